@@ -252,7 +252,10 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
     assert_eq!(full_tokens[..requests[1].prompt.len()], requests[1].prompt);
     let mut streams = CallStreams::new(11);
     for request in requests.iter() {
-        assert_eq!((request.seed, request.stream), (7, streams.admit("solver", &request.prompt)));
+        assert_eq!(
+            (request.seed, request.stream),
+            (7, streams.next_stream("solver", &request.prompt))
+        );
     }
     assert_eq!(requests[1].params.max_tokens, 1000 - sampled.tokens.len());
     assert_eq!(requests[0].params.stop_ids, bench.format().chat().stop_ids());

@@ -31,7 +31,7 @@ impl Helper for HelperAgent {
         let HelpRequest { id, task, seed, stream, params, deadline } = request;
         let roster = self.roster.upgrade().unwrap_or_default();
         let Some(agent) = roster.find(&self.agent) else {
-            let why = format!("the agent {} is not running here", self.agent);
+            let why = format!("the agent {} is not running in this process", self.agent);
             let outcome = Outcome { error: Some(why), ..Outcome::initial() };
             return Branch { agent: self.agent.clone(), trajectory: Trajectory::new(), outcome };
         };

@@ -189,7 +189,7 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
     assert!(
         standalone
             .text(&sampled_requests(&standalone)[1].prompt)
-            .contains("the agent clerk is not running here")
+            .contains("the agent clerk is not running in this process")
     );
 }
 

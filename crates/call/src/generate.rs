@@ -139,7 +139,8 @@ pub(crate) async fn start(
         if is_counted {
             params.max_tokens = params.max_tokens.min(state.remaining_tokens).max(1);
         }
-        let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&party.agent, &ids)).collect();
+        let streams: Vec<u64> =
+            (0..n).map(|_| state.streams.next_stream(&party.agent, &ids)).collect();
         if let Some(fixed) = party.fixed_params().filter(|_| is_counted) {
             for name in sampling.overridden_options(fixed).into_iter().chain(constrained_by) {
                 *state.recorded.overridden.entry(name.to_owned()).or_default() += 1;

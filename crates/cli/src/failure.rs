@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use levade_engine::{EngineError, Purpose};
+use levade_engine::{EngineError, MemoryPurpose};
 use levade_export::ExportError;
 pub use levade_launch::INTERRUPTED;
 use levade_model::ModelError;
@@ -62,7 +62,7 @@ fn is_user_error(error: &anyhow::Error) -> bool {
 /// crate that defines the error does not know the recipe's keys.
 pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
-        let ways = remedies(plan.largest());
+        let ways = remedies(plan.largest_purposes());
         return format!(
             "the model would take {plan}, but only {} MiB of memory may be used\n\
              {}, raise `engine.memory_mb` if it is set, or free memory",
@@ -84,7 +84,7 @@ pub fn message(error: &anyhow::Error) -> String {
 }
 
 /// Lists ways to reduce the memory for some purposes, each way once.
-fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
+fn remedies(purposes: impl IntoIterator<Item = MemoryPurpose>) -> Vec<&'static str> {
     let mut ways = Vec::new();
     for way in purposes.into_iter().flat_map(remedies_for) {
         if !ways.contains(way) {
@@ -95,17 +95,17 @@ fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
 }
 
 /// Lists ways to reduce the memory for one purpose, in the terms of recipes.
-fn remedies_for(purpose: Purpose) -> &'static [&'static str] {
+fn remedies_for(purpose: MemoryPurpose) -> &'static [&'static str] {
     match purpose {
-        Purpose::Weights => &["take a smaller model"],
-        Purpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
-        Purpose::Training => &["lower `engine.micro_batch_tokens`"],
+        MemoryPurpose::Weights => &["take a smaller model"],
+        MemoryPurpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
+        MemoryPurpose::Training => &["lower `engine.micro_batch_tokens`"],
         // The KV cache has room for one sequence of the length of the context.
-        Purpose::Sequence => &["lower the context (`model.context`)"],
-        Purpose::Cache => {
+        MemoryPurpose::Sequence => &["lower the context (`model.context`)"],
+        MemoryPurpose::Cache => {
             &["lower the context (`model.context`)", "lower `engine.kv_memory_mb` if it is set"]
         }
-        Purpose::Sampling => &[
+        MemoryPurpose::Sampling => &[
             "lower the context (`model.context`)",
             "lower `engine.threads` or `engine.concurrency`",
         ],
@@ -118,8 +118,12 @@ mod tests {
 
     #[test]
     fn ways_out_removes_duplicates() {
-        let ways =
-            remedies([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
+        let ways = remedies([
+            MemoryPurpose::Optimizer,
+            MemoryPurpose::Weights,
+            MemoryPurpose::Sequence,
+            MemoryPurpose::Cache,
+        ]);
         let named = [
             "train an adapter (`model.lora`)",
             "take a smaller model",

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use levade_agent::{Sessions, SessionsOptions};
 use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
-use levade_engine::{EngineError, Purpose, attention_shape};
+use levade_engine::{EngineError, MemoryPurpose, attention_shape};
 use levade_gateway::{Gateway, Model, Options, serve};
 use levade_policy::{Precision, SamplingParams};
 use levade_recipe::{AgentKeys, ExternalKeys};
@@ -353,13 +353,15 @@ fn memory_error(error: anyhow::Error) -> anyhow::Error {
         return error;
     };
     let mut ways: Vec<&str> = plan
-        .largest()
+        .largest_purposes()
         .into_iter()
         .map(|purpose| match purpose {
-            Purpose::Weights | Purpose::Optimizer | Purpose::Training => "take a smaller model",
-            Purpose::Sequence => "lower --context",
-            Purpose::Cache => "lower --kv-memory-mb, --running or --context",
-            Purpose::Sampling => "lower --context, --threads or --running",
+            MemoryPurpose::Weights | MemoryPurpose::Optimizer | MemoryPurpose::Training => {
+                "take a smaller model"
+            }
+            MemoryPurpose::Sequence => "lower --context",
+            MemoryPurpose::Cache => "lower --kv-memory-mb, --running or --context",
+            MemoryPurpose::Sampling => "lower --context, --threads or --running",
         })
         .collect();
     ways.dedup();

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use levade_engine::testing::{
-    Blocks, Buffer, Compute, Inference, Limits, Packing, Rows, TrainingState, Transformer, Unit,
-    ValueHead, Weights, check,
+    BatchUnit, Blocks, Buffer, Compute, InferencePass, TokenRows, TrainingLimits, TrainingState,
+    Transformer, UnitPacking, ValueHead, Weights, check,
 };
 use levade_engine::{Adapter, Engine, EngineOptions, Isa, attention_shape};
 use levade_model::{
@@ -39,7 +39,7 @@ struct Request {
     adapter: Option<PathBuf>,
     /// File with `value_head.weight` and `value_head.bias`.
     value_head: Option<PathBuf>,
-    mode: Mode,
+    mode: OutputMode,
     /// Input of the mode `logits`.
     #[serde(default)]
     sequences: Vec<Vec<u32>>,
@@ -61,7 +61,7 @@ struct Request {
 /// that keep their digits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Mode {
+enum OutputMode {
     Logits,
     Gradients,
     Steps,
@@ -98,22 +98,22 @@ async fn main() -> Result<()> {
     let files = ModelFiles::open(&request.model)?;
     let out = request.out.as_path();
     let result = match request.mode {
-        Mode::Logits => logits(&model(&files, &request)?, &request.sequences, out)?,
-        Mode::Gradients => {
+        OutputMode::Logits => logits(&model(&files, &request)?, &request.sequences, out)?,
+        OutputMode::Gradients => {
             let loss = request.loss.as_ref().context("the job has no loss")?;
             gradients(&model(&files, &request)?, &request.batch, loss, out)?
         }
-        Mode::Steps => {
+        OutputMode::Steps => {
             let engine = engine(&files, &request).await?;
             let result = train(&engine, &request.steps).await?;
             save(&engine, &files, out).await?;
             result
         }
-        Mode::Save => {
+        OutputMode::Save => {
             save(&engine(&files, &request).await?, &files, out).await?;
             json!({})
         }
-        Mode::Tokens => tokens(&files, &request.texts, &request.chats)?,
+        OutputMode::Tokens => tokens(&files, &request.texts, &request.chats)?,
     };
     Ok(write_json(&out.join("result.json"), &result)?)
 }
@@ -162,17 +162,17 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
         .collect();
     let batch = TreeBatch::merge(&inputs)?;
     check(&batch, model.context, config.vocabulary)?;
-    let packing = Packing::new(&batch, &Unit::complete(&batch), 0, false);
+    let packing = UnitPacking::new(&batch, &BatchUnit::from_batch(&batch), 0, false);
     let mut blocks = Blocks::new(attention_shape(config), config.layers, model.compute.precision());
     blocks.grow(packing.blocks);
     let adapters: Vec<_> = (0..model.adapters.len()).map(|i| (0..batch.tokens.len(), i)).collect();
-    let rows = Rows {
+    let rows = TokenRows {
         tokens: &batch.tokens,
         positions: &packing.positions,
         spans: &packing.spans,
         adapters: &adapters,
     };
-    let mut inference = Inference::default();
+    let mut inference = InferencePass::default();
     let mut all = Buffer::default();
     inference.run(model, rows, &mut blocks);
     inference.logits(model, 0..batch.tokens.len(), &mut all);
@@ -219,7 +219,7 @@ fn gradients(
     loss: &Loss,
     out: &Path,
 ) -> Result<Value> {
-    let mut learning = TrainingState::new(model, Limits::NONE);
+    let mut learning = TrainingState::new(model, TrainingLimits::NONE);
     let policy = (!model.adapters.is_empty()).then_some(0);
     let sums = learning.forward_backward(model, policy, &TreeBatch::merge(batch)?, loss)?;
     match policy {

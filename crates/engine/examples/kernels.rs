@@ -11,7 +11,9 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use levade_engine::testing::{Buffer, Compute, Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
+use levade_engine::testing::{
+    Buffer, Compute, GemmScratch, Matrix, OutputMode, PackedMatrix, RhsOperand, gemm,
+};
 use levade_engine::{Isa, Precision};
 
 const THREADS: usize = 2;
@@ -46,7 +48,7 @@ fn main() -> Result<()> {
         None => println!("registers: unknown for this instruction set"),
     }
     println!("memory: {:.1} GB/s read", on_all_threads(limits::read) * 1e-9);
-    let mut scratch = Scratch::default();
+    let mut scratch = GemmScratch::default();
     for (rows, what) in
         [(1, "decode"), (16, "decode"), (64, "decode"), (512, "train"), (2048, "train")]
     {
@@ -57,16 +59,19 @@ fn main() -> Result<()> {
             let weights = Matrix::new(&w, outputs, inputs);
             let packed = PackedMatrix::new(&compute, weights.transposed());
             let flops = 2.0 * (rows * inputs * outputs) as f64;
-            let mut run =
-                |a: Matrix<'_>, b: Rhs<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
-                    speed(limit, flops, || gemm(&compute, &mut scratch, a, b, to, columns, mode))
-                };
+            let mut run = |a: Matrix<'_>,
+                           b: RhsOperand<'_>,
+                           to: &mut Buffer,
+                           columns: usize,
+                           mode: OutputMode| {
+                speed(limit, flops, || gemm(&compute, &mut scratch, a, b, to, columns, mode))
+            };
             let forward = run(
                 Matrix::new(&x, rows, inputs),
-                Rhs::Packed(&packed),
+                RhsOperand::Packed(&packed),
                 &mut y,
                 outputs,
-                Mode::Set,
+                OutputMode::Set,
             );
             print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {forward}");
             if what == "decode" {
@@ -76,10 +81,10 @@ fn main() -> Result<()> {
             }
             let dy = Matrix::new(&y, rows, outputs);
             let mut dx = Buffer::zeroed(rows * inputs);
-            let backward = run(dy, Rhs::Plain(weights), &mut dx, inputs, Mode::Set);
+            let backward = run(dy, RhsOperand::Plain(weights), &mut dx, inputs, OutputMode::Set);
             let mut dw = Buffer::zeroed(outputs * inputs);
-            let x = Rhs::Plain(Matrix::new(&x, rows, inputs));
-            let long = run(dy.transposed(), x, &mut dw, inputs, Mode::Add);
+            let x = RhsOperand::Plain(Matrix::new(&x, rows, inputs));
+            let long = run(dy.transposed(), x, &mut dw, inputs, OutputMode::Add);
             println!(", of activations {backward}, of weights {long}");
         }
     }

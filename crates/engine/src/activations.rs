@@ -6,21 +6,21 @@
 
 use crate::buffer::Buffer;
 use crate::ops::kv::{KeyValues, KvBlocks};
-use crate::transformer::{LayerState, Rows, TemporaryRows, Transformer};
+use crate::transformer::{LayerState, TemporaryRows, TokenRows, Transformer};
 
 /// Activations of a forward pass, for the backward pass.
 pub struct Activations {
     /// States of the layers whose activations are stored.
     states: Vec<LayerState>,
-    /// State of the layer that was computed last, if it is not stored.
+    /// State of the most recently computed layer, if `states` does not store this layer.
     recomputed: LayerState,
-    /// Residual stream before every layer, and after the last.
+    /// Residual stream before every layer and after the last layer.
     stream: Vec<Buffer>,
 }
 
 impl Activations {
-    /// Creates the activations of a model with `layers` layers, `kept` of which are stored. Does
-    /// not allocate memory yet.
+    /// Creates empty activations for a model with `layers` layers. The states of `kept` layers will
+    /// be stored. Memory is allocated at first use.
     pub fn new(layers: usize, kept: usize) -> Self {
         Activations {
             states: (0..kept.min(layers)).map(|_| LayerState::default()).collect(),
@@ -33,7 +33,7 @@ impl Activations {
     pub fn forward(
         &mut self,
         model: &Transformer,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         temporary: &mut TemporaryRows,
         kv_blocks: &mut KvBlocks<'_>,
     ) {
@@ -52,7 +52,7 @@ impl Activations {
     pub fn forward_only(
         &mut self,
         model: &Transformer,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         temporary: &mut TemporaryRows,
         kv_blocks: &mut KvBlocks<'_>,
     ) {
@@ -65,20 +65,20 @@ impl Activations {
         &self.stream[self.stream.len() - 1][..size]
     }
 
-    /// Returns input and state of a layer for its backward pass. Recomputes the state if it is not
-    /// stored. The layer's keys and values are in their blocks afterwards.
+    /// Returns the input and the state of a layer for the layer's backward pass. Recomputes the
+    /// state if it is not stored. Afterwards, `keys_values` holds the layer's keys and values.
     pub fn restore(
         &mut self,
         model: &Transformer,
         layer: usize,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         temporary: &mut TemporaryRows,
         keys_values: &KeyValues<'_>,
     ) -> (&[f32], &mut LayerState) {
         let input = &self.stream[layer][..rows.tokens.len() * model.weights.config.hidden];
         let state = match self.states.get_mut(layer) {
             Some(state) => {
-                keys_values.store(&model.compute, rows.spans, &state.qkv);
+                keys_values.store_keys_values(&model.compute, rows.spans, &state.qkv);
                 state
             }
             None => {

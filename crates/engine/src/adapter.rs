@@ -20,8 +20,8 @@ use levade_policy::{LoraOptions, uniform};
 use serde_json::json;
 
 use crate::buffer::Buffer;
-use crate::gemm::{Matrix, Mode, NR, PackedMatrix, Rhs, Scratch, gemm};
-use crate::layout::{Layout, LinearMap, Site};
+use crate::gemm::{GemmScratch, Matrix, NR, OutputMode, PackedMatrix, RhsOperand, gemm};
+use crate::layout::{LayerMap, LinearMap, ParameterLayout};
 use crate::ops::{for_rows, softmax};
 use crate::parameters::Parameters;
 use crate::precision::{Precision, words};
@@ -34,20 +34,20 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Low-rank adapter of one projection.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
-    /// Range of its matrix among the weights of the base.
+pub struct AdaptedProjection {
+    /// Range of the projection's matrix in the array of base weights.
     base: Range<usize>,
-    /// Its range of columns in the output of the linear map.
+    /// Range of the projection's columns in the output of its linear map.
     outputs: Range<usize>,
-    /// Number of outputs of the linear map.
+    /// Number of outputs of the projection's linear map.
     width: usize,
     inputs: usize,
     rank: usize,
-    /// Factor of B A x.
+    /// Scale by which the product B A x is multiplied.
     scale: f32,
-    /// A, rank × inputs.
+    /// Range of the matrix A (rank × inputs) in the adapter's parameters.
     a: Range<usize>,
-    /// B, outputs × rank.
+    /// Range of the matrix B (outputs × rank) in the adapter's parameters.
     b: Range<usize>,
 }
 
@@ -55,13 +55,13 @@ pub struct Part {
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterLayout {
     /// Adapted projections of every linear map, in the order of [`LinearMap::all`].
-    maps: Vec<Vec<Part>>,
-    /// All parameters, under PEFT's names.
+    maps: Vec<Vec<AdaptedProjection>>,
+    /// Tensors of the adapter's parameters, under the names that PEFT gives them.
     pub tensors: Tensors,
 }
 
 impl AdapterLayout {
-    /// Returns the number of words of the packed matrices.
+    /// Returns the total number of words of the adapter's packed matrices in `precision`.
     pub fn packed_words(&self, precision: Precision) -> usize {
         let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
         let parts = self.maps.iter().flatten();
@@ -71,10 +71,10 @@ impl AdapterLayout {
     }
 }
 
-impl Part {
-    /// Returns the adapted columns of `rows`, which are outputs of the linear map.
-    fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
-        Matrix::strided(
+impl AdaptedProjection {
+    /// Returns the columns of `rows` that this part adapts. `rows` is the output of the linear map.
+    fn adapted_columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
+        Matrix::with_stride(
             &rows[self.outputs.start..],
             rows.len() / self.width,
             self.outputs.len(),
@@ -82,11 +82,11 @@ impl Part {
         )
     }
 
-    /// Computes x Aᵀ, scaled.
-    fn inner<'a>(
+    /// Computes `scale` · x Aᵀ, the low-rank product before B.
+    fn low_rank_product<'a>(
         &self,
         compute: &Compute,
-        scratch: &mut Scratch,
+        scratch: &mut GemmScratch,
         inner: &'a mut Buffer,
         packed: &[PackedMatrix; 2],
         x: &[f32],
@@ -94,36 +94,45 @@ impl Part {
         let rows = x.len() / self.inputs;
         let inner = inner.reserve(rows * self.rank);
         let x = Matrix::new(x, rows, self.inputs);
-        gemm(compute, scratch, x, Rhs::Packed(&packed[0]), inner, self.rank, Mode::Set);
+        gemm(
+            compute,
+            scratch,
+            x,
+            RhsOperand::Packed(&packed[0]),
+            inner,
+            self.rank,
+            OutputMode::Set,
+        );
         scale_rows(compute, self.rank, self.scale, inner);
         Matrix::new(inner, rows, self.rank)
     }
 
-    /// Computes dy B, scaled, from the adapted columns of `dy`; `master` holds the parameters.
-    fn inner_gradient<'a>(
+    /// Computes `scale` · dy B from the adapted columns of `dy`. `master` holds the adapter's
+    /// parameters.
+    fn low_rank_gradient<'a>(
         &self,
         compute: &Compute,
-        scratch: &mut Scratch,
+        scratch: &mut GemmScratch,
         buffer: &'a mut Buffer,
         master: &[f32],
         dy: &[f32],
     ) -> Matrix<'a> {
         let rows = dy.len() / self.width;
         let buffer = buffer.reserve(rows * self.rank);
-        let dy = self.columns(dy);
+        let dy = self.adapted_columns(dy);
         let b = Matrix::new(&master[self.b.clone()], self.outputs.len(), self.rank);
-        gemm(compute, scratch, dy, Rhs::Plain(b), buffer, self.rank, Mode::Set);
+        gemm(compute, scratch, dy, RhsOperand::Plain(b), buffer, self.rank, OutputMode::Set);
         scale_rows(compute, self.rank, self.scale, buffer);
         Matrix::new(buffer, rows, self.rank)
     }
 }
 
 impl AdapterLayout {
-    /// Creates the layout of an adapter with these options, over a base with layout `base`.
+    /// Creates the layout of an adapter with `options` over a base model with layout `base`.
     ///
     /// # Errors
     /// Returns an error if an option is out of range, or if a target does not exist.
-    pub fn new(base: &Layout, options: &LoraOptions) -> Result<Self, EngineError> {
+    pub fn new(base: &ParameterLayout, options: &LoraOptions) -> Result<Self, EngineError> {
         let reject = |what: String| Err(EngineError::Options(what));
         let hidden = base.norm.len();
         let ranks = options.ranks.iter().map(|(name, rank)| (format!("lora.ranks.{name}"), *rank));
@@ -154,7 +163,7 @@ impl AdapterLayout {
             names.flat_map(|(key, names)| names.into_iter().map(move |name| (key, name)))
         {
             if !modules.iter().any(|module| LoraOptions::matches_module(name, module)) {
-                let modules = Site::ALL.iter().flat_map(|site| site.modules());
+                let modules = LayerMap::ALL.iter().flat_map(|site| site.modules());
                 let known: Vec<&str> =
                     modules.filter_map(|module| module.rsplit('.').next()).collect();
                 return reject(format!(
@@ -180,14 +189,14 @@ impl AdapterLayout {
                 [entry.range.start, entry.range.end].map(|i| (i - at.weight.start) / inputs);
             let mut lay = |matrix: &str, shape: [usize; 2]| {
                 let name = format!("base_model.model.{name}.{matrix}.weight");
-                tensors.lay([Parameter { name, shape: shape.to_vec() }])
+                tensors.append([Parameter { name, shape: shape.to_vec() }])
             };
             let a = lay("lora_A", [rank, inputs]);
             let b = lay("lora_B", [end - start, rank]);
             let base = entry.range.clone();
             let outputs = start..end;
             let scale = options.scale(rank, alpha);
-            Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
+            Some(AdaptedProjection { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
         let maps = LinearMap::all(base.layers.len())
             .map(|map| map.site.modules().iter().filter_map(|module| part(map, module)).collect());
@@ -207,20 +216,22 @@ pub struct Adapter {
     base: String,
     /// Offsets of the parameters in `master`.
     pub layout: AdapterLayout,
-    /// Parameters: A and B of every part.
+    /// Values of the adapter's parameters: the matrices A and B of every adapted projection.
     pub master: Buffer,
-    /// A and B of every part, in the order of the layout, packed for `x · Aᵀ` and `t · Bᵀ`.
+    /// Packed copies of A (for `x · Aᵀ`) and B (for `t · Bᵀ`) of every adapted projection, in the
+    /// order of `layout`.
     packed: Vec<Vec<[PackedMatrix; 2]>>,
 }
 
 impl Adapter {
-    /// Creates an adapter that changes nothing yet: A is sampled with `seed`, B is zero.
+    /// Creates an adapter that changes nothing yet: A is sampled with `seed`, and B is zero.
     ///
     /// # Errors
-    /// Returns an error under the conditions of `AdapterLayout::new`.
+    /// Returns an error if an option is out of range, or if a target does not exist in the base
+    /// model.
     pub fn new(
         compute: &Compute,
-        layout: &Layout,
+        layout: &ParameterLayout,
         options: LoraOptions,
         seed: u64,
         base: String,
@@ -234,9 +245,9 @@ impl Adapter {
                 *value = (bound * (2.0 * uniform(seed, stream as u64, i as u64) - 1.0)) as f32;
             }
         }
-        let packed = |part: &Part| {
+        let packed = |part: &AdaptedProjection| {
             [(part.inputs, part.rank), (part.rank, part.outputs.len())]
-                .map(|(depth, columns)| PackedMatrix::empty(compute.precision, depth, columns))
+                .map(|(depth, columns)| PackedMatrix::zeroed(compute.precision, depth, columns))
         };
         let packed = layout.maps.iter().map(|parts| parts.iter().map(packed).collect()).collect();
         let mut adapter = Adapter { options, base, layout, master, packed };
@@ -244,7 +255,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Returns the weights with the packed copies made from them.
+    /// Returns the adapter's parameters with the packed copies that are made from them.
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Adapter { layout, master, packed, .. } = self;
         let ranges = layout.maps.iter().flatten().flat_map(|part| [part.a.clone(), part.b.clone()]);
@@ -252,12 +263,15 @@ impl Adapter {
         Parameters { tensors: &layout.tensors, master, packed }
     }
 
-    fn parts(&self, map: LinearMap) -> impl Iterator<Item = (&Part, &[PackedMatrix; 2])> {
+    fn parts(
+        &self,
+        map: LinearMap,
+    ) -> impl Iterator<Item = (&AdaptedProjection, &[PackedMatrix; 2])> {
         let index = map.index();
         self.layout.maps[index].iter().zip(&self.packed[index])
     }
 
-    /// Adds the adapter's part of a linear map's output to `out`, given the map's input `x`.
+    /// Adds the adapter's part of a linear map's output to `out`. `x` is the map's input.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -268,9 +282,17 @@ impl Adapter {
     ) {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
-            let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
+            let inner = part.low_rank_product(compute, scratch, &mut low.inner, packed, x);
             let to = &mut out[part.outputs.start..];
-            gemm(compute, scratch, inner, Rhs::Packed(&packed[1]), to, part.width, Mode::Add);
+            gemm(
+                compute,
+                scratch,
+                inner,
+                RhsOperand::Packed(&packed[1]),
+                to,
+                part.width,
+                OutputMode::Add,
+            );
         }
     }
 
@@ -285,14 +307,14 @@ impl Adapter {
         x: &[f32],
         dy: &[f32],
         gradient: &mut [f32],
-        mode: Mode,
+        mode: OutputMode,
     ) {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
             let inner_gradient = part
-                .inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy)
+                .low_rank_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy)
                 .transposed();
-            let rhs = Rhs::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
+            let rhs = RhsOperand::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
             gemm(
                 compute,
                 scratch,
@@ -302,13 +324,13 @@ impl Adapter {
                 part.inputs,
                 mode,
             );
-            let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
+            let inner = part.low_rank_product(compute, scratch, &mut low.inner, packed, x);
             let to = &mut gradient[part.b.clone()];
             gemm(
                 compute,
                 scratch,
-                part.columns(dy).transposed(),
-                Rhs::Plain(inner),
+                part.adapted_columns(dy).transposed(),
+                RhsOperand::Plain(inner),
                 to,
                 part.rank,
                 mode,
@@ -328,19 +350,23 @@ impl Adapter {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, _) in self.parts(map) {
             let inner_gradient =
-                part.inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy);
-            let a = Rhs::Plain(Matrix::new(&self.master[part.a.clone()], part.rank, part.inputs));
-            gemm(compute, scratch, inner_gradient, a, dx, part.inputs, Mode::Add);
+                part.low_rank_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy);
+            let a = RhsOperand::Plain(Matrix::new(
+                &self.master[part.a.clone()],
+                part.rank,
+                part.inputs,
+            ));
+            gemm(compute, scratch, inner_gradient, a, dx, part.inputs, OutputMode::Add);
         }
     }
 
-    /// Returns whether the adapter changes the matrix at `range` among the base's weights.
+    /// Returns whether the adapter changes the matrix at `range` in the base weights.
     pub fn adapts(&self, range: &Range<usize>) -> bool {
         self.layout.maps.iter().flatten().any(|part| part.base == *range)
     }
 
-    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `range` among the base's weights.
-    /// `array` holds the parameters of an adapter with this layout.
+    /// Adds `scale` · B A to `matrix`, a copy of the matrix at `range` in the base weights. `array`
+    /// holds the parameters of an adapter with this layout.
     pub fn merge_into(&self, array: &[f64], range: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *range) {
             let scale = f64::from(part.scale);
@@ -356,7 +382,8 @@ impl Adapter {
         }
     }
 
-    /// Writes weights and configuration in PEFT's layout; returns the names of the files.
+    /// Writes the adapter's weights and configuration to `dir` in PEFT's layout. Returns the names
+    /// of the files.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
@@ -388,8 +415,8 @@ impl Adapter {
         &self.base
     }
 
-    /// Returns the options of a policy that can load an adapter with the configuration `config`
-    /// over `base`.
+    /// Returns the options of an adapter over `base` that can load an adapter with the
+    /// configuration `config`.
     ///
     /// # Errors
     /// Returns the errors of [`AdapterConfig::modules`].
@@ -464,7 +491,7 @@ impl Adapter {
         if !weights.exists() {
             return Err(ModelError::Missing {
                 path: weights,
-                what: format!("is missing, although {} exists", AdapterConfig::FILE),
+                what: format!("the file is missing, although {} exists", AdapterConfig::FILE),
                 way_out:
                     "fetch the adapter again; if it was saved as adapter_model.bin, which can \
                     run code on loading, load it with PEFT and save it again"
@@ -484,7 +511,7 @@ impl Adapter {
         })
     }
 
-    /// Replaces the weights with those of a file that [`Adapter::open`] has opened.
+    /// Replaces the adapter's weights with the weights in a file that [`Adapter::open`] has opened.
     ///
     /// # Errors
     /// Returns an error if the file was opened for another adapter.
@@ -497,6 +524,6 @@ impl Adapter {
 
 fn scale_rows(compute: &Compute, width: usize, scale: f32, rows: &mut [f32]) {
     for_rows(compute, rows.len() / width, width, rows, |_, row| {
-        softmax::multiply(compute.isa, row, scale)
+        softmax::scale_values(compute.isa, row, scale)
     });
 }

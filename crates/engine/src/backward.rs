@@ -9,13 +9,13 @@ use std::ops::Range;
 use crate::activations::Activations;
 use crate::adapter::Adapter;
 use crate::buffer::{Buffer, SharedSlice};
-use crate::gemm::{Matrix, Mode, Rhs, gemm};
-use crate::layout::{LinearMap, Site, attention_shape, attention_window};
+use crate::gemm::{Matrix, OutputMode, RhsOperand, gemm};
+use crate::layout::{LayerMap, LinearMap, attention_shape, attention_window};
 use crate::ops::attention_backward::{self, ForwardValues, SequenceRows};
 use crate::ops::kv::KeyValues;
 use crate::ops::{add_column_sums, gated, norm};
 use crate::scratch::MapScratch;
-use crate::transformer::{LayerState, Rows, TemporaryRows, Transformer};
+use crate::transformer::{LayerState, TemporaryRows, TokenRows, Transformer};
 use crate::transposed::TransposedWeights;
 
 /// Gradients of rows during the backward pass.
@@ -32,39 +32,39 @@ pub struct RowGradients {
     inverses: Buffer,
 }
 
-/// Gradients of one layer's keys and values on the sequence above a unit.
+/// Gradients of one layer's keys and values at the positions that precede a unit in its sequence.
 pub struct AncestorGradients<'a> {
-    /// Gradient of the keys and values of the positions above, to which the layer adds: for each
-    /// position its keys, then its values.
+    /// Gradient of the keys and values at the preceding positions, to which the layer adds. Each
+    /// position holds its keys, then its values.
     pub positions: &'a mut [f32],
-    /// Gradients that the units below added for the unit's own rows, in the same layout; empty if
-    /// there are none.
+    /// Gradients that the units below added for the unit's own rows, in the same layout as
+    /// `positions`; empty if no unit added any.
     pub own: &'a [f32],
 }
 
-/// Gradients of parameters that the backward pass updates.
+/// Gradients of a model's parameters, which the backward pass computes.
 pub struct Gradients<'a> {
     /// Gradient of the base weights, in their layout; `None` if they are frozen.
     pub base: Option<&'a mut [f32]>,
     /// Adapter that the rows use, with its gradient.
     pub adapter: Option<(&'a Adapter, &'a mut [f32])>,
-    /// Whether gradients of matrices are added to or overwritten.
-    pub mode: Mode,
-    /// Matrices packed for the backward pass.
+    /// Whether the gradients of matrices are added to or overwritten.
+    pub mode: OutputMode,
+    /// Weight matrices packed for the matmuls of the backward pass.
     pub transposed: &'a mut TransposedWeights,
 }
 
 impl Gradients<'_> {
-    /// Returns the gradient of a range of the base weights; empty if they are frozen.
-    pub fn part(&mut self, range: &Range<usize>) -> &mut [f32] {
+    /// Returns the gradient of the base weights in `range`; empty if the base weights are frozen.
+    pub fn base_gradient(&mut self, range: &Range<usize>) -> &mut [f32] {
         match &mut self.base {
             Some(gradient) => &mut gradient[range.clone()],
             None => &mut [],
         }
     }
 
-    /// Adds a linear map's gradient: dW = dyᵀ x, db = Σ dy.
-    fn add_linear(
+    /// Adds the gradients of a linear map's weight and bias: dW = dyᵀ x, db = Σ dy.
+    fn add_linear_gradients(
         &mut self,
         model: &Transformer,
         scratch: &mut MapScratch,
@@ -78,7 +78,7 @@ impl Gradients<'_> {
         let mode = self.mode;
         if let Some(gradient) = &mut self.base {
             let lhs = Matrix::new(dy, rows, at.outputs).transposed();
-            let rhs = Rhs::Plain(Matrix::new(x, rows, at.inputs));
+            let rhs = RhsOperand::Plain(Matrix::new(x, rows, at.inputs));
             let to = &mut gradient[at.weight.clone()];
             gemm(compute, &mut scratch.gemm, lhs, rhs, to, at.inputs, mode);
             add_column_sums(compute, rows, dy, &mut gradient[at.bias.clone()]);
@@ -89,7 +89,7 @@ impl Gradients<'_> {
     }
 
     /// Computes the gradient of a linear map's input: dx = dy W.
-    fn linear_input(
+    fn compute_input_gradient(
         &mut self,
         model: &Transformer,
         scratch: &mut MapScratch,
@@ -100,15 +100,16 @@ impl Gradients<'_> {
         let at = model.weights.layout.linear(map);
         let weight = self.transposed.map(&model.compute, &model.weights, map);
         let lhs = Matrix::new(dy, dy.len() / at.outputs, at.outputs);
-        gemm(&model.compute, &mut scratch.gemm, lhs, weight, dx, at.inputs, Mode::Set);
+        gemm(&model.compute, &mut scratch.gemm, lhs, weight, dx, at.inputs, OutputMode::Set);
         if let Some((adapter, _)) = &self.adapter {
             adapter.add_input_gradient(&model.compute, scratch, map, dy, dx);
         }
     }
 }
 
-/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight to `gradients`, given
-/// the gradient `dy` of its output. `inverses` is scratch with one value per row.
+/// Adds the gradient of a norm's input `x` to `dx`, and the gradient of the norm's weight to
+/// `gradients`, given the gradient `dy` of the norm's output. `inverses` is scratch with one value
+/// per row.
 fn backward_norm(
     model: &Transformer,
     gradients: &mut Gradients<'_>,
@@ -121,19 +122,19 @@ fn backward_norm(
     let weights = &model.weights;
     let rows = x.len() / norm.len();
     let epsilon = weights.config.norm_epsilon;
-    let to = gradients.part(norm);
+    let to = gradients.base_gradient(norm);
     norm::backward(&model.compute, rows, x, &weights.norm(norm), epsilon, dy, inverses, dx, to);
 }
 
 impl RowGradients {
-    /// Converts the gradient of a layer's output, in `dx`, to the gradient of its input, and adds
-    /// the gradients of parameters.
+    /// Runs one layer backward: converts the gradient of the layer's output, in `dx`, to the
+    /// gradient of the layer's input, and adds the gradients of its parameters.
     #[allow(clippy::too_many_arguments)]
-    pub fn layer(
+    pub fn run_layer(
         &mut self,
         model: &Transformer,
         layer: usize,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         sequences: &[SequenceRows],
         keys_values: &KeyValues<'_>,
         activations: &mut Activations,
@@ -175,18 +176,18 @@ impl RowGradients {
         } else {
             dx
         };
-        gradients.linear_input(model, scratch, map(Site::Down), dout, dhidden);
+        gradients.compute_input_gradient(model, scratch, map(LayerMap::Down), dout, dhidden);
         gated::backward(compute, config.activation(), count, wide, gate_up, dhidden);
-        gradients.add_linear(model, scratch, map(Site::Down), dhidden, dout);
+        gradients.add_linear_gradients(model, scratch, map(LayerMap::Down), dhidden, dout);
 
         let middle = &middle[..count * hidden];
         norm::forward(compute, count, middle, &weights.norm(&at.mlp_norm), epsilon, normed);
-        gradients.add_linear(model, scratch, map(Site::GateUp), normed, gate_up);
-        gradients.linear_input(model, scratch, map(Site::GateUp), gate_up, dnormed);
+        gradients.add_linear_gradients(model, scratch, map(LayerMap::GateUp), normed, gate_up);
+        gradients.compute_input_gradient(model, scratch, map(LayerMap::GateUp), gate_up, dnormed);
         backward_norm(model, gradients, &at.mlp_norm, middle, dnormed, inverses, dx);
 
         // Attention: middle = input + output(attend(qkv)), or input + the norm of the latter.
-        let attended = &attended[..count * shape.query()];
+        let attended = &attended[..count * shape.query_width()];
         let dout: &[f32] = if post_norms {
             dprojected.fill(0.0);
             let projected = &before_norms[0][..count * hidden];
@@ -203,11 +204,11 @@ impl RowGradients {
         } else {
             dx
         };
-        gradients.add_linear(model, scratch, map(Site::Output), attended, dout);
+        gradients.add_linear_gradients(model, scratch, map(LayerMap::Output), attended, dout);
         let dattended = self.dattended.reserve(attended.len());
-        gradients.linear_input(model, scratch, map(Site::Output), dout, dattended);
+        gradients.compute_input_gradient(model, scratch, map(LayerMap::Output), dout, dattended);
 
-        let dqkv = self.dqkv.reserve(count * shape.qkv());
+        let dqkv = self.dqkv.reserve(count * shape.qkv_width());
         let saved = ForwardValues {
             qkv: &qkv[..dqkv.len()],
             out: attended,
@@ -226,19 +227,20 @@ impl RowGradients {
             positions,
             dqkv,
         );
-        for (row, own) in dqkv.chunks_exact_mut(shape.qkv()).zip(own.chunks_exact(2 * shape.key()))
+        for (row, own) in
+            dqkv.chunks_exact_mut(shape.qkv_width()).zip(own.chunks_exact(2 * shape.key_width()))
         {
-            row[shape.query()..].iter_mut().zip(own).for_each(|(to, from)| *to += from);
+            row[shape.query_width()..].iter_mut().zip(own).for_each(|(to, from)| *to += from);
         }
         for (heads, weight) in
             [(model.query_heads(), &at.query_norm), (model.key_heads(), &at.key_norm)]
         {
-            if let Some(rope) = model.rope(layer) {
+            if let Some(rope) = model.rope_table(layer) {
                 rope.apply(compute, rows.positions, heads, true, dqkv);
             }
             if config.qk_norm {
                 let raw = &raw[..dqkv.len()];
-                let to = gradients.part(weight);
+                let to = gradients.base_gradient(weight);
                 norm::backward_heads(
                     compute,
                     count,
@@ -253,13 +255,18 @@ impl RowGradients {
         }
 
         norm::forward(compute, count, input, &weights.norm(&at.attention_norm), epsilon, normed);
-        gradients.add_linear(model, scratch, map(Site::Qkv), normed, dqkv);
-        gradients.linear_input(model, scratch, map(Site::Qkv), dqkv, dnormed);
+        gradients.add_linear_gradients(model, scratch, map(LayerMap::Qkv), normed, dqkv);
+        gradients.compute_input_gradient(model, scratch, map(LayerMap::Qkv), dqkv, dnormed);
         backward_norm(model, gradients, &at.attention_norm, input, dnormed, inverses, dx);
     }
 
-    /// Adds each row's gradient to its token's embedding, in the order of rows.
-    pub fn embedding(&self, model: &Transformer, tokens: &[u32], gradients: &mut Gradients<'_>) {
+    /// Adds each row's gradient to the gradient of its token's embedding, in the order of rows.
+    pub fn add_embedding_gradients(
+        &self,
+        model: &Transformer,
+        tokens: &[u32],
+        gradients: &mut Gradients<'_>,
+    ) {
         let Some(gradient) = &mut gradients.base else { return };
         const COLUMNS: usize = 64;
         let width = model.weights.config.hidden;

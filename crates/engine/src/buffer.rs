@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// Minimum size, in bytes, of a buffer with its own mapping: two huge pages.
+/// Minimum size, in bytes, of a buffer that gets its own memory mapping: two huge pages.
 const MAPPED: usize = 4 << 20;
 const CACHE_LINE: usize = 64;
 
@@ -19,7 +19,8 @@ const CACHE_LINE: usize = 64;
 pub struct Buffer {
     start: NonNull<f32>,
     len: usize,
-    /// Owner of a large buffer's memory, which other buffers can share.
+    /// Owner of a large buffer's memory, which other buffers can share. `None` if the memory comes
+    /// from the allocator.
     mapping: Option<Arc<MmapMut>>,
 }
 
@@ -31,12 +32,12 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Allocates a buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
-        let layout = Self::layout(len);
+        let layout = Self::allocation_layout(len);
         if len == 0 {
             return Buffer { start: NonNull::dangling(), len, mapping: None };
         }
         if layout.size() >= MAPPED
-            && let Some((mapping, start)) = map(layout)
+            && let Some((mapping, start)) = map_zeroed(layout)
         {
             return Buffer { start, len, mapping: Some(Arc::new(mapping)) };
         }
@@ -46,11 +47,12 @@ impl Buffer {
         Buffer { start, len, mapping: None }
     }
 
-    /// Allocates buffers of `lens` zeros in one mapping. Buffers that are read together then use
-    /// huge pages even if each is too small for its own. The memory is freed with the last of them.
-    pub fn together(lens: &[usize]) -> Vec<Self> {
-        let layout = Self::layout(lens.iter().map(|len| padded_len(*len)).sum());
-        let mapped = if layout.size() < MAPPED { None } else { map(layout) };
+    /// Allocates zeroed buffers of the lengths `lens` in one memory mapping. Buffers that are read
+    /// together then use huge pages even if each buffer is too small for a mapping of its own. The
+    /// memory is freed with the last buffer.
+    pub fn zeroed_together(lens: &[usize]) -> Vec<Self> {
+        let layout = Self::allocation_layout(lens.iter().map(|len| padded_len(*len)).sum());
+        let mapped = if layout.size() < MAPPED { None } else { map_zeroed(layout) };
         let Some((mapping, start)) = mapped else {
             return lens.iter().map(|len| Buffer::zeroed(*len)).collect();
         };
@@ -66,7 +68,8 @@ impl Buffer {
             .collect()
     }
 
-    /// Makes room for at least `len` values. The contents are lost if the buffer grows.
+    /// Grows the buffer to at least `len` values and returns the first `len` values. The contents
+    /// are lost if the buffer grows.
     pub fn reserve(&mut self, len: usize) -> &mut [f32] {
         if self.len < len {
             *self = Buffer::zeroed(0);
@@ -75,7 +78,7 @@ impl Buffer {
         &mut self[..len]
     }
 
-    fn layout(len: usize) -> Layout {
+    fn allocation_layout(len: usize) -> Layout {
         match Layout::from_size_align(len.saturating_mul(size_of::<f32>()), CACHE_LINE) {
             Ok(layout) => layout,
             Err(_) => panic!("a buffer of {len} values exceeds the address space"),
@@ -89,7 +92,7 @@ fn padded_len(len: usize) -> usize {
 
 /// Maps zeroed memory, advises huge pages, and returns the mapping with its address. Returns `None`
 /// if mapping fails; callers then use the allocator, which handles out-of-memory.
-fn map(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
+fn map_zeroed(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
     let mut mapping = MmapMut::map_anon(layout.size()).ok()?;
     #[cfg(target_os = "linux")]
     // Only advice: if the kernel rejects it, only speed is lost.
@@ -108,7 +111,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.len > 0 && self.mapping.is_none() {
             // SAFETY: allocated with this layout.
-            unsafe { dealloc(self.start.as_ptr().cast(), Self::layout(self.len)) };
+            unsafe { dealloc(self.start.as_ptr().cast(), Self::allocation_layout(self.len)) };
         }
     }
 }
@@ -163,13 +166,13 @@ impl<'a, T> SharedSlice<'a, T> {
         }
     }
 
-    /// Returns the part `[at, at + len)`.
+    /// Returns the `len` elements from index `at` on.
     ///
     /// # Safety
-    /// No other part in use at the same time may overlap it.
+    /// No other slice that is in use at the same time may overlap this slice.
     ///
     /// # Panics
-    /// Panics if the part is not within the slice.
+    /// Panics if the elements are not within the shared slice.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub unsafe fn slice(&self, at: usize, len: usize) -> &mut [T] {
         assert!(at + len <= self.len, "part {at}+{len} of {}", self.len);
@@ -177,7 +180,7 @@ impl<'a, T> SharedSlice<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }
     }
 
-    /// Returns a pointer to element `at`, for kernels that address rows by a stride.
+    /// Returns a pointer to the element at index `at`, for kernels that address rows by a stride.
     ///
     /// # Panics
     /// Panics if `at` is past the end.
@@ -196,7 +199,7 @@ mod tests {
     fn buffers_in_one_mapping_are_independent() {
         let lens = [MAPPED / 4, 0, 1, 17, 3 << 10];
         for lens in [&lens[..], &lens[1..]] {
-            let mut buffers = Buffer::together(lens);
+            let mut buffers = Buffer::zeroed_together(lens);
             for (i, (buffer, len)) in buffers.iter_mut().zip(lens).enumerate() {
                 assert_eq!(buffer.len(), *len);
                 assert!(

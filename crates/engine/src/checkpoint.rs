@@ -22,8 +22,8 @@ const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.saf
 const STEPS: &str = "optimiser.json";
 const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.second.safetensors"];
 
-/// Writes the weights, or an adapter over them in PEFT's layout. Returns what was written and the
-/// names of all files.
+/// Writes the base weights, or the adapter with index `adapter` in PEFT's layout, to `dir`. Returns
+/// the kind of content and the names of all files.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -77,7 +77,8 @@ pub fn save(
     Ok((content, names.into_iter().map(str::to_owned).collect()))
 }
 
-/// Writes the weights merged with an adapter, in Hugging Face layout, one matrix at a time.
+/// Writes the base weights, merged with an adapter if one is given, in Hugging Face layout. Merges
+/// one matrix at a time.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -92,7 +93,7 @@ pub fn save_merged(
         .map(|adapter| (adapter, to_f64(&adapter.master)));
     write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
     weights.layout.tensors.write_with(&dir.join(WEIGHTS), |entry| {
-        let base = weights.part(&entry.range);
+        let base = weights.parameters_at(&entry.range);
         match &adapter {
             Some((adapter, array)) if adapter.adapts(&entry.range) => {
                 let mut merged = to_f64(base);
@@ -113,7 +114,7 @@ pub struct OpenedFiles {
     adapter: Option<usize>,
     weights: OpenedWeights,
     value_head: Option<SafetensorsFile>,
-    moments: Option<Moments>,
+    moments: Option<OptimizerMoments>,
 }
 
 enum OpenedWeights {
@@ -122,7 +123,7 @@ enum OpenedWeights {
 }
 
 /// Optimizer state: both moments of the weights, and of the value head.
-struct Moments {
+struct OptimizerMoments {
     steps: u64,
     weights: [SafetensorsFile; 2],
     value_head: Option<[SafetensorsFile; 2]>,
@@ -141,7 +142,7 @@ pub fn open(
     let (weights, tensors) = match adapter {
         None => {
             let files = ModelFiles::open(dir)?;
-            check_same(files.path(), &model.weights.config, &files.config)?;
+            check_same_computation(files.path(), &model.weights.config, &files.config)?;
             (OpenedWeights::Base(Box::new(files)), &model.weights.layout.tensors)
         }
         Some(index) => {
@@ -163,22 +164,29 @@ pub fn open(
     let value: serde_json::Value =
         serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     let steps =
-        value["steps"].as_u64().ok_or_else(|| damaged("it has no integer `steps`".into()))?;
+        value["steps"].as_u64().ok_or_else(|| damaged("the file has no integer `steps`".into()))?;
     let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
         Ok([tensors.open(&dir.join(first))?, tensors.open(&dir.join(second))?])
     };
     let weight_moments = open(tensors, MOMENTS)?;
     let head = head.filter(|_| dir.join(VALUE_MOMENTS[0]).exists());
     let head_moments = head.map(|head| open(&head.tensors, VALUE_MOMENTS)).transpose()?;
-    let moments = Some(Moments { steps, weights: weight_moments, value_head: head_moments });
+    let moments =
+        Some(OptimizerMoments { steps, weights: weight_moments, value_head: head_moments });
     Ok(OpenedFiles { adapter, weights, value_head, moments })
 }
 
-/// Configuration keys that do not affect the computation, if the families have the same blocks.
+/// Configuration keys in which two models may differ and still compute the same. `family` may
+/// differ only between families with the same blocks.
 const IGNORED_KEYS: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
 
-/// Checks that weights of a model `found` compute the same in a model `expected`.
-fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
+/// Checks that a model with configuration `found` computes the same as a model with configuration
+/// `expected`, except for the [`IGNORED_KEYS`].
+fn check_same_computation(
+    path: &Path,
+    expected: &ModelConfig,
+    found: &ModelConfig,
+) -> Result<(), ModelError> {
     let is_alike = expected.family.traits().blocks == found.family.traits().blocks;
     let free = |key: &str| IGNORED_KEYS.contains(&key) && (key != "family" || is_alike);
     let [expected, found] = [expected, found].map(|config| serde_json::json!(config));
@@ -198,8 +206,8 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
     }
 }
 
-/// Loads the files that [`open`] has opened. Without optimizer state among them, the optimizer
-/// starts with no moments.
+/// Loads the files that [`open`] has opened. If they contain no optimizer state, the optimizer
+/// starts without moments.
 ///
 /// # Errors
 /// Returns an error if a file was opened for another policy; some of the weights may then have been
@@ -235,7 +243,9 @@ pub fn load(
     if let (Some(head), Some(file)) = (&mut head, &value_head) {
         head.tensors.read(file, &mut head.master)?;
     }
-    let Some(Moments { steps, weights: weight_moments, value_head: head_moments }) = moments else {
+    let Some(OptimizerMoments { steps, weights: weight_moments, value_head: head_moments }) =
+        moments
+    else {
         return Ok(());
     };
     *optimizer = read_optimizer(steps, tensors, &weight_moments)?;
@@ -254,7 +264,7 @@ fn read_optimizer(
 ) -> Result<Optimizer, ModelError> {
     let mut optimizer = Optimizer::default();
     optimizer.steps = steps;
-    optimizer.ensure(tensors.len);
+    optimizer.allocate(tensors.len);
     tensors.read(first, &mut optimizer.first)?;
     tensors.read(second, &mut optimizer.second)?;
     Ok(optimizer)

@@ -1,13 +1,13 @@
 //! Thread pool, instruction set and precision of the engine.
 
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::precision::{Kernel, Precision};
 use crate::simd::Isa;
 
 /// Threads, instruction set and precision that the engine computes with.
 pub struct Compute {
     /// The only thread pool of the engine.
-    pub(crate) pool: Pool,
+    pub(crate) pool: ThreadPool,
     /// Vector instruction set in use, which the processor supports.
     pub(crate) isa: Isa,
     /// Rounding of matmul operands.
@@ -27,7 +27,7 @@ impl Compute {
     pub fn with_isa(threads: usize, isa: Isa, precision: Precision) -> Self {
         // The safety of all functions compiled for an instruction set rests on this check.
         assert!(Isa::available().contains(&isa), "this processor does not support {isa:?}");
-        Compute { pool: Pool::new(threads), isa, precision }
+        Compute { pool: ThreadPool::new(threads), isa, precision }
     }
 
     /// Returns the rounding of matmul operands.
@@ -35,7 +35,7 @@ impl Compute {
         self.precision
     }
 
-    /// Returns the choice of matmul inner loops.
+    /// Returns the instruction set and precision, which select the inner loops of matmul.
     pub fn kernel(&self) -> Kernel {
         Kernel { isa: self.isa, precision: self.precision }
     }

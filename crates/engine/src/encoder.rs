@@ -14,41 +14,41 @@ use levade_policy::{Embedder, PolicyError, TextIds, TextRole};
 
 use crate::Compute;
 use crate::buffer::Buffer;
-use crate::gemm::{Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
+use crate::gemm::{GemmScratch, Matrix, OutputMode, PackedMatrix, RhsOperand, gemm};
 use crate::ops::attention_full::{self, FullHeads};
 use crate::ops::{fill_rows, for_rows, gelu, layer_norm};
 
-/// Maximum number of rows that go through the model together, but at least one text.
+/// Maximum number of token rows in one forward pass, unless a single text is longer.
 const ROWS: usize = 4096;
 
 /// Weight and bias of a linear map.
-struct Linear {
+struct LinearWeights {
     weight: PackedMatrix,
     bias: Vec<f32>,
 }
 
 /// Weight and bias of a layer norm.
-struct Norm {
+struct LayerNormWeights {
     weight: Vec<f32>,
     bias: Vec<f32>,
 }
 
-impl Norm {
+impl LayerNormWeights {
     fn parts(&self) -> (&[f32], &[f32]) {
         (&self.weight, &self.bias)
     }
 }
 
-struct Block {
-    qkv: Linear,
-    output: Linear,
-    attention_norm: Norm,
-    up: Linear,
-    down: Linear,
-    norm: Norm,
+struct EncoderBlock {
+    qkv: LinearWeights,
+    output: LinearWeights,
+    attention_norm: LayerNormWeights,
+    up: LinearWeights,
+    down: LinearWeights,
+    norm: LayerNormWeights,
 }
 
-/// Encoder with loaded weights.
+/// Text encoder (BERT) with loaded weights, which computes one vector per text.
 pub struct Encoder {
     compute: Compute,
     shape: FullHeads,
@@ -59,41 +59,42 @@ pub struct Encoder {
     max_tokens: usize,
     vocabulary: usize,
     tokens: Vec<f32>,
-    /// Position and type embeddings, added: all tokens have type 0.
+    /// Sum of the position embedding and the embedding of token type 0, for every position. All
+    /// tokens have type 0.
     position_embeddings: Vec<f32>,
-    embedding_norm: Norm,
-    blocks: Vec<Block>,
-    buffers: Buffers,
+    embedding_norm: LayerNormWeights,
+    blocks: Vec<EncoderBlock>,
+    buffers: EncoderBuffers,
 }
 
-/// Buffers for the values between two operations.
+/// Buffers for intermediate values of the encoder's forward pass.
 #[derive(Default)]
-struct Buffers {
+struct EncoderBuffers {
     stream: Buffer,
     qkv: Buffer,
     attended: Buffer,
     scores: Buffer,
     projected: Buffer,
     wide: Buffer,
-    scratch: Scratch,
+    scratch: GemmScratch,
 }
 
 /// Reader of an encoder's tensors.
-struct Reader<'a>(&'a EncoderFiles, &'a Compute);
+struct TensorReader<'a>(&'a EncoderFiles, &'a Compute);
 
-impl Reader<'_> {
-    fn norm(&self, name: &str, width: usize) -> Result<Norm, ModelError> {
+impl TensorReader<'_> {
+    fn read_norm(&self, name: &str, width: usize) -> Result<LayerNormWeights, ModelError> {
         let part = |kind: &str| self.0.tensor(&format!("{name}.{kind}"), &[width]);
-        Ok(Norm { weight: part("weight")?, bias: part("bias")? })
+        Ok(LayerNormWeights { weight: part("weight")?, bias: part("bias")? })
     }
 
-    /// Reads linear maps with the same input as one map.
-    fn linear(
+    /// Reads the linear maps `names`, which have the same input, and stacks them to one map.
+    fn read_linear(
         &self,
         names: &[String],
         inputs: usize,
         outputs: usize,
-    ) -> Result<Linear, ModelError> {
+    ) -> Result<LinearWeights, ModelError> {
         let mut weight = Vec::new();
         let mut bias = Vec::new();
         for name in names {
@@ -101,20 +102,26 @@ impl Reader<'_> {
             bias.extend(self.0.tensor(&format!("{name}.bias"), &[outputs])?);
         }
         let columns = Matrix::new(&weight, outputs * names.len(), inputs).transposed();
-        Ok(Linear { weight: PackedMatrix::new(self.1, columns), bias })
+        Ok(LinearWeights { weight: PackedMatrix::new(self.1, columns), bias })
     }
 
-    /// Reads a layer. `hidden` and `wide` are the widths of its output and of its middle.
-    fn block(&self, layer: usize, hidden: usize, wide: usize) -> Result<Block, ModelError> {
+    /// Reads one encoder layer. `hidden` is the width of the layer's output, `wide` the width
+    /// within its feed-forward part.
+    fn read_block(
+        &self,
+        layer: usize,
+        hidden: usize,
+        wide: usize,
+    ) -> Result<EncoderBlock, ModelError> {
         let name = |part: &str| format!("encoder.layer.{layer}.{part}");
         let qkv = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
-        Ok(Block {
-            qkv: self.linear(&qkv, hidden, hidden)?,
-            output: self.linear(&[name("attention.output.dense")], hidden, hidden)?,
-            attention_norm: self.norm(&name("attention.output.LayerNorm"), hidden)?,
-            up: self.linear(&[name("intermediate.dense")], hidden, wide)?,
-            down: self.linear(&[name("output.dense")], wide, hidden)?,
-            norm: self.norm(&name("output.LayerNorm"), hidden)?,
+        Ok(EncoderBlock {
+            qkv: self.read_linear(&qkv, hidden, hidden)?,
+            output: self.read_linear(&[name("attention.output.dense")], hidden, hidden)?,
+            attention_norm: self.read_norm(&name("attention.output.LayerNorm"), hidden)?,
+            up: self.read_linear(&[name("intermediate.dense")], hidden, wide)?,
+            down: self.read_linear(&[name("output.dense")], wide, hidden)?,
+            norm: self.read_norm(&name("output.LayerNorm"), hidden)?,
         })
     }
 }
@@ -129,7 +136,7 @@ impl Encoder {
         let config = &files.config;
         let hidden = config.hidden;
         let wide = config.intermediate;
-        let read = Reader(files, &compute);
+        let read = TensorReader(files, &compute);
         let tokens =
             files.tensor("embeddings.word_embeddings.weight", &[config.vocabulary, hidden])?;
         let positions = &[config.positions, hidden];
@@ -140,9 +147,9 @@ impl Encoder {
         for row in position_embeddings.chunks_exact_mut(hidden) {
             row.iter_mut().zip(&types).for_each(|(value, of_type)| *value += of_type);
         }
-        let embedding_norm = read.norm("embeddings.LayerNorm", hidden)?;
+        let embedding_norm = read.read_norm("embeddings.LayerNorm", hidden)?;
         let blocks = (0..config.layers)
-            .map(|layer| read.block(layer, hidden, wide))
+            .map(|layer| read.read_block(layer, hidden, wide))
             .collect::<Result<Vec<_>, ModelError>>()?;
         Ok(Encoder {
             shape: FullHeads { heads: config.heads, head_dim: hidden / config.heads },
@@ -156,17 +163,17 @@ impl Encoder {
             position_embeddings,
             embedding_norm,
             blocks,
-            buffers: Buffers::default(),
+            buffers: EncoderBuffers::default(),
             compute,
         })
     }
 
-    /// Returns the number of dimensions of a vector.
+    /// Returns the number of dimensions of an embedding vector.
     pub fn dimensions(&self) -> usize {
         self.hidden
     }
 
-    /// Computes the vector of each text, given as token ids.
+    /// Computes the embedding vector of each text, which is given as token ids.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if a text is empty or longer than the model's context, if
@@ -208,12 +215,14 @@ impl Encoder {
             return Ok(vectors);
         }
         Err(PolicyError::Invalid(
-            "the vectors are not finite: the encoder's weights are damaged; fetch them again"
+            "the computed vectors are not finite, because the encoder's weights are damaged; fetch \
+             them again"
                 .into(),
         ))
     }
 
-    /// Encodes texts, whose rows are `runs`, and appends their vectors.
+    /// Encodes texts and appends their embedding vectors to `vectors`. `runs` are the ranges of
+    /// rows of the texts.
     fn run(&mut self, texts: &[Vec<u32>], runs: &[Range<usize>], vectors: &mut Vec<Vec<f32>>) {
         let Encoder { compute, hidden, intermediate, .. } = self;
         let compute = &*compute;
@@ -222,7 +231,7 @@ impl Encoder {
         let rows = runs.last().map_or(0, |run| run.end);
         let ids: Vec<u32> = texts.iter().flatten().copied().collect();
         let positions: Vec<usize> = runs.iter().flat_map(|run| 0..run.len()).collect();
-        let Buffers { stream, qkv, attended, scores, projected, wide: wide_rows, scratch } =
+        let EncoderBuffers { stream, qkv, attended, scores, projected, wide: wide_rows, scratch } =
             &mut self.buffers;
         let tokens = &self.tokens;
         let position_embeddings = &self.position_embeddings;
@@ -249,38 +258,54 @@ impl Encoder {
         let scores = scores.reserve(rows * self.shape.heads);
         let wide_rows = wide_rows.reserve(rows * wide);
         for block in &self.blocks {
-            apply(compute, scratch, &block.qkv, rows, stream, qkv);
+            apply_linear(compute, scratch, &block.qkv, rows, stream, qkv);
             attention_full::forward(compute, self.shape, runs, qkv, scores, attended);
-            apply(compute, scratch, &block.output, rows, attended, projected);
+            apply_linear(compute, scratch, &block.output, rows, attended, projected);
             let norm = block.attention_norm.parts();
             layer_norm::forward(compute, rows, norm, self.epsilon, projected, stream);
 
             // The bias is added with the activation, which saves a pass over the widest rows.
             let x = Matrix::new(stream, rows, hidden);
-            gemm(compute, scratch, x, Rhs::Packed(&block.up.weight), wide_rows, wide, Mode::Set);
+            gemm(
+                compute,
+                scratch,
+                x,
+                RhsOperand::Packed(&block.up.weight),
+                wide_rows,
+                wide,
+                OutputMode::Set,
+            );
             gelu::forward(compute, rows, &block.up.bias, wide_rows);
-            apply(compute, scratch, &block.down, rows, wide_rows, projected);
+            apply_linear(compute, scratch, &block.down, rows, wide_rows, projected);
             layer_norm::forward(compute, rows, block.norm.parts(), self.epsilon, projected, stream);
         }
         let mut pooled = vec![0.0; runs.len() * hidden];
         let mean = self.pooling == Pooling::Mean;
-        attention_full::pool(compute, runs, mean, stream, hidden, &mut pooled);
+        attention_full::pool_texts(compute, runs, mean, stream, hidden, &mut pooled);
         vectors.extend(pooled.chunks_exact(hidden).map(<[f32]>::to_vec));
     }
 }
 
 /// Computes `out = x · Wᵀ + bias`.
-fn apply(
+fn apply_linear(
     compute: &Compute,
-    scratch: &mut Scratch,
-    map: &Linear,
+    scratch: &mut GemmScratch,
+    map: &LinearWeights,
     rows: usize,
     x: &[f32],
     out: &mut [f32],
 ) {
     fill_rows(compute, rows, &map.bias, out);
     let x = Matrix::new(x, rows, x.len() / rows);
-    gemm(compute, scratch, x, Rhs::Packed(&map.weight), out, map.bias.len(), Mode::Add);
+    gemm(
+        compute,
+        scratch,
+        x,
+        RhsOperand::Packed(&map.weight),
+        out,
+        map.bias.len(),
+        OutputMode::Add,
+    );
 }
 
 /// Encoder with its tokenizer, which embeds texts as vectors. Concurrent calls run one after the

@@ -4,7 +4,7 @@ use levade_model::{EncoderConfig, Parameter, write_safetensors};
 use serde_json::json;
 
 use super::*;
-use crate::ops::testing::{close, noise};
+use crate::ops::testing::{assert_close, noise};
 
 const HIDDEN: usize = 24;
 
@@ -158,7 +158,7 @@ fn encode_matches_f64_reference() {
         files.config.pooling = pooling;
         let found = Encoder::new(&files, 2).unwrap().encode(&texts()).unwrap();
         for (ids, vector) in texts().iter().zip(&found) {
-            close(vector, &Naive(&files).vector(ids), 1e-5);
+            assert_close(vector, &Naive(&files).vector(ids), 1e-5);
         }
     }
 }

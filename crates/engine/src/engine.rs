@@ -22,22 +22,23 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
 use crate::adapter::AdapterLayout;
-use crate::cache::Cache;
-use crate::layout::{Layout, attention_shape};
+use crate::cache::KvCache;
+use crate::layout::{ParameterLayout, attention_shape};
 use crate::learning::{self, TrainingState};
 use crate::memory::MemoryPlan;
 use crate::options::{EngineOptions, PlannedAdapter};
-use crate::precision::{Order, Precision};
-use crate::scheduler::{Limits, Scheduler};
+use crate::precision::{Precision, SumOrder};
+use crate::scheduler::{Scheduler, SchedulerLimits};
 use crate::service::{
-    BASE, Command, CommandInProgress, EngineStatus, LearnerCommand, ResponseSender, Service,
+    BASE, CommandInProgress, EngineCommand, EngineService, EngineStatus, LearnerCommand,
+    ResponseSender,
 };
 use crate::simd::Isa;
 use crate::transformer::Transformer;
 use crate::weights::Weights;
 use crate::{Compute, EngineError};
 
-/// Value of [`Fingerprint::kernels`] for this build.
+/// Kernel revision of this build, which is the value of [`Fingerprint::kernels`].
 const KERNELS: u32 = 5;
 
 /// Settings that determine the bits of a log-probability, in addition to weights and tokens. The
@@ -53,13 +54,13 @@ pub struct Fingerprint {
     pub precision: Precision,
     /// Order in which a matmul adds its products.
     #[serde(default)]
-    pub order: Order,
+    pub order: SumOrder,
 }
 
 /// Handle to one policy of a running engine. The engine stops when its last handle is dropped.
 #[derive(Clone)]
 pub struct Engine {
-    commands: Sender<Command>,
+    commands: Sender<EngineCommand>,
     command_in_progress: watch::Receiver<Option<CommandInProgress>>,
     policy: u32,
     config: Arc<ModelConfig>,
@@ -128,16 +129,24 @@ impl Engine {
         let model = Transformer::new(compute, weights, context);
         let cache_bytes = options.kv_memory_mb.saturating_mul(1 << 20);
         let cache =
-            Cache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);
-        let limits = learning::Limits { rows: options.batch_tokens.max(1), kept: plan.kept };
-        let admission = Limits { running: options.running, rows: options.step_rows };
+            KvCache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);
+        let limits =
+            learning::TrainingLimits { rows: options.batch_tokens.max(1), kept: plan.kept };
+        let admission = SchedulerLimits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
         let (command_sender, command_in_progress) = watch::channel(None);
         let learning = TrainingState::new(&model, limits);
         let scheduler = Scheduler::new(cache, admission, token_bytes);
         let EngineOptions { trains, keep_cache, .. } = *options;
-        let service =
-            Service::new(model, scheduler, learning, inbox, command_sender, trains, keep_cache);
+        let service = EngineService::new(
+            model,
+            scheduler,
+            learning,
+            inbox,
+            command_sender,
+            trains,
+            keep_cache,
+        );
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
             |error| EngineError::Options(format!("cannot start the engine's thread: {error}")),
         )?;
@@ -180,7 +189,7 @@ impl Engine {
             )));
         }
         for PlannedAdapter { lora, .. } in &options.adapters {
-            AdapterLayout::new(&Layout::new(config), lora)?;
+            AdapterLayout::new(&ParameterLayout::new(config), lora)?;
         }
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }
@@ -214,7 +223,7 @@ impl Engine {
 
     async fn send_command<T>(
         &self,
-        command: impl FnOnce(ResponseSender<T>) -> Command,
+        command: impl FnOnce(ResponseSender<T>) -> EngineCommand,
     ) -> Result<T, PolicyError> {
         let (response, wait) = oneshot::channel();
         self.commands
@@ -223,13 +232,13 @@ impl Engine {
         wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
     }
 
-    /// Returns load and counters, including while the engine's thread is learning: the thread then
-    /// responds to nothing for the duration of a micro-batch.
+    /// Returns load and counters, even while the engine's thread executes a learner's command.
+    /// During such a command, the thread processes no other command.
     async fn status(&self) -> Result<EngineStatus, PolicyError> {
         let mut command_in_progress = self.command_in_progress.clone();
         tokio::select! {
             biased;
-            condition = self.send_command(Command::Status) => condition,
+            condition = self.send_command(EngineCommand::Status) => condition,
             learns = command_in_progress.wait_for(Option::is_some) => {
                 let learns = learns.ok().and_then(|learns| learns.as_ref().map(CommandInProgress::status));
                 learns.ok_or(PolicyError::Stopped("the engine".into()))
@@ -237,11 +246,11 @@ impl Engine {
         }
     }
 
-    async fn learn<T>(
+    async fn send_learner_command<T>(
         &self,
         command: impl FnOnce(ResponseSender<T>) -> LearnerCommand,
     ) -> Result<T, PolicyError> {
-        self.send_command(|response| Command::Learn(self.policy, command(response))).await
+        self.send_command(|response| EngineCommand::Learn(self.policy, command(response))).await
     }
 
     /// Creates an adapter over the base weights, which are frozen from now on. The adapter is a
@@ -259,8 +268,9 @@ impl Engine {
         base: &str,
     ) -> Result<Engine, PolicyError> {
         let base = base.to_owned();
-        let policy =
-            self.send_command(|response| Command::Lora(options, seed, base, response)).await?;
+        let policy = self
+            .send_command(|response| EngineCommand::Lora(options, seed, base, response))
+            .await?;
         Ok(Engine { policy, ..self.clone() })
     }
 
@@ -270,10 +280,10 @@ impl Engine {
     /// # Errors
     /// Returns an error if the engine has stopped.
     pub async fn add_value_head(&self) -> Result<(), PolicyError> {
-        self.learn(LearnerCommand::AddValueHead).await
+        self.send_learner_command(LearnerCommand::AddValueHead).await
     }
 
-    /// Returns a handle to the base weights, without an adapter.
+    /// Returns a handle to the policy of the base weights, without an adapter.
     pub fn base(&self) -> Engine {
         Engine { policy: BASE, ..self.clone() }
     }
@@ -284,7 +294,8 @@ impl Engine {
     /// # Errors
     /// Returns an error if a file cannot be written, or if the engine has stopped.
     pub async fn save_merged(&self, dir: &Path) -> Result<(), PolicyError> {
-        self.learn(|response| LearnerCommand::Merge(dir.to_path_buf(), response)).await
+        self.send_learner_command(|response| LearnerCommand::Merge(dir.to_path_buf(), response))
+            .await
     }
 }
 
@@ -295,14 +306,14 @@ impl Sampler for Engine {
         let constraint = constrain(self.grammars.as_ref(), &request).await?;
         let (events, stream) = SampleStream::channel();
         self.send_command(|response| {
-            Command::Sample(self.policy, request, constraint, events, response)
+            EngineCommand::Sample(self.policy, request, constraint, events, response)
         })
         .await?;
         Ok(stream)
     }
 
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        self.send_command(|response| Command::Abort(self.policy, stream, response)).await
+        self.send_command(|response| EngineCommand::Abort(self.policy, stream, response)).await
     }
 
     async fn workload(&self) -> Result<Load, PolicyError> {
@@ -330,8 +341,9 @@ impl Sampler for Engine {
             tokio::task::spawn_blocking(move || manifest.verify().map(Path::to_owned)).await;
         let dir = verified.map_err(|_| PolicyError::Stopped("the check of weights".into()))??;
         let version = weights.version;
-        let result =
-            self.learn(|response| LearnerCommand::UpdateWeights(dir, version, response)).await;
+        let result = self
+            .send_learner_command(|response| LearnerCommand::UpdateWeights(dir, version, response))
+            .await;
         result.map_err(|error| match error {
             PolicyError::Storage(why) | PolicyError::Invalid(why) => {
                 PolicyError::WeightsNotLoaded(why)
@@ -341,22 +353,22 @@ impl Sampler for Engine {
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
-        self.send_command(|response| Command::Version(self.policy, response)).await
+        self.send_command(|response| EngineCommand::Version(self.policy, response)).await
     }
 }
 
 #[async_trait]
 impl Learner for Engine {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.learn(|response| LearnerCommand::Logprobs(batch, response)).await
+        self.send_learner_command(|response| LearnerCommand::Logprobs(batch, response)).await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.learn(|response| LearnerCommand::Predictions(batch, response)).await
+        self.send_learner_command(|response| LearnerCommand::Predictions(batch, response)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.learn(|response| LearnerCommand::Values(batch, response)).await
+        self.send_learner_command(|response| LearnerCommand::Values(batch, response)).await
     }
 
     async fn forward_backward(
@@ -364,7 +376,8 @@ impl Learner for Engine {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.learn(|response| LearnerCommand::ForwardBackward(batch, loss, response)).await
+        self.send_learner_command(|response| LearnerCommand::ForwardBackward(batch, loss, response))
+            .await
     }
 
     async fn forward_backward_terms(
@@ -372,25 +385,32 @@ impl Learner for Engine {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
-        self.learn(|response| LearnerCommand::ForwardBackwardTerms(batch, loss, response)).await
+        self.send_learner_command(|response| {
+            LearnerCommand::ForwardBackwardTerms(batch, loss, response)
+        })
+        .await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.learn(|response| LearnerCommand::OptimStep(params, response)).await
+        self.send_learner_command(|response| LearnerCommand::OptimStep(params, response)).await
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
-        self.learn(|response| LearnerCommand::Save(dir.to_path_buf(), with_optimizer, response))
-            .await
+        self.send_learner_command(|response| {
+            LearnerCommand::Save(dir.to_path_buf(), with_optimizer, response)
+        })
+        .await
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        self.learn(|response| LearnerCommand::Load(dir.to_path_buf(), with_optimizer, response))
-            .await
+        self.send_learner_command(|response| {
+            LearnerCommand::Load(dir.to_path_buf(), with_optimizer, response)
+        })
+        .await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.learn(|response| LearnerCommand::Publish(version, response)).await?;
+        self.send_learner_command(|response| LearnerCommand::Publish(version, response)).await?;
         Ok(WeightsRef { version, at: WeightsAt::Memory })
     }
 }

@@ -2,15 +2,16 @@
 //! ([`Precision`](crate::precision::Precision)) and sums in f32. A is the lhs, B the rhs; k is the
 //! inner dimension.
 //!
-//! **Order of operations.** k is divided into blocks of 192 words (`block`). For every element of
-//! C, each block is one chain of fused multiply-adds from 0 in the order of k (in bf16 the later of
-//! every two steps comes first). The blocks' sums are added, in order, to the old value of C, or
-//! the first is taken as it is. With AMX ([`Order::Tiled`](crate::precision::Order)) a block in
-//! bf16 adds 32 steps at a time, see `amx`. Tiles and threads split only rows and columns, and a
-//! sum stored in C between two blocks is the same f32 that it would be in a register. So the bits
-//! of an element depend only on its row of A, its column of B and its own old value. They do not
-//! depend on other rows, the packing, the number of threads, or the instruction set (except for AMX
-//! in bf16). Batch invariance (ARCHITECTURE.md) rests on this.
+//! **Order of operations.** k is divided into blocks of 192 words (`block_words`). For every
+//! element of C, each block is one chain of fused multiply-adds from 0 in the order of k (in bf16
+//! the later of every two steps comes first). The blocks' sums are added, in order, to the old
+//! value of C, or the first is taken as it is. With AMX
+//! ([`SumOrder::Tiled`](crate::precision::SumOrder)) a block in bf16 adds 32 steps at a time, see
+//! `amx`. Tiles and threads split only rows and columns, and a sum stored in C between two blocks
+//! is the same f32 that it would be in a register. So the bits of an element depend only on its row
+//! of A, its column of B and its own old value. They do not depend on other rows, the packing, the
+//! number of threads, or the instruction set (except for AMX in bf16). Batch invariance
+//! (ARCHITECTURE.md) rests on this.
 //!
 //! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that started
 //! at the residual stream would round every link at the magnitude of the total. (With blocks of 768
@@ -22,8 +23,8 @@
 //! into scratch for each call. The lhs is packed into tiles
 //! ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`. If no instruction
 //! multiplies bf16, its words are split into the links of chains
-//! ([`Kernel::links`](crate::precision::Kernel::links)); for AMX it has the layout of `amx`. If it
-//! is faster to read rows of the lhs in place, they are not packed
+//! ([`Kernel::links_per_word`](crate::precision::Kernel::links_per_word)); for AMX it has the
+//! layout of `amx`. If it is faster to read rows of the lhs in place, they are not packed
 //! ([`Kernel::reads_rows`](crate::precision::Kernel::reads_rows)).
 
 #[cfg(target_arch = "x86_64")]
@@ -40,28 +41,29 @@ use std::ops::Range;
 
 use crate::Compute;
 use crate::buffer::{Buffer, SharedSlice};
-use crate::precision::{Kernel, Order};
+use crate::precision::{Kernel, SumOrder};
 use crate::simd::Isa;
 
 pub use matrix::Matrix;
 pub use packed::{PackedMatrix, Panels};
 pub use shape::{MAX_ROWS, NR};
 
-use lhs::Lhs;
+use lhs::LhsOperand;
 use micro_kernel::{MicroKernelArgs, PREFETCH_PARTS};
 use pack::{PACK_K, pack_panels, pack_tile};
 
-/// Number of words in a block of k, which is part of the definition of matmul: short blocks for
-/// accuracy, as explained above. Tiled sums round seldom enough without short blocks.
-const fn block(order: Order) -> usize {
+/// Returns the number of words in a block of k. The length is part of the definition of matmul:
+/// short blocks improve accuracy (see above). Tiled sums round seldom enough without short blocks.
+const fn block_words(order: SumOrder) -> usize {
     match order {
-        Order::Chained => 192,
-        Order::Tiled => SLAB,
+        SumOrder::Chained => 192,
+        SumOrder::Tiled => SLAB,
     }
 }
 
-/// Number of words of k that matmul processes before it returns to C: a multiple of the block.
-/// Small, so that the second-level cache holds several panels of B for each tile of A.
+/// Number of words of k that matmul adds up before it stores partial sums in C, a multiple of the
+/// block length. It is small, so that the second-level cache holds several panels of B for each
+/// tile of A.
 pub const SLAB: usize = 768;
 
 /// Maximum number of values of A packed at a time (8 MiB).
@@ -69,28 +71,28 @@ pub const SLAB_A: usize = 2 << 20;
 /// Maximum number of words of B that a task processes for each tile of A, to stay in the
 /// second-level cache: 0.5 MiB, or 1 MiB with AMX, because every processor with AMX has 2 MiB of
 /// second-level cache.
-const fn max_group_words(order: Order) -> usize {
+const fn max_group_words(order: SumOrder) -> usize {
     match order {
-        Order::Chained => 128 << 10,
-        Order::Tiled => 256 << 10,
+        SumOrder::Chained => 128 << 10,
+        SumOrder::Tiled => 256 << 10,
     }
 }
-/// Returns whether the second-level cache holds as much again, so that the following panels can be
-/// prefetched.
-fn holds_more(kernel: Kernel) -> bool {
-    kernel.isa == Isa::Amx && kernel.order() == Order::Chained
+/// Returns whether the second-level cache has room for another group of panels, so that the next
+/// group can be prefetched.
+fn can_prefetch_next_group(kernel: Kernel) -> bool {
+    kernel.isa == Isa::Amx && kernel.order() == SumOrder::Chained
 }
 /// Number of values of C that the caches hold until they are read again (4 MiB). A larger C that is
 /// overwritten is written past the caches, which saves reading it.
 const CACHED_C: usize = 1 << 20;
-/// Minimum number of tiles of A in a chunk: fewer do not justify reading a group of panels.
+/// Minimum number of tiles of A in a chunk: fewer tiles do not justify reading a group of panels.
 const MIN_TILES: usize = 8;
-/// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole
-/// group in the second-level cache, memory, which such a matmul waits for, would be idle in the
-/// meantime.
+/// Maximum number of tiles of A that process weights one panel at a time. A matmul with so few
+/// tiles waits for memory, which would be idle while the tiles process a whole group of panels from
+/// the second-level cache.
 const FEW_TILES: usize = 6;
-/// Number of tasks per thread if a matmul is large enough, so that the last task to finish delays
-/// it little.
+/// Number of tasks per thread if a matmul is large enough. With several tasks per thread, the last
+/// task to finish delays the matmul little.
 const TASKS_PER_THREAD: usize = 4;
 /// Maximum number of rows for which the calling thread packs A without the pool: waking the pool
 /// would take longer.
@@ -98,16 +100,16 @@ const SERIAL_ROWS: usize = 16;
 
 /// Right operand of a matmul, K × N.
 #[derive(Clone, Copy)]
-pub enum Rhs<'a> {
-    /// Packed in advance, as weights are.
+pub enum RhsOperand<'a> {
+    /// A matrix packed in advance, such as weights.
     Packed(&'a PackedMatrix),
-    /// A plain matrix, packed for each call.
+    /// A plain matrix, which is packed for each call.
     Plain(Matrix<'a>),
 }
 
-/// Treatment of the old contents of C.
+/// Whether a matmul overwrites its output C or adds to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum OutputMode {
     /// C is overwritten.
     Set,
     /// The result is added to C.
@@ -116,7 +118,7 @@ pub enum Mode {
 
 /// Scratch for packed operands, reused between calls.
 #[derive(Default)]
-pub struct Scratch {
+pub struct GemmScratch {
     lhs: Buffer,
     rhs: Buffer,
 }
@@ -128,21 +130,21 @@ pub struct Scratch {
 /// Panics if shapes or precisions do not agree, or if C is too short: a bug in the caller.
 pub fn gemm(
     compute: &Compute,
-    scratch: &mut Scratch,
+    scratch: &mut GemmScratch,
     a: Matrix<'_>,
-    b: Rhs<'_>,
+    b: RhsOperand<'_>,
     c: &mut [f32],
     c_stride: usize,
-    mode: Mode,
+    mode: OutputMode,
 ) {
     let m = a.rows;
     let k = a.cols;
     let (depth, n) = match b {
-        Rhs::Packed(packed) => {
+        RhsOperand::Packed(packed) => {
             assert_eq!(packed.precision(), compute.precision, "precision of a packed operand");
             (packed.depth(), packed.columns())
         }
-        Rhs::Plain(matrix) => (matrix.rows, matrix.cols),
+        RhsOperand::Plain(matrix) => (matrix.rows, matrix.cols),
     };
     assert_eq!(k, depth, "inner dimensions of a product");
     if m == 0 || n == 0 {
@@ -154,7 +156,7 @@ pub fn gemm(
         c.len()
     );
     if k == 0 {
-        if mode == Mode::Set {
+        if mode == OutputMode::Set {
             (0..m).for_each(|i| c[i * c_stride..][..n].fill(0.0));
         }
         return;
@@ -163,15 +165,15 @@ pub fn gemm(
     let words = kernel.words(k);
     let per_word = kernel.per_word();
     let mr = kernel.tile_rows();
-    let block = block(kernel.order());
+    let block = block_words(kernel.order());
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = SharedSlice::new(c);
     // A few rows wait for weights that stream through the caches, and that would evict C.
-    let few = m <= FEW_TILES * mr && matches!(b, Rhs::Packed(_));
-    let holds_more = !few && holds_more(kernel);
+    let few = m <= FEW_TILES * mr && matches!(b, RhsOperand::Packed(_));
+    let holds_more = !few && can_prefetch_next_group(kernel);
     let passes = m * n > CACHED_C || (few && panels * NR * words > max_group_words(kernel.order()));
-    let non_temporal = mode == Mode::Set && words <= SLAB && passes;
+    let non_temporal = mode == OutputMode::Set && words <= SLAB && passes;
 
     for w0 in (0..words).step_by(SLAB) {
         let wb = SLAB.min(words - w0);
@@ -186,14 +188,14 @@ pub fn gemm(
                 SharedSlice::new(scratch.lhs.reserve(if in_place { 0 } else { tiles * mr * wl }));
             // The rhs is packed for the first rows and reused for the other rows.
             let plain = match b {
-                Rhs::Plain(matrix) if m0 == 0 => Some(matrix),
+                RhsOperand::Plain(matrix) if m0 == 0 => Some(matrix),
                 _ => None,
             };
             let rhs = SharedSlice::new(match plain {
                 Some(_) => scratch.rhs.reserve(panels * NR * wb),
                 None => &mut scratch.rhs,
             });
-            let slab = Slab { rows: m0..m0 + mb, steps: k0..k0 + kb };
+            let slab = OperandSlab { rows: m0..m0 + mb, steps: k0..k0 + kb };
             pack_slab(compute, &slab, (!in_place).then_some((a, &lhs)), plain.map(|b| (b, &rhs)));
 
             // A task processes a group of panels for each tile of a chunk, so that rows of C are
@@ -210,22 +212,24 @@ pub fn gemm(
             let groups = panels.div_ceil(group).next_multiple_of(threads).min(panels);
             let chunk = tiles.div_ceil(num_tasks.div_ceil(groups).min(max_chunks));
             let chunks = tiles.div_ceil(chunk);
-            let add = mode == Mode::Add || w0 > 0;
+            let add = mode == OutputMode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
                 // Neighboring tasks share a group of panels. If there is only one chunk, each
                 // thread processes neighboring groups: what a strip prefetches is what the thread
                 // reads next.
                 let (group_at, chunk_at) = match chunks {
-                    1 => (contiguous_index(task, groups, threads), 0),
+                    1 => (contiguous_group_index(task, groups, threads), 0),
                     _ => (task / chunks, task % chunks),
                 };
                 let tiles = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
                 let group = panels * group_at / groups..panels * (group_at + 1) / groups;
                 let (first_panel, distance) = match b {
-                    Rhs::Packed(packed) => {
-                        (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance())
+                    RhsOperand::Packed(packed) => {
+                        (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.panel_distance())
                     }
-                    Rhs::Plain(_) => (rhs.pointer(group.start * NR * wb).cast_const(), NR * wb),
+                    RhsOperand::Plain(_) => {
+                        (rhs.pointer(group.start * NR * wb).cast_const(), NR * wb)
+                    }
                 };
                 let run_tile = |tile_at: usize, these: Range<usize>, shared: bool| {
                     let first = tile_at * mr;
@@ -233,9 +237,11 @@ pub fn gemm(
                     let tiles_left = tiles.end - tile_at;
                     let rows = mr.min(mb - first);
                     let from = if in_place {
-                        Lhs::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb))
+                        LhsOperand::from_rows(
+                            a.submatrix(m0 + first..m0 + first + rows, k0..k0 + kb),
+                        )
                     } else {
-                        Lhs::packed(kernel, lhs.pointer(first * wl), rows)
+                        LhsOperand::from_packed(kernel, lhs.pointer(first * wl), rows)
                     };
                     let args = MicroKernelArgs {
                         rows,
@@ -276,9 +282,9 @@ pub fn gemm(
     }
 }
 
-/// Returns the index, among `tasks`, of the group for `task`, such that each of `threads` threads
-/// that take tasks round-robin processes a contiguous run.
-fn contiguous_index(task: usize, tasks: usize, threads: usize) -> usize {
+/// Maps a task number to the index of the group of panels that the task processes. If `threads`
+/// threads take the `tasks` tasks round-robin, each thread processes a contiguous run of groups.
+fn contiguous_group_index(task: usize, tasks: usize, threads: usize) -> usize {
     // The first threads have one task more if the tasks do not divide evenly.
     let thread = task % threads;
     let each = tasks / threads;
@@ -288,16 +294,16 @@ fn contiguous_index(task: usize, tasks: usize, threads: usize) -> usize {
 
 /// Part of a matmul whose operands are packed together: some rows of A, and all columns of B, for
 /// some steps of k.
-struct Slab {
+struct OperandSlab {
     rows: Range<usize>,
     steps: Range<usize>,
 }
 
-/// Packs a slab of A into tiles, a slab of B into panels, or both, each if it is given with its
-/// destination.
+/// Packs a slab of A (`lhs`) into tiles, a slab of B (`rhs`) into panels, or both. Each operand
+/// comes with its destination; `None` skips the operand.
 fn pack_slab(
     compute: &Compute,
-    slab: &Slab,
+    slab: &OperandSlab,
     lhs: Option<(Matrix<'_>, &SharedSlice<'_>)>,
     rhs: Option<(Matrix<'_>, &SharedSlice<'_>)>,
 ) {
@@ -357,42 +363,44 @@ mod tests {
     }
 
     /// The definition: the sum of every block, with the blocks added in order.
-    fn define(
+    fn multiply_by_definition(
         kernel: Kernel,
         a: Matrix<'_>,
         b: Matrix<'_>,
         c: &mut [f32],
         stride: usize,
-        mode: Mode,
+        mode: OutputMode,
     ) {
         let round = |x: f32| if kernel.precision == Precision::Bf16 { round_to_bf16(x) } else { x };
         let steps: Vec<usize> = (0..a.cols).collect();
         for i in 0..a.rows {
             for j in 0..b.cols {
                 let chain = |steps: &mut dyn Iterator<Item = &usize>| {
-                    steps.fold(0.0f32, |sum, &k| round(a.at(i, k)).mul_add(round(b.at(k, j)), sum))
+                    steps.fold(0.0f32, |sum, &k| {
+                        round(a.element(i, k)).mul_add(round(b.element(k, j)), sum)
+                    })
                 };
                 let sums =
-                    steps.chunks(block(kernel.order()) * kernel.per_word()).map(
-                        |steps| match kernel.order() {
-                            Order::Chained => chain(
+                    steps.chunks(block_words(kernel.order()) * kernel.per_word()).map(|steps| {
+                        match kernel.order() {
+                            SumOrder::Chained => chain(
                                 &mut steps
                                     .chunks(kernel.per_word())
                                     .flat_map(|word| word.iter().rev()),
                             ),
-                            Order::Tiled => steps.chunks(32).fold(0.0, |sum, steps| {
+                            SumOrder::Tiled => steps.chunks(32).fold(0.0, |sum, steps| {
                                 sum + (chain(&mut steps.iter().step_by(2))
                                     + chain(&mut steps.iter().skip(1).step_by(2)))
                             }),
-                        },
-                    );
-                let old = (mode == Mode::Add).then_some(c[i * stride + j]);
+                        }
+                    });
+                let old = (mode == OutputMode::Add).then_some(c[i * stride + j]);
                 c[i * stride + j] = old.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
             }
         }
     }
 
-    fn computes(threads: usize) -> Vec<Compute> {
+    fn all_computes(threads: usize) -> Vec<Compute> {
         let both = [Precision::F32, Precision::Bf16];
         Isa::available()
             .into_iter()
@@ -412,16 +420,16 @@ mod tests {
             let (a_data, b_data) = (noise(m * k, seed), noise(k * n, seed ^ 1));
             let a = if a_t { Matrix::new(&a_data, k, m).transposed() } else { Matrix::new(&a_data, m, k) };
             let b = if b_t { Matrix::new(&b_data, n, k).transposed() } else { Matrix::new(&b_data, k, n) };
-            let mode = if add { Mode::Add } else { Mode::Set };
+            let mode = if add { OutputMode::Add } else { OutputMode::Set };
             let stride = n + 3;
             let start = noise(m * stride, seed ^ 2);
-            for compute in computes(threads) {
+            for compute in all_computes(threads) {
                 let kernel = compute.kernel();
                 let mut expected = start.clone();
-                define(kernel, a, b, &mut expected, stride, mode);
-                let mut scratch = Scratch::default();
+                multiply_by_definition(kernel, a, b, &mut expected, stride, mode);
+                let mut scratch = GemmScratch::default();
                 let packed = PackedMatrix::new(&compute, b);
-                for right in [Rhs::Plain(b), Rhs::Packed(&packed)] {
+                for right in [RhsOperand::Plain(b), RhsOperand::Packed(&packed)] {
                     let mut c = start.clone();
                     gemm(&compute, &mut scratch, a, right, &mut c, stride, mode);
                     prop_assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{kernel:?}");
@@ -441,13 +449,13 @@ mod tests {
             for precision in [Precision::F32, Precision::Bf16] {
                 let compute = Compute::with_isa(2, Isa::detect(), precision);
                 let mut expected = vec![0.0; m * n];
-                define(compute.kernel(), a, b, &mut expected, n, Mode::Set);
+                multiply_by_definition(compute.kernel(), a, b, &mut expected, n, OutputMode::Set);
                 let packed = PackedMatrix::new(&compute, b);
-                for rhs in [Rhs::Plain(b), Rhs::Packed(&packed)] {
+                for rhs in [RhsOperand::Plain(b), RhsOperand::Packed(&packed)] {
                     // Full cache lines, because only these are written past the caches.
                     let mut c = Buffer::zeroed(m * n);
                     c.fill(1.0);
-                    gemm(&compute, &mut Scratch::default(), a, rhs, &mut c, n, Mode::Set);
+                    gemm(&compute, &mut GemmScratch::default(), a, rhs, &mut c, n, OutputMode::Set);
                     assert!(
                         c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()),
                         "{precision}"
@@ -459,10 +467,10 @@ mod tests {
 
     /// Round-robin threads each process a contiguous run, and no task is left out.
     #[test]
-    fn round_robin_threads_process_contiguous_runs() {
+    fn round_robin_threads_process_contiguous_groups() {
         for (tasks, threads) in [(18, 2), (55, 2), (3, 4), (1, 1), (64, 5)] {
             let indices: Vec<usize> =
-                (0..tasks).map(|task| contiguous_index(task, tasks, threads)).collect();
+                (0..tasks).map(|task| contiguous_group_index(task, tasks, threads)).collect();
             let of_threads =
                 (0..threads).flat_map(|thread| indices.iter().skip(thread).step_by(threads));
             assert!(
@@ -481,14 +489,14 @@ mod tests {
         let k = 40;
         let a_data = noise(m * k, 1);
         let b_data = noise(k * n, 2);
-        let b = Rhs::Plain(Matrix::new(&b_data, k, n));
+        let b = RhsOperand::Plain(Matrix::new(&b_data, k, n));
         assert!(m * n > CACHED_C);
         for (compute, stride) in
-            computes(2).iter().flat_map(|compute| [(compute, n), (compute, n + 3)])
+            all_computes(2).iter().flat_map(|compute| [(compute, n), (compute, n + 3)])
         {
             let run = |a: &[f32], c: &mut [f32]| {
                 let a = Matrix::new(a, a.len() / k, k);
-                gemm(compute, &mut Scratch::default(), a, b, c, stride, Mode::Set);
+                gemm(compute, &mut GemmScratch::default(), a, b, c, stride, OutputMode::Set);
             };
             let [mut full, mut parts] = [(); 2].map(|()| Buffer::zeroed(m * stride));
             run(&a_data, &mut full);

@@ -10,26 +10,27 @@ use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
 use crate::buffer::{Buffer, SharedSlice};
-use crate::gemm::{Matrix, Mode, Rhs, Scratch, gemm};
+use crate::gemm::{GemmScratch, Matrix, OutputMode, RhsOperand, gemm};
 use crate::ops::{for_rows, norm, softmax};
-use crate::packing::Unit;
+use crate::packing::BatchUnit;
 use crate::transformer::{Transformer, gather_rows};
 use crate::transposed::TransposedWeights;
 
 /// Maximum number of rows whose logits exist at the same time.
 pub const CHUNK: usize = 512;
 
-/// A predictor at one temperature, with its targets.
+/// Row of the output head: a predicting token at one temperature, with the targets that it
+/// predicts.
 struct HeadRow {
-    /// Row of the predictor in the unit.
+    /// Row of the predicting token in the unit.
     predictor: usize,
     temperature: f32,
-    /// Indices into `batch.targets`.
+    /// Indices of the predicted targets in `batch.targets`.
     targets: Vec<usize>,
 }
 
-/// Returns the rows of a unit, sorted by predictor, then by temperature.
-fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
+/// Returns the rows of the output head for a unit, sorted by predictor, then by temperature.
+fn head_rows(batch: &TreeBatch, unit: &BatchUnit) -> Vec<HeadRow> {
     let mut order: Vec<usize> = (0..batch.targets.len())
         .filter(|t| unit.tokens.contains(&(batch.targets[*t].predictor as usize)))
         .collect();
@@ -47,7 +48,7 @@ fn rows_of(batch: &TreeBatch, unit: &Unit) -> Vec<HeadRow> {
 
 /// Buffers of the output head, reused between batches.
 #[derive(Default)]
-pub struct Head {
+pub struct OutputHead {
     rows: Buffer,
     normed: Buffer,
     logits: Buffer,
@@ -75,12 +76,12 @@ pub struct HeadGradient<'a> {
     /// Gradient of the base weights; `None` if they are frozen.
     pub base: Option<&'a mut [f32]>,
     /// Whether the gradient of the head matrix is added to or overwritten.
-    pub mode: Mode,
+    pub mode: OutputMode,
     /// Matrices packed for the backward pass.
     pub transposed: &'a mut TransposedWeights,
 }
 
-impl Head {
+impl OutputHead {
     /// Computes the results of every target that a token of `unit` predicts, given the residual
     /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss and
     /// adds its gradient.
@@ -89,9 +90,9 @@ impl Head {
         &mut self,
         model: &Transformer,
         batch: &TreeBatch,
-        unit: &Unit,
+        unit: &BatchUnit,
         x: &[f32],
-        scratch: &mut Scratch,
+        scratch: &mut GemmScratch,
         mut gradient: Option<HeadGradient<'_>>,
         target_results: &mut TargetResults<'_>,
     ) -> ForwardBackward {
@@ -100,14 +101,14 @@ impl Head {
         let vocabulary = config.vocabulary;
         let layout = &model.weights.layout;
         let compute = &model.compute;
-        let rows = rows_of(batch, unit);
+        let rows = head_rows(batch, unit);
         let mut sums =
             ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
 
         for chunk in rows.chunks(CHUNK) {
             gather_rows(x, width, chunk.iter().map(|row| row.predictor), &mut self.rows);
             let selected = &self.rows[..chunk.len() * width];
-            model.head(selected, &mut self.normed, scratch, &mut self.logits);
+            model.compute_logits(selected, &mut self.normed, scratch, &mut self.logits);
 
             let logits = SharedSlice::new(&mut self.logits[..chunk.len() * vocabulary]);
             let spread = target_results.spread.is_some();
@@ -141,10 +142,10 @@ impl Head {
                     Matrix::new(&self.logits[..chunk.len() * vocabulary], chunk.len(), vocabulary);
                 let dnormed = self.dnormed.reserve(chunk.len() * width);
                 let head = gradient.transposed.head(compute, &model.weights);
-                gemm(compute, scratch, dlogits, head, dnormed, width, Mode::Set);
+                gemm(compute, scratch, dlogits, head, dnormed, width, OutputMode::Set);
                 for rows in [&mut *dnormed, &mut self.normed[..chunk.len() * width]] {
                     for_rows(compute, chunk.len(), width, rows, |row, values| {
-                        softmax::multiply(compute.isa, values, found[row].factor);
+                        softmax::scale_values(compute.isa, values, found[row].factor);
                     });
                 }
                 if let Some(base) = &mut gradient.base {
@@ -156,12 +157,12 @@ impl Head {
                         compute,
                         scratch,
                         transposed,
-                        Rhs::Plain(normed),
+                        RhsOperand::Plain(normed),
                         dhead,
                         width,
                         gradient.mode,
                     );
-                    gradient.mode = Mode::Add;
+                    gradient.mode = OutputMode::Add;
                 }
 
                 let drows = self.drows.reserve(chunk.len() * width);
@@ -186,7 +187,7 @@ impl Head {
                 }
             }
         }
-        if let Some(HeadGradient { mode: Mode::Set, base: Some(base), .. }) = gradient {
+        if let Some(HeadGradient { mode: OutputMode::Set, base: Some(base), .. }) = gradient {
             base[layout.head.clone()].fill(0.0);
         }
         sums
@@ -198,14 +199,14 @@ fn total_weight(batch: &TreeBatch, target: usize) -> f64 {
     batch.terms_of(&batch.targets[target]).iter().map(|term| f64::from(term.weight)).sum()
 }
 
-/// Result of one row of the head.
+/// Result of one row of the output head.
 #[derive(Debug, Clone, Default)]
 struct RowResult {
-    /// Log-probabilities of its targets.
+    /// Log-probabilities of the row's targets.
     logprobs: Vec<f32>,
     /// Entropy of the row's distribution, in nats.
     entropy: f64,
-    /// Σ p², if requested.
+    /// Sum of the squared probabilities (Σ p²) of the row's distribution, if requested.
     concentration: f64,
     sums: ForwardBackward,
     /// Factor by which the row of logits must still be multiplied to become its gradient.
@@ -227,7 +228,7 @@ fn evaluate_row(
     z: &mut [f32],
 ) -> RowResult {
     let isa = model.compute.isa;
-    softmax::scale(isa, z, row.temperature);
+    softmax::scale_logits(isa, z, row.temperature);
     let token_of = |target: usize| batch.tokens[batch.targets[target].token as usize] as usize;
     let scaled: Vec<f32> = row.targets.iter().map(|t| z[token_of(*t)]).collect();
     let bonus = loss.map_or(0.0, |loss| loss.entropy);
@@ -235,7 +236,7 @@ fn evaluate_row(
     let (normalizer, entropy) = softmax::exponentiate(isa, z);
     let logprobs: Vec<f32> = scaled.iter().map(|z| normalizer.log_probability(*z)).collect();
     let concentration = if spread {
-        f64::from(softmax::squares(isa, z)) / (normalizer.sum * normalizer.sum)
+        f64::from(softmax::sum_of_squares(isa, z)) / (normalizer.sum * normalizer.sum)
     } else {
         0.0
     };
@@ -271,7 +272,7 @@ fn evaluate_row(
     // vocabulary. An exception are gradients that nearly cancel, because the factor is then much
     // smaller than they are.
     if total.abs() <= 1e-3 * derivatives.iter().map(|s| s.abs()).sum::<f64>() {
-        softmax::multiply(isa, z, factor as f32);
+        softmax::scale_values(isa, z, factor as f32);
         factor = 1.0;
     }
     for (&target, derivative) in row.targets.iter().zip(&derivatives) {

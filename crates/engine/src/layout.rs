@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use levade_model::ModelConfig;
 
-use crate::ops::kv::{AttentionWindow, Shape};
+use crate::ops::kv::{AttentionShape, AttentionWindow};
 use crate::tensors::Tensors;
 
 /// Returns the shape of a model's attention.
-pub fn attention_shape(config: &ModelConfig) -> Shape {
-    Shape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
+pub fn attention_shape(config: &ModelConfig) -> AttentionShape {
+    AttentionShape { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }
 
 /// Returns the attention scale and window of a layer. Without a window, it is `usize::MAX`.
@@ -26,7 +26,7 @@ pub fn attention_window(config: &ModelConfig, layer: usize) -> AttentionWindow {
 
 /// Linear maps of a layer. Projections that read the same input are one map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Site {
+pub enum LayerMap {
     /// Query, key and value, stacked along the outputs.
     Qkv,
     /// Output projection of attention.
@@ -37,17 +37,19 @@ pub enum Site {
     Down,
 }
 
-impl Site {
+impl LayerMap {
     /// All linear maps of a layer, in the order of the forward pass.
-    pub const ALL: [Site; 4] = [Site::Qkv, Site::Output, Site::GateUp, Site::Down];
+    pub const ALL: [LayerMap; 4] =
+        [LayerMap::Qkv, LayerMap::Output, LayerMap::GateUp, LayerMap::Down];
 
-    /// Returns the names, within a layer, of the projections that the map consists of.
+    /// Returns the names of the projections within a layer that the map consists of, as in Hugging
+    /// Face checkpoints.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
-            Site::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-            Site::Output => &["self_attn.o_proj"],
-            Site::GateUp => &["mlp.gate_proj", "mlp.up_proj"],
-            Site::Down => &["mlp.down_proj"],
+            LayerMap::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            LayerMap::Output => &["self_attn.o_proj"],
+            LayerMap::GateUp => &["mlp.gate_proj", "mlp.up_proj"],
+            LayerMap::Down => &["mlp.down_proj"],
         }
     }
 }
@@ -57,69 +59,70 @@ impl Site {
 pub struct LinearMap {
     /// Index of the layer.
     pub layer: usize,
-    /// Map within the layer.
-    pub site: Site,
+    /// Linear map within the layer.
+    pub site: LayerMap,
 }
 
 impl LinearMap {
     /// Returns all maps of a model with `layers` layers, in the order of the forward pass.
     pub fn all(layers: usize) -> impl Iterator<Item = LinearMap> {
-        (0..layers).flat_map(|layer| Site::ALL.map(|site| LinearMap { layer, site }))
+        (0..layers).flat_map(|layer| LayerMap::ALL.map(|site| LinearMap { layer, site }))
     }
 
-    /// Returns the index among all maps.
+    /// Returns the index of the map among all linear maps of the model.
     pub fn index(self) -> usize {
-        self.layer * Site::ALL.len() + self.site as usize
+        self.layer * LayerMap::ALL.len() + self.site as usize
     }
 }
 
-/// Offsets and sizes of a linear map.
+/// Location and size of a linear map in the parameter array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinearLayout {
-    /// Range of the matrix, `outputs` × `inputs`.
+    /// Range of the weight matrix, `outputs` × `inputs`.
     pub weight: Range<usize>,
-    /// Range of the bias, `outputs` values; empty if there is none.
+    /// Range of the bias, `outputs` values; empty if the map has no bias.
     pub bias: Range<usize>,
-    /// Number of rows of the matrix.
+    /// Number of rows of the weight matrix.
     pub outputs: usize,
-    /// Number of columns of the matrix.
+    /// Number of columns of the weight matrix.
     pub inputs: usize,
 }
 
-/// Ranges of one layer's parameters; empty if the model does not have them.
+/// Ranges of one layer's parameters in the parameter array. A range is empty if the model does not
+/// have the parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLayout {
-    /// Norm before the attention.
+    /// Range of the weights of the norm before attention.
     pub attention_norm: Range<usize>,
-    /// Norm of the output of attention.
+    /// Range of the weights of the norm of attention's output.
     pub attention_post_norm: Range<usize>,
-    /// Norm of each query head.
+    /// Range of the weights of the norm of each query head.
     pub query_norm: Range<usize>,
-    /// Norm of each key head.
+    /// Range of the weights of the norm of each key head.
     pub key_norm: Range<usize>,
-    /// Norm before the feed-forward part.
+    /// Range of the weights of the norm before the feed-forward part.
     pub mlp_norm: Range<usize>,
-    /// Norm of the output of the feed-forward part.
+    /// Range of the weights of the norm of the feed-forward part's output.
     pub mlp_post_norm: Range<usize>,
     linear: [LinearLayout; 4],
 }
 
-/// Ranges of all parameters of a model.
+/// Ranges of all parameters of a model in the parameter array.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
-    /// All parameters, under their Hugging Face names.
+pub struct ParameterLayout {
+    /// Tensors of all parameters, under their Hugging Face names.
     pub tensors: Tensors,
-    /// Range of the embedding.
+    /// Range of the token embedding.
     pub embedding: Range<usize>,
-    /// Layers, first to last.
+    /// Layouts of the layers, first to last.
     pub layers: Vec<LayerLayout>,
     /// Range of the final norm.
     pub norm: Range<usize>,
-    /// Output head; the range of the embedding if they are tied.
+    /// Range of the output head; equals the range of the embedding if head and embedding are tied.
     pub head: Range<usize>,
 }
 
-impl Layout {
+impl ParameterLayout {
     /// Creates the layout of a model.
     pub fn new(config: &ModelConfig) -> Self {
         let mut remaining: HashMap<_, _> = config
@@ -130,15 +133,16 @@ impl Layout {
         let mut tensors = Tensors::default();
         // Places the parameters whose names are `prefix` + one of `names` next to each other.
         let mut lay = |prefix: &str, names: &[String]| {
-            tensors
-                .lay(names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))))
+            tensors.append(
+                names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))),
+            )
         };
         let embedding = lay("model.embed_tokens", &single_name(".weight"));
         let layers = (0..config.layers)
             .map(|layer| {
                 let prefix = format!("model.layers.{layer}.");
                 let mut lay = |names: &[String]| lay(&prefix, names);
-                let mut linear = |site: Site, outputs, inputs| {
+                let mut linear = |site: LayerMap, outputs, inputs| {
                     let named = |part: &str| -> Vec<String> {
                         site.modules().iter().map(|module| format!("{module}.{part}")).collect()
                     };
@@ -153,10 +157,10 @@ impl Layout {
                 let hidden = config.hidden;
                 let wide = config.intermediate;
                 let linear = [
-                    linear(Site::Qkv, shape.qkv(), hidden),
-                    linear(Site::Output, hidden, shape.query()),
-                    linear(Site::GateUp, 2 * wide, hidden),
-                    linear(Site::Down, hidden, wide),
+                    linear(LayerMap::Qkv, shape.qkv_width(), hidden),
+                    linear(LayerMap::Output, hidden, shape.query_width()),
+                    linear(LayerMap::GateUp, 2 * wide, hidden),
+                    linear(LayerMap::Down, hidden, wide),
                 ];
                 let [before_attention, after_attention, before_mlp, after_mlp] =
                     config.block_norms().map(|norm| single_name(&format!("{norm}.weight")));
@@ -174,7 +178,7 @@ impl Layout {
         let norm = lay("model.norm", &single_name(".weight"));
         let head =
             if config.tied { embedding.clone() } else { lay("lm_head", &single_name(".weight")) };
-        Layout { tensors, embedding, layers, norm, head }
+        ParameterLayout { tensors, embedding, layers, norm, head }
     }
 
     /// Returns the layout of a linear map.
@@ -203,7 +207,7 @@ mod tests {
                 mlp_bias: true,
                 ..tiny_config()
             };
-            let layout = Layout::new(&config);
+            let layout = ParameterLayout::new(&config);
             let mut ranges: Vec<_> =
                 layout.tensors.entries.iter().map(|p| p.range.clone()).collect();
             assert_eq!(ranges.len(), config.parameters().len());
@@ -212,7 +216,7 @@ mod tests {
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             assert!(ranges[ranges.len() - 1].end <= layout.tensors.len);
             assert_eq!(
-                layout.linear(LinearMap { layer: 1, site: Site::Output }).bias.len(),
+                layout.linear(LinearMap { layer: 1, site: LayerMap::Output }).bias.len(),
                 config.hidden
             );
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);

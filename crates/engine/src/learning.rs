@@ -24,21 +24,21 @@ use levade_tree::TreeBatch;
 use crate::activations::Activations;
 use crate::backward::{AncestorGradients, Gradients, RowGradients};
 use crate::buffer::Buffer;
-use crate::gemm::Mode;
-use crate::head::{Head, HeadGradient, TargetResults};
-use crate::layout::{Layout, attention_shape};
+use crate::gemm::OutputMode;
+use crate::head::{HeadGradient, OutputHead, TargetResults};
+use crate::layout::{ParameterLayout, attention_shape};
 use crate::ops::kv::{BLOCK, Blocks, KvBlocks};
 use crate::optimizer::{self, Optimizer};
-use crate::packing::{self, Packing, Step, Unit, schedule};
-use crate::transformer::{Rows, TemporaryRows, Transformer};
+use crate::packing::{self, BatchUnit, ScheduleStep, UnitPacking, schedule};
+use crate::transformer::{TemporaryRows, TokenRows, Transformer};
 use crate::transposed::TransposedWeights;
-use crate::value::Values;
+use crate::value::ValueHeadBuffers;
 use crate::value_head::ValueHead;
 
 /// Limits on the tokens processed at once and on the activations stored. Log-probabilities depend
 /// on neither limit. Gradients do not depend on `kept`, and depend on `rows` only by rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct TrainingLimits {
     /// Maximum number of packed tokens that go through the model at once.
     pub rows: usize,
     /// Number of layers whose forward activations are stored; the other layers recompute them.
@@ -46,40 +46,41 @@ pub struct Limits {
 }
 
 #[cfg(any(test, feature = "testing"))]
-impl Limits {
+impl TrainingLimits {
     /// No limits: the complete batch at once, with all activations stored.
-    pub const NONE: Limits = Limits { rows: usize::MAX, kept: usize::MAX };
+    pub const NONE: TrainingLimits = TrainingLimits { rows: usize::MAX, kept: usize::MAX };
 }
 
-/// Training state and buffers, without the model.
+/// State and buffers for evaluating and training a model, without the model's weights.
 pub struct TrainingState {
     /// Gradient and optimizer state of the base weights.
     pub optimizer: Optimizer,
-    /// Optimizer state of the adapters, by index.
+    /// Optimizer state of the adapters, by adapter index.
     pub adapters: Vec<Optimizer>,
-    /// Optimizer state of the value heads, by adapter; `None` is the base.
+    /// Optimizer state of the value heads, by adapter index; the key `None` is the base weights.
     pub value_heads: BTreeMap<Option<usize>, Optimizer>,
-    limits: Limits,
+    limits: TrainingLimits,
     activations: Activations,
     /// Keys and values of the current unit, for one layer at a time.
     blocks: Blocks,
-    stack: Stack,
+    stack: SequenceStack,
     temporary: TemporaryRows,
-    head: Head,
-    values: Values,
+    head: OutputHead,
+    values: ValueHeadBuffers,
     backward: RowGradients,
     transposed: TransposedWeights,
 }
 
-/// The sequence above the current unit, for batches that exceed the limit of rows.
-struct Stack {
+/// Keys, values and gradients of the sequence that precedes the current unit, for batches that
+/// exceed the limit of rows.
+struct SequenceStack {
     /// Keys and values of the sequence, for all layers.
     blocks: Blocks,
-    /// Gradients of keys and values, by layer. Each position holds its keys, then its values.
+    /// Gradients of the keys and values, by layer. Each position holds its keys, then its values.
     gradients: Vec<Buffer>,
 }
 
-impl Stack {
+impl SequenceStack {
     /// Grows the gradients to `positions` positions of `width` values each, and preserves their
     /// contents.
     fn grow_gradients(&mut self, positions: usize, width: usize) {
@@ -93,18 +94,18 @@ impl Stack {
     }
 }
 
-/// A unit with its packing.
+/// A unit of a batch, packed into rows for the model.
 struct PackedUnit<'a> {
     tokens: &'a [u32],
-    packing: Packing,
-    /// All rows with the index of the adapter that is trained or evaluated; empty for the base
-    /// weights.
+    packing: UnitPacking,
+    /// Range of all rows, with the index of the adapter that is trained or evaluated; empty for the
+    /// base weights.
     adapters: Vec<(Range<usize>, usize)>,
 }
 
 impl PackedUnit<'_> {
-    fn rows(&self) -> Rows<'_> {
-        Rows {
+    fn rows(&self) -> TokenRows<'_> {
+        TokenRows {
             tokens: self.tokens,
             positions: &self.packing.positions,
             spans: &self.packing.spans,
@@ -115,7 +116,7 @@ impl PackedUnit<'_> {
 
 impl TrainingState {
     /// Creates the training state for `model`. Buffers are allocated at first use.
-    pub fn new(model: &Transformer, limits: Limits) -> Self {
+    pub fn new(model: &Transformer, limits: TrainingLimits) -> Self {
         let config = &model.weights.config;
         let blocks = |layers| Blocks::new(attention_shape(config), layers, model.compute.precision);
         TrainingState {
@@ -125,13 +126,13 @@ impl TrainingState {
             limits,
             activations: Activations::new(config.layers, limits.kept),
             blocks: blocks(1),
-            stack: Stack {
+            stack: SequenceStack {
                 blocks: blocks(config.layers),
                 gradients: (0..config.layers).map(|_| Buffer::default()).collect(),
             },
             temporary: TemporaryRows::default(),
-            head: Head::default(),
-            values: Values::default(),
+            head: OutputHead::default(),
+            values: ValueHeadBuffers::default(),
             backward: RowGradients::default(),
             transposed: TransposedWeights::default(),
         }
@@ -148,7 +149,7 @@ impl TrainingState {
         batch: &TreeBatch,
     ) -> Result<Vec<f32>, PolicyError> {
         let mut found = vec![0.0; batch.targets.len()];
-        self.evaluate(
+        self.evaluate_targets(
             model,
             adapter,
             batch,
@@ -175,7 +176,7 @@ impl TrainingState {
         let Predictions { logprobs, entropies, concentrations } = &mut found;
         let target_results =
             TargetResults { logprobs, spread: Some((entropies, concentrations)), terms: None };
-        self.evaluate(model, adapter, batch, None, target_results)?;
+        self.evaluate_targets(model, adapter, batch, None, target_results)?;
         Ok(found)
     }
 
@@ -192,7 +193,7 @@ impl TrainingState {
     ) -> Result<Vec<f32>, PolicyError> {
         let head = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
         let mut found = vec![0.0; batch.targets.len()];
-        self.evaluate(
+        self.evaluate_targets(
             model,
             adapter,
             batch,
@@ -202,8 +203,9 @@ impl TrainingState {
         Ok(found)
     }
 
-    /// Runs the language model head, or the value head `critic` instead, on every target.
-    fn evaluate(
+    /// Computes results for every target with the language model head, or with the value head
+    /// `critic` instead.
+    fn evaluate_targets(
         &mut self,
         model: &Transformer,
         adapter: Option<usize>,
@@ -214,9 +216,9 @@ impl TrainingState {
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         for step in schedule(batch, self.limits.rows) {
             let (unit, push) = match step {
-                Step::Push(unit) => (unit, true),
-                Step::Train(unit) => (unit, false),
-                Step::Pop(_) => continue,
+                ScheduleStep::Push(unit) => (unit, true),
+                ScheduleStep::Train(unit) => (unit, false),
+                ScheduleStep::Pop(_) => continue,
             };
             let packed_unit = self.pack_unit(adapter, batch, &unit, push);
             let TrainingState { activations, temporary, stack, blocks, head, values, .. } = self;
@@ -273,17 +275,17 @@ impl TrainingState {
         loss.check(batch).map_err(|error| PolicyError::Invalid(error.to_string()))?;
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         match adapter {
-            None => self.optimizer.ensure(model.weights.layout.tensors.len),
+            None => self.optimizer.allocate(model.weights.layout.tensors.len),
             Some(index) => {
                 self.ensure_adapter(index);
-                self.adapters[index].ensure(model.adapters[index].layout.tensors.len);
+                self.adapters[index].allocate(model.adapters[index].layout.tensors.len);
             }
         }
         if loss.trains_values() {
             let critic = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
             let optimizer = self.value_heads.entry(adapter).or_default();
-            optimizer.ensure(critic.master.len());
-            if optimizer.start_pass() == Mode::Set {
+            optimizer.allocate(critic.master.len());
+            if optimizer.start_pass() == OutputMode::Set {
                 optimizer.gradient.fill(0.0);
             }
         }
@@ -291,17 +293,25 @@ impl TrainingState {
         let mut sums = ForwardBackward::default();
         for step in schedule(batch, self.limits.rows) {
             let (unit, on_stack) = match step {
-                Step::Push(unit) => {
-                    self.push(model, adapter, batch, &unit);
+                ScheduleStep::Push(unit) => {
+                    self.push_unit(model, adapter, batch, &unit);
                     continue;
                 }
-                Step::Train(unit) => (unit, false),
-                Step::Pop(unit) => (unit, true),
+                ScheduleStep::Train(unit) => (unit, false),
+                ScheduleStep::Pop(unit) => (unit, true),
             };
             let mut rows = terms.as_ref().map(|_| Vec::new());
             let target_results =
                 TargetResults { logprobs: &mut found, spread: None, terms: rows.as_mut() };
-            sums.merge(&self.train(model, adapter, batch, &unit, on_stack, loss, target_results));
+            sums.merge(&self.train_unit(
+                model,
+                adapter,
+                batch,
+                &unit,
+                on_stack,
+                loss,
+                target_results,
+            ));
             if let (Some(terms), Some(rows)) = (&mut terms, rows) {
                 terms.units.push(rows);
             }
@@ -343,28 +353,28 @@ impl TrainingState {
         &mut self,
         adapter: Option<usize>,
         batch: &'a TreeBatch,
-        unit: &Unit,
+        unit: &BatchUnit,
         on_stack: bool,
     ) -> PackedUnit<'a> {
         if on_stack {
             self.stack.blocks.grow((unit.above + unit.tokens.len()).div_ceil(BLOCK));
         }
-        let packing = Packing::new(batch, unit, self.stack.blocks.len(), on_stack);
+        let packing = UnitPacking::new(batch, unit, self.stack.blocks.len(), on_stack);
         self.blocks.grow(packing.blocks);
         let adapters = adapter.map(|index| (0..unit.tokens.len(), index)).into_iter().collect();
         PackedUnit { tokens: &batch.tokens[unit.tokens.clone()], packing, adapters }
     }
 
     /// Runs a unit forward and pushes its keys and values onto the stack, with zeroed gradients.
-    fn push(
+    fn push_unit(
         &mut self,
         model: &Transformer,
         adapter: Option<usize>,
         batch: &TreeBatch,
-        unit: &Unit,
+        unit: &BatchUnit,
     ) {
         let packed_unit = self.pack_unit(adapter, batch, unit, true);
-        let width = 2 * attention_shape(&model.weights.config).key();
+        let width = 2 * attention_shape(&model.weights.config).key_width();
         self.stack.grow_gradients(unit.above + unit.tokens.len(), width);
         for gradient in &mut self.stack.gradients {
             gradient[unit.above * width..][..unit.tokens.len() * width].fill(0.0);
@@ -376,12 +386,12 @@ impl TrainingState {
 
     /// Runs a unit forward and backward.
     #[allow(clippy::too_many_arguments)]
-    fn train(
+    fn train_unit(
         &mut self,
         model: &Transformer,
         adapter: Option<usize>,
         batch: &TreeBatch,
-        unit: &Unit,
+        unit: &BatchUnit,
         on_stack: bool,
         loss: &Loss,
         mut found: TargetResults<'_>,
@@ -412,7 +422,7 @@ impl TrainingState {
         let mut gradients = match adapter {
             None => {
                 let mode = optimizer.start_pass();
-                if mode == Mode::Set {
+                if mode == OutputMode::Set {
                     clear_unwritten_gradients(&model.weights.layout, &mut optimizer.gradient);
                 }
                 Gradients { base: Some(&mut optimizer.gradient), adapter: None, mode, transposed }
@@ -453,11 +463,11 @@ impl TrainingState {
             ),
         };
 
-        let width = 2 * attention_shape(config).key();
+        let width = 2 * attention_shape(config).key_width();
         for layer in (0..config.layers).rev() {
             let (positions, own) = stack.gradients[layer].split_at_mut(unit.above * width);
             let own = if on_stack { &own[..rows.tokens.len() * width] } else { &[] };
-            backward.layer(
+            backward.run_layer(
                 model,
                 layer,
                 rows,
@@ -469,14 +479,14 @@ impl TrainingState {
                 AncestorGradients { positions, own },
             );
         }
-        backward.embedding(model, rows.tokens, &mut gradients);
+        backward.add_embedding_gradients(model, rows.tokens, &mut gradients);
         sums
     }
 }
 
 /// Zeroes the parts of a gradient that no matmul overwrites: norms, biases, and the embedding
 /// unless it is also the output head.
-fn clear_unwritten_gradients(layout: &Layout, gradient: &mut [f32]) {
+fn clear_unwritten_gradients(layout: &ParameterLayout, gradient: &mut [f32]) {
     let norms_and_biases = layout
         .tensors
         .entries

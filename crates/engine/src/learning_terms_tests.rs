@@ -3,11 +3,11 @@
 use super::*;
 
 #[test]
-fn predictions_match_f64() {
+fn predictions_match_f64_reference() {
     for config in family_configs() {
         let model = model(&config, 2);
-        let mut learning = TrainingState::new(&model, Limits::NONE);
-        let reference = Reference::new(&model.weights);
+        let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
+        let reference = ReferenceModel::new(&model.weights);
         let sequences = test_sequences(config.vocabulary);
         for sequence in &sequences {
             let separate = TreeBatch::merge(std::slice::from_ref(sequence)).unwrap();
@@ -16,7 +16,7 @@ fn predictions_match_f64() {
             for (i, target) in sequence.targets.iter().enumerate() {
                 let index = target.index as usize;
                 let temperature = f64::from(target.temperature);
-                let entropy = Reference::entropy(&logits, index, temperature);
+                let entropy = ReferenceModel::entropy(&logits, index, temperature);
                 assert!(
                     (f64::from(found.entropies[i]) - entropy).abs() < 1e-4,
                     "{} {entropy}",
@@ -33,7 +33,7 @@ fn predictions_match_f64() {
         let batch = TreeBatch::merge(&sequences).unwrap();
         let merged = learning.predictions(&model, None, &batch).unwrap();
         assert_eq!(merged.logprobs, learning.logprobs(&model, None, &batch).unwrap());
-        let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
+        let mut parts = TrainingState::new(&model, TrainingLimits { rows: 13, kept: 1 });
         assert_eq!(parts.predictions(&model, None, &batch).unwrap(), merged);
     }
 }
@@ -73,7 +73,8 @@ fn terms_sum_to_loss_bitwise() {
     for loss in every_loss() {
         // As one unit, and in several.
         for rows in [usize::MAX, 24] {
-            let mut learning = TrainingState::new(&model, Limits { rows, ..Limits::NONE });
+            let mut learning =
+                TrainingState::new(&model, TrainingLimits { rows, ..TrainingLimits::NONE });
             let mut terms = LossTerms::default();
             let sums = learning
                 .forward_backward_terms(&model, None, &batch, &loss, Some(&mut terms))
@@ -82,7 +83,8 @@ fn terms_sum_to_loss_bitwise() {
             assert_eq!(terms.units.len() > 1, rows == 24);
             let found: usize = terms.units.iter().flatten().map(|row| row.terms.len()).sum();
             assert_eq!(found, batch.terms.len());
-            let mut separate = TrainingState::new(&model, Limits { rows, ..Limits::NONE });
+            let mut separate =
+                TrainingState::new(&model, TrainingLimits { rows, ..TrainingLimits::NONE });
             let plain = separate.forward_backward(&model, None, &batch, &loss).unwrap();
             assert_eq!(plain, sums);
         }

@@ -7,7 +7,7 @@ use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use super::*;
 use crate::adapter::Adapter;
-use crate::reference::Reference;
+use crate::reference::ReferenceModel;
 use crate::tensors::TensorEntry;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
@@ -70,7 +70,7 @@ fn losses() -> [Loss; 3] {
 }
 
 /// Computes the sums of −log p and of the entropy over the terms of all sequences, in f64.
-fn exact_counts(reference: &Reference, sequences: &[SequenceInput]) -> (f64, f64) {
+fn exact_counts(reference: &ReferenceModel, sequences: &[SequenceInput]) -> (f64, f64) {
     let mut nll = 0.0;
     let mut entropy = 0.0;
     for sequence in sequences {
@@ -78,8 +78,8 @@ fn exact_counts(reference: &Reference, sequences: &[SequenceInput]) -> (f64, f64
         for t in sequence.targets.iter().filter(|t| t.term.weight != 0.0) {
             let index = t.index as usize;
             let temperature = f64::from(t.temperature);
-            nll -= Reference::logprob(&logits, &sequence.tokens.to_vec(), index, temperature);
-            entropy += Reference::entropy(&logits, index, temperature);
+            nll -= ReferenceModel::logprob(&logits, &sequence.tokens.to_vec(), index, temperature);
+            entropy += ReferenceModel::entropy(&logits, index, temperature);
         }
     }
     (nll, entropy)
@@ -87,7 +87,7 @@ fn exact_counts(reference: &Reference, sequences: &[SequenceInput]) -> (f64, f64
 
 /// Computes each loss of all sequences, each sequence separately in f64.
 fn exact_losses<const N: usize>(
-    reference: &Reference,
+    reference: &ReferenceModel,
     sequences: &[SequenceInput],
     losses: &[Loss; N],
 ) -> [f64; N] {
@@ -98,8 +98,8 @@ fn exact_losses<const N: usize>(
         for t in &sequence.targets {
             let index = t.index as usize;
             let temperature = f64::from(t.temperature);
-            let logp = Reference::logprob(&logits, &tokens, index, temperature);
-            let entropy = Reference::entropy(&logits, index, temperature);
+            let logp = ReferenceModel::logprob(&logits, &tokens, index, temperature);
+            let entropy = ReferenceModel::entropy(&logits, index, temperature);
             for (sum, loss) in sums.iter_mut().zip(losses) {
                 // The loss takes an f32; its derivative carries the rest of the f64.
                 let at = loss.evaluate(logp as f32, &t.term);
@@ -111,7 +111,7 @@ fn exact_losses<const N: usize>(
     sums
 }
 
-fn exact_loss(reference: &Reference, sequences: &[SequenceInput], loss: &Loss) -> f64 {
+fn exact_loss(reference: &ReferenceModel, sequences: &[SequenceInput], loss: &Loss) -> f64 {
     exact_losses(reference, sequences, &[*loss])[0]
 }
 
@@ -130,11 +130,11 @@ fn loss_and_gradient_match_f64_for_every_family() {
             "at two temperatures"
         );
         let losses = losses();
-        let mut reference = Reference::new(&model.weights);
+        let mut reference = ReferenceModel::new(&model.weights);
         let (nll, entropy) = exact_counts(&reference, &sequences);
         let exact = exact_losses(&reference, &sequences, &losses);
         let gradients = losses.each_ref().map(|loss| {
-            let mut learning = TrainingState::new(&model, Limits::NONE);
+            let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
             let sums = learning.forward_backward(&model, None, &batch, loss).unwrap();
             assert_eq!(sums.terms as usize, batch.terms.len());
             assert!((sums.nll - nll).abs() < 1e-5 * nll, "{} {nll}", sums.nll);
@@ -177,7 +177,7 @@ fn gradient_is_independent_of_merging_and_threads() {
         .iter()
         .map(|threads| {
             let model = model(&config, *threads);
-            let mut learning = TrainingState::new(&model, Limits::NONE);
+            let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
             learning.forward_backward(&model, None, &merged, &loss).unwrap();
             learning.optimizer.gradient.to_vec()
         })
@@ -185,7 +185,7 @@ fn gradient_is_independent_of_merging_and_threads() {
     assert!(gradients[0].iter().zip(&gradients[1]).all(|(a, b)| a.to_bits() == b.to_bits()));
 
     let model = model(&config, 1);
-    let mut learning = TrainingState::new(&model, Limits::NONE);
+    let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
     for sequence in &sequences {
         let separate = TreeBatch::merge(std::slice::from_ref(sequence)).unwrap();
         learning.forward_backward(&model, None, &separate, &loss).unwrap();
@@ -215,7 +215,7 @@ fn gradient_is_independent_of_units_and_recomputation() {
             let model = Transformer::new(compute, weights, config.context);
             let sequences = test_sequences(config.vocabulary);
             let batch = TreeBatch::merge(&sequences).unwrap();
-            let run = |limits: Limits| {
+            let run = |limits: TrainingLimits| {
                 let mut learning = TrainingState::new(&model, limits);
                 let logprobs = learning.logprobs(&model, None, &batch).unwrap();
                 let sums = learning.forward_backward(&model, None, &batch, &losses()[1]).unwrap();
@@ -223,14 +223,14 @@ fn gradient_is_independent_of_units_and_recomputation() {
                 let bits: Vec<u32> = logprobs.iter().map(|p| p.to_bits()).collect();
                 (bits, sums, learning.optimizer.gradient.to_vec())
             };
-            let (logprobs, sums, gradient) = run(Limits::NONE);
+            let (logprobs, sums, gradient) = run(TrainingLimits::NONE);
             for kept in [0, 1] {
-                let again = run(Limits { kept, ..Limits::NONE });
+                let again = run(TrainingLimits { kept, ..TrainingLimits::NONE });
                 assert_eq!((&again.0, &again.1), (&logprobs, &sums));
                 assert!(again.2.iter().zip(&gradient).all(|(a, b)| a.to_bits() == b.to_bits()));
             }
             for rows in [100, 33, 20, 7, 1] {
-                let parts = run(Limits { rows, kept: 1 });
+                let parts = run(TrainingLimits { rows, kept: 1 });
                 assert_eq!(parts.0, logprobs);
                 assert!((parts.1.loss - sums.loss).abs() < 1e-9 * sums.loss.abs().max(1.0));
                 for entry in &model.weights.layout.tensors.entries {
@@ -267,7 +267,7 @@ fn bf16_gradient_is_close_to_f32() {
             let compute = Compute::with_isa(threads, crate::Isa::detect(), precision);
             let weights = random_weights(&compute, &config, 5);
             let model = Transformer::new(compute, weights, config.context);
-            let mut learning = TrainingState::new(&model, Limits::NONE);
+            let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
             learning.forward_backward(&model, None, &merged, &losses()[0]).unwrap();
             (model, learning.optimizer.gradient.to_vec())
         };
@@ -293,7 +293,7 @@ fn norm(x: &mut dyn Iterator<Item = f32>) -> f64 {
 /// Compares derivatives along random directions of A and of B with those of weights merged in f64,
 /// also in units.
 #[test]
-fn adapter_gradients_match_f64() {
+fn adapter_gradients_match_f64_reference() {
     for config in family_configs() {
         let mut model = model(&config, 2);
         let targets =
@@ -311,7 +311,7 @@ fn adapter_gradients_match_f64() {
         let sequences = test_sequences(config.vocabulary);
         let batch = TreeBatch::merge(&sequences).unwrap();
         let loss = losses()[1];
-        let mut learning = TrainingState::new(&model, Limits::NONE);
+        let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
         let base = learning.logprobs(&model, None, &batch).unwrap();
         model.adapters.push(adapter);
         assert_eq!(
@@ -329,7 +329,7 @@ fn adapter_gradients_match_f64() {
         let sums = learning.forward_backward(&model, Some(0), &batch, &loss).unwrap();
         assert!(learning.optimizer.gradient.is_empty(), "the weights are frozen");
         let gradient = learning.adapters[0].gradient.to_vec();
-        let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
+        let mut parts = TrainingState::new(&model, TrainingLimits { rows: 13, kept: 1 });
         parts.forward_backward(&model, Some(0), &batch, &loss).unwrap();
         let layout = &model.weights.layout;
         let exact_at = |moved: &[f64]| {
@@ -337,7 +337,7 @@ fn adapter_gradients_match_f64() {
             for TensorEntry { range, .. } in &layout.tensors.entries {
                 model.adapters[0].merge_into(moved, range, &mut merged[range.clone()]);
             }
-            exact_loss(&Reference::from_weights(&config, layout, &merged), &sequences, &loss)
+            exact_loss(&ReferenceModel::from_weights(&config, layout, &merged), &sequences, &loss)
         };
         let start: Vec<f64> = model.adapters[0].master.iter().map(|v| f64::from(*v)).collect();
         assert!((sums.loss - exact_at(&start)).abs() < 1e-5 * (1.0 + sums.loss.abs()));
@@ -369,7 +369,7 @@ fn adapter_gradients_match_f64() {
 /// Compares values, and derivatives of their loss along random directions of every parameter and of
 /// the value head, with f64.
 #[test]
-fn values_and_gradients_match_f64() {
+fn critic_values_and_gradients_match_f64_reference() {
     for config in family_configs() {
         let mut model = model(&config, 2);
         let mut head = ValueHead::new(config.hidden);
@@ -385,20 +385,20 @@ fn values_and_gradients_match_f64() {
         }
         let batch = TreeBatch::merge(&sequences).unwrap();
         let loss = Loss::new(PolicyLoss::Value { clip: Some(0.2) });
-        let mut learning = TrainingState::new(&model, Limits::NONE);
+        let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
         let none = learning.values(&model, None, &batch);
         assert!(matches!(none, Err(PolicyError::NoValueHead)));
         model.values.insert(None, head);
         let values = learning.values(&model, None, &batch).unwrap();
         let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
         assert!(sums.clipped > 5 && sums.terms > 20);
-        let mut parts = TrainingState::new(&model, Limits { rows: 13, kept: 1 });
+        let mut parts = TrainingState::new(&model, TrainingLimits { rows: 13, kept: 1 });
         assert_eq!(parts.values(&model, None, &batch).unwrap(), values);
 
-        let exact = |reference: &Reference, head: &[f64]| {
+        let exact = |reference: &ReferenceModel, head: &[f64]| {
             let mut sum = 0.0;
             for sequence in &sequences {
-                let states = reference.states(&sequence.tokens.to_vec());
+                let states = reference.hidden_states(&sequence.tokens.to_vec());
                 for target in &sequence.targets {
                     let x = &states[target.index as usize - 1];
                     let value: f64 = x.iter().zip(head).map(|(x, w)| x * w).sum();
@@ -410,7 +410,7 @@ fn values_and_gradients_match_f64() {
             }
             sum
         };
-        let mut reference = Reference::new(&model.weights);
+        let mut reference = ReferenceModel::new(&model.weights);
         let own: Vec<f64> = model.values[&None].master.iter().map(|v| f64::from(*v)).collect();
         assert!((sums.loss - exact(&reference, &own)).abs() < 1e-5);
         let direction = random_direction(0, config.hidden + 1);
@@ -454,7 +454,7 @@ fn move_along(start: &[f64], direction: &[f64], t: f64) -> Vec<f64> {
 
 /// Matmuls overwrite the gradient of the last step in every parameter, with tied and untied heads.
 #[test]
-fn next_step_overwrites_old_gradient() {
+fn backward_after_optimizer_step_overwrites_old_gradient() {
     for config in family_configs() {
         let mut model = model(&config, 1);
         let still = OptimParams {
@@ -469,8 +469,10 @@ fn next_step_overwrites_old_gradient() {
         let [first, second] = [&sequences[..2], &sequences[2..]]
             .map(|sequences| TreeBatch::merge(sequences).unwrap());
         let loss = losses()[1];
-        let (mut new, mut used) =
-            (TrainingState::new(&model, Limits::NONE), TrainingState::new(&model, Limits::NONE));
+        let (mut new, mut used) = (
+            TrainingState::new(&model, TrainingLimits::NONE),
+            TrainingState::new(&model, TrainingLimits::NONE),
+        );
         used.forward_backward(&model, None, &second, &loss).unwrap();
         used.optim_step(&mut model, None, &still);
         for learning in [&mut new, &mut used] {
@@ -489,8 +491,8 @@ fn next_step_overwrites_old_gradient() {
 #[test]
 fn nonfinite_gradient_changes_nothing() {
     let mut model = model(&tiny_config(), 1);
-    let mut learning = TrainingState::new(&model, Limits::NONE);
-    learning.optimizer.ensure(model.weights.layout.tensors.len);
+    let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
+    learning.optimizer.allocate(model.weights.layout.tensors.len);
     learning.optimizer.start_pass();
     learning.optimizer.gradient[7] = f32::NAN;
     let before = model.weights.master.to_vec();
@@ -513,7 +515,7 @@ fn nonfinite_gradient_changes_nothing() {
 #[test]
 fn forward_backward_rejects_untrainable_batches() {
     let model = model(&tiny_config(), 1);
-    let mut learning = TrainingState::new(&model, Limits::NONE);
+    let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
     let loss = losses()[0];
     let message = |sequence: SequenceInput, learning: &mut TrainingState| {
         let batch = TreeBatch::merge(&[sequence]).unwrap();

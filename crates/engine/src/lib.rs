@@ -46,7 +46,7 @@
 //! # Guarantees
 //! - **Batch invariance.** Each output element is computed by the same operations in the same
 //!   order, regardless of the rest of the batch, the prefill chunks, the packing of sequences,
-//!   shared prefixes and the number of threads. For one [`Order`] of sums, the instruction set
+//!   shared prefixes and the number of threads. For one [`SumOrder`] of sums, the instruction set
 //!   makes no difference either. So the log-probability recorded at sampling equals, bit for bit,
 //!   the log-probability that the training forward pass computes for that token under the same
 //!   weights.
@@ -115,10 +115,10 @@ pub use encoder::{Encoder, TextEncoder};
 pub use engine::{Engine, Fingerprint};
 pub use layout::attention_shape;
 pub use limits::available_memory;
-pub use memory::{MemoryPlan, Purpose};
-pub use ops::kv::Shape;
+pub use memory::{MemoryPlan, MemoryPurpose};
+pub use ops::kv::AttentionShape;
 pub use options::{EngineOptions, PlannedAdapter};
-pub use precision::{Order, Precision};
+pub use precision::{Precision, SumOrder};
 pub use simd::Isa;
 
 use compute::Compute;
@@ -136,10 +136,10 @@ pub enum EngineError {
     #[error(
         "the engine would take {plan}, but only {} MiB are free; {}, or free memory",
         available >> 20,
-        plan.ways_out()
+        plan.advice_text()
     )]
     Memory {
-        /// Memory that the engine would need.
+        /// Memory that the engine would need, by purpose.
         plan: MemoryPlan,
         /// Free memory in bytes, or the limit that the options set if it is lower.
         available: u64,

@@ -11,17 +11,17 @@ use std::path::{Component, Path, PathBuf};
 /// leave (Slurm, systemd, Docker, Kubernetes), and what its resource limits leave (`ulimit -v`,
 /// `-d`). Returns `None` if the system has no such files, as outside Linux.
 pub fn available_memory() -> Option<u64> {
-    System { root: Path::new("/") }.available()
+    SystemFiles { root: Path::new("/") }.available()
 }
 
 /// The system's files below a root directory, which is `/` outside tests.
-struct System<'a> {
+struct SystemFiles<'a> {
     root: &'a Path,
 }
 
 /// A cgroup hierarchy that limits memory.
 #[derive(Debug, PartialEq)]
-struct Hierarchy {
+struct CgroupHierarchy {
     /// Whether the hierarchy is of cgroup version 2.
     unified: bool,
     /// Mount point of the hierarchy.
@@ -30,26 +30,35 @@ struct Hierarchy {
     group: PathBuf,
 }
 
-impl System<'_> {
-    fn read(&self, path: impl AsRef<Path>) -> String {
+impl SystemFiles<'_> {
+    fn read_file(&self, path: impl AsRef<Path>) -> String {
         let path = path.as_ref();
         std::fs::read_to_string(self.root.join(path.strip_prefix("/").unwrap_or(path)))
             .unwrap_or_default()
     }
 
     fn available(&self) -> Option<u64> {
-        let machine = kilobytes(&self.read("/proc/meminfo"), "MemAvailable:")?;
-        let hierarchies =
-            hierarchies(&self.read("/proc/self/cgroup"), &self.read("/proc/self/mountinfo"));
+        let machine = parse_kilobytes(&self.read_file("/proc/meminfo"), "MemAvailable:")?;
+        let hierarchies = hierarchies(
+            &self.read_file("/proc/self/cgroup"),
+            &self.read_file("/proc/self/mountinfo"),
+        );
         let groups = hierarchies.iter().filter_map(|hierarchy| self.free_in_hierarchy(hierarchy));
-        let own = free_by_limits(&self.read("/proc/self/limits"), &self.read("/proc/self/status"));
+        let own = free_under_resource_limits(
+            &self.read_file("/proc/self/limits"),
+            &self.read_file("/proc/self/status"),
+        );
         groups.chain(own).chain([machine]).min()
     }
 
-    /// Returns the minimum of what the cgroup of the process and its ancestors leave, in bytes.
-    fn free_in_hierarchy(&self, Hierarchy { unified, mount, group }: &Hierarchy) -> Option<u64> {
+    /// Returns the bytes that the limits of the process's cgroup and of its ancestors leave: the
+    /// minimum over these groups. Returns `None` if there is no limit.
+    fn free_in_hierarchy(
+        &self,
+        CgroupHierarchy { unified, mount, group }: &CgroupHierarchy,
+    ) -> Option<u64> {
         let free_in = |group: &Path| {
-            let file = |name: &str| self.read(mount.join(group).join(name));
+            let file = |name: &str| self.read_file(mount.join(group).join(name));
             let stat = file("memory.stat");
             if *unified {
                 // Above `memory.high` the kernel throttles the group until it uses less.
@@ -67,9 +76,9 @@ impl System<'_> {
     }
 }
 
-/// Returns the bytes that a cgroup leaves, given its files: the lowest of its limits, minus the
-/// usage. File pages that were not accessed lately count as usage, but the kernel drops them when
-/// memory is needed. Returns `None` if there is no limit.
+/// Returns the bytes that a cgroup leaves: the lowest of its limits, minus its usage. The arguments
+/// are the contents of its files. File pages that were not accessed lately count as usage, but the
+/// kernel drops them when memory is needed. Returns `None` if there is no limit.
 fn free_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
     let dropped = number_after(stat, dropped).and_then(|text| parse_number(&text)).unwrap_or(0);
     let used = parse_number(used).unwrap_or(0).saturating_sub(dropped);
@@ -87,7 +96,7 @@ fn number_after(text: &str, name: &str) -> Option<String> {
 
 /// Returns the hierarchies that limit memory, each with the cgroup of the process, from its
 /// `cgroup` and `mountinfo` files.
-fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
+fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<CgroupHierarchy> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
         // Version 1: 4:memory:/slurm/uid_1000/job_7. Version 2: 0::/user.slice/user-1000.slice
@@ -100,13 +109,13 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
         if !unified && !controllers.split(',').any(|name| name == "memory") {
             continue;
         }
-        for (root, mount) in mounts(mountinfo, unified) {
+        for (root, mount) in memory_mounts(mountinfo, unified) {
             // A container may see only its own group, mounted as the root, or read the path of a
             // group that is not visible to it.
             let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
             let is_below = inside.components().all(|part| matches!(part, Component::Normal(_)));
             let group = if is_below { inside.to_owned() } else { PathBuf::new() };
-            found.push(Hierarchy { unified, mount, group });
+            found.push(CgroupHierarchy { unified, mount, group });
         }
     }
     found
@@ -114,7 +123,7 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
 
 /// Returns the mounts of cgroup hierarchies for memory: the group at the root of the mount, and the
 /// mount point.
-fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
+fn memory_mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
     mountinfo.lines().filter_map(|line| parse_mount(line, unified)).collect()
 }
 
@@ -143,13 +152,14 @@ fn unescape(text: &str) -> String {
     codes.iter().fold(text.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
-/// Returns the bytes that the limits on address space and on data leave.
-fn free_by_limits(limits: &str, status: &str) -> Option<u64> {
+/// Returns the bytes that the resource limits on address space and data leave, or `None` if both
+/// are unlimited.
+fn free_under_resource_limits(limits: &str, status: &str) -> Option<u64> {
     let free = |name: &str, used: &str| {
         // Max address space         307200000            unlimited            bytes
         let soft =
             limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
-        Some(soft.parse::<u64>().ok()?.saturating_sub(kilobytes(status, used).unwrap_or(0)))
+        Some(soft.parse::<u64>().ok()?.saturating_sub(parse_kilobytes(status, used).unwrap_or(0)))
     };
     [free("Max address space", "VmSize:"), free("Max data size", "VmData:")]
         .into_iter()
@@ -158,7 +168,7 @@ fn free_by_limits(limits: &str, status: &str) -> Option<u64> {
 }
 
 /// Parses the number of bytes from a line such as `MemAvailable:   123 kB`.
-fn kilobytes(text: &str, name: &str) -> Option<u64> {
+fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
@@ -179,7 +189,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, contents).unwrap();
         }
-        System { root: dir.path() }.available().unwrap() / MIB
+        SystemFiles { root: dir.path() }.available().unwrap() / MIB
     }
 
     fn mib(n: u64) -> String {
@@ -201,12 +211,12 @@ mod tests {
         ];
         assert_eq!(available_mib(&unlimited), 8000);
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(System { root: dir.path() }.available(), None);
+        assert_eq!(SystemFiles { root: dir.path() }.available(), None);
     }
 
     /// systemd, version 2: the limit may be the unit's own, or that of an enclosing slice.
     #[test]
-    fn enclosing_slice_limits_systemd_unit() {
+    fn systemd_unit_memory_is_limited_by_enclosing_slice() {
         let own = mib(3000);
         let slice = mib(2500);
         let used = mib(900);
@@ -230,7 +240,7 @@ mod tests {
     /// Slurm, version 1: steps within jobs within users; the job has the limit. The hybrid
     /// hierarchy of version 2, mounted alongside, has no memory controller.
     #[test]
-    fn job_limits_slurm_step() {
+    fn slurm_step_memory_is_limited_by_job() {
         let job = mib(4000);
         let used = mib(1500);
         let none = "9223372036854771712\n";
@@ -258,7 +268,7 @@ mod tests {
     /// Docker: with a cgroup namespace, the group is the root; without one, its path is the host's
     /// path, and so is the root of the mount.
     #[test]
-    fn docker_container_is_limited_by_its_cgroup() {
+    fn docker_container_memory_is_limited_by_cgroup() {
         let limit = mib(1000);
         let used = mib(250);
         let own = [("sys/fs/cgroup/memory.max", &*limit), ("sys/fs/cgroup/memory.current", &*used)];
@@ -280,7 +290,7 @@ mod tests {
     /// Kubernetes, version 1: the container sees only its own directory; the pod's limit is in its
     /// statistics.
     #[test]
-    fn pod_limit_is_read_from_container_statistics() {
+    fn kubernetes_pod_limit_is_read_from_memory_stat() {
         let limit = mib(3000);
         let used = mib(500);
         let stat =

@@ -8,7 +8,7 @@ use levade_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
 use crate::gemm::{MAX_ROWS, NR, SLAB, SLAB_A};
-use crate::layout::{Layout, LinearMap, attention_shape};
+use crate::layout::{LinearMap, ParameterLayout, attention_shape};
 use crate::ops::attention_backward;
 use crate::ops::kv::BLOCK;
 use crate::options::{EngineOptions, PlannedAdapter};
@@ -25,22 +25,24 @@ pub struct MemoryPlan {
     pub optimizer: u64,
     /// Activations of one training batch and its logits; 0 for an engine without training batches.
     pub training: u64,
-    /// Maximum for keys and values of a sequence that is longer than a batch, with their gradients.
+    /// Maximum memory for the keys and values of a sequence that is longer than a batch, and for
+    /// their gradients.
     pub sequence: u64,
-    /// Maximum for keys and values of sampling.
+    /// Maximum memory for keys and values during sampling.
     pub cache: u64,
-    /// Rows of one sampling step and their logits.
+    /// Rows of one sampling step, and their logits.
     pub sampling: u64,
-    /// Number of layers whose activations training stores; it recomputes those of the other layers.
+    /// Number of layers whose activations training stores. Training recomputes the activations of
+    /// the other layers.
     pub kept: usize,
     /// Number of layers (transformer blocks) of the model.
     pub layers: usize,
 }
 
-/// Purposes of memory: the fields of a [`MemoryPlan`].
+/// Purpose of memory: one of the fields of a [`MemoryPlan`] that are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields of MemoryPlan document them")]
-pub enum Purpose {
+pub enum MemoryPurpose {
     Weights,
     Optimizer,
     Training,
@@ -49,16 +51,16 @@ pub enum Purpose {
     Sampling,
 }
 
-impl Purpose {
-    /// Returns advice for reducing this memory, with keys of [`EngineOptions`].
-    fn way_out(self) -> &'static str {
+impl MemoryPurpose {
+    /// Returns advice for reducing the memory of this purpose, with keys of [`EngineOptions`].
+    fn advice(self) -> &'static str {
         match self {
-            Purpose::Weights => "use a smaller model",
-            Purpose::Optimizer => "train an adapter or a smaller model",
-            Purpose::Training => "lower batch_tokens",
-            Purpose::Sequence => "lower context",
-            Purpose::Cache => "lower kv_memory_mb",
-            Purpose::Sampling => "lower context, threads or running",
+            MemoryPurpose::Weights => "use a smaller model",
+            MemoryPurpose::Optimizer => "train an adapter or a smaller model",
+            MemoryPurpose::Training => "lower batch_tokens",
+            MemoryPurpose::Sequence => "lower context",
+            MemoryPurpose::Cache => "lower kv_memory_mb",
+            MemoryPurpose::Sampling => "lower context, threads or running",
         }
     }
 }
@@ -66,19 +68,19 @@ impl Purpose {
 /// Number of values in memory, each an f32 or a packed word of 4 bytes. Arithmetic saturates: an
 /// absurd option must result in "too much" instead of wrapping around to a small number.
 #[derive(Clone, Copy)]
-struct Values(u64);
+struct ValueCount(u64);
 
-impl Values {
+impl ValueCount {
     fn new(count: usize) -> Self {
-        Values(count as u64)
+        ValueCount(count as u64)
     }
 
     fn times(self, count: usize) -> Self {
-        Values(self.0.saturating_mul(count as u64))
+        ValueCount(self.0.saturating_mul(count as u64))
     }
 
     fn plus(self, other: Self) -> Self {
-        Values(self.0.saturating_add(other.0))
+        ValueCount(self.0.saturating_add(other.0))
     }
 
     fn bytes(self) -> u64 {
@@ -87,11 +89,11 @@ impl Values {
 }
 
 impl MemoryPlan {
-    /// Plans an engine for `config` with `threads` threads, on a machine with `budget` free bytes.
-    /// If the budget requires it, layers recompute their activations.
+    /// Plans the memory of an engine for `config` with `threads` threads, on a machine with
+    /// `budget` free bytes. If the budget requires it, layers recompute their activations.
     pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
-        let layout = Layout::new(config);
-        let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
+        let layout = ParameterLayout::new(config);
+        let plan = |kept| Self::plan_with_kept_layers(config, &layout, options, threads, kept);
         let full = plan(config.layers);
         if full.total() <= budget || options.batch_tokens == 0 || !options.trains {
             return full;
@@ -101,9 +103,9 @@ impl MemoryPlan {
         fitting.unwrap_or_else(|| plan(0))
     }
 
-    fn keeping(
+    fn plan_with_kept_layers(
         config: &ModelConfig,
-        layout: &Layout,
+        layout: &ParameterLayout,
         options: &EngineOptions,
         threads: usize,
         kept: usize,
@@ -116,19 +118,19 @@ impl MemoryPlan {
         let layers = config.layers;
         let context = if options.context == 0 { config.context } else { options.context };
         let packed = |inputs: usize, outputs: usize| {
-            Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
+            ValueCount::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
         };
         let tables = 1 + usize::from(config.pattern.local_rope.is_some());
-        let mut weights = Values::new(layout.tensors.len)
+        let mut weights = ValueCount::new(layout.tensors.len)
             .plus(packed(hidden, config.vocabulary))
-            .plus(Values::new(context).times(config.head_dim * tables));
+            .plus(ValueCount::new(context).times(config.head_dim * tables));
         for linear in LinearMap::all(layers).map(|map| layout.linear(map)) {
             weights = weights.plus(packed(linear.inputs, linear.outputs));
         }
 
         // Weights packed for the backward pass.
         if rows > 0 && options.trains {
-            for (depth, columns) in transposed::shapes(layout, layers, precision) {
+            for (depth, columns) in transposed::matrix_shapes(layout, layers, precision) {
                 weights = weights.plus(packed(depth, columns));
             }
         }
@@ -136,61 +138,67 @@ impl MemoryPlan {
         // Row of one layer: queries, keys and values (twice with per-head norms), statistics,
         // attention, middle, gate and up; inputs of the norms after attention and the feed-forward
         // part.
-        let qkv = shape.qkv() * if config.qk_norm { 2 } else { 1 };
+        let qkv = shape.qkv_width() * if config.qk_norm { 2 } else { 1 };
         let post_norms = if config.has_post_norms() { 2 * hidden } else { 0 };
-        let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide + post_norms;
+        let state = qkv + 2 * shape.heads + shape.query_width() + hidden + 2 * wide + post_norms;
         let temporary = hidden + wide;
         // Scratch of one attention thread for a sequence of `n` positions: scores and their
         // weights, and transposed keys and values.
-        let attention = |n: usize, rows: usize| Values::new(n).times(2 * rows + 2 * shape.padded());
-        let mut training = Values(0);
+        let attention = |n: usize, rows: usize| {
+            ValueCount::new(n).times(2 * rows + 2 * shape.padded_head_dim())
+        };
+        let mut training = ValueCount(0);
         if rows > 0 && options.trains {
             let states = kept + usize::from(kept < layers);
-            let back = 2 * hidden + wide + shape.query() + shape.qkv() + post_norms / 2;
+            let back = 2 * hidden + wide + shape.query_width() + shape.qkv_width() + post_norms / 2;
             let max_len = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
-            let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
+            let chunk =
+                ValueCount::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
             // Rows of a value head, which are not divided into chunks; a copy of a row of logits
             // for an entropy bonus.
             let row = row + if options.critic { 4 * hidden } else { 0 };
-            training = Values::new(rows)
+            training = ValueCount::new(rows)
                 .times(row)
                 .plus(chunk)
-                .plus(Values::new(threads).times(config.vocabulary))
-                .plus(Values::new(attention_backward::max_partial_sums(shape, rows, max_len)))
+                .plus(ValueCount::new(threads).times(config.vocabulary))
+                .plus(ValueCount::new(attention_backward::max_partial_sums(shape, rows, max_len)))
                 .plus(attention(max_len, attention_backward::QUERIES).times(threads));
         } else if rows > 0 {
-            let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 2 * hidden);
-            training = Values::new(rows).times(state + 2 * hidden + temporary).plus(chunk);
+            let chunk =
+                ValueCount::new(rows.min(head::CHUNK)).times(config.vocabulary + 2 * hidden);
+            training = ValueCount::new(rows).times(state + 2 * hidden + temporary).plus(chunk);
         }
         if rows > 0 {
             // Nodes of a forest rarely end at a block boundary.
-            let blocks = Values::new(2 * shape.block(precision) / BLOCK).times(rows);
-            training = training.plus(blocks).plus(scratch(config, rows, options.trains));
+            let blocks = ValueCount::new(2 * shape.block(precision) / BLOCK).times(rows);
+            training = training.plus(blocks).plus(gemm_scratch(config, rows, options.trains));
         }
         let sequence = if rows > 0 && context > rows {
-            let gradient = if options.trains { 2 * shape.key() } else { 0 };
-            Values::new(context).times(layers).times(shape.block(precision) / BLOCK + gradient)
+            let gradient = if options.trains { 2 * shape.key_width() } else { 0 };
+            ValueCount::new(context).times(layers).times(shape.block(precision) / BLOCK + gradient)
         } else {
-            Values(0)
+            ValueCount(0)
         };
         let logits = row_sampling::max_logits_rows(options.running, options.step_rows);
-        let sampling = Values::new(options.step_rows)
+        let sampling = ValueCount::new(options.step_rows)
             .times(state + temporary + 2 * hidden)
-            .plus(Values::new(logits).times(config.vocabulary + 2 * hidden))
+            .plus(ValueCount::new(logits).times(config.vocabulary + 2 * hidden))
             .plus(attention(context, MAX_ROWS).times(threads));
         MemoryPlan {
             weights: weights.bytes(),
             optimizer: match &options.adapters[..] {
                 _ if !options.trains => 0,
-                [] => Values::new(layout.tensors.len).times(3).bytes(),
+                [] => ValueCount::new(layout.tensors.len).times(3).bytes(),
                 adapters => {
                     let adapter_bytes = |PlannedAdapter { lora, learns }: &PlannedAdapter| {
                         // An invalid adapter is rejected when it is created.
                         let Ok(adapter) = AdapterLayout::new(layout, lora) else { return 0 };
-                        let own = Values::new(adapter.tensors.len);
+                        let own = ValueCount::new(adapter.tensors.len);
                         let trained = own.times(if *learns { 3 } else { 0 });
-                        own.plus(Values::new(adapter.packed_words(precision))).plus(trained).bytes()
+                        own.plus(ValueCount::new(adapter.packed_words(precision)))
+                            .plus(trained)
+                            .bytes()
                     };
                     adapters.iter().map(adapter_bytes).fold(0, u64::saturating_add)
                 }
@@ -205,26 +213,26 @@ impl MemoryPlan {
     }
 
     /// Returns the bytes of each purpose.
-    fn parts(&self) -> [(Purpose, u64); 6] {
+    fn bytes_by_purpose(&self) -> [(MemoryPurpose, u64); 6] {
         [
-            (Purpose::Weights, self.weights),
-            (Purpose::Optimizer, self.optimizer),
-            (Purpose::Training, self.training),
-            (Purpose::Sequence, self.sequence),
-            (Purpose::Cache, self.cache),
-            (Purpose::Sampling, self.sampling),
+            (MemoryPurpose::Weights, self.weights),
+            (MemoryPurpose::Optimizer, self.optimizer),
+            (MemoryPurpose::Training, self.training),
+            (MemoryPurpose::Sequence, self.sequence),
+            (MemoryPurpose::Cache, self.cache),
+            (MemoryPurpose::Sampling, self.sampling),
         ]
     }
 
     /// Returns the total in bytes.
     pub fn total(&self) -> u64 {
-        self.parts().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
+        self.bytes_by_purpose().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
     }
 
     /// Returns the purposes that take more than a third of the largest part, largest first. These
     /// must shrink if memory is short.
-    pub fn largest(&self) -> Vec<Purpose> {
-        let mut parts = self.parts();
+    pub fn largest_purposes(&self) -> Vec<MemoryPurpose> {
+        let mut parts = self.bytes_by_purpose();
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let largest_bytes = parts[0].1;
         parts
@@ -235,8 +243,9 @@ impl MemoryPlan {
     }
 
     /// Returns advice for reducing the memory if the plan does not fit.
-    pub(crate) fn ways_out(&self) -> String {
-        let ways: Vec<&str> = self.largest().into_iter().map(Purpose::way_out).collect();
+    pub(crate) fn advice_text(&self) -> String {
+        let ways: Vec<&str> =
+            self.largest_purposes().into_iter().map(MemoryPurpose::advice).collect();
         ways.join(", or ")
     }
 
@@ -283,17 +292,17 @@ fn to_mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Returns the values that the packed operands of the largest matmul take.
-fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
-    let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
+/// Returns the number of values that the packed operands of the largest matmul take.
+fn gemm_scratch(config: &ModelConfig, rows: usize, trains: bool) -> ValueCount {
+    let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query_width());
     // Operands are packed slab by slab. The rhs of dX is a weight matrix; the rhs of dW has as many
     // rows as there are activations.
     let rhs = if trains {
-        Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest)
+        ValueCount::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest)
     } else {
-        Values(0)
+        ValueCount(0)
     };
-    Values::new(SLAB_A).plus(rhs)
+    ValueCount::new(SLAB_A).plus(rhs)
 }
 
 #[cfg(test)]
@@ -337,23 +346,27 @@ mod tests {
         for (large, purpose, way_out) in [
             (
                 EngineOptions { batch_tokens: 1 << 22, ..options.clone() },
-                Purpose::Training,
+                MemoryPurpose::Training,
                 "batch_tokens",
             ),
-            (EngineOptions { context: 1 << 24, ..options.clone() }, Purpose::Sequence, "context"),
+            (
+                EngineOptions { context: 1 << 24, ..options.clone() },
+                MemoryPurpose::Sequence,
+                "context",
+            ),
             (
                 EngineOptions { kv_memory_mb: 1 << 14, ..options.clone() },
-                Purpose::Cache,
+                MemoryPurpose::Cache,
                 "kv_memory_mb",
             ),
             (
                 EngineOptions { running: 1 << 22, step_rows: 1 << 22, ..options.clone() },
-                Purpose::Sampling,
+                MemoryPurpose::Sampling,
                 "running",
             ),
         ] {
             let plan = plan(&config, &large, 1 << 20);
-            assert_eq!(plan.largest()[0], purpose);
+            assert_eq!(plan.largest_purposes()[0], purpose);
             assert!(plan.check(1 << 20).expect_err("too much").to_string().contains(way_out));
         }
     }
@@ -372,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_layers_shrink_with_budget() {
+    fn stored_layers_decrease_with_memory_budget() {
         let config = ModelConfig { layers: 10, ..tiny_config() };
         let options =
             EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };

@@ -11,19 +11,19 @@
 //!
 //! 1. **Forward**, over rows: `for_rows` assigns each row to one task. Inner loops are plain Rust
 //!    in the macro `simd!`, which compiles them once per instruction set. A sum over a row runs in
-//!    16 fixed lanes (`simd::dot`, `simd::fold`), never in a loop that the compiler may reorder,
-//!    and never over rows. `exp` is `simd::exp`. Batch invariance requires no more: an output
-//!    depends on its own row, by operations written in one order.
+//!    16 fixed lanes (`simd::dot`, `simd::fold_lanes`), never in a loop that the compiler may
+//!    reorder, and never over rows. `exp` is `simd::exp`. Batch invariance requires no more: an
+//!    output depends on its own row, by operations written in one order.
 //! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row.
 //!    It adds the gradients of parameters in the order of rows; threads split columns
 //!    (`for_columns`, `add_column_sums`).
 //! 3. **Tests**: a naive version in f64 as reference for the forward pass; its finite differences
-//!    (`differences`) as reference for the backward pass; equal bits on every instruction set, in
-//!    other batches, and on other numbers of threads.
+//!    (`central_differences`) as reference for the backward pass; equal bits on every instruction
+//!    set, in other batches, and on other numbers of threads.
 //! 4. **Calls**: in `Transformer::forward_state` or `forward_layer`, which sampling and training
-//!    share, and mirrored in `Backward::layer`. A value that the backward pass needs becomes a
-//!    field of `LayerState` and a term of `MemoryPlan`. A value that the backward pass can
-//!    recompute from these fields is not stored.
+//!    share, and mirrored in `RowGradients::run_layer`. A value that the backward pass needs
+//!    becomes a field of `LayerState` and a term of `MemoryPlan`. A value that the backward pass
+//!    can recompute from these fields is not stored.
 //! 5. **Tests of the model**: `learning.rs` compares loss and gradients of small models of every
 //!    family with f64; `tests/engine/parity.rs` checks that sampling and training compute the same
 //!    bits; `conformance/gradients.py` compares with PyTorch.
@@ -69,7 +69,7 @@ pub(crate) fn for_rows(
     for_groups(compute, rows, ROWS_PER_TASK, width, out, body);
 }
 
-/// [`for_rows`] with tasks of `group` rows.
+/// Calls `body(row, out)` for every row of `out` like [`for_rows`], with `group` rows per task.
 pub(crate) fn for_groups(
     compute: &Compute,
     rows: usize,
@@ -92,7 +92,7 @@ pub fn fill_rows(compute: &Compute, rows: usize, values: &[f32], out: &mut [f32]
     for_rows(compute, rows, values.len(), out, |_, row| row.copy_from_slice(values));
 }
 
-/// `out[row] += x[row]` for `rows` rows of `width` values.
+/// Computes `out[row] += x[row]` for `rows` rows of `width` values.
 pub fn add_rows(compute: &Compute, rows: usize, width: usize, x: &[f32], out: &mut [f32]) {
     for_rows(compute, rows, width, out, |row, out| {
         out.iter_mut().zip(&x[row * width..]).for_each(|(out, x)| *out += x);
@@ -137,12 +137,12 @@ pub(crate) mod testing {
     }
 
     /// Converts the values to f64.
-    pub fn wide(x: &[f32]) -> Vec<f64> {
+    pub fn widen(x: &[f32]) -> Vec<f64> {
         x.iter().map(|v| f64::from(*v)).collect()
     }
 
     /// Asserts |a − b| ≤ tolerance · (1 + |b|) everywhere.
-    pub fn close(a: &[f32], b: &[f64], tolerance: f64) {
+    pub fn assert_close(a: &[f32], b: &[f64], tolerance: f64) {
         assert_eq!(a.len(), b.len());
         for (i, (x, y)) in a.iter().zip(b).enumerate() {
             assert!(
@@ -153,7 +153,7 @@ pub(crate) mod testing {
     }
 
     /// Computes the gradient of `f` at `x` by central differences in f64.
-    pub fn differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    pub fn central_differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
         let step = 1e-5;
         let mut x = x.to_vec();
         (0..x.len())

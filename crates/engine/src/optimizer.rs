@@ -4,19 +4,19 @@ use levade_policy::{OptimParams, OptimReport};
 
 use crate::Compute;
 use crate::buffer::Buffer;
-use crate::gemm::Mode;
+use crate::gemm::OutputMode;
 use crate::ops::adamw;
 use crate::parameters::Parameters;
 
-/// Gradient and moments of one array of parameters, in its layout. The first backward pass
-/// allocates them.
+/// Gradient and AdamW moments of one array of parameters, in the array's layout. The first backward
+/// pass allocates the buffers.
 #[derive(Default)]
 pub struct Optimizer {
     /// Gradient accumulated since the last step; valid only if `accumulated` is true.
     pub gradient: Buffer,
-    /// First moment of AdamW.
+    /// First moment of AdamW, one value per parameter.
     pub first: Buffer,
-    /// Second moment of AdamW.
+    /// Second moment of AdamW, one value per parameter.
     pub second: Buffer,
     /// Number of steps taken.
     pub steps: u64,
@@ -27,7 +27,7 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Allocates missing buffers for `len` parameters.
-    pub fn ensure(&mut self, len: usize) {
+    pub fn allocate(&mut self, len: usize) {
         for buffer in [&mut self.gradient, &mut self.first, &mut self.second] {
             if buffer.is_empty() {
                 *buffer = Buffer::zeroed(len);
@@ -37,13 +37,18 @@ impl Optimizer {
 
     /// Starts a backward pass, and returns whether its matmuls overwrite the gradient or add to it.
     /// If they overwrite it, the caller must zero the parts that matmuls do not write.
-    pub fn start_pass(&mut self) -> Mode {
-        if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
+    pub fn start_pass(&mut self) -> OutputMode {
+        if std::mem::replace(&mut self.accumulated, true) {
+            OutputMode::Add
+        } else {
+            OutputMode::Set
+        }
     }
 
-    /// Prepares a step of `len` parameters; returns the norm of the accumulated gradient.
+    /// Prepares an optimizer step for `len` parameters; returns the norm of the accumulated
+    /// gradient.
     fn prepare_step(&mut self, compute: &Compute, len: usize) -> f64 {
-        self.ensure(len);
+        self.allocate(len);
         if !std::mem::take(&mut self.accumulated) {
             self.gradient.fill(0.0);
         }

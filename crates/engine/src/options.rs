@@ -8,7 +8,7 @@ use crate::precision::Precision;
 use crate::simd::Isa;
 use crate::{Compute, EngineError};
 
-/// Options of an adapter that will be created, for the memory plan.
+/// Options of an adapter that will be created later. The memory plan includes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedAdapter {
@@ -32,8 +32,8 @@ pub struct EngineOptions {
     /// Whether the engine will be trained. If not, batches are only evaluated, and gradients are
     /// rejected.
     pub trains: bool,
-    /// Adapters that will be created, for the memory plan. If there are any, the base weights are
-    /// not trained.
+    /// Adapters that will be created later, for the memory plan. If there are any, the base weights
+    /// are not trained.
     pub adapters: Vec<PlannedAdapter>,
     /// Whether a value head will be added, for the memory plan.
     pub critic: bool,
@@ -46,10 +46,10 @@ pub struct EngineOptions {
     pub running: usize,
     /// Maximum number of rows in one sampling step: running sequences and prefill chunks.
     pub step_rows: usize,
-    /// Whether running sequences keep their keys and values when the weights change. They then
-    /// continue at once without recomputation, but the log-probabilities of tokens sampled from
-    /// then on differ from those that training computes. New sequences never reuse keys and values
-    /// of old weights.
+    /// Whether running sequences keep their keys and values when the weights change. The sequences
+    /// then continue at once without recomputation, but log-probabilities of tokens sampled after
+    /// the change differ from the values that training computes. New sequences never reuse keys and
+    /// values of old weights.
     pub keep_cache: bool,
     /// Rounding of matmul operands, including keys and values.
     pub precision: Precision,

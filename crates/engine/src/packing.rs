@@ -1,11 +1,11 @@
 //! Divides a tree batch into units that go through the model at once.
 //!
-//! A batch that fits goes through as a whole. A larger batch is traversed depth-first, one [`Unit`]
-//! at a time, with the keys and values of the sequence above the unit on a stack. On the way down,
-//! nodes run forward only. On the way up from the leaves, they run forward again and backward, and
-//! each unit adds the gradient of its ancestors' keys and values to the stack. So memory is bounded
-//! by the unit and the sequence length, for any size of the tree. Every token goes through the
-//! model forward at most twice and backward once.
+//! A batch that fits goes through as a whole. A larger batch is traversed depth-first, one
+//! [`BatchUnit`] at a time, with the keys and values of the sequence above the unit on a stack. On
+//! the way down, nodes run forward only. On the way up from the leaves, they run forward again and
+//! backward, and each unit adds the gradient of its ancestors' keys and values to the stack. So
+//! memory is bounded by the unit and the sequence length, for any size of the tree. Every token
+//! goes through the model forward at most twice and backward once.
 
 use std::ops::Range;
 
@@ -13,40 +13,41 @@ use levade_policy::PolicyError;
 use levade_tree::TreeBatch;
 
 use crate::ops::attention_backward::SequenceRows;
-use crate::ops::kv::{BLOCK, Span};
+use crate::ops::kv::{BLOCK, TokenSpan};
 
-/// A contiguous part of a batch whose tokens are on one sequence, or below it.
+/// Contiguous part of a batch whose tokens continue one sequence or branch from it. A unit goes
+/// through the model at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unit {
-    /// Range of the unit's tokens in the batch.
+pub struct BatchUnit {
+    /// Range of the unit's tokens in the packed order of the batch.
     pub tokens: Range<usize>,
-    /// Number of positions in the sequence above the unit.
+    /// Number of positions that precede the unit in its sequence.
     pub above: usize,
 }
 
 #[cfg(any(test, feature = "testing"))]
-impl Unit {
-    /// Returns a unit of the complete batch.
-    pub fn complete(batch: &TreeBatch) -> Self {
-        Unit { tokens: 0..batch.tokens.len(), above: 0 }
+impl BatchUnit {
+    /// Returns one unit with all tokens of the batch.
+    pub fn from_batch(batch: &TreeBatch) -> Self {
+        BatchUnit { tokens: 0..batch.tokens.len(), above: 0 }
     }
 }
 
-/// Step of the traversal of a batch.
+/// Step of a training pass over a batch, which processes one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum ScheduleStep {
     /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one
     /// node.
-    Push(Unit),
+    Push(BatchUnit),
     /// Run a unit forward and backward. It has no descendants outside the unit.
-    Train(Unit),
+    Train(BatchUnit),
     /// Run the unit on top of the stack forward again, then backward with the gradients that its
     /// descendants added, and pop it.
-    Pop(Unit),
+    Pop(BatchUnit),
 }
 
 /// Returns the order in which a batch is trained with at most `max_tokens` tokens at a time.
-pub fn schedule(batch: &TreeBatch, max_tokens: usize) -> Vec<Step> {
+pub fn schedule(batch: &TreeBatch, max_tokens: usize) -> Vec<ScheduleStep> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); batch.nodes.len()];
     let mut roots = Vec::new();
     for (index, node) in batch.nodes.iter().enumerate() {
@@ -64,20 +65,20 @@ pub fn schedule(batch: &TreeBatch, max_tokens: usize) -> Vec<Step> {
         }
     }
     let mut steps = Vec::new();
-    Schedule { batch, children, ends, max_tokens: max_tokens.max(1), steps: &mut steps }
+    StepSchedule { batch, children, ends, max_tokens: max_tokens.max(1), steps: &mut steps }
         .schedule_siblings(&roots);
     steps
 }
 
-struct Schedule<'a> {
+struct StepSchedule<'a> {
     batch: &'a TreeBatch,
     children: Vec<Vec<usize>>,
     ends: Vec<usize>,
     max_tokens: usize,
-    steps: &'a mut Vec<Step>,
+    steps: &'a mut Vec<ScheduleStep>,
 }
 
-impl Schedule<'_> {
+impl StepSchedule<'_> {
     fn schedule_siblings(&mut self, nodes: &[usize]) {
         let mut rest = nodes;
         while let [first, ..] = rest {
@@ -87,7 +88,7 @@ impl Schedule<'_> {
             if fitting > 0 {
                 let tokens = start..self.ends[rest[fitting - 1]];
                 let above = self.batch.nodes[*first].depth as usize;
-                self.steps.push(Step::Train(Unit { tokens, above }));
+                self.steps.push(ScheduleStep::Train(BatchUnit { tokens, above }));
             } else {
                 self.schedule_large(*first);
             }
@@ -95,7 +96,7 @@ impl Schedule<'_> {
         }
     }
 
-    /// Schedules a node whose subtree does not fit.
+    /// Schedules a node whose subtree exceeds the limit of one unit.
     fn schedule_large(&mut self, index: usize) {
         let node = self.batch.nodes[index];
         let start = node.start as usize;
@@ -103,39 +104,42 @@ impl Schedule<'_> {
         let depth = node.depth as usize;
         // Pieces of about equal size, so that no small piece remains.
         let size = len.div_ceil(len.div_ceil(self.max_tokens));
-        let mut chunks: Vec<Unit> = (0..len)
+        let mut chunks: Vec<BatchUnit> = (0..len)
             .step_by(size)
-            .map(|at| Unit { tokens: start + at..start + len.min(at + size), above: depth + at })
+            .map(|at| BatchUnit {
+                tokens: start + at..start + len.min(at + size),
+                above: depth + at,
+            })
             .collect();
         let children = std::mem::take(&mut self.children[index]);
         let last = if children.is_empty() { chunks.pop() } else { None };
-        self.steps.extend(chunks.iter().cloned().map(Step::Push));
-        self.steps.extend(last.map(Step::Train));
+        self.steps.extend(chunks.iter().cloned().map(ScheduleStep::Push));
+        self.steps.extend(last.map(ScheduleStep::Train));
         self.schedule_siblings(&children);
-        self.steps.extend(chunks.into_iter().rev().map(Step::Pop));
+        self.steps.extend(chunks.into_iter().rev().map(ScheduleStep::Pop));
     }
 }
 
 /// Layout of a unit for the model: one span for every node with tokens in the unit, rows in packed
 /// order.
 #[derive(Debug, Default)]
-pub struct Packing {
+pub struct UnitPacking {
     /// Position of every row in its sequence.
     pub positions: Vec<u32>,
-    /// One span for every node.
-    pub spans: Vec<Span>,
+    /// Spans of the unit, one for every node with tokens in the unit.
+    pub spans: Vec<TokenSpan>,
     /// Rows of each span's sequence, including its own.
     pub sequences: Vec<SequenceRows>,
     /// Number of key-value blocks that the unit needs in addition to the blocks of the stack.
     pub blocks: usize,
 }
 
-impl Packing {
-    /// Packs a unit. Blocks below `stack` are those of the sequence above, and block i holds
-    /// positions `i * BLOCK ..`. A unit `on_stack` writes into them. Other units start with a copy
-    /// of the last block if they start inside it.
-    pub fn new(batch: &TreeBatch, unit: &Unit, stack: usize, on_stack: bool) -> Self {
-        let mut packing = Packing::default();
+impl UnitPacking {
+    /// Packs a unit into rows. Blocks with an index below `stack` hold the sequence above the unit:
+    /// block i holds positions `i * BLOCK ..`. A unit `on_stack` writes into these blocks. Other
+    /// units start with a copy of the last block if they start inside it.
+    pub fn new(batch: &TreeBatch, unit: &BatchUnit, stack: usize, on_stack: bool) -> Self {
+        let mut packing = UnitPacking::default();
         let first =
             batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
         for node in &batch.nodes[first..] {
@@ -181,7 +185,7 @@ impl Packing {
             let mut sequence = parent.map_or(Vec::new(), |p| packing.sequences[p].clone());
             sequence.push((row, len));
             let inherits = inherits.filter(|_| !on_stack);
-            packing.spans.push(Span { row, len, position, blocks, inherits });
+            packing.spans.push(TokenSpan { row, len, position, blocks, inherits });
             packing.sequences.push(sequence);
         }
         packing
@@ -250,18 +254,21 @@ mod tests {
             let mut stack: Vec<(usize, usize)> = Vec::new();
             let depth = |stack: &[(usize, usize)]| stack.iter().map(|(_, len)| len).sum::<usize>();
             for step in schedule(&batch, max_tokens) {
-                let (Step::Push(unit) | Step::Train(unit) | Step::Pop(unit)) = &step;
+                let (ScheduleStep::Push(unit)
+                | ScheduleStep::Train(unit)
+                | ScheduleStep::Pop(unit)) = &step;
                 assert!(unit.tokens.len() <= max_tokens);
                 let unit_range = (unit.tokens.start, unit.tokens.len());
-                if matches!(step, Step::Pop(_)) {
+                if matches!(step, ScheduleStep::Pop(_)) {
                     assert_eq!(stack.pop(), Some(unit_range));
                 }
                 assert_eq!(depth(&stack), unit.above);
-                if matches!(step, Step::Push(_)) {
+                if matches!(step, ScheduleStep::Push(_)) {
                     stack.push(unit_range);
                 } else {
                     trained[unit.tokens.clone()].iter_mut().for_each(|count| *count += 1);
-                    let packing = Packing::new(&batch, unit, 9, matches!(step, Step::Pop(_)));
+                    let packing =
+                        UnitPacking::new(&batch, unit, 9, matches!(step, ScheduleStep::Pop(_)));
                     for (span, sequence) in packing.spans.iter().zip(&packing.sequences) {
                         let rows: Vec<usize> =
                             sequence.iter().flat_map(|(row, len)| *row..row + len).collect();
@@ -276,6 +283,6 @@ mod tests {
                 "{max_tokens}: {trained:?}"
             );
         }
-        assert_eq!(schedule(&batch, 1000), [Step::Train(Unit::complete(&batch))]);
+        assert_eq!(schedule(&batch, 1000), [ScheduleStep::Train(BatchUnit::from_batch(&batch))]);
     }
 }

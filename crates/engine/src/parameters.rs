@@ -7,10 +7,10 @@ use crate::buffer::SharedSlice;
 use crate::gemm::{PackedMatrix, Panels};
 use crate::tensors::Tensors;
 
-/// Maximum number of values in a piece that is not a panel.
+/// Maximum number of values in a chunk that is not a panel.
 const BLOCK: usize = 1 << 16;
 
-/// An array of parameters, the layout of its tensors, and its packed matrices.
+/// Parameter array with the layout of its tensors and its packed matrices.
 pub struct Parameters<'a> {
     /// Layout of the tensors.
     pub tensors: &'a Tensors,
@@ -20,29 +20,30 @@ pub struct Parameters<'a> {
     pub packed: Vec<(Range<usize>, &'a mut PackedMatrix)>,
 }
 
-/// Contiguous values of an array, for one task: the source of one panel, or a block of a tensor
-/// that is not packed.
+/// Contiguous values of a parameter array, processed by one task: the source of one panel, or a
+/// block of a tensor that is not packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunk {
-    /// Range in the array.
+pub struct ParameterChunk {
+    /// Range of the chunk in the parameter array.
     pub range: Range<usize>,
     /// Whether the values belong to a matrix, as opposed to a norm or a bias.
     pub is_matrix: bool,
-    /// Index of the packed matrix, and of its panel.
+    /// Index of the packed matrix, and index of its panel, that the chunk fills. `None` if the
+    /// tensor is not packed.
     panel: Option<(usize, usize)>,
 }
 
 impl Parameters<'_> {
-    /// Packs all matrices again.
+    /// Packs all matrices again from the current parameters.
     pub fn pack(&mut self, compute: &Compute) {
         for (range, packed) in &mut self.packed {
-            packed.refresh(compute, &self.master[range.clone()]);
+            packed.repack_transposed(compute, &self.master[range.clone()]);
         }
     }
 
-    /// Calls `change` with every piece and its values, on all threads, and packs the changed values
+    /// Calls `change` with every chunk and its values, on all threads, and packs the changed values
     /// while they are in the cache.
-    pub fn change(self, compute: &Compute, change: impl Fn(&Chunk, &mut [f32]) + Sync) {
+    pub fn change(self, compute: &Compute, change: impl Fn(&ParameterChunk, &mut [f32]) + Sync) {
         let Parameters { tensors, master, packed } = self;
         let panels: Vec<_> =
             packed.into_iter().map(|(range, packed)| (range.start, packed.panels())).collect();
@@ -61,14 +62,14 @@ impl Parameters<'_> {
     }
 }
 
-/// Divides tensors into pieces, given the start of each packed matrix. Every value of a tensor is
-/// in one piece.
-fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Chunk> {
+/// Divides tensors into chunks, given the start of each packed matrix. Every value of a tensor is
+/// in one chunk.
+fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<ParameterChunk> {
     let mut chunks = Vec::new();
     for (matrix, (start, panels)) in panels.iter().enumerate() {
-        chunks.extend((0..panels.count()).map(|panel| {
+        chunks.extend((0..panels.num_panels()).map(|panel| {
             let rows = panels.rows(panel);
-            Chunk {
+            ParameterChunk {
                 range: start + rows.start..start + rows.end,
                 is_matrix: true,
                 panel: Some((matrix, panel)),
@@ -80,7 +81,7 @@ fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<C
     };
     for entry in tensors.entries.iter().filter(|entry| !is_packed(entry.range.start)) {
         let Range { start, end } = entry.range;
-        let block = |at| Chunk {
+        let block = |at| ParameterChunk {
             range: at..end.min(at + BLOCK),
             is_matrix: entry.is_matrix(),
             panel: None,

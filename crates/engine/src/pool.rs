@@ -22,18 +22,19 @@ const LINGER: Duration = Duration::from_millis(20);
 /// Lower half of a ticket while a region is being set up.
 const CLOSED: u64 = u32::MAX as u64;
 
-/// State that the threads share. A parallel region is `body(task)` for every task below `tasks`.
+/// State that the threads of a pool share. A parallel region is `body(task)` for every task below
+/// `tasks`.
 ///
 /// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task
 /// by swapping the ticket for the next one. The swap fails if the epoch has changed since, so a
 /// thread that slept through a region never touches its closure. The owner waits for tasks, not for
 /// threads: a thread that the system does not schedule delays no other thread.
-struct State {
+struct PoolState {
     ticket: AtomicU64,
     body: [AtomicUsize; 2],
     tasks: AtomicUsize,
     completed: AtomicUsize,
-    /// Whether a region is running. Only one can run at a time.
+    /// Whether a parallel region is running. Only one region can run at a time.
     busy: AtomicBool,
     panicked: AtomicBool,
     stop: AtomicBool,
@@ -41,16 +42,16 @@ struct State {
 }
 
 /// Pool of threads, including the calling thread.
-pub struct Pool {
-    state: Arc<State>,
+pub struct ThreadPool {
+    state: Arc<PoolState>,
     workers: Vec<(JoinHandle<()>, Thread)>,
 }
 
-impl Pool {
+impl ThreadPool {
     /// Creates a pool of `threads` threads, including the calling thread; at least 1.
     pub fn new(threads: usize) -> Self {
         let extra = threads.max(1) - 1;
-        let state = Arc::new(State {
+        let state = Arc::new(PoolState {
             ticket: AtomicU64::new(CLOSED),
             body: [AtomicUsize::new(0), AtomicUsize::new(0)],
             tasks: AtomicUsize::new(0),
@@ -65,13 +66,15 @@ impl Pool {
                 let state = Arc::clone(&state);
                 let name = format!("engine-{}", index + 1);
                 // If a thread cannot be started, the pool is smaller, which changes only speed.
-                let handle =
-                    std::thread::Builder::new().name(name).spawn(move || state.work(index)).ok()?;
+                let handle = std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || state.run_worker(index))
+                    .ok()?;
                 let thread = handle.thread().clone();
                 Some((handle, thread))
             })
             .collect();
-        Pool { state, workers }
+        ThreadPool { state, workers }
     }
 
     /// Returns the number of threads, including the calling thread.
@@ -79,8 +82,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when
-    /// all are done. Only one thread may call this at a time, and not from within a task.
+    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads. Returns when
+    /// all tasks are done. Only one thread may call this at a time, and not from within a task.
     ///
     /// # Panics
     /// Panics if a task panicked, or if another call is running.
@@ -116,7 +119,7 @@ impl Pool {
         while state.run_one() {}
         let mut spins = 0;
         while state.completed.load(Ordering::Acquire) < tasks {
-            wait(&mut spins);
+            spin_or_yield(&mut spins);
         }
         let panicked = state.panicked.swap(false, Ordering::Relaxed);
         state.busy.store(false, Ordering::Release);
@@ -124,8 +127,8 @@ impl Pool {
     }
 }
 
-impl State {
-    fn work(&self, index: usize) {
+impl PoolState {
+    fn run_worker(&self, index: usize) {
         let mut spins = 0u32;
         let mut idle_since = None;
         while !self.stop.load(Ordering::Relaxed) {
@@ -133,7 +136,7 @@ impl State {
                 (spins, idle_since) = (0, None);
                 continue;
             }
-            wait(&mut spins);
+            spin_or_yield(&mut spins);
             if !spins.is_multiple_of(SPINS_BEFORE_YIELD) {
                 continue;
             }
@@ -156,7 +159,7 @@ impl State {
         next != CLOSED && (next as usize) < self.tasks.load(Ordering::SeqCst)
     }
 
-    /// Claims and runs a task. Returns `false` if no task is left.
+    /// Claims and runs one task of the current region. Returns `false` if no task is left.
     fn run_one(&self) -> bool {
         let ticket = self.ticket.load(Ordering::SeqCst);
         let task = ticket & CLOSED;
@@ -184,7 +187,7 @@ impl State {
     }
 }
 
-fn wait(spins: &mut u32) {
+fn spin_or_yield(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
     if spins.is_multiple_of(SPINS_BEFORE_YIELD) {
         std::thread::yield_now();
@@ -193,7 +196,7 @@ fn wait(spins: &mut u32) {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::SeqCst);
         for (handle, thread) in self.workers.drain(..) {
@@ -211,7 +214,7 @@ mod tests {
     #[test]
     fn run_executes_every_task_once() {
         for threads in [1, 2, 3] {
-            let pool = Pool::new(threads);
+            let pool = ThreadPool::new(threads);
             for tasks in [0, 1, 2, 7, 1000] {
                 let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, |task| {
@@ -224,7 +227,7 @@ mod tests {
 
     #[test]
     fn task_panic_propagates_and_pool_recovers() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let run = std::panic::AssertUnwindSafe(|| pool.run(10, |task| assert_ne!(task, 5)));
         assert!(std::panic::catch_unwind(run).is_err());
         pool.run(10, |_| ());
@@ -232,7 +235,7 @@ mod tests {
 
     #[test]
     fn nested_region_panics_and_pool_recovers() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let num_rejected = AtomicUsize::new(0);
         pool.run(2, |_| {
             let nested = std::panic::AssertUnwindSafe(|| pool.run(2, |_| ()));
@@ -247,7 +250,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake_for_new_region() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..3 {
             std::thread::sleep(3 * LINGER);
             let sum = AtomicUsize::new(0);

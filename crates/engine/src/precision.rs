@@ -20,17 +20,17 @@ use crate::simd::Isa;
 
 const WORD: usize = size_of::<f32>();
 
-/// Returns the number of steps along k per word.
+/// Returns the number of steps along k that one packed word holds.
 pub const fn per_word(precision: Precision) -> usize {
     WORD / precision.bytes()
 }
 
-/// Returns the number of words that `k` steps take.
+/// Returns the number of packed words that `k` steps take.
 pub const fn words(precision: Precision, k: usize) -> usize {
     k.div_ceil(per_word(precision))
 }
 
-/// Choice of the inner loops of matmul.
+/// Instruction set and precision, which select the inner loops of matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     /// Vector instruction set.
@@ -39,41 +39,42 @@ pub struct Kernel {
     pub precision: Precision,
 }
 
-/// Order in which matmul adds. Besides the operands, nothing else determines its bits.
+/// Order in which a matmul adds its products. Only the operands and this order determine the bits
+/// of the result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// Step by step along k.
+pub enum SumOrder {
+    /// Products are added step by step along k.
     #[default]
     Chained,
-    /// 32 steps at a time, as the AMX instruction adds them; see `product`.
+    /// Products are added 32 steps at a time, as the AMX instruction adds them.
     Tiled,
 }
 
-impl std::fmt::Display for Order {
+impl std::fmt::Display for SumOrder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Order::Chained => "chained",
-            Order::Tiled => "tiled",
+            SumOrder::Chained => "chained",
+            SumOrder::Tiled => "tiled",
         })
     }
 }
 
 impl Kernel {
-    /// Returns the order of sums.
-    pub const fn order(self) -> Order {
+    /// Returns the order in which a matmul with this kernel adds its products.
+    pub const fn order(self) -> SumOrder {
         match (self.precision, self.isa) {
-            (Precision::Bf16, Isa::Amx) => Order::Tiled,
-            _ => Order::Chained,
+            (Precision::Bf16, Isa::Amx) => SumOrder::Tiled,
+            _ => SumOrder::Chained,
         }
     }
 
-    /// Returns the number of words that `k` steps take.
+    /// Returns the number of packed words that `k` steps take.
     pub const fn words(self, k: usize) -> usize {
         words(self.precision, k)
     }
 
-    /// Returns the number of steps along k per word.
+    /// Returns the number of steps along k that one packed word holds.
     pub const fn per_word(self) -> usize {
         per_word(self.precision)
     }
@@ -85,7 +86,7 @@ pub(crate) const HIGH: u32 = 0xffff_0000;
 /// Rounds `x` to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers
 /// become 0, as the instructions for bf16 treat them. NaN stays NaN.
 #[inline(always)]
-fn round(x: f32) -> u32 {
+fn round_to_bits(x: f32) -> u32 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & HIGH;
@@ -93,32 +94,32 @@ fn round(x: f32) -> u32 {
     if magnitude > 0x7f80_0000 { (bits | 0x0040_0000) & HIGH } else { normal }
 }
 
-/// Returns the nearest bf16.
+/// Returns the bf16 value nearest to `x`.
 #[inline(always)]
 pub fn round_to_bf16(x: f32) -> f32 {
-    f32::from_bits(round(x))
+    f32::from_bits(round_to_bits(x))
 }
 
 /// Packs two steps along k into a word, rounded.
 #[inline(always)]
-pub(crate) fn pair(earlier: f32, later: f32) -> f32 {
-    f32::from_bits((round(earlier) >> 16) | round(later))
+pub(crate) fn pack_pair(earlier: f32, later: f32) -> f32 {
+    f32::from_bits((round_to_bits(earlier) >> 16) | round_to_bits(later))
 }
 
 /// Replaces the later half of `word` with `later`, rounded.
 #[inline(always)]
 pub(crate) fn with_later(word: f32, later: f32) -> f32 {
-    f32::from_bits((word.to_bits() & !HIGH) | round(later))
+    f32::from_bits((word.to_bits() & !HIGH) | round_to_bits(later))
 }
 
-/// Returns both halves of a word, the earlier first.
+/// Returns both halves of a packed word as f32: the earlier step, then the later step.
 #[inline(always)]
-pub(crate) fn halves(word: f32) -> [f32; 2] {
+pub(crate) fn split_word(word: f32) -> [f32; 2] {
     let bits = word.to_bits();
     [f32::from_bits(bits << 16), f32::from_bits(bits & HIGH)]
 }
 
-/// Packs 16 words of two steps each.
+/// Packs pairs of steps along k into 16 words, rounded to bf16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn pack_words(
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounded_rounds_to_nearest_even() {
+    fn bf16_rounding_is_to_nearest_even() {
         for (from, to) in [
             (1.0, 1.0),
             (1.0 + 1.0 / 256.0, 1.0),
@@ -165,9 +166,9 @@ mod tests {
         }
         assert!(round_to_bf16(f32::NAN).is_nan());
         assert!(round_to_bf16(f32::from_bits(0x7f80_0001)).is_nan());
-        let word = pair(1.5, -2.0);
-        assert_eq!(halves(word), [1.5, -2.0]);
-        assert_eq!(halves(with_later(word, 0.25)), [1.5, 0.25]);
-        assert_eq!(halves(pair(3.0, 0.0)), [3.0, 0.0]);
+        let word = pack_pair(1.5, -2.0);
+        assert_eq!(split_word(word), [1.5, -2.0]);
+        assert_eq!(split_word(with_later(word, 0.25)), [1.5, 0.25]);
+        assert_eq!(split_word(pack_pair(3.0, 0.0)), [3.0, 0.0]);
     }
 }

@@ -9,14 +9,14 @@ use std::collections::HashMap;
 
 use crate::ops::kv::BLOCK;
 
-/// Index of a node.
-type Id = usize;
+/// Index of a node in the radix trees.
+type NodeId = usize;
 
-struct Node {
-    parent: Option<Id>,
+struct RadixNode {
+    parent: Option<NodeId>,
     /// Children by the first token of their edge.
-    children: HashMap<u32, Id>,
-    /// Position of the first token of the edge.
+    children: HashMap<u32, NodeId>,
+    /// Position in the sequence of the first token of the edge.
     start: usize,
     tokens: Vec<u32>,
     /// Blocks `start / BLOCK ..` of the sequence, up to the end of the edge.
@@ -24,7 +24,7 @@ struct Node {
     last_use: u64,
 }
 
-/// Prefix that a new sequence can reuse.
+/// Cached prefix of a new sequence, whose keys and values the sequence can reuse.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
     /// Number of positions that need not be computed.
@@ -33,16 +33,16 @@ pub struct Prefix {
     pub blocks: Vec<u32>,
 }
 
-/// Radix trees, one for each root (policy).
+/// Radix trees of cached token prefixes, one for each root (policy).
 #[derive(Default)]
-pub struct Radix {
-    nodes: HashMap<Id, Node>,
-    roots: HashMap<u32, HashMap<u32, Id>>,
-    next: Id,
+pub struct RadixTrees {
+    nodes: HashMap<NodeId, RadixNode>,
+    roots: HashMap<u32, HashMap<u32, NodeId>>,
+    next: NodeId,
     clock: u64,
 }
 
-impl Radix {
+impl RadixTrees {
     /// Returns the longest cached prefix of `tokens` under `root`, of at most `max_len` tokens, and
     /// marks it as used.
     pub fn longest_prefix(&mut self, root: u32, tokens: &[u32], max_len: usize) -> Prefix {
@@ -91,7 +91,7 @@ impl Radix {
                 let last_use = self.clock;
                 self.nodes.insert(
                     id,
-                    Node {
+                    RadixNode {
                         parent,
                         children: HashMap::new(),
                         start: done,
@@ -115,7 +115,7 @@ impl Radix {
 
     /// Splits a node's edge after `at` tokens. The node keeps its upper part; a new node below it
     /// gets the rest.
-    fn split(&mut self, id: Id, at: usize, kept: &mut impl FnMut(u32)) {
+    fn split(&mut self, id: NodeId, at: usize, kept: &mut impl FnMut(u32)) {
         let lower = self.next;
         let Some(node) = self.nodes.get_mut(&id) else { return };
         self.next += 1;
@@ -136,7 +136,7 @@ impl Radix {
         }
         self.nodes.insert(
             lower,
-            Node { parent: Some(id), children, start, tokens: rest, blocks, last_use },
+            RadixNode { parent: Some(id), children, start, tokens: rest, blocks, last_use },
         );
     }
 
@@ -151,8 +151,8 @@ impl Radix {
 
     /// Removes all prefixes under `root`; calls `dropped` for every reference to a block that the
     /// tree gives up.
-    pub fn forget(&mut self, root: u32, mut dropped: impl FnMut(u32)) {
-        let mut pending: Vec<Id> =
+    pub fn remove_prefixes(&mut self, root: u32, mut dropped: impl FnMut(u32)) {
+        let mut pending: Vec<NodeId> =
             self.roots.remove(&root).into_iter().flat_map(HashMap::into_values).collect();
         while let Some(id) = pending.pop() {
             if let Some(node) = self.nodes.remove(&id) {
@@ -162,7 +162,7 @@ impl Radix {
         }
     }
 
-    fn remove(&mut self, id: Id) -> Option<Vec<u32>> {
+    fn remove(&mut self, id: NodeId) -> Option<Vec<u32>> {
         let node = self.nodes.remove(&id)?;
         let first = node.tokens[0];
         match node.parent.and_then(|parent| self.nodes.get_mut(&parent)) {
@@ -215,7 +215,7 @@ mod tests {
         /// Finds the longest prefix of all inserted sequences that were not evicted, in blocks that
         /// hold it. Reference counts of blocks return to zero.
         #[test]
-        fn longest_finds_prefix_in_matching_blocks(
+        fn longest_prefix_returns_matching_blocks(
             paths in prop::collection::vec(
                 (prop::collection::vec(0u32..2, 0..4), 0usize..70, 0u32..3), 1..12),
             evictions in 0usize..6,
@@ -229,7 +229,7 @@ mod tests {
                     tokens
                 })
                 .collect();
-            let (mut radix, mut model) = (Radix::default(), Model::default());
+            let (mut radix, mut model) = (RadixTrees::default(), Model::default());
             for (i, path) in paths.iter().enumerate() {
                 let found = radix.longest_prefix(1, path, path.len());
                 let expected = paths[..i].iter().map(|p| shared_prefix_len(p, path)).max().unwrap_or(0);
@@ -250,7 +250,7 @@ mod tests {
                     *model.kept.entry(block).or_default() -= 1;
                 }
             }
-            radix.forget(1, |block| *model.kept.entry(block).or_default() -= 1);
+            radix.remove_prefixes(1, |block| *model.kept.entry(block).or_default() -= 1);
             prop_assert!(model.kept.values().all(|count| *count == 0) && radix.nodes.is_empty());
         }
     }

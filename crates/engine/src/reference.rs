@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use levade_model::{Activation, ModelConfig};
 
-use crate::layout::Layout;
+use crate::layout::ParameterLayout;
 use crate::weights::Weights;
 
-/// A model's parameters in f64, by Hugging Face name.
-pub struct Reference {
+/// Reference model for tests: a model's parameters in f64, by Hugging Face name.
+pub struct ReferenceModel {
     config: ModelConfig,
     /// Values by parameter name.
     pub parameters: HashMap<String, Vec<f64>>,
@@ -28,21 +28,21 @@ fn activate(activation: Activation, x: f64) -> f64 {
     }
 }
 
-impl Reference {
+impl ReferenceModel {
     /// Creates a reference with the parameters of `weights`.
     pub fn new(weights: &Weights) -> Self {
         let wide: Vec<f64> = weights.master.iter().map(|v| f64::from(*v)).collect();
-        Reference::from_weights(&weights.config, &weights.layout, &wide)
+        ReferenceModel::from_weights(&weights.config, &weights.layout, &wide)
     }
 
     /// Creates a reference with the parameters that `array` holds in `layout`.
-    pub fn from_weights(config: &ModelConfig, layout: &Layout, array: &[f64]) -> Self {
+    pub fn from_weights(config: &ModelConfig, layout: &ParameterLayout, array: &[f64]) -> Self {
         let named = layout
             .tensors
             .entries
             .iter()
             .map(|p| (p.parameter.name.clone(), array[p.range.clone()].to_vec()));
-        Reference { config: config.clone(), parameters: named.collect() }
+        ReferenceModel { config: config.clone(), parameters: named.collect() }
     }
 
     fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {
@@ -91,11 +91,11 @@ impl Reference {
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let embedding = &self.parameters["model.embed_tokens.weight"];
         let head = self.parameters.get("lm_head.weight").unwrap_or(embedding);
-        self.states(tokens).iter().map(|x| matvec(head, x)).collect()
+        self.hidden_states(tokens).iter().map(|x| matvec(head, x)).collect()
     }
 
     /// Computes the normalized hidden states after every token of a sequence.
-    pub fn states(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
+    pub fn hidden_states(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let config = &self.config;
         let dim = config.head_dim;
         let scale = f64::from(config.query_scalar.unwrap_or(dim as f32)).sqrt();

@@ -7,10 +7,11 @@ use levade_policy::{PolicyError, uniform};
 
 use crate::buffer::SharedSlice;
 use crate::sequence::Sequence;
-use crate::token_sampling::{SampledToken, sample_token, score};
+use crate::token_sampling::{SampledToken, sample_token, score_token};
 use crate::transformer::Transformer;
 
-/// Minimum limit on rows whose logits exist at the same time; more running sequences raise it.
+/// Minimum value for the limit on rows whose logits exist at the same time. More running sequences
+/// raise the limit.
 const CHUNK: usize = 64;
 
 /// Returns the maximum number of rows whose logits exist at the same time, for steps of `rows` rows
@@ -65,7 +66,8 @@ fn sample_or_score_row(
     let not_finite = || PolicyError::NotFinite { position: position + 1 };
     if let Some(&known) = sequence.tokens.get(position + 1) {
         let top = params.prompt_logprobs.unwrap_or(0);
-        return score(isa, row, params.behavior_temperature(), known, top).ok_or_else(not_finite);
+        return score_token(isa, row, params.behavior_temperature(), known, top)
+            .ok_or_else(not_finite);
     }
     let u = uniform(sequence.seed, sequence.stream, sequence.tokens.len() as u64);
     let history = (&sequence.tokens[..], sequence.completion_len());

@@ -22,15 +22,15 @@ use levade_policy::{
 };
 
 use crate::buffer::Buffer;
-use crate::cache::Cache;
-use crate::ops::kv::{BLOCK, Span};
+use crate::cache::KvCache;
+use crate::ops::kv::{BLOCK, TokenSpan};
 use crate::radix::Prefix;
 use crate::row_sampling::{LogitsRow, max_logits_rows, sample_or_score};
 use crate::sequence::{Events, Sequence};
 use crate::token_sampling::SampledToken;
-use crate::transformer::{Inference, Rows, Transformer};
+use crate::transformer::{InferencePass, TokenRows, Transformer};
 
-/// The weights that a policy samples with.
+/// Published weights that a policy samples with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedWeights {
     /// Version of the weights.
@@ -41,8 +41,8 @@ pub struct PublishedWeights {
 }
 
 impl PublishedWeights {
-    /// Returns whether these weights can sample for `sequence`: they are current, and recent enough
-    /// for the request.
+    /// Returns whether `sequence` can be sampled with these weights: they are current, and recent
+    /// enough for the request.
     fn can_serve(&self, sequence: &Sequence) -> bool {
         self.current && self.version >= sequence.min_version
     }
@@ -54,9 +54,9 @@ impl Default for PublishedWeights {
     }
 }
 
-/// Limits of the scheduler.
+/// Limits of the scheduler on running sequences and rows.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct SchedulerLimits {
     /// Maximum number of sequences that run at the same time.
     pub running: usize,
     /// Maximum number of rows in one step.
@@ -69,10 +69,10 @@ pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     /// Running sequences, in the order in which they were admitted.
     running: Vec<Sequence>,
-    cache: Cache,
-    limits: Limits,
+    cache: KvCache,
+    limits: SchedulerLimits,
     token_bytes: Option<Arc<dyn TokenBytes>>,
-    inference: Inference,
+    inference: InferencePass,
     logits: Buffer,
     prefix_hits: u64,
     prefilled: u64,
@@ -86,14 +86,18 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Creates a scheduler without requests.
-    pub fn new(cache: Cache, limits: Limits, token_bytes: Option<Arc<dyn TokenBytes>>) -> Self {
+    pub fn new(
+        cache: KvCache,
+        limits: SchedulerLimits,
+        token_bytes: Option<Arc<dyn TokenBytes>>,
+    ) -> Self {
         Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             cache,
             limits,
             token_bytes,
-            inference: Inference::default(),
+            inference: InferencePass::default(),
             logits: Buffer::default(),
             prefix_hits: 0,
             prefilled: 0,
@@ -161,7 +165,7 @@ impl Scheduler {
             .count()
     }
 
-    /// Returns the number of requests and the memory that they use.
+    /// Returns the number of requests in the scheduler and the memory that they use.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.len(),
@@ -170,7 +174,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the counters since the start.
+    /// Returns the counters since the start of the engine.
     pub fn stats(&self) -> DeviceStats {
         DeviceStats {
             prefix_hits: self.prefix_hits,
@@ -189,7 +193,7 @@ impl Scheduler {
     /// sampled so far. A sequence that scores its prompt always recomputes, because all scores must
     /// come from one version.
     pub fn weights_changed(&mut self, policy: u32, keep: bool) {
-        self.cache.forget(policy);
+        self.cache.remove_prefixes(policy);
         let stopped: Vec<Sequence> = self
             .running
             .extract_if(.., |sequence| {
@@ -205,13 +209,14 @@ impl Scheduler {
         }
     }
 
-    /// Aborts the requests to `policy` of one stream, or all of them if `stream` is `None`; returns
-    /// how many. Their sampled tokens have been sent and stay in the cache: a new request whose
-    /// prompt includes these tokens continues as if nothing had happened.
+    /// Aborts the requests to `policy` of one stream, or all its requests if `stream` is `None`.
+    /// Returns the number of aborted requests. Their sampled tokens have been sent and stay in the
+    /// cache: a new request whose prompt includes these tokens continues as if nothing had
+    /// happened.
     pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
         let matches =
             |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
-        self.end_where(matches, |sequence| {
+        self.end_matching(matches, |sequence| {
             let _ = sequence.events.send(Ok(SampleEvent::Finished(FinishReason::Aborted)));
         })
     }
@@ -219,7 +224,7 @@ impl Scheduler {
     /// Runs one batch. `published` holds the weights that each policy samples with, by policy.
     pub fn step(&mut self, model: &Transformer, published: &[PublishedWeights]) {
         self.drop_abandoned();
-        self.admit(published);
+        self.admit_waiting(published);
         let mut batch = self.next_batch(published);
         // Sorted so that rows of one policy are adjacent. The order changes no result.
         batch.sort_by_key(|(index, _)| self.running[*index].policy);
@@ -238,7 +243,7 @@ impl Scheduler {
             let from = sequence.computed;
             let to = sequence.computed + len;
             while sequence.blocks.len() * BLOCK < to {
-                sequence.blocks.push(self.cache.take());
+                sequence.blocks.push(self.cache.allocate_block());
             }
             let first = tokens.len();
             needed.extend((from..to).filter(|position| sequence.needs_logits(*position)).map(
@@ -252,21 +257,31 @@ impl Scheduler {
                 }
             }
             let blocks = sequence.blocks[..to.div_ceil(BLOCK)].to_vec();
-            spans.push(Span { row: tokens.len(), len, position: from, blocks, inherits: None });
+            spans.push(TokenSpan {
+                row: tokens.len(),
+                len,
+                position: from,
+                blocks,
+                inherits: None,
+            });
             tokens.extend_from_slice(&sequence.tokens[from..to]);
             positions.extend((from..to).map(|p| p as u32));
             self.prefilled += (to.min(sequence.prompt)).saturating_sub(from) as u64;
             sequence.computed = to;
         }
-        let rows =
-            Rows { tokens: &tokens, positions: &positions, spans: &spans, adapters: &adapters };
+        let rows = TokenRows {
+            tokens: &tokens,
+            positions: &positions,
+            spans: &spans,
+            adapters: &adapters,
+        };
         self.inference.run(model, rows, &mut self.cache.blocks);
         for &(index, len) in &batch {
             let sequence = &self.running[index];
             let at = sequence.computed - len..sequence.computed;
             if at.contains(&(sequence.prompt - 1)) && !sequence.is_stale {
                 let prompt_tokens = &sequence.tokens[..sequence.prompt];
-                self.cache.keep(sequence.policy, prompt_tokens, &sequence.blocks);
+                self.cache.insert_prefix(sequence.policy, prompt_tokens, &sequence.blocks);
             }
         }
         let running = batch.len() as f64;
@@ -286,7 +301,7 @@ impl Scheduler {
         }
         done.sort_unstable();
         for index in done.into_iter().rev() {
-            retire(&mut self.cache, self.running.remove(index));
+            release_sequence(&mut self.cache, self.running.remove(index));
         }
         let took = start.elapsed();
         self.busy += took;
@@ -294,7 +309,7 @@ impl Scheduler {
         self.cache_in_use_seconds += cache_in_use * took.as_secs_f64();
     }
 
-    /// Samples or scores a token for every wanted row and sends it; returns the indices of the
+    /// Samples or scores a token for every row in `needed` and sends it. Returns the indices of the
     /// sequences that are done.
     fn sample_rows(
         &mut self,
@@ -349,12 +364,12 @@ impl Scheduler {
 
     /// Ends requests whose stream was dropped.
     fn drop_abandoned(&mut self) {
-        self.end_where(|sequence| sequence.events.is_closed(), |_| ());
+        self.end_matching(|sequence| sequence.events.is_closed(), |_| ());
     }
 
     /// Ends all sequences that match `matches`, after calling `on_end`; returns how many there
     /// were.
-    fn end_where(
+    fn end_matching(
         &mut self,
         matches: impl Fn(&Sequence) -> bool,
         on_end: impl Fn(&Sequence),
@@ -370,14 +385,14 @@ impl Scheduler {
         });
         for sequence in running.extract_if(.., |sequence| matches(sequence)) {
             on_end(&sequence);
-            retire(cache, sequence);
+            release_sequence(cache, sequence);
         }
         before - self.waiting.len() - self.running.len()
     }
 
     /// Admits waiting sequences in order while there is room. Sequences of policies that cannot
     /// sample now are skipped and use no room.
-    fn admit(&mut self, published: &[PublishedWeights]) {
+    fn admit_waiting(&mut self, published: &[PublishedWeights]) {
         let mut deferred = VecDeque::new();
         // Whether a sequence that has sampled before has to wait. No sequence that has not sampled
         // yet may take its room.
@@ -393,9 +408,12 @@ impl Scheduler {
                 deferred.push_back(sequence);
                 continue;
             }
-            let mut prefix =
-                self.cache.longest_prefix(sequence.policy, &sequence.tokens, sequence.max_shared());
-            if self.running.iter().any(|other| sequence.gains_from(other, &prefix)) {
+            let mut prefix = self.cache.longest_prefix(
+                sequence.policy,
+                &sequence.tokens,
+                sequence.max_shared_tokens(),
+            );
+            if self.running.iter().any(|other| sequence.should_wait_for(other, &prefix)) {
                 is_owed |= sequence.has_sampled();
                 deferred.push_back(sequence);
                 continue;
@@ -418,15 +436,16 @@ impl Scheduler {
         self.waiting = deferred;
     }
 
-    /// Returns whether a sequence that starts from `prefix` fits alongside the running ones, even
-    /// if all of them reach their maximum length.
+    /// Returns whether a sequence that starts from `prefix` fits alongside the running sequences,
+    /// even if all sequences reach their maximum length.
     fn has_room_for(&self, sequence: &Sequence, prefix: &Prefix) -> bool {
         let full_blocks = &prefix.blocks[..prefix.len / BLOCK];
         let shared_blocks = full_blocks.len() - self.cache.unused_among(full_blocks);
         // A partly shared block is copied while its source is referenced.
         let transient = usize::from(!prefix.len.is_multiple_of(BLOCK));
         let promised: usize = self.running.iter().map(|s| s.max_blocks() - s.blocks.len()).sum();
-        sequence.max_blocks() - shared_blocks + transient + promised <= self.cache.available()
+        sequence.max_blocks() - shared_blocks + transient + promised
+            <= self.cache.available_blocks()
     }
 
     /// Selects the sequences of the next batch, each with its number of rows: decoding sequences
@@ -449,11 +468,15 @@ impl Scheduler {
     }
 }
 
-/// Releases the blocks of a sequence. Its keys and values stay in the cache for reuse if all of
-/// them belong to the weights that sample now.
-fn retire(cache: &mut Cache, sequence: Sequence) {
+/// Releases the blocks of a sequence. The sequence's keys and values stay in the cache for reuse if
+/// all of them were computed with the weights that sample now.
+fn release_sequence(cache: &mut KvCache, sequence: Sequence) {
     if !sequence.is_stale {
-        cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);
+        cache.insert_prefix(
+            sequence.policy,
+            &sequence.tokens[..sequence.computed],
+            &sequence.blocks,
+        );
     }
     cache.release(&sequence.blocks);
 }

@@ -20,9 +20,9 @@ fn scheduler(model: &Transformer, blocks: usize, running: usize) -> Scheduler {
     let precision = model.compute.precision;
     let shape = attention_shape(config);
     let bytes = blocks * config.layers * shape.block(precision) * size_of::<f32>();
-    let cache = Cache::new(shape, config.layers, precision, bytes);
+    let cache = KvCache::new(shape, config.layers, precision, bytes);
     assert_eq!(cache.capacity(), blocks * BLOCK);
-    Scheduler::new(cache, Limits { running, rows: 64 }, None)
+    Scheduler::new(cache, SchedulerLimits { running, rows: 64 }, None)
 }
 
 fn tokens(stream: u64, len: usize) -> Vec<u32> {
@@ -119,7 +119,7 @@ async fn collect(mut stream: SampleStream) -> Collected {
 /// tokens as with memory for all, stay within the memory, and compute their prompt once for each
 /// version.
 #[tokio::test]
-async fn update_respects_memory_and_recomputes_prompt_once() {
+async fn weight_update_respects_memory_and_recomputes_prompt_once() {
     const PROMPT: usize = 170;
     let model = model();
     let mut found = Vec::new();
@@ -191,7 +191,7 @@ async fn requeued_sequences_finish_or_abort() {
     let [first, second] = [collect(first).await, collect(second).await];
     assert_eq!((first.end, first.tokens.len() < 30), (Some(FinishReason::Aborted), true));
     assert_eq!((second.end, second.tokens.len()), (Some(FinishReason::Length), 30));
-    assert_eq!(scheduler.cache.available(), 8);
+    assert_eq!(scheduler.cache.available_blocks(), 8);
 }
 
 /// A token whose embedding is NaN ends the sequences that contain it, with an error that names the
@@ -232,7 +232,7 @@ async fn nonfinite_logits_end_only_their_sequence() {
         let again = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
         run(&mut scheduler, &model, &FIRST, |_| false);
         assert_eq!(collect(again).await, expected);
-        assert_eq!(scheduler.cache.available(), 8);
+        assert_eq!(scheduler.cache.available_blocks(), 8);
     }
 }
 
@@ -447,7 +447,7 @@ async fn prompt_scores_are_independent_of_batch() {
         "{}",
         scheduler.logits.len()
     );
-    assert_eq!(scheduler.cache.available(), 14);
+    assert_eq!(scheduler.cache.available_blocks(), 14);
 }
 
 fn scored_prompt(stream: u64) -> Vec<u32> {

@@ -1,13 +1,13 @@
 //! Scratch of linear maps and of the adapters over them, reused between calls.
 
 use crate::buffer::Buffer;
-use crate::gemm::Scratch;
+use crate::gemm::GemmScratch;
 
-/// Scratch of linear maps.
+/// Scratch buffers of linear maps and their adapters.
 #[derive(Default)]
 pub struct MapScratch {
     /// Scratch of matmul.
-    pub gemm: Scratch,
+    pub gemm: GemmScratch,
     /// Low-rank rows of adapters.
     pub low: LowRankScratch,
 }
@@ -15,8 +15,8 @@ pub struct MapScratch {
 /// Low-rank rows of adapters, reused between calls.
 #[derive(Default)]
 pub struct LowRankScratch {
-    /// x Aᵀ, scaled.
+    /// Scaled product x Aᵀ of an adapter.
     pub inner: Buffer,
-    /// dy B, scaled.
+    /// Scaled product dy B of an adapter.
     pub inner_gradient: Buffer,
 }

@@ -44,15 +44,16 @@ pub struct Sequence {
     pub params: SamplingParams,
     /// Grammar constraint of the completion, in the state after the tokens sampled so far.
     pub constraint: Option<Mutex<Box<dyn Constraint>>>,
-    /// Log-probabilities of the prompt until they are sent, if the request asks for them.
-    scores: Option<Scores>,
+    /// Log-probabilities of the prompt, kept until they are sent; `None` if the request does not
+    /// ask for log-probabilities of the prompt.
+    scores: Option<PromptScores>,
     pub events: Events,
 }
 
 /// Log-probabilities of the prompt's tokens after the first, and the most likely tokens at their
 /// positions.
 #[derive(Default)]
-struct Scores {
+struct PromptScores {
     logprobs: Vec<f32>,
     top: Vec<TopLogprobs>,
 }
@@ -81,7 +82,7 @@ impl Sequence {
             min_version,
             seed,
             stream,
-            scores: params.prompt_logprobs.map(|_| Scores::default()),
+            scores: params.prompt_logprobs.map(|_| PromptScores::default()),
             params,
             constraint: constraint.map(Mutex::new),
             events,
@@ -93,13 +94,13 @@ impl Sequence {
         sequence
     }
 
-    /// Returns the number of tokens in the completion, including the tokens of an earlier request
-    /// that this request continues.
+    /// Returns the number of tokens in the completion. Includes tokens of an earlier request that
+    /// this request continues.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt + self.params.sampled_before
     }
 
-    /// Returns the number of blocks at maximum length.
+    /// Returns the number of key-value blocks that the sequence needs at its maximum length.
     pub fn max_blocks(&self) -> usize {
         self.max_len.div_ceil(BLOCK)
     }
@@ -109,10 +110,10 @@ impl Sequence {
         self.tokens.len() > self.prompt
     }
 
-    /// Returns the maximum number of tokens that can be shared with another sequence: all except
-    /// the last, because its row computes the next logits. Returns 0 if the prompt is scored,
-    /// because every row's logits are needed.
-    pub fn max_shared(&self) -> usize {
+    /// Returns the maximum number of leading tokens whose keys and values can come from another
+    /// sequence: all tokens except the last, because its row computes the next logits. Returns 0 if
+    /// the prompt is scored, because every row's logits are needed.
+    pub fn max_shared_tokens(&self) -> usize {
         if self.is_scored() { 0 } else { self.tokens.len() - 1 }
     }
 
@@ -141,7 +142,7 @@ impl Sequence {
 
     /// Sends the log-probabilities of the prompt, all of which has been computed.
     pub fn send_scores(&mut self) {
-        if let Some(Scores { logprobs, top }) = self.scores.take()
+        if let Some(PromptScores { logprobs, top }) = self.scores.take()
             && !logprobs.is_empty()
         {
             // A closed receiver is noticed before the next step.
@@ -153,16 +154,16 @@ impl Sequence {
     pub fn restart(&mut self) -> Vec<u32> {
         self.computed = 0;
         if let Some(scores) = &mut self.scores {
-            *scores = Scores::default();
+            *scores = PromptScores::default();
         }
         std::mem::take(&mut self.blocks)
     }
 
     /// Returns whether `other` is computing a prompt that is worth waiting for, given that `prefix`
     /// is already in the cache.
-    pub fn gains_from(&self, other: &Sequence, prefix: &Prefix) -> bool {
-        let shared =
-            shared_prefix_len(&other.tokens[..other.prompt], &self.tokens).min(self.max_shared());
+    pub fn should_wait_for(&self, other: &Sequence, prefix: &Prefix) -> bool {
+        let shared = shared_prefix_len(&other.tokens[..other.prompt], &self.tokens)
+            .min(self.max_shared_tokens());
         let is_computing =
             other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
         is_computing && shared >= prefix.len + WORTH_WAITING

@@ -31,7 +31,7 @@ use crate::sequence::Events;
 use crate::transformer::Transformer;
 use crate::value_head::ValueHead;
 
-/// The policy of the base weights. Policy i is adapter i − 1.
+/// Index of the policy of the base weights. Policy i is adapter i − 1.
 pub const BASE: u32 = 0;
 
 /// Maximum number of batches that running sequences take while a learner's command waits.
@@ -45,53 +45,55 @@ const MIN_RUNNING_TO_WAIT: usize = 12;
 /// Channel for the response to a command.
 pub type ResponseSender<T> = oneshot::Sender<Result<T, PolicyError>>;
 
-/// Command of a handle to the engine's thread. The number in a variant is the policy.
-pub enum Command {
-    /// Samples a completion.
+/// Command of a handle to the engine's thread. The number in a variant is the index of the policy.
+pub enum EngineCommand {
+    /// Command to sample a completion.
     Sample(u32, SampleRequest, Option<Box<dyn Constraint>>, Events, ResponseSender<()>),
-    /// Aborts the requests of a stream, or all of them; the response is their number.
+    /// Command to abort the requests of a stream, or all requests of the policy if the stream is
+    /// `None`. The response is the number of aborted requests.
     Abort(u32, Option<u64>, ResponseSender<usize>),
-    /// Requests load and counters.
+    /// Query of the engine's load and counters.
     Status(ResponseSender<EngineStatus>),
-    /// Requests the published version.
+    /// Query of the version of the policy's published weights.
     Version(u32, ResponseSender<u64>),
-    /// Creates an adapter with options, a seed and the name of the base model; the response is its
-    /// policy.
+    /// Command to create an adapter with options, a seed and the name of the base model. The
+    /// response is the index of the adapter's policy.
     Lora(LoraOptions, u64, String, ResponseSender<u32>),
-    /// Uses or changes the weights of a policy.
+    /// Command that uses or changes the weights of a policy.
     Learn(u32, LearnerCommand),
 }
 
 /// Commands that use or change the weights of a policy.
 pub enum LearnerCommand {
-    /// Computes the log-probabilities of all targets.
+    /// Computes the log-probabilities of all targets of a batch.
     Logprobs(Arc<TreeBatch>, ResponseSender<Vec<f32>>),
-    /// Computes log-probabilities, entropies and concentrations of all targets.
+    /// Computes log-probabilities, entropies and concentrations of all targets of a batch.
     Predictions(Arc<TreeBatch>, ResponseSender<Predictions>),
-    /// Computes the critic's values of all targets.
+    /// Computes the critic's values of all targets of a batch.
     Values(Arc<TreeBatch>, ResponseSender<Vec<f32>>),
     /// Adds a value head to the policy.
     AddValueHead(ResponseSender<()>),
-    /// Accumulates a gradient.
+    /// Accumulates the gradient of a loss over a batch.
     ForwardBackward(Arc<TreeBatch>, Loss, ResponseSender<ForwardBackward>),
-    /// Accumulates a gradient and returns the losses of the terms.
+    /// Accumulates the gradient of a loss over a batch, and returns the losses of the terms.
     ForwardBackwardTerms(Arc<TreeBatch>, Loss, ResponseSender<(ForwardBackward, LossTerms)>),
     /// Runs an optimizer step with the accumulated gradient.
     OptimStep(OptimParams, ResponseSender<OptimReport>),
-    /// Saves to a directory; the flag includes the optimizer state.
+    /// Saves the weights to a directory, and the optimizer state if the flag is set.
     Save(PathBuf, bool, ResponseSender<Manifest>),
-    /// Loads from a directory; the flag includes the optimizer state.
+    /// Loads the weights from a directory, and the optimizer state if the flag is set.
     Load(PathBuf, bool, ResponseSender<()>),
-    /// Saves base and adapter merged into one model.
+    /// Saves the base weights and the adapter merged into one model.
     Merge(PathBuf, ResponseSender<()>),
-    /// Publishes the weights under a version: requests are sampled with them from now on.
+    /// Publishes the current weights under a version. Requests are sampled with these weights from
+    /// now on.
     Publish(u64, ResponseSender<()>),
     /// Loads weights from a directory and publishes them under a version.
     UpdateWeights(PathBuf, u64, ResponseSender<()>),
 }
 
 impl LearnerCommand {
-    /// Returns the name for logs.
+    /// Returns the command's name for logs.
     fn name(&self) -> &'static str {
         match self {
             LearnerCommand::Logprobs(..) => "logprobs",
@@ -139,17 +141,17 @@ impl CommandInProgress {
 }
 
 /// State of the engine's thread.
-pub struct Service {
+pub struct EngineService {
     model: Transformer,
     scheduler: Scheduler,
     learning: TrainingState,
-    inbox: Receiver<Command>,
+    inbox: Receiver<EngineCommand>,
     command_in_progress: watch::Sender<Option<CommandInProgress>>,
     pending: VecDeque<(u32, LearnerCommand)>,
     learning_time: Duration,
     /// Published weights, by policy.
     published: Vec<PublishedWeights>,
-    /// Whether the base weights have been trained, which rules out adapters over them.
+    /// Whether the base weights have been trained. Adapters over trained base weights are rejected.
     base_trained: bool,
     /// Whether memory was planned for training.
     trains: bool,
@@ -157,19 +159,19 @@ pub struct Service {
     keeps_cache: bool,
 }
 
-impl Service {
+impl EngineService {
     /// Creates a service for `model`, with its weights published as version 0.
     /// `command_in_progress` publishes the learner's command in progress.
     pub fn new(
         model: Transformer,
         scheduler: Scheduler,
         learning: TrainingState,
-        inbox: Receiver<Command>,
+        inbox: Receiver<EngineCommand>,
         command_in_progress: watch::Sender<Option<CommandInProgress>>,
         trains: bool,
         keeps_cache: bool,
     ) -> Self {
-        Service {
+        EngineService {
             model,
             scheduler,
             learning,
@@ -191,13 +193,13 @@ impl Service {
             // Blocks only if there is nothing to do.
             if self.pending.is_empty() && self.scheduler.count_ready(&self.published) == 0 {
                 match self.inbox.recv() {
-                    Ok(command) => self.take(command),
+                    Ok(command) => self.process_command(command),
                     Err(_) => return,
                 }
             }
             loop {
                 match self.inbox.try_recv() {
-                    Ok(command) => self.take(command),
+                    Ok(command) => self.process_command(command),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
@@ -211,7 +213,7 @@ impl Service {
                     self.command_in_progress
                         .send_replace(Some(CommandInProgress { since, status: self.status() }));
                     debug!(policy, command = name, "started learner command");
-                    self.learn(policy, command);
+                    self.run_learner_command(policy, command);
                     let took = since.elapsed();
                     debug!(
                         policy,
@@ -236,10 +238,10 @@ impl Service {
         EngineStatus { load, device, learning_time: self.learning_time }
     }
 
-    fn take(&mut self, command: Command) {
+    fn process_command(&mut self, command: EngineCommand) {
         // A response that no caller waits for is dropped.
         match command {
-            Command::Sample(policy, request, constraint, events, response) => {
+            EngineCommand::Sample(policy, request, constraint, events, response) => {
                 let id = request.id.clone();
                 let name = request.policy.clone();
                 let stream = request.stream;
@@ -254,23 +256,28 @@ impl Service {
                 }
                 let _ = response.send(submitted);
             }
-            Command::Abort(policy, stream, response) => {
+            EngineCommand::Abort(policy, stream, response) => {
                 let ended = self.scheduler.abort(policy, stream);
                 debug!(policy, stream, ended, "aborted requests");
                 let _ = response.send(Ok(ended));
             }
-            Command::Status(response) => drop(response.send(Ok(self.status()))),
-            Command::Version(policy, response) => {
+            EngineCommand::Status(response) => drop(response.send(Ok(self.status()))),
+            EngineCommand::Version(policy, response) => {
                 drop(response.send(Ok(self.published[policy as usize].version)));
             }
-            Command::Lora(options, seed, base, response) => {
-                drop(response.send(self.lora(options, seed, base)))
+            EngineCommand::Lora(options, seed, base, response) => {
+                drop(response.send(self.create_adapter(options, seed, base)))
             }
-            Command::Learn(policy, command) => self.pending.push_back((policy, command)),
+            EngineCommand::Learn(policy, command) => self.pending.push_back((policy, command)),
         }
     }
 
-    fn lora(&mut self, options: LoraOptions, seed: u64, base: String) -> Result<u32, PolicyError> {
+    fn create_adapter(
+        &mut self,
+        options: LoraOptions,
+        seed: u64,
+        base: String,
+    ) -> Result<u32, PolicyError> {
         if self.base_trained {
             return Err(PolicyError::Invalid(
                 "the base weights have already been trained; create adapters before training, or \
@@ -285,7 +292,7 @@ impl Service {
         Ok(adapters.len() as u32)
     }
 
-    fn learn(&mut self, policy: u32, command: LearnerCommand) {
+    fn run_learner_command(&mut self, policy: u32, command: LearnerCommand) {
         let adapter = (policy as usize).checked_sub(1);
         let is_frozen = adapter.is_none() && !self.model.adapters.is_empty();
         let frozen = || {
@@ -309,7 +316,7 @@ impl Service {
             ))
             }
         };
-        let Service { model, learning, .. } = self;
+        let EngineService { model, learning, .. } = self;
         match command {
             LearnerCommand::Logprobs(batch, response) => {
                 drop(response.send(learning.logprobs(model, adapter, &batch)));
@@ -348,28 +355,33 @@ impl Service {
             LearnerCommand::Save(dir, with_optimizer, response) => {
                 let saved = checkpoint::save(model, learning, adapter, &dir, with_optimizer);
                 let saved = saved
-                    .map_err(storage)
+                    .map_err(to_storage_error)
                     .and_then(|(content, names)| Manifest::from_files(&dir, content, &names));
                 drop(response.send(saved));
             }
             LearnerCommand::Load(dir, with_optimizer, response) => {
                 let opened = frozen().and_then(|()| {
-                    checkpoint::open(model, adapter, &dir, with_optimizer).map_err(storage)
+                    checkpoint::open(model, adapter, &dir, with_optimizer).map_err(to_storage_error)
                 });
-                let replaced = opened.and_then(|saved| self.replace(policy, saved));
+                let replaced = opened.and_then(|saved| self.replace_weights(policy, saved));
                 drop(response.send(replaced));
             }
             LearnerCommand::UpdateWeights(dir, version, response) => {
-                let opened = frozen()
-                    .and_then(|()| checkpoint::open(model, adapter, &dir, false).map_err(storage));
-                let replaced = opened.and_then(|saved| self.replace(policy, saved));
+                let opened = frozen().and_then(|()| {
+                    checkpoint::open(model, adapter, &dir, false).map_err(to_storage_error)
+                });
+                let replaced = opened.and_then(|saved| self.replace_weights(policy, saved));
                 if replaced.is_ok() {
                     self.published[policy as usize] = PublishedWeights { version, current: true };
                 }
                 drop(response.send(replaced));
             }
             LearnerCommand::Merge(dir, response) => {
-                drop(response.send(checkpoint::save_merged(model, adapter, &dir).map_err(storage)));
+                drop(
+                    response.send(
+                        checkpoint::save_merged(model, adapter, &dir).map_err(to_storage_error),
+                    ),
+                );
             }
             LearnerCommand::Publish(version, response) => {
                 self.published[policy as usize] = PublishedWeights { version, current: true };
@@ -379,7 +391,11 @@ impl Service {
     }
 
     /// Replaces the weights of a policy with opened files.
-    fn replace(&mut self, policy: u32, saved: checkpoint::OpenedFiles) -> Result<(), PolicyError> {
+    fn replace_weights(
+        &mut self,
+        policy: u32,
+        saved: checkpoint::OpenedFiles,
+    ) -> Result<(), PolicyError> {
         let loaded = checkpoint::load(&mut self.model, &mut self.learning, saved);
         self.weights_changed(policy, false);
         loaded.map_err(|error| {
@@ -396,6 +412,6 @@ impl Service {
     }
 }
 
-fn storage(error: ModelError) -> PolicyError {
+fn to_storage_error(error: ModelError) -> PolicyError {
     PolicyError::Storage(error.to_string())
 }

@@ -80,14 +80,14 @@ fn amx_available() -> bool {
         const BF16: u32 = 1 << 22;
         const TILE: u32 = 1 << 24;
         let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 };
-        features & BF16 > 0 && features & TILE > 0 && permitted()
+        features & BF16 > 0 && features & TILE > 0 && request_amx_permission()
     })
 }
 
-/// Requests the AMX registers from Linux, which grants them to processes that ask (kernel
-/// documentation, x86/xstate) and rejects the request if it does not support them.
+/// Requests the AMX registers from Linux (kernel documentation, x86/xstate). Linux grants the
+/// registers to processes that request them, and rejects the request if the processor has none.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn permitted() -> bool {
+fn request_amx_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XTILEDATA: libc::c_long = 18;
     // SAFETY: this call accesses no memory of this process.
@@ -95,7 +95,7 @@ fn permitted() -> bool {
 }
 
 #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
-fn permitted() -> bool {
+fn request_amx_permission() -> bool {
     false
 }
 
@@ -166,7 +166,7 @@ pub fn exp(x: f32) -> f32 {
 
 /// Folds the lanes of a reduction, always in the same order.
 #[inline(always)]
-pub fn fold(mut lanes: [f32; LANES]) -> f32 {
+pub fn fold_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -205,7 +205,7 @@ pub fn dot(x: &[f32], y: &[f32]) -> f32 {
     for (i, (a, b)) in xs.remainder().iter().zip(ys.remainder()).enumerate() {
         lanes[i] = a.mul_add(*b, lanes[i]);
     }
-    fold(lanes)
+    fold_lanes(lanes)
 }
 
 #[cfg(test)]

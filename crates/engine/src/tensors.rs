@@ -7,12 +7,12 @@ use std::path::Path;
 
 use levade_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_with};
 
-/// A tensor's range in the array.
+/// Name, shape and range of a tensor in a parameter array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// Name and shape in files.
+    /// Name and shape of the tensor in files.
     pub parameter: Parameter,
-    /// Range in the array.
+    /// Range of the tensor's values in the array.
     pub range: Range<usize>,
 }
 
@@ -23,18 +23,19 @@ impl TensorEntry {
     }
 }
 
-/// Ranges of all tensors in an array.
+/// Ranges of all tensors in a parameter array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tensors {
     /// Tensors, in the order of the file.
     pub entries: Vec<TensorEntry>,
-    /// Length of the array, including padding.
+    /// Length of the array in values, including padding.
     pub len: usize,
 }
 
 impl Tensors {
-    /// Adds adjacent tensors, the first of which is aligned to 64 values; returns their range.
-    pub fn lay(&mut self, parameters: impl IntoIterator<Item = Parameter>) -> Range<usize> {
+    /// Appends adjacent tensors, the first of which is aligned to 64 values. Returns the range of
+    /// all appended tensors.
+    pub fn append(&mut self, parameters: impl IntoIterator<Item = Parameter>) -> Range<usize> {
         let start = self.len;
         let mut end = start;
         for parameter in parameters {
@@ -64,7 +65,8 @@ impl Tensors {
         self.write_with(path, |entry| Cow::Borrowed(&array[entry.range.clone()]))
     }
 
-    /// Writes tensors whose values `values` computes while they are written.
+    /// Writes an array with this layout as safetensors. `values` computes each tensor's values
+    /// while the file is written.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written, or if a tensor does not have as many values

@@ -2,7 +2,9 @@
 
 use levade_policy::{SamplingParams, TokenSet, TopLogprobs};
 
-use crate::ops::softmax::{Distribution, Normalizer, argmax, exponentiate, scale};
+use crate::ops::softmax::{
+    SoftmaxNormalizer, TokenDistribution, argmax, exponentiate, scale_logits,
+};
 use crate::simd::Isa;
 
 /// A sampled token, or a token of a scored prompt.
@@ -37,11 +39,11 @@ pub fn sample_token(
         if let Some(allowed) = allowed {
             allowed.restrict(&mut candidates, logits);
         }
-        scale(isa, &mut candidates, temperature);
+        scale_logits(isa, &mut candidates, temperature);
         candidates
     });
-    scale(isa, logits, temperature);
-    let distribution = Distribution::from_logits(isa, logits);
+    scale_logits(isa, logits, temperature);
+    let distribution = TokenDistribution::from_logits(isa, logits);
     if !distribution.normalizer.sum.is_finite() {
         return None;
     }
@@ -51,7 +53,7 @@ pub fn sample_token(
             sample_truncated(isa, &mut candidates, params, u)?
         }
         Some(candidates) => {
-            let adjusted = Distribution::from_logits(isa, &candidates);
+            let adjusted = TokenDistribution::from_logits(isa, &candidates);
             // A penalty can make logits infinite.
             adjusted.normalizer.sum.is_finite().then(|| adjusted.sample(isa, u))?
         }
@@ -63,21 +65,21 @@ pub fn sample_token(
 
 /// Scores a known token: returns it with its log-probability and the `top` most likely tokens at
 /// its position. `logits` are scaled in place. Returns `None` if they are not finite.
-pub fn score(
+pub fn score_token(
     isa: Isa,
     logits: &mut [f32],
     temperature: f32,
     token: u32,
     top: usize,
 ) -> Option<SampledToken> {
-    scale(isa, logits, temperature);
-    let normalizer = Distribution::from_logits(isa, logits).normalizer;
+    scale_logits(isa, logits, temperature);
+    let normalizer = TokenDistribution::from_logits(isa, logits).normalizer;
     normalizer.sum.is_finite().then(|| to_sampled_token(&normalizer, logits, token as usize, top))
 }
 
 /// Returns a token of a row of scaled logits, with the `top` most likely tokens.
 fn to_sampled_token(
-    normalizer: &Normalizer,
+    normalizer: &SoftmaxNormalizer,
     logits: &[f32],
     token: usize,
     top: usize,
@@ -145,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    fn counts(params: &SamplingParams, before: &[u32], logits: &[f32]) -> Vec<usize> {
+    fn sampled_counts(params: &SamplingParams, before: &[u32], logits: &[f32]) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
         for i in 0..3000 {
             let history = (before, before.len());
@@ -168,23 +170,24 @@ mod tests {
     }
 
     #[test]
-    fn choose_applies_filters_and_temperature() {
+    fn sample_token_applies_filters_and_temperature() {
         // Probabilities 0.5, 0.25, 0.125, 0.125.
         let logits: Vec<f32> = [8f32, 4.0, 2.0, 2.0].iter().map(|p| p.ln()).collect();
         let plain = SamplingParams::default();
-        let all = counts(&plain, &[], &logits);
+        let all = sampled_counts(&plain, &[], &logits);
         assert!(all[0] > 1350 && all[0] < 1650 && all[2] > 250 && all[3] > 250, "{all:?}");
-        let top_k = counts(&SamplingParams { top_k: 2, ..plain.clone() }, &[], &logits);
+        let top_k = sampled_counts(&SamplingParams { top_k: 2, ..plain.clone() }, &[], &logits);
         assert!(top_k[2] + top_k[3] == 0 && top_k[1] > 850, "{top_k:?}");
-        let top_p = counts(&SamplingParams { top_p: 0.7, ..plain.clone() }, &[], &logits);
+        let top_p = sampled_counts(&SamplingParams { top_p: 0.7, ..plain.clone() }, &[], &logits);
         assert!(top_p[2] + top_p[3] == 0 && top_p[1] > 850, "{top_p:?}");
-        let min_p = counts(&SamplingParams { min_p: 0.3, ..plain.clone() }, &[], &logits);
+        let min_p = sampled_counts(&SamplingParams { min_p: 0.3, ..plain.clone() }, &[], &logits);
         assert!(min_p[2] + min_p[3] == 0 && min_p[1] > 850, "{min_p:?}");
-        let greedy = counts(&SamplingParams { temperature: 0.0, ..plain.clone() }, &[], &logits);
+        let greedy =
+            sampled_counts(&SamplingParams { temperature: 0.0, ..plain.clone() }, &[], &logits);
         assert_eq!(greedy, [3000, 0, 0, 0]);
         let penalty = SamplingParams { temperature: 0.0, repetition_penalty: 2.0, ..plain.clone() };
-        assert_eq!(counts(&penalty, &[0], &logits), [0, 3000, 0, 0]);
-        let hot = counts(&SamplingParams { temperature: 50.0, ..plain }, &[], &logits);
+        assert_eq!(sampled_counts(&penalty, &[0], &logits), [0, 3000, 0, 0]);
+        let hot = sampled_counts(&SamplingParams { temperature: 50.0, ..plain }, &[], &logits);
         assert!(hot.iter().all(|c| *c > 600), "{hot:?}");
     }
 
@@ -259,7 +262,7 @@ mod tests {
     /// A grammar keeps the tokens it allows, renormalized, with every filter; log-probabilities
     /// stay those of the model.
     #[test]
-    fn choose_respects_grammar_mask() {
+    fn sample_token_respects_grammar_mask() {
         let logits: Vec<f32> = (0..70).map(|i| (6.0 * uniform(3, 1, i) - 3.0) as f32).collect();
         let allowed: TokenSet = [3, 40, 69].into_iter().collect();
         let plain = SamplingParams {
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn choose_rejects_nonfinite_logits() {
+    fn sample_token_rejects_nonfinite_logits() {
         let plain = SamplingParams::default();
         let filtered = SamplingParams { top_p: 0.9, min_p: 0.1, ..plain.clone() };
         let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };

@@ -1,6 +1,6 @@
 //! Computes the forward pass of the decoder: embedding, layers, final norm, head.
 //!
-//! A batch is rows of tokens, divided into `Span`s: runs of rows of one sequence. Sampling and
+//! A batch is rows of tokens, divided into `TokenSpan`s: runs of rows of one sequence. Sampling and
 //! training share this code. They differ only in where keys and values are stored and in which
 //! values are kept for the backward pass.
 //!
@@ -14,25 +14,25 @@ use std::ops::Range;
 use crate::Compute;
 use crate::adapter::Adapter;
 use crate::buffer::Buffer;
-use crate::gemm::{Matrix, Mode, Rhs, Scratch, gemm};
-use crate::layout::{LinearMap, Site, attention_shape, attention_window};
-use crate::ops::kv::{Blocks, KeyValues, KvBlocks, Span};
-use crate::ops::norm::Heads;
+use crate::gemm::{GemmScratch, Matrix, OutputMode, RhsOperand, gemm};
+use crate::layout::{LayerMap, LinearMap, attention_shape, attention_window};
+use crate::ops::kv::{Blocks, KeyValues, KvBlocks, TokenSpan};
+use crate::ops::norm::HeadLayout;
 use crate::ops::rope::RopeTable;
 use crate::ops::{add_rows, attention, fill_rows, for_rows, gated, norm, softmax};
 use crate::scratch::MapScratch;
 use crate::value_head::ValueHead;
 use crate::weights::Weights;
 
-/// Rows to run through the model.
+/// Token rows that go through the model together.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
-    /// Token of every row.
+pub struct TokenRows<'a> {
+    /// Token id of every row.
     pub tokens: &'a [u32],
     /// Position of every row in its sequence.
     pub positions: &'a [u32],
-    /// Runs of rows of one sequence, in the order of rows.
-    pub spans: &'a [Span],
+    /// Spans of rows of one sequence, in the order of rows.
+    pub spans: &'a [TokenSpan],
     /// Ranges of rows that use an adapter, with its index in [`Transformer::adapters`].
     pub adapters: &'a [(Range<usize>, usize)],
 }
@@ -43,7 +43,7 @@ pub struct Rows<'a> {
 pub struct LayerState {
     /// Queries, keys and values before their norms; used only by models with query and key norms.
     pub raw: Buffer,
-    /// Queries, keys and values as input of attention.
+    /// Queries, keys and values after norms and rotary embedding, the input of attention.
     pub qkv: Buffer,
     /// (max, Σ e) of every row and head.
     pub stats: Buffer,
@@ -77,7 +77,7 @@ pub struct Transformer {
     pub weights: Weights,
     /// Adapters over the base weights.
     pub adapters: Vec<Adapter>,
-    /// Value heads of critics, by adapter; `None` is the base.
+    /// Value heads of critics, by adapter index; the key `None` is the base weights.
     pub values: BTreeMap<Option<usize>, ValueHead>,
     /// Rotary tables up to the context. The second table is for windowed layers, if they have their
     /// own.
@@ -103,7 +103,7 @@ impl Transformer {
     }
 
     /// Returns the rotary table of a layer, or `None` if the layer has no rotary embedding.
-    pub fn rope(&self, layer: usize) -> Option<&RopeTable> {
+    pub fn rope_table(&self, layer: usize) -> Option<&RopeTable> {
         let pattern = &self.weights.config.pattern;
         let (global, local) = &self.ropes;
         let own = local.as_ref().filter(|_| pattern.windowed.contains(&layer));
@@ -111,17 +111,22 @@ impl Transformer {
     }
 
     /// Returns the position of query heads in a row of queries, keys and values.
-    pub fn query_heads(&self) -> Heads {
+    pub fn query_heads(&self) -> HeadLayout {
         let shape = attention_shape(&self.weights.config);
-        Heads { stride: shape.qkv(), offset: 0, heads: shape.heads, head_dim: shape.head_dim }
+        HeadLayout {
+            stride: shape.qkv_width(),
+            offset: 0,
+            heads: shape.heads,
+            head_dim: shape.head_dim,
+        }
     }
 
     /// Returns the position of key heads in a row of queries, keys and values.
-    pub fn key_heads(&self) -> Heads {
+    pub fn key_heads(&self) -> HeadLayout {
         let shape = attention_shape(&self.weights.config);
-        Heads {
-            stride: shape.qkv(),
-            offset: shape.query(),
+        HeadLayout {
+            stride: shape.qkv_width(),
+            offset: shape.query_width(),
             heads: shape.kv_heads,
             head_dim: shape.head_dim,
         }
@@ -130,20 +135,20 @@ impl Transformer {
     /// Looks up the embeddings of `tokens`, which must be in the vocabulary.
     pub fn embed(&self, tokens: &[u32], out: &mut [f32]) {
         let width = self.weights.config.hidden;
-        let table = self.weights.part(&self.weights.layout.embedding);
+        let table = self.weights.parameters_at(&self.weights.layout.embedding);
         for_rows(&self.compute, tokens.len(), width, out, |row, out| {
             out.copy_from_slice(&table[tokens[row] as usize * width..][..width]);
         });
         if let Some(scale) = self.weights.config.embedding_scale() {
             for_rows(&self.compute, tokens.len(), width, out, |_, row| {
-                softmax::multiply(self.compute.isa, row, scale);
+                softmax::scale_values(self.compute.isa, row, scale);
             });
         }
     }
 
     /// Applies a linear map and its adapters: `out = residual + x · Wᵀ (+ bias)`, or the same
     /// without the residual.
-    fn project(
+    fn apply_linear_map(
         &self,
         scratch: &mut MapScratch,
         adapters: &[(Range<usize>, usize)],
@@ -155,12 +160,12 @@ impl Transformer {
         let at = self.weights.layout.linear(map);
         let rows = x.len() / at.inputs;
         let width = at.outputs;
-        let bias = self.weights.part(&at.bias);
+        let bias = self.weights.parameters_at(&at.bias);
         let mode = match (residual, bias.is_empty()) {
-            (None, true) => Mode::Set,
+            (None, true) => OutputMode::Set,
             (None, false) => {
                 fill_rows(&self.compute, rows, bias, out);
-                Mode::Add
+                OutputMode::Add
             }
             (Some(residual), _) => {
                 for_rows(&self.compute, rows, width, out, |row, out| {
@@ -170,10 +175,10 @@ impl Transformer {
                         *o += b;
                     }
                 });
-                Mode::Add
+                OutputMode::Add
             }
         };
-        let weight = Rhs::Packed(self.weights.packed(map));
+        let weight = RhsOperand::Packed(self.weights.packed_map(map));
         gemm(
             &self.compute,
             &mut scratch.gemm,
@@ -194,7 +199,7 @@ impl Transformer {
     /// `stream`. `state` and `next` are scratch.
     pub fn forward(
         &self,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         kv_blocks: &mut KvBlocks<'_>,
         state: &mut LayerState,
         temporary: &mut TemporaryRows,
@@ -215,7 +220,7 @@ impl Transformer {
     pub fn forward_layer(
         &self,
         layer: usize,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         keys_values: &KeyValues<'_>,
         input: &[f32],
         state: &mut LayerState,
@@ -238,7 +243,7 @@ impl Transformer {
     fn feed_forward(
         &self,
         layer: usize,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         gate_up: &[f32],
         residual: Option<&[f32]>,
         temporary: &mut TemporaryRows,
@@ -257,10 +262,10 @@ impl Transformer {
             &gate_up[..count * 2 * wide],
             activated,
         );
-        self.project(
+        self.apply_linear_map(
             scratch,
             rows.adapters,
-            LinearMap { layer, site: Site::Down },
+            LinearMap { layer, site: LayerMap::Down },
             activated,
             residual,
             out,
@@ -275,12 +280,12 @@ impl Transformer {
         add_rows(&self.compute, rows, config.hidden, residual, out);
     }
 
-    /// Runs the part of [`Transformer::forward_layer`] that the layer's backward pass needs: all
-    /// except its output.
+    /// Runs the part of [`Transformer::forward_layer`] whose results the layer's backward pass
+    /// needs: all except the layer's output.
     pub fn forward_state(
         &self,
         layer: usize,
-        rows: Rows<'_>,
+        rows: TokenRows<'_>,
         keys_values: &KeyValues<'_>,
         input: &[f32],
         state: &mut LayerState,
@@ -305,14 +310,14 @@ impl Transformer {
             epsilon,
             normed,
         );
-        let qkv = state.qkv.reserve(count * shape.qkv());
-        self.project(scratch, adapters, map(Site::Qkv), normed, None, qkv);
+        let qkv = state.qkv.reserve(count * shape.qkv_width());
+        self.apply_linear_map(scratch, adapters, map(LayerMap::Qkv), normed, None, qkv);
         if config.qk_norm {
             state.raw.reserve(qkv.len()).copy_from_slice(qkv);
         }
         self.prepare_heads(layer, rows.positions, qkv);
 
-        let attended = state.attended.reserve(count * shape.query());
+        let attended = state.attended.reserve(count * shape.query_width());
         let stats = state.stats.reserve(count * shape.heads * 2);
         attention::forward(
             compute,
@@ -327,22 +332,37 @@ impl Transformer {
         let middle = state.middle.reserve(input.len());
         if config.has_post_norms() {
             let projected = state.before_norms[0].reserve(input.len());
-            self.project(scratch, adapters, map(Site::Output), attended, None, projected);
+            self.apply_linear_map(
+                scratch,
+                adapters,
+                map(LayerMap::Output),
+                attended,
+                None,
+                projected,
+            );
             self.add_normed(&at.attention_post_norm, input, projected, middle);
         } else {
-            self.project(scratch, adapters, map(Site::Output), attended, Some(input), middle);
+            self.apply_linear_map(
+                scratch,
+                adapters,
+                map(LayerMap::Output),
+                attended,
+                Some(input),
+                middle,
+            );
         }
 
         norm::forward(compute, count, middle, &self.weights.norm(&at.mlp_norm), epsilon, normed);
         let gate_up = state.gate_up.reserve(count * 2 * config.intermediate);
-        self.project(scratch, adapters, map(Site::GateUp), normed, None, gate_up);
+        self.apply_linear_map(scratch, adapters, map(LayerMap::GateUp), normed, None, gate_up);
         if config.has_post_norms() {
             let out = state.before_norms[1].reserve(input.len());
             self.feed_forward(layer, rows, gate_up, None, temporary, out);
         }
     }
 
-    /// Applies norms (if the model has them) and rotary embedding to queries and keys, in place.
+    /// Applies norms (if the model has them) and rotary embedding to the queries and keys in `qkv`,
+    /// in place.
     fn prepare_heads(&self, layer: usize, positions: &[u32], qkv: &mut [f32]) {
         let config = &self.weights.config;
         let at = &self.weights.layout.layers[layer];
@@ -360,7 +380,7 @@ impl Transformer {
                     qkv,
                 );
             }
-            if let Some(rope) = self.rope(layer) {
+            if let Some(rope) = self.rope_table(layer) {
                 rope.apply(&self.compute, positions, heads, false, qkv);
             }
         }
@@ -368,7 +388,13 @@ impl Transformer {
 
     /// Applies the final norm and the output head to `x` (rows of the residual stream): `logits`
     /// gets one row of the vocabulary per row.
-    pub fn head(&self, x: &[f32], normed: &mut Buffer, scratch: &mut Scratch, logits: &mut Buffer) {
+    pub fn compute_logits(
+        &self,
+        x: &[f32],
+        normed: &mut Buffer,
+        scratch: &mut GemmScratch,
+        logits: &mut Buffer,
+    ) {
         let config = &self.weights.config;
         let rows = x.len() / config.hidden;
         let weight = self.weights.norm(&self.weights.layout.norm);
@@ -376,8 +402,8 @@ impl Transformer {
         norm::forward(&self.compute, rows, x, &weight, config.norm_epsilon, normed);
         let logits = logits.reserve(rows * config.vocabulary);
         let a = Matrix::new(normed, rows, config.hidden);
-        let head = Rhs::Packed(&self.weights.head);
-        gemm(&self.compute, scratch, a, head, logits, config.vocabulary, Mode::Set);
+        let head = RhsOperand::Packed(&self.weights.head);
+        gemm(&self.compute, scratch, a, head, logits, config.vocabulary, OutputMode::Set);
     }
 }
 
@@ -394,9 +420,9 @@ pub fn gather_rows(
     }
 }
 
-/// Buffers of a forward pass without a backward pass.
+/// Buffers of a forward pass that no backward pass follows.
 #[derive(Default)]
-pub struct Inference {
+pub struct InferencePass {
     state: LayerState,
     temporary: TemporaryRows,
     /// Residual stream before and after a layer.
@@ -406,11 +432,11 @@ pub struct Inference {
     normed: Buffer,
 }
 
-impl Inference {
+impl InferencePass {
     /// Runs `rows` through `model`, storing keys and values in `blocks`.
-    pub fn run(&mut self, model: &Transformer, rows: Rows<'_>, blocks: &mut Blocks) {
+    pub fn run(&mut self, model: &Transformer, rows: TokenRows<'_>, blocks: &mut Blocks) {
         let mut kv_blocks = KvBlocks { stack: blocks, passing: None };
-        let Inference { state, temporary, stream, next, .. } = self;
+        let InferencePass { state, temporary, stream, next, .. } = self;
         model.forward(rows, &mut kv_blocks, state, temporary, stream, next);
     }
 
@@ -424,6 +450,6 @@ impl Inference {
         let width = model.weights.config.hidden;
         gather_rows(&self.stream, width, needed.clone(), &mut self.selected);
         let selected = &self.selected[..needed.len() * width];
-        model.head(selected, &mut self.normed, &mut self.temporary.scratch.gemm, logits);
+        model.compute_logits(selected, &mut self.normed, &mut self.temporary.scratch.gemm, logits);
     }
 }

@@ -8,16 +8,16 @@
 use std::ops::Range;
 
 use crate::Compute;
-use crate::gemm::{Matrix, PackedMatrix, Rhs};
-use crate::layout::{Layout, LinearLayout, LinearMap};
+use crate::gemm::{Matrix, PackedMatrix, RhsOperand};
+use crate::layout::{LinearLayout, LinearMap, ParameterLayout};
 use crate::precision::Precision;
 use crate::weights::Weights;
 
-/// Packed copies of a model's matrices, allocated at first use.
+/// Packed copies of a model's weight matrices for the backward pass, allocated at first use.
 #[derive(Default)]
 pub struct TransposedWeights {
-    /// Matrices of all linear maps, in the order of [`LinearMap::all`], then the head. Each has the
-    /// change count of the weights from which it was packed.
+    /// Matrices of all linear maps, in the order of [`LinearMap::all`], then the output head. Each
+    /// matrix has the change count of the weights from which it was packed.
     matrices: Vec<(Option<u64>, PackedMatrix)>,
 }
 
@@ -28,13 +28,13 @@ impl TransposedWeights {
         compute: &Compute,
         weights: &'a Weights,
         map: LinearMap,
-    ) -> Rhs<'a> {
+    ) -> RhsOperand<'a> {
         let LinearLayout { weight, outputs, inputs, .. } = weights.layout.linear(map);
         self.matrix(compute, weights, map.index(), weight, [*outputs, *inputs])
     }
 
-    /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
-    pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Rhs<'a> {
+    /// Returns the matrix of the output head, vocabulary × hidden, as an rhs.
+    pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> RhsOperand<'a> {
         let config = &weights.config;
         let last = LinearMap::all(weights.config.layers).count();
         self.matrix(
@@ -53,27 +53,31 @@ impl TransposedWeights {
         index: usize,
         range: &Range<usize>,
         [rows, columns]: [usize; 2],
-    ) -> Rhs<'a> {
-        let matrix = Matrix::new(weights.part(range), rows, columns);
+    ) -> RhsOperand<'a> {
+        let matrix = Matrix::new(weights.parameters_at(range), rows, columns);
         if compute.precision == Precision::F32 {
-            return Rhs::Plain(matrix);
+            return RhsOperand::Plain(matrix);
         }
         if self.matrices.is_empty() {
-            let shapes = shapes(&weights.layout, weights.config.layers, compute.precision);
-            let empty = PackedMatrix::together(compute.precision, &shapes);
+            let shapes = matrix_shapes(&weights.layout, weights.config.layers, compute.precision);
+            let empty = PackedMatrix::zeroed_together(compute.precision, &shapes);
             self.matrices = empty.into_iter().map(|packed| (None, packed)).collect();
         }
         let (state, packed) = &mut self.matrices[index];
-        if *state != Some(weights.changes()) {
-            packed.replace(compute, matrix);
-            *state = Some(weights.changes());
+        if *state != Some(weights.change_count()) {
+            packed.repack(compute, matrix);
+            *state = Some(weights.change_count());
         }
-        Rhs::Packed(packed)
+        RhsOperand::Packed(packed)
     }
 }
 
 /// Returns (K, N) of every matrix that is kept packed; empty in f32.
-pub fn shapes(layout: &Layout, layers: usize, precision: Precision) -> Vec<(usize, usize)> {
+pub fn matrix_shapes(
+    layout: &ParameterLayout,
+    layers: usize,
+    precision: Precision,
+) -> Vec<(usize, usize)> {
     if precision == Precision::F32 {
         return Vec::new();
     }
@@ -87,7 +91,7 @@ pub fn shapes(layout: &Layout, layers: usize, precision: Precision) -> Vec<(usiz
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::layout::Site;
+    use crate::layout::LayerMap;
     use crate::testing::{random_weights, tiny_config};
 
     /// A copy matches the current weights, including after a change.
@@ -99,21 +103,24 @@ mod tests {
         for round in 0..3 {
             for map in LinearMap::all(weights.config.layers) {
                 let at = weights.layout.linear(map);
-                let matrix = Matrix::new(weights.part(&at.weight), at.outputs, at.inputs);
+                let matrix = Matrix::new(weights.parameters_at(&at.weight), at.outputs, at.inputs);
                 let expected = PackedMatrix::new(&compute, matrix);
-                let Rhs::Packed(found) = transposed.map(&compute, &weights, map) else {
+                let RhsOperand::Packed(found) = transposed.map(&compute, &weights, map) else {
                     panic!("{map:?}")
                 };
-                assert!(found.same(&expected), "{map:?} after {round} changes");
+                assert!(found.has_same_words(&expected), "{map:?} after {round} changes");
             }
             let config = &weights.config;
-            let head =
-                Matrix::new(weights.part(&weights.layout.head), config.vocabulary, config.hidden);
+            let head = Matrix::new(
+                weights.parameters_at(&weights.layout.head),
+                config.vocabulary,
+                config.hidden,
+            );
             let expected = PackedMatrix::new(&compute, head);
-            let Rhs::Packed(found) = transposed.head(&compute, &weights) else {
+            let RhsOperand::Packed(found) = transposed.head(&compute, &weights) else {
                 panic!("the head")
             };
-            assert!(found.same(&expected), "the head after {round} changes");
+            assert!(found.has_same_words(&expected), "the head after {round} changes");
             weights
                 .parameters()
                 .change(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
@@ -125,8 +132,11 @@ mod tests {
     fn f32_matrices_are_not_copied() {
         let compute = Compute::with_isa(1, Isa::detect(), Precision::F32);
         let weights = random_weights(&compute, &tiny_config(), 1);
-        let map = LinearMap { layer: 0, site: Site::Down };
-        assert!(matches!(TransposedWeights::default().map(&compute, &weights, map), Rhs::Plain(_)));
-        assert!(shapes(&weights.layout, weights.config.layers, Precision::F32).is_empty());
+        let map = LinearMap { layer: 0, site: LayerMap::Down };
+        assert!(matches!(
+            TransposedWeights::default().map(&compute, &weights, map),
+            RhsOperand::Plain(_)
+        ));
+        assert!(matrix_shapes(&weights.layout, weights.config.layers, Precision::F32).is_empty());
     }
 }

@@ -5,16 +5,16 @@ use levade_policy::ForwardBackward;
 use levade_tree::TreeBatch;
 
 use crate::buffer::Buffer;
-use crate::gemm::Mode;
+use crate::gemm::OutputMode;
 use crate::head::HeadGradient;
 use crate::ops::norm;
-use crate::packing::Unit;
+use crate::packing::BatchUnit;
 use crate::simd::{dot, simd};
 use crate::transformer::{Transformer, gather_rows};
 use crate::value_head::ValueHead;
 
 simd! {
-    fn value(normed: &[f32], weight: &[f32]) -> f32 {
+    fn value_of_row(normed: &[f32], weight: &[f32]) -> f32 {
         dot(normed, weight)
     }
 }
@@ -29,7 +29,7 @@ simd! {
 
 /// Buffers of value heads, reused between batches.
 #[derive(Default)]
-pub struct Values {
+pub struct ValueHeadBuffers {
     rows: Buffer,
     normed: Buffer,
     dnormed: Buffer,
@@ -37,18 +37,18 @@ pub struct Values {
     inverses: Buffer,
 }
 
-impl Values {
+impl ValueHeadBuffers {
     /// Computes the value of every target that a token of `unit` predicts, given the residual
-    /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss and
-    /// adds its gradients: those of the model, and that of the value head in the second part of the
-    /// pair.
+    /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss, adds
+    /// the gradients of the model to the first part of the pair, and adds the gradient of the value
+    /// head to the second part.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
         model: &Transformer,
         head: &ValueHead,
         batch: &TreeBatch,
-        unit: &Unit,
+        unit: &BatchUnit,
         x: &[f32],
         gradient: Option<(HeadGradient<'_>, &mut [f32])>,
         values: &mut [f32],
@@ -70,7 +70,7 @@ impl Values {
         let normed = self.normed.reserve(count * width);
         norm::forward(compute, count, rows, weight, epsilon, normed);
         for (target, normed) in targets.iter().zip(normed.chunks_exact(width)) {
-            values[*target] = value(compute.isa, normed, w) + b;
+            values[*target] = value_of_row(compute.isa, normed, w) + b;
         }
 
         let mut sums =
@@ -78,7 +78,7 @@ impl Values {
         let Some((gradient, own)) = gradient else { return sums };
         let HeadGradient { loss, dx, mut base, mode, .. } = gradient;
         let layout = &model.weights.layout;
-        if let (Mode::Set, Some(base)) = (mode, &mut base) {
+        if let (OutputMode::Set, Some(base)) = (mode, &mut base) {
             // The language model head has no gradient from values.
             base[layout.head.clone()].fill(0.0);
         }

@@ -10,29 +10,30 @@ use crate::buffer::Buffer;
 use crate::parameters::Parameters;
 use crate::tensors::Tensors;
 
-/// Name of the file with the weights.
+/// Name of the file with the weights of a value head.
 pub const FILE: &str = "value_head.safetensors";
 
 /// The weights of a value head: `w`, then `b`.
 pub struct ValueHead {
-    /// Offsets of the parameters in `master`.
+    /// Offsets of the value head's parameters in `master`.
     pub tensors: Tensors,
-    /// Parameters, `w` then `b`.
+    /// Parameters of the value head: `w`, then `b`.
     pub master: Buffer,
 }
 
 impl ValueHead {
-    /// Creates the head of a model with hidden width `hidden`; every value is 0.
+    /// Creates the value head of a model with hidden width `hidden`. Until training, every value is
+    /// 0.
     pub fn new(hidden: usize) -> Self {
         let mut tensors = Tensors::default();
-        tensors.lay([
+        tensors.append([
             parameter("value_head.weight", &[1, hidden]),
             parameter("value_head.bias", &[1]),
         ]);
         ValueHead { master: Buffer::zeroed(tensors.len), tensors }
     }
 
-    /// Returns the parameters. None are packed.
+    /// Returns the parameters of the value head, none of which are packed.
     pub fn parameters(&mut self) -> Parameters<'_> {
         Parameters { tensors: &self.tensors, master: &mut self.master, packed: Vec::new() }
     }

@@ -9,7 +9,7 @@ use levade_model::{ModelConfig, ModelError, ModelFiles};
 use crate::Compute;
 use crate::buffer::Buffer;
 use crate::gemm::PackedMatrix;
-use crate::layout::{Layout, LinearMap};
+use crate::layout::{LinearMap, ParameterLayout};
 use crate::parameters::Parameters;
 use crate::precision::Precision;
 use crate::tensors::TensorEntry;
@@ -19,7 +19,7 @@ pub struct Weights {
     /// Configuration of the model.
     pub config: ModelConfig,
     /// Layout of the parameters.
-    pub layout: Layout,
+    pub layout: ParameterLayout,
     /// All parameters, in f32.
     pub master: Buffer,
     /// Matrices of all linear maps, in the order of [`LinearMap::all`], packed for `x · Wᵀ`.
@@ -32,7 +32,7 @@ pub struct Weights {
 impl Weights {
     /// Creates weights for `config`, all zero, with packed copies in `precision`.
     pub fn zeroed(config: &ModelConfig, precision: Precision) -> Self {
-        let layout = Layout::new(config);
+        let layout = ParameterLayout::new(config);
         let shapes: Vec<_> = LinearMap::all(config.layers)
             .map(|map| {
                 let at = layout.linear(map);
@@ -42,8 +42,8 @@ impl Weights {
         Weights {
             config: config.clone(),
             master: Buffer::zeroed(layout.tensors.len),
-            maps: PackedMatrix::together(precision, &shapes),
-            head: PackedMatrix::empty(precision, config.hidden, config.vocabulary),
+            maps: PackedMatrix::zeroed_together(precision, &shapes),
+            head: PackedMatrix::zeroed(precision, config.hidden, config.vocabulary),
             changes: 0,
             layout,
         }
@@ -60,11 +60,11 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Replaces the weights with those of `files`.
+    /// Replaces the weights with the weights in `files`.
     ///
     /// # Errors
-    /// Returns an error under the conditions of [`Weights::load`]. Some weights may then have been
-    /// replaced; the packed copies match the master copy in any case.
+    /// Returns the errors of [`Weights::load`]. Some weights may then have been replaced; the
+    /// packed copies match the master copy in any case.
     pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
         let Weights { layout, master, .. } = self;
         let read =
@@ -75,7 +75,7 @@ impl Weights {
         read
     }
 
-    /// Returns the master copy and its packed copies, for changes.
+    /// Returns the parameters and their packed copies, for changes.
     pub fn parameters(&mut self) -> Parameters<'_> {
         let Weights { config, layout, master, maps, head, changes } = self;
         *changes += 1;
@@ -85,26 +85,26 @@ impl Weights {
     }
 
     /// Returns how often the parameters have been borrowed for changes.
-    pub fn changes(&self) -> u64 {
+    pub fn change_count(&self) -> u64 {
         self.changes
     }
 
     /// Returns the packed matrix of a linear map.
-    pub fn packed(&self, map: LinearMap) -> &PackedMatrix {
+    pub fn packed_map(&self, map: LinearMap) -> &PackedMatrix {
         &self.maps[map.index()]
     }
 
     /// Returns the factors of a norm: its weights, to which some families add 1.
     pub fn norm(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
-        let weights = self.part(range);
+        let weights = self.parameters_at(range);
         match self.config.norm_offset() {
             0.0 => Cow::Borrowed(weights),
             offset => weights.iter().map(|weight| offset + weight).collect(),
         }
     }
 
-    /// Returns a range of the master copy.
-    pub fn part(&self, range: &Range<usize>) -> &[f32] {
+    /// Returns the parameters at `range` in the master copy.
+    pub fn parameters_at(&self, range: &Range<usize>) -> &[f32] {
         &self.master[range.clone()]
     }
 }

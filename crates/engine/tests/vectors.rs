@@ -19,7 +19,7 @@ mod losses_of_verl;
 mod reference_losses;
 
 use levade_engine::testing::{
-    Compute, Limits, TrainingState, Transformer, ValueHead, Weights, tiny_config,
+    Compute, TrainingLimits, TrainingState, Transformer, ValueHead, Weights, tiny_config,
 };
 use levade_engine::{Isa, Precision};
 use levade_model::ModelConfig;
@@ -102,7 +102,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     model_weights.parameters().pack(&compute);
     let mut model = Transformer::new(compute, model_weights, 64);
     model.values.insert(None, head);
-    let mut learning = TrainingState::new(&model, Limits::NONE);
+    let mut learning = TrainingState::new(&model, TrainingLimits::NONE);
     let batch = TreeBatch::merge(&sequences).unwrap();
     let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
     let derivatives = steps.iter().zip(rows).map(|(steps, row)| {

@@ -5,17 +5,19 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::family::{Activation, AttentionBias, Family, Traits, Windows};
+use crate::family::{Activation, AttentionBias, Family, FamilyTraits, Windows};
 
-/// Layers that differ from full attention with rotary embedding. Layer indices start at 0.
+/// Layers that differ from full attention with rotary embedding, by index. Layer indices start at
+/// 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pattern {
-    /// Number of positions that a query of a windowed layer attends to: the last ones, its own
-    /// included. `None` only if `windowed` is empty.
+pub struct AttentionPattern {
+    /// Number of positions that a query of a windowed layer attends to: the last positions,
+    /// including the query's own position. `None` only if `windowed` is empty.
     pub window: Option<usize>,
-    /// Indices of the layers with that window.
+    /// Indices of the layers with the sliding window `window`.
     pub windowed: BTreeSet<usize>,
-    /// Rotary embedding of the windowed layers. `None` if they use the same as all other layers.
+    /// Rotary embedding of the windowed layers. `None` if they use the same rotary embedding as all
+    /// other layers.
     pub local_rope: Option<Rope>,
     /// Indices of the layers without rotary embedding.
     pub unrotated: BTreeSet<usize>,
@@ -42,8 +44,8 @@ pub enum RopeScaling {
         /// Divisor of the frequencies; positive.
         factor: f32,
     },
-    /// Llama 3: frequencies of long wavelengths are divided by `factor`, those of short wavelengths
-    /// are kept, and those between are interpolated.
+    /// Llama 3: frequencies of long wavelengths are divided by `factor`, frequencies of short
+    /// wavelengths are kept, and frequencies between them are interpolated.
     Llama3 {
         /// Divisor of the frequencies of long wavelengths; positive.
         factor: f32,
@@ -55,7 +57,7 @@ pub enum RopeScaling {
         /// Context length before scaling, in tokens; positive.
         original_context: usize,
     },
-    /// YaRN (Peng et al. 2023), including its scaling of the attention logits.
+    /// YaRN (Peng et al. 2023), including the method's scaling of the attention logits.
     Yarn {
         /// Divisor of the frequencies of long wavelengths; positive.
         factor: f32,
@@ -65,14 +67,14 @@ pub enum RopeScaling {
         /// Dimensions that make fewer rotations than this over the original context have their
         /// frequency divided by `factor`.
         beta_slow: f32,
-        /// Factor of cosines and sines. `None` means 0.1 ln(`factor`) + 1.
+        /// Factor by which cosines and sines are multiplied. `None` means 0.1 ln(`factor`) + 1.
         attention_factor: Option<f32>,
         /// Context length before scaling, in tokens; positive.
         original_context: usize,
     },
 }
 
-/// The architecture of a decoder-only transformer: sizes, options and special token ids.
+/// Architecture of a decoder-only transformer: sizes, options and special token ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Model family, which determines what each block computes.
@@ -89,17 +91,19 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Width of the gated feed-forward layer.
     pub intermediate: usize,
-    /// Number of rows of the embedding.
+    /// Number of rows of the embedding, which is the number of token ids.
     pub vocabulary: usize,
     /// Maximum sequence length, in tokens.
     pub context: usize,
     /// Epsilon of the RMS norms.
     pub norm_epsilon: f32,
-    /// Rotary embedding. `pattern` lists the layers that use another one, or none.
+    /// Rotary embedding of the layers. `pattern` lists the layers with another rotary embedding and
+    /// the layers without one.
     pub rope: Rope,
     /// Layers with a sliding window or without rotary embedding.
-    pub pattern: Pattern,
-    /// Number by whose square root attention scores are divided. `None` means `head_dim`.
+    pub pattern: AttentionPattern,
+    /// Number by whose square root attention scores are divided. `None` means the head width
+    /// `head_dim`.
     pub query_scalar: Option<f32>,
     /// Whether the output head shares the embedding's weights.
     pub tied: bool,
@@ -124,12 +128,12 @@ pub struct ModelConfig {
 pub struct Parameter {
     /// Name of the parameter in Hugging Face files.
     pub name: String,
-    /// Shape, row-major: a projection is `[outputs, inputs]`.
+    /// Shape of the tensor, row-major. The shape of a projection is `[outputs, inputs]`.
     pub shape: Vec<usize>,
 }
 
 impl ModelConfig {
-    /// Returns this configuration with the same sizes as a model of `family`.
+    /// Returns this configuration converted to a model of `family` with the same sizes.
     ///
     /// The result has what every model of the family has: norms of queries and keys, biases, a
     /// rotary embedding of windowed layers. Options that only some models of the family enable are
@@ -139,7 +143,7 @@ impl ModelConfig {
         let local_rope = traits.local_theta.map(|theta| Rope { theta, scaling: RopeScaling::None });
         Self {
             family,
-            pattern: Pattern { local_rope, ..Pattern::default() },
+            pattern: AttentionPattern { local_rope, ..AttentionPattern::default() },
             query_scalar: traits.query_scalar,
             qkv_bias: traits.attention_bias == AttentionBias::QueryKeyValue,
             output_bias: false,
@@ -149,19 +153,20 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the number of positions that a query of `layer` attends to, its own included.
-    /// Returns `None` for full attention.
+    /// Returns the number of positions that a query of `layer` attends to, including the query's
+    /// own position. Returns `None` for full attention.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.pattern.window.filter(|_| self.pattern.windowed.contains(&layer))
     }
 
-    /// Returns the factor of attention scores: 1 / √`query_scalar`, or 1 / √`head_dim` by default.
+    /// Returns the factor by which attention scores are multiplied: 1 / √`query_scalar`, or 1 /
+    /// √`head_dim` by default.
     pub fn attention_scale(&self) -> f32 {
         1.0 / self.query_scalar.unwrap_or(self.head_dim as f32).sqrt()
     }
 
-    /// Returns the number that norms add to their weight: 0 if they scale by weight, 1 if by 1 +
-    /// weight.
+    /// Returns the number that norms add to their weight: 0 if they scale by the weight w, 1 if
+    /// they scale by 1 + w.
     pub fn norm_offset(&self) -> f32 {
         self.family.traits().blocks.norm_offset
     }
@@ -172,9 +177,9 @@ impl ModelConfig {
         self.family.traits().blocks.post_norms
     }
 
-    /// Returns the factor of input embeddings: √`hidden`, rounded to f32 as transformers rounds it
-    /// to the type of the embedding table. Returns `None` if embeddings are not scaled. The output
-    /// head never is.
+    /// Returns the factor by which input embeddings are multiplied: √`hidden`, rounded to f32 as
+    /// transformers rounds it to the type of the embedding table. Returns `None` if embeddings are
+    /// not scaled. The output head is never scaled.
     pub fn embedding_scale(&self) -> Option<f32> {
         self.family.traits().blocks.scaled_embedding.then(|| (self.hidden as f64).sqrt() as f32)
     }
@@ -199,7 +204,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns every weight of the model under its Hugging Face name. The order is fixed:
+    /// Returns all weight tensors of the model under their Hugging Face names. The order is fixed:
     /// embedding, blocks from first to last, final norm, output head (unless it is tied to the
     /// embedding).
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -257,8 +262,8 @@ impl ModelConfig {
     }
 
     /// Describes the first contradiction that makes the configuration impossible, or returns `None`
-    /// if there is none. The upper bounds are far above those of any model. They prevent arithmetic
-    /// on a damaged file's numbers from overflowing.
+    /// if the configuration is possible. The upper bounds are far above the sizes of any model.
+    /// They prevent arithmetic on a damaged file's numbers from overflowing.
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (name, value, limit) in [
             ("hidden size", self.hidden, 1 << 20),
@@ -300,7 +305,7 @@ impl ModelConfig {
                 self.rope.theta
             ));
         }
-        let Traits { title, attention_bias, mlp_bias, qk_norm, .. } = self.family.traits();
+        let FamilyTraits { title, attention_bias, mlp_bias, qk_norm, .. } = self.family.traits();
         match attention_bias {
             AttentionBias::QueryKeyValue if self.qkv_bias && !self.output_bias => {}
             AttentionBias::QueryKeyValue => {
@@ -327,19 +332,20 @@ impl ModelConfig {
             );
         }
         if self.qk_norm != *qk_norm {
-            let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
+            let normed =
+                FamilyTraits::list_names(|traits| traits.qk_norm.then(|| traits.title.into()));
             return Some(format!(
                 "norms on queries and keys are used by {normed}, which require them, and by no \
                  other model"
             ));
         }
-        self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
+        self.rope.scaling.contradiction().or_else(|| self.pattern_contradiction())
     }
 
-    /// Describes the first contradiction in the attention pattern, or returns `None` if there is
-    /// none.
-    fn impossible_pattern(&self) -> Option<String> {
-        let Pattern { window, windowed, local_rope, unrotated } = &self.pattern;
+    /// Describes the first contradiction in the attention pattern, or returns `None` if the pattern
+    /// is possible.
+    fn pattern_contradiction(&self) -> Option<String> {
+        let AttentionPattern { window, windowed, local_rope, unrotated } = &self.pattern;
         let traits = self.family.traits();
         let title = traits.title;
         if let Some(layer) = windowed.iter().chain(unrotated).find(|layer| **layer >= self.layers) {
@@ -363,7 +369,7 @@ impl ModelConfig {
             _ => {}
         }
         if traits.unrotated_interval.is_none() && !unrotated.is_empty() {
-            let owners = titles_of(|traits| traits.unrotated_interval.is_some());
+            let owners = family_titles(|traits| traits.unrotated_interval.is_some());
             return Some(format!("only {owners} can have layers without rotary embedding"));
         }
         if let Some(rope) = local_rope {
@@ -378,14 +384,14 @@ impl ModelConfig {
             }
         }
         if local_rope.is_some() != traits.local_theta.is_some() {
-            let owners = titles_of(|traits| traits.local_theta.is_some());
+            let owners = family_titles(|traits| traits.local_theta.is_some());
             return Some(format!(
                 "a local rotary embedding is used by {owners}, which require it, and by no other \
                  model"
             ));
         }
         if self.query_scalar.is_some() && traits.query_scalar.is_none() {
-            let owners = titles_of(|traits| traits.query_scalar.is_some());
+            let owners = family_titles(|traits| traits.query_scalar.is_some());
             return Some(format!("only {owners} can have a query scalar"));
         }
         match self.query_scalar {
@@ -397,12 +403,13 @@ impl ModelConfig {
     }
 }
 
-fn titles_of(has: fn(&Traits) -> bool) -> String {
-    Traits::list(|traits| has(traits).then(|| traits.title.into()))
+fn family_titles(has: fn(&FamilyTraits) -> bool) -> String {
+    FamilyTraits::list_names(|traits| has(traits).then(|| traits.title.into()))
 }
 
 impl RopeScaling {
-    /// Describes the first impossible parameter, or returns `None` if there is none.
+    /// Describes the first impossible parameter of the rotary embedding, or returns `None` if all
+    /// are possible.
     fn contradiction(&self) -> Option<String> {
         match *self {
             Self::None => None,

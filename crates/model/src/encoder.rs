@@ -18,26 +18,26 @@ use crate::files::{read_if_exists, read_json};
 use crate::keys::Keys;
 use crate::{ModelError, Parameter, SafetensorsFile};
 
-/// Query instruction of BGE's English models.
+/// Instruction that BGE's English models expect before a query.
 const BGE_QUERY: &str = "Represent this sentence for searching relevant passages: ";
-/// Prefixes of names of tensors that are ignored: files contain them, but retrieval does not need
-/// them.
+/// Prefixes of the names of tensors that are ignored: encoder files contain these tensors, but
+/// retrieval does not need them.
 const UNUSED: [&str; 4] =
     ["pooler.", "embeddings.position_ids", "cls.", "embeddings.token_type_ids"];
 
-/// The method that reduces the token vectors of a text to one vector.
+/// Method that reduces the token vectors of a text to one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// The mean over all tokens.
+    /// The mean of the vectors of all tokens.
     Mean,
-    /// The vector of the first token, `[CLS]`.
+    /// The vector of the first token, which is `[CLS]`.
     Cls,
 }
 
-/// The architecture and text settings of an encoder.
+/// Architecture and text settings of a text encoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    /// Width of the residual stream, and of a text's vector.
+    /// Width of the residual stream, and of the vector of a text.
     pub hidden: usize,
     /// Width of the feed-forward layer.
     pub intermediate: usize,
@@ -47,27 +47,27 @@ pub struct EncoderConfig {
     pub heads: usize,
     /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Number of position embeddings.
+    /// Number of position embeddings, which limits the length of a text.
     pub positions: usize,
-    /// Number of token type embeddings, at least 1. Texts use the first.
+    /// Number of token type embeddings, at least 1. Texts use the first type.
     pub types: usize,
     /// Epsilon of layer norms; 1e-12 by default.
     pub norm_epsilon: f32,
-    /// Method by which token vectors become one vector.
+    /// Method that reduces the token vectors of a text to one vector.
     pub pooling: Pooling,
-    /// Maximum number of tokens of a text, special tokens included; `positions` by default.
+    /// Maximum number of tokens of a text, including special tokens; `positions` by default.
     pub max_tokens: usize,
-    /// Prefix of queries; may be empty.
+    /// Text that is prepended to queries; may be empty.
     pub query_prefix: String,
-    /// Prefix of passages; may be empty.
+    /// Text that is prepended to passages; may be empty.
     pub passage_prefix: String,
 }
 
-/// An encoder on disk whose tensors have been checked against its configuration.
+/// Text encoder on disk whose tensors have been checked against its configuration.
 pub struct EncoderFiles {
-    /// Architecture and text settings.
+    /// Architecture and text settings of the encoder.
     pub config: EncoderConfig,
-    /// Contents of `tokenizer.json`.
+    /// Contents of the encoder's `tokenizer.json`.
     pub tokenizer: Vec<u8>,
     path: PathBuf,
     weights: SafetensorsFile,
@@ -83,27 +83,29 @@ impl EncoderFiles {
     /// Levade does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
         if !path.is_dir() {
-            return Err(missing(path, "is not the directory of an encoder"));
+            return Err(missing_file_error(path, "the path is not the directory of an encoder"));
         }
         let config_path = path.join("config.json");
-        let object = read_json(&config_path)?.ok_or_else(|| missing(path, "has no config.json"))?;
-        let mut config = shape(&config_path, &object)?;
+        let object = read_json(&config_path)?
+            .ok_or_else(|| missing_file_error(path, "the directory has no config.json"))?;
+        let mut config = parse_architecture(&config_path, &object)?;
         if !path.join("modules.json").exists() {
             // A default would be silently wrong for some models: E5 pools by the mean, BGE by
             // `[CLS]`.
-            return Err(missing(
+            return Err(missing_file_error(
                 path,
-                "has no modules.json, which specifies how its vectors are pooled",
+                "the directory has no modules.json, which specifies how vectors are pooled",
             ));
         }
-        pooling(path, &mut config)?;
-        length(path, &mut config)?;
-        prefixes(path, name, &object, &mut config)?;
+        read_pooling(path, &mut config)?;
+        read_max_tokens(path, &mut config)?;
+        read_prefixes(path, name, &object, &mut config)?;
         let tokenizer = read_if_exists(&path.join("tokenizer.json"))?;
-        let tokenizer = tokenizer.ok_or_else(|| missing(path, "has no tokenizer.json"))?;
+        let tokenizer = tokenizer
+            .ok_or_else(|| missing_file_error(path, "the directory has no tokenizer.json"))?;
         let weights_path = path.join("model.safetensors");
         if !weights_path.exists() {
-            return Err(missing(path, "has no model.safetensors"));
+            return Err(missing_file_error(path, "the directory has no model.safetensors"));
         }
         let mut weights = SafetensorsFile::open(&weights_path)?;
         weights.rename(|tensor| {
@@ -114,7 +116,7 @@ impl EncoderFiles {
         });
         let files =
             EncoderFiles { config, tokenizer, path: path.to_owned(), weights, weights_path };
-        files.check()?;
+        files.check_tensors()?;
         Ok(files)
     }
 
@@ -123,8 +125,8 @@ impl EncoderFiles {
         &self.path
     }
 
-    /// Checks that every required tensor exists with its shape, and that no unknown tensor does.
-    fn check(&self) -> Result<(), ModelError> {
+    /// Checks that the files contain every required tensor with its shape, and no unknown tensor.
+    fn check_tensors(&self) -> Result<(), ModelError> {
         let wanted = self.config.parameters();
         for Parameter { name, shape } in &wanted {
             if self.weights.shape(name).is_none() {
@@ -188,7 +190,7 @@ impl EncoderFiles {
     }
 }
 
-fn missing(path: &Path, what: &str) -> ModelError {
+fn missing_file_error(path: &Path, what: &str) -> ModelError {
     ModelError::Missing {
         path: path.to_owned(),
         what: what.into(),
@@ -247,8 +249,11 @@ fn linear_parameters(name: &str, inputs: usize, outputs: usize) -> [Parameter; 2
     ]
 }
 
-/// Parses the architecture from `config.json`, with default text settings.
-fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, ModelError> {
+/// Parses the architecture of an encoder from `config.json`. Text settings get their defaults.
+fn parse_architecture(
+    path: &Path,
+    object: &Map<String, Value>,
+) -> Result<EncoderConfig, ModelError> {
     let keys = Keys::new(path, "", object);
     let family = keys.text("model_type")?.unwrap_or_default();
     if family != "bert" {
@@ -324,7 +329,7 @@ fn check_text(
 }
 
 /// Sets the pooling method from `modules.json` and the pooling module's `config.json`.
-fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
+fn read_pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = dir.join("modules.json");
     let mut pooling_dir = "1_Pooling".to_owned();
     if let Some(text) = read_if_exists(&path)? {
@@ -338,7 +343,7 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
                 other => {
                     return Err(ModelError::unsupported(
                         &path,
-                        format!("it has a module of type {other:?}"),
+                        format!("the encoder has a module of type {other:?}"),
                         "use an encoder that consists of Transformer, Pooling and Normalize \
                          modules only",
                     ));
@@ -355,7 +360,8 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let Some(object) = read_json(&path)? else {
         return Err(ModelError::Missing {
             path,
-            what: "does not exist, and no other file specifies how vectors are pooled".into(),
+            what: "the file does not exist, and no other file specifies how vectors are pooled"
+                .into(),
             way_out: "fetch the complete directory of the encoder again".into(),
         });
     };
@@ -372,7 +378,7 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
         _ => {
             return Err(ModelError::unsupported(
                 &path,
-                "vectors are pooled neither by the mean nor by [CLS]",
+                "the encoder pools vectors neither by the mean nor by [CLS]",
                 "use an encoder with one of these pooling modes",
             ));
         }
@@ -380,9 +386,9 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Sets the maximum number of tokens from `sentence_bert_config.json`, if that exists. The value is
-/// limited to the number of position embeddings, and is at least 3.
-fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
+/// Sets the maximum number of tokens from `sentence_bert_config.json`, if that file exists. The
+/// value is limited to the number of position embeddings, and is at least 3.
+fn read_max_tokens(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = dir.join("sentence_bert_config.json");
     if let Some(object) = read_json(&path)? {
         let max_tokens = Keys::new(&path, "", &object).size("max_seq_length")?;
@@ -391,9 +397,10 @@ fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are
-/// used. Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
-fn prefixes(
+/// Sets the prefixes of queries and passages. If `config_sentence_transformers.json` has a query
+/// prompt, its prompts are used. Otherwise, E5 and BGE are recognized by `name` or by the name in
+/// `config.json` (`object`).
+fn read_prefixes(
     dir: &Path,
     name: &str,
     object: &Map<String, Value>,

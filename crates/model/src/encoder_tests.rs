@@ -16,7 +16,8 @@ impl TestEncoder {
             &json!([{ "type": "sentence_transformers.models.Transformer" }]),
         );
         made.write("1_Pooling/config.json", &json!({ "pooling_mode_mean_tokens": true }));
-        let small = shape(Path::new("config.json"), config().as_object().unwrap()).unwrap();
+        let small =
+            parse_architecture(Path::new("config.json"), config().as_object().unwrap()).unwrap();
         let values: Vec<(String, Vec<usize>, Vec<f32>)> = small
             .parameters()
             .into_iter()
@@ -60,7 +61,7 @@ fn config() -> Value {
 }
 
 #[test]
-fn open_reads_pooling_and_length_settings() {
+fn encoder_open_reads_pooling_and_length_settings() {
     let made = TestEncoder::new("");
     let plain = made.config("x");
     assert_eq!((plain.pooling, plain.max_tokens, plain.heads), (Pooling::Mean, 16, 2));
@@ -89,13 +90,12 @@ fn open_reads_pooling_and_length_settings() {
     assert!(made.open_error().contains("a module of type \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();
     assert!(
-        made.open_error()
-            .contains("has no modules.json, which specifies how its vectors are pooled")
+        made.open_error().contains("has no modules.json, which specifies how vectors are pooled")
     );
 }
 
 #[test]
-fn prefixes_come_from_files_or_known_model_names() {
+fn text_prefixes_come_from_files_or_known_model_names() {
     let made = TestEncoder::new("");
     let prefixes = |name: &str| {
         let config = made.config(name);
@@ -116,7 +116,7 @@ fn prefix_pair(query: &str, passage: &str) -> (String, String) {
 }
 
 #[test]
-fn tensors_with_bert_prefix_are_found() {
+fn encoder_tensors_with_bert_prefix_are_found() {
     let files = TestEncoder::new("bert.")
         .open("x")
         .map(|files| files.tensor("embeddings.LayerNorm.bias", &[4]));
@@ -124,7 +124,7 @@ fn tensors_with_bert_prefix_are_found() {
 }
 
 #[test]
-fn fingerprint_changes_with_prefixes_and_length() {
+fn encoder_fingerprint_changes_with_prefixes_and_length() {
     let made = TestEncoder::new("");
     let print = |name: &str| made.open(name).unwrap().fingerprint().unwrap();
     let first = print("x");
@@ -135,7 +135,7 @@ fn fingerprint_changes_with_prefixes_and_length() {
 }
 
 #[test]
-fn unsupported_or_inconsistent_files_are_rejected() {
+fn unsupported_or_inconsistent_encoder_files_are_rejected() {
     let made = TestEncoder::new("");
     for (key, value, why) in [
         ("model_type", json!("xlm-roberta"), "model_type is \"xlm-roberta\""),

@@ -10,9 +10,9 @@ pub enum ModelError {
     /// An I/O operation failed.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
-        /// The failed action as a verb: `read`, `write`, ….
+        /// Verb of the failed action, such as `read` or `write`.
         action: &'static str,
-        /// File or directory of the operation.
+        /// File or directory on which the operation failed.
         path: PathBuf,
         /// Error of the operating system.
         cause: io::Error,
@@ -24,11 +24,11 @@ pub enum ModelError {
         path.display()
     )]
     Cache {
-        /// Directory or file.
+        /// Directory or file that cannot be created.
         path: PathBuf,
         /// Error of the operating system.
         cause: io::Error,
-        /// Environment variable that sets the location of the cache.
+        /// Name of the environment variable that sets the location of the cache.
         variable: &'static str,
     },
     /// The disk or the user's quota is full.
@@ -38,47 +38,47 @@ pub enum ModelError {
         path.display()
     )]
     DiskFull {
-        /// The file being written. Its incomplete contents are removed, except those of a download
-        /// from the hub, which a later call resumes.
+        /// Path of the file being written. Its incomplete contents are removed, except those of a
+        /// download from the hub, which a later call resumes.
         path: PathBuf,
-        /// Size of the complete file, in bytes. 0 if it is unknown.
+        /// Size of the complete file, in bytes; 0 if the size is unknown.
         needed: u64,
     },
-    /// A file that the model needs is missing.
-    #[error("{} {what}\n{way_out}", path.display())]
+    /// A file that the model needs does not exist.
+    #[error("{}: {what}\n{way_out}", path.display())]
     Missing {
         /// Path at which the file was expected.
         path: PathBuf,
-        /// The problem, as the rest of a sentence that starts with the path: `has no config.json`.
+        /// Description of the problem, such as `the directory has no config.json`.
         what: String,
-        /// What the user can do.
+        /// Advice to the user on how to correct the problem.
         way_out: String,
     },
     /// A file's bytes contradict its format.
     #[error("{} is damaged, truncated, or not in the format that its name indicates: {what}\n\
         fetch or convert it again", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the damaged file.
         path: PathBuf,
-        /// The damaged part and what was found there.
+        /// Description of the damaged part, with the value found in the file.
         what: String,
     },
     /// A valid file requires something that Levade does not support.
     #[error("{}: {what}\n{way_out}", path.display())]
     Unsupported {
-        /// The file.
+        /// Path of the file that is not supported.
         path: PathBuf,
-        /// The key or tensor and its value.
+        /// Key or tensor that is not supported, with its value.
         what: String,
-        /// What the user can do.
+        /// Advice to the user on how to correct the problem.
         way_out: String,
     },
     /// A configuration has an entry that is missing, of the wrong type, or impossible.
     #[error("{}: {what}\ncompare the file with the published one", path.display())]
     Config {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// The key and the value found.
+        /// Key of the invalid entry, with the value found.
         what: String,
     },
     /// The configuration requires a tensor that no file contains.
@@ -88,13 +88,13 @@ pub enum ModelError {
         path.display()
     )]
     MissingTensor {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The tensor, by its Hugging Face name.
+        /// Hugging Face name of the missing tensor.
         tensor: String,
-        /// Shape that the configuration requires.
+        /// Shape that the configuration requires for the tensor.
         expected: Vec<usize>,
-        /// What the user can do.
+        /// Advice to the user on how to correct the problem.
         way_out: String,
     },
     /// The weights contain a tensor that does not belong to the configured model.
@@ -104,11 +104,11 @@ pub enum ModelError {
         path.display()
     )]
     UnexpectedTensor {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
-        /// The tensor, by its name in the file.
+        /// Name of the unexpected tensor in the file.
         tensor: String,
-        /// Shape in the file.
+        /// Shape of the tensor in the file.
         found: Vec<usize>,
     },
     /// A tensor's shape differs from the shape that the configuration requires.
@@ -119,13 +119,13 @@ pub enum ModelError {
         path.display()
     )]
     Shape {
-        /// The file.
+        /// Path of the file with the tensor.
         path: PathBuf,
-        /// The tensor, by its Hugging Face name.
+        /// Hugging Face name of the tensor.
         tensor: String,
-        /// Shape that the configuration requires.
+        /// Shape that the configuration requires for the tensor.
         expected: Vec<usize>,
-        /// Shape in the file.
+        /// Shape of the tensor in the file.
         found: Vec<usize>,
     },
     /// A downloaded file does not have its published hash.
@@ -136,11 +136,11 @@ pub enum ModelError {
         path.display()
     )]
     Checksum {
-        /// The file.
+        /// Path of the downloaded file.
         path: PathBuf,
-        /// The published SHA-256, in hexadecimal.
+        /// Published SHA-256 of the file, in hexadecimal.
         expected: String,
-        /// The SHA-256 of the downloaded bytes, in lower-case hexadecimal.
+        /// SHA-256 of the downloaded bytes, in lower-case hexadecimal.
         found: String,
     },
     /// The source of a model, or a setting of the cache or the hub, is invalid.
@@ -149,26 +149,26 @@ pub enum ModelError {
     /// A model could not be fetched.
     #[error("cannot fetch {what}: {why}\n{way_out}")]
     Fetch {
-        /// The model, package or file that was being fetched.
+        /// Model, package or file that was being fetched.
         what: String,
-        /// Reason for the failure.
+        /// Reason why the fetch failed.
         why: String,
-        /// What the user can do.
+        /// Advice to the user on how to correct the problem.
         way_out: String,
     },
 }
 
 impl ModelError {
-    /// Returns a closure for `map_err` that creates [`Self::Io`] for the operation `action` on
-    /// `path`.
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a closure for `map_err` that converts an I/O error of the operation `action` on
+    /// `path` to [`Self::Io`].
+    pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| Self::Io { action, path, cause }
     }
 
-    /// Returns a closure like [`Self::io`] for writes; a full disk becomes [`Self::DiskFull`].
-    /// `needed` is the size of the complete file in bytes.
-    pub(crate) fn writing(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a closure for `map_err` like [`Self::io_error`], for writes: the error of a full
+    /// disk becomes [`Self::DiskFull`]. `needed` is the size of the complete file in bytes.
+    pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| match cause.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

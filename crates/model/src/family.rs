@@ -7,8 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A family of model architectures. Each variant lists how the family differs from the common
-/// blocks.
+/// Family of model architectures. Each variant lists how the family differs from the common
+/// transformer blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -28,63 +28,64 @@ pub enum Family {
     SmolLm3,
 }
 
-/// The properties of a model family: a row of the table.
+/// Properties of a model family, which form one row of the table of families.
 #[derive(Debug)]
-pub struct Traits {
-    /// The family.
+pub struct FamilyTraits {
+    /// Family that has these properties.
     pub family: Family,
-    /// Name in messages.
+    /// Name of the family in messages.
     pub title: &'static str,
-    /// Further models with the same blocks, for messages; may be empty.
+    /// Names of further models with the same blocks, for messages; may be empty.
     pub relatives: &'static str,
-    /// `model_type` in a `config.json`.
+    /// Value of `model_type` in the family's `config.json` files.
     pub model_type: &'static str,
-    /// `model_type` of multimodal (text and image) models whose text model belongs to this family.
-    /// `None` if there are none.
+    /// Value of `model_type` of multimodal (text and image) models whose text model belongs to this
+    /// family. `None` if there are no such models.
     pub model_type_with_images: Option<&'static str>,
-    /// Model class in transformers.
+    /// Name of the family's model class in transformers.
     pub class: &'static str,
     /// Properties of the family's GGUF files. `None` if these files have another family's
     /// architecture.
     pub gguf: Option<Gguf>,
-    /// Computation of every block.
-    pub blocks: Blocks,
+    /// Computation that every block of the family performs.
+    pub blocks: BlockTraits,
     /// Whether queries and keys are normalized per head.
     pub qk_norm: bool,
     /// Attention projections that have biases.
     pub attention_bias: AttentionBias,
     /// Whether files may enable biases in the feed-forward part.
     pub mlp_bias: bool,
-    /// Layers with a sliding window.
+    /// Layers that have a sliding window.
     pub windows: Windows,
     /// Default interval n of layers without rotary embedding: every n-th layer, unless the file
-    /// lists them. `None` if all layers have rotary embedding.
+    /// lists these layers. `None` if all layers have rotary embedding.
     pub unrotated_interval: Option<usize>,
-    /// Default rotary base of layers with a sliding window. `None` if they use the same base as all
-    /// layers.
+    /// Default rotary base of layers with a sliding window. `None` if these layers use the same
+    /// base as all other layers.
     pub local_theta: Option<f32>,
-    /// Default square of the divisor of attention scores. `None` if it is always the head's width.
+    /// Default for the number whose square root divides attention scores. `None` if it is always
+    /// the width of a head.
     pub query_scalar: Option<f32>,
     /// Keys of `config.json` that are rejected if set, because they change the computation.
     pub rejected_keys: &'static [&'static str],
-    /// Values of keys that `config.json` does not contain.
-    pub defaults: Defaults,
+    /// Values of keys that a `config.json` does not contain.
+    pub defaults: ConfigDefaults,
 }
 
-/// The activation function of the feed-forward gate.
+/// Activation function of the feed-forward gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// x / (1 + exp(−x)).
+    /// SiLU: x / (1 + exp(−x)).
     Silu,
-    /// x Φ(x), where Φ is approximated with tanh (Hendrycks & Gimpel 2016): `gelu_pytorch_tanh` in
-    /// transformers.
+    /// GELU: x Φ(x), where Φ is approximated with tanh (Hendrycks & Gimpel 2016);
+    /// `gelu_pytorch_tanh` in transformers.
     GeluTanh,
 }
 
-/// The computation of a block, independent of its sizes. If two families have equal values, the
-/// same weights compute the same function in both.
+/// Computation of a transformer block, independent of its sizes. If two families have equal values,
+/// the same weights compute the same function in both.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Blocks {
+pub struct BlockTraits {
     /// Number that norms add to their weight: 0 or 1.
     pub norm_offset: f32,
     /// Whether the outputs of attention and of the feed-forward part are normalized before they are
@@ -96,7 +97,7 @@ pub struct Blocks {
     pub activation: Activation,
 }
 
-/// The attention projections of a family that have biases.
+/// Attention projections of a family that have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionBias {
     /// The query, key and value projections always have biases. The output projection never has
@@ -104,12 +105,13 @@ pub enum AttentionBias {
     QueryKeyValue,
     /// No projection has a bias.
     Never,
-    /// All projections have biases if `attention_bias` is set in `config.json`, otherwise none has.
+    /// All projections have biases if `attention_bias` is set in `config.json`. Otherwise no
+    /// projection has a bias.
     Configured,
 }
 
-/// The layers of a family that have a sliding window. The window size is that of the file, or the
-/// family's default; `null` or 0 in the file disables windows. Unless the variant is
+/// Layers of a family that have a sliding window. The window size is the size in the file or, by
+/// default, the family's; `null` or 0 in the file disables windows. Unless the variant is
 /// [`Self::Never`] or [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
@@ -117,34 +119,36 @@ pub enum Windows {
     Never,
     /// All layers have a window.
     Every,
-    /// All layers except every n-th layer, where n is the value. The file can set another n.
+    /// All layers except every n-th layer have a window, where n is the value. The file can set
+    /// another n.
     AllExceptEveryNth(usize),
-    /// Layers with index `max_window_layers` or higher, if `use_sliding_window` is set.
+    /// Layers with index `max_window_layers` or higher have a window, if `use_sliding_window` is
+    /// set.
     Last,
-    /// Layers without rotary embedding, if `use_sliding_window` is set.
+    /// Layers without rotary embedding have a window, if `use_sliding_window` is set.
     Unrotated,
 }
 
-/// The properties of a family's GGUF files.
+/// Properties of the GGUF files of a model family.
 #[derive(Debug)]
 pub struct Gguf {
-    /// Value of `general.architecture`.
+    /// Value of the metadata key `general.architecture`.
     pub architecture: &'static str,
     /// Whether converters reorder the rows of each head so that the two elements of a rotary pair
     /// are adjacent. If `false`, the rows are in two halves, as in Hugging Face files.
     pub interleaved: bool,
-    /// Rotary base that GGUF runtimes use if the file does not set one.
+    /// Rotary base that GGUF runtimes use if the file does not set a base.
     pub theta: f32,
 }
 
-/// The values that transformers uses for keys that `config.json` does not contain. `None` if the
-/// key is required, or if the value is computed from other keys.
+/// Values that transformers uses for keys that `config.json` does not contain. `None` if the key is
+/// required, or if the value is computed from other keys.
 #[derive(Debug)]
-pub struct Defaults {
+pub struct ConfigDefaults {
     pub(crate) heads: Option<usize>,
-    /// `None` means as many as query heads.
+    /// Number of key and value heads; `None` means as many as query heads.
     pub(crate) kv_heads: Option<usize>,
-    /// `None` means the hidden size divided by the number of heads.
+    /// Width of a head; `None` means the hidden size divided by the number of heads.
     pub(crate) head_dim: Option<usize>,
     pub(crate) vocabulary: Option<usize>,
     pub(crate) context: usize,
@@ -154,9 +158,9 @@ pub struct Defaults {
     pub(crate) window: Option<usize>,
 }
 
-/// Common properties: a plain Llama block without names. Each row of the table specifies only
-/// differences.
-const PLAIN: Traits = Traits {
+/// Properties of a plain Llama block, without names. Each row of the table of families specifies
+/// only its differences from these.
+const PLAIN: FamilyTraits = FamilyTraits {
     family: Family::Llama,
     title: "",
     relatives: "",
@@ -164,7 +168,7 @@ const PLAIN: Traits = Traits {
     model_type_with_images: None,
     class: "",
     gguf: None,
-    blocks: Blocks {
+    blocks: BlockTraits {
         norm_offset: 0.0,
         post_norms: false,
         scaled_embedding: false,
@@ -181,7 +185,7 @@ const PLAIN: Traits = Traits {
     defaults: DEFAULTS,
 };
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: ConfigDefaults = ConfigDefaults {
     heads: None,
     kv_heads: None,
     head_dim: None,
@@ -192,9 +196,9 @@ const DEFAULTS: Defaults = Defaults {
     window: None,
 };
 
-/// The table, in the order of the variants of [`Family`].
-static TRAITS: [Traits; 6] = [
-    Traits {
+/// Table of all model families, in the order of the variants of [`Family`].
+static TRAITS: [FamilyTraits; 6] = [
+    FamilyTraits {
         family: Family::Llama,
         title: "Llama",
         relatives: "Llama 2 and 3, SmolLM2",
@@ -202,20 +206,25 @@ static TRAITS: [Traits; 6] = [
         class: "LlamaForCausalLM",
         gguf: Some(Gguf { architecture: "llama", interleaved: true, theta: 10_000.0 }),
         mlp_bias: true,
-        defaults: Defaults { context: 2048, ..DEFAULTS },
+        defaults: ConfigDefaults { context: 2048, ..DEFAULTS },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Mistral,
         title: "Mistral",
         model_type: "mistral",
         class: "MistralForCausalLM",
         attention_bias: AttentionBias::Never,
         windows: Windows::Every,
-        defaults: Defaults { kv_heads: Some(8), context: 131_072, window: Some(4096), ..DEFAULTS },
+        defaults: ConfigDefaults {
+            kv_heads: Some(8),
+            context: 131_072,
+            window: Some(4096),
+            ..DEFAULTS
+        },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Qwen2,
         title: "Qwen2",
         model_type: "qwen2",
@@ -223,10 +232,10 @@ static TRAITS: [Traits; 6] = [
         gguf: Some(Gguf { architecture: "qwen2", interleaved: false, theta: 10_000.0 }),
         attention_bias: AttentionBias::QueryKeyValue,
         windows: Windows::Last,
-        defaults: Defaults { window: Some(4096), ..DEFAULTS },
+        defaults: ConfigDefaults { window: Some(4096), ..DEFAULTS },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Qwen3,
         title: "Qwen3",
         model_type: "qwen3",
@@ -234,17 +243,17 @@ static TRAITS: [Traits; 6] = [
         gguf: Some(Gguf { architecture: "qwen3", interleaved: false, theta: 10_000.0 }),
         qk_norm: true,
         windows: Windows::Last,
-        defaults: Defaults { head_dim: Some(128), window: Some(4096), ..DEFAULTS },
+        defaults: ConfigDefaults { head_dim: Some(128), window: Some(4096), ..DEFAULTS },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::Gemma3,
         title: "Gemma 3",
         model_type: "gemma3_text",
         model_type_with_images: Some("gemma3"),
         class: "Gemma3ForCausalLM",
         gguf: Some(Gguf { architecture: "gemma3", interleaved: false, theta: 1_000_000.0 }),
-        blocks: Blocks {
+        blocks: BlockTraits {
             norm_offset: 1.0,
             post_norms: true,
             scaled_embedding: true,
@@ -260,7 +269,7 @@ static TRAITS: [Traits; 6] = [
             "use_bidirectional_attention",
         ],
         // The text configuration of a multimodal model contains only values that differ from these.
-        defaults: Defaults {
+        defaults: ConfigDefaults {
             heads: Some(8),
             kv_heads: Some(4),
             head_dim: Some(256),
@@ -272,7 +281,7 @@ static TRAITS: [Traits; 6] = [
         },
         ..PLAIN
     },
-    Traits {
+    FamilyTraits {
         family: Family::SmolLm3,
         title: "SmolLM3",
         model_type: "smollm3",
@@ -281,7 +290,7 @@ static TRAITS: [Traits; 6] = [
         mlp_bias: true,
         windows: Windows::Unrotated,
         unrotated_interval: Some(4),
-        defaults: Defaults { kv_heads: Some(4), theta: 2_000_000.0, tied: true, ..DEFAULTS },
+        defaults: ConfigDefaults { kv_heads: Some(4), theta: 2_000_000.0, tied: true, ..DEFAULTS },
         ..PLAIN
     },
 ];
@@ -293,20 +302,20 @@ impl Family {
     }
 
     /// Returns the properties of the family.
-    pub fn traits(self) -> &'static Traits {
+    pub fn traits(self) -> &'static FamilyTraits {
         &TRAITS[self as usize]
     }
 }
 
-impl Traits {
-    /// Returns the first family for which `matches` returns `true`.
-    pub(crate) fn find(matches: impl Fn(&Traits) -> bool) -> Option<&'static Self> {
+impl FamilyTraits {
+    /// Returns the properties of the first family for which `matches` returns `true`.
+    pub(crate) fn find(matches: impl Fn(&FamilyTraits) -> bool) -> Option<&'static Self> {
         TRAITS.iter().find(|traits| matches(traits))
     }
 
-    /// Returns a list such as "a, b and c" of the names that `name` returns for the families.
-    /// Families for which it returns `None` are left out.
-    pub(crate) fn list(name: impl Fn(&Traits) -> Option<String>) -> String {
+    /// Returns a text such as "a, b and c" that lists the names that `name` returns for the
+    /// families. Families for which `name` returns `None` are left out.
+    pub(crate) fn list_names(name: impl Fn(&FamilyTraits) -> Option<String>) -> String {
         let names: Vec<String> = TRAITS.iter().filter_map(name).collect();
         match names.split_last() {
             Some((last, first)) if !first.is_empty() => format!("{} and {last}", first.join(", ")),
@@ -314,7 +323,7 @@ impl Traits {
         }
     }
 
-    /// Returns `name`, followed by the relatives of the family in parentheses if there are any.
+    /// Returns `name`, followed by the family's relatives in parentheses if the family has any.
     pub(crate) fn with_relatives(&self, name: &str) -> String {
         if self.relatives.is_empty() {
             name.to_owned()
@@ -325,8 +334,9 @@ impl Traits {
 }
 
 impl Windows {
-    /// Returns whether layers have sliding windows only if `use_sliding_window` is set.
-    pub(crate) fn are_switched(self) -> bool {
+    /// Returns whether the layers of the family have sliding windows only if `use_sliding_window`
+    /// is set.
+    pub(crate) fn need_switch(self) -> bool {
         matches!(self, Self::Last | Self::Unrotated)
     }
 }
@@ -336,11 +346,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_rows_match_family_order() {
+    fn family_table_matches_variant_order() {
         for family in Family::all() {
             assert_eq!(family.traits().family, family);
         }
-        let name = |traits: &Traits| Some(traits.title.to_owned());
-        assert_eq!(Traits::list(name), "Llama, Mistral, Qwen2, Qwen3, Gemma 3 and SmolLM3");
+        let name = |traits: &FamilyTraits| Some(traits.title.to_owned());
+        assert_eq!(
+            FamilyTraits::list_names(name),
+            "Llama, Mistral, Qwen2, Qwen3, Gemma 3 and SmolLM3"
+        );
     }
 }

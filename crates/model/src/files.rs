@@ -14,7 +14,7 @@ use crate::{
     placeholder,
 };
 
-/// A weight tensor, row-major.
+/// Weight tensor, with values in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
     /// Shape of the tensor. A projection is `[outputs, inputs]`.
@@ -23,7 +23,7 @@ pub struct Tensor {
     pub data: Vec<f32>,
 }
 
-/// An open model: configuration, tokenizer and weights. Weights stay on disk until they are read.
+/// Open model: configuration, tokenizer and weights. Weights stay on disk until they are read.
 ///
 /// [`Self::open`] checks that the files contain every parameter of the configuration, with its
 /// shape and in a readable type, and no other tensors.
@@ -39,13 +39,13 @@ pub struct ModelFiles {
     /// Notes for the user about the contents of the files, one line each.
     pub notes: Vec<String>,
     path: PathBuf,
-    weights: Weights,
+    weights: WeightFiles,
 }
 
-/// The weight files of a model.
-enum Weights {
-    /// The files of a Hugging Face directory. `file_by_tensor` maps the name of a tensor to the
-    /// index of its file in `files`.
+/// Weight files of a model.
+enum WeightFiles {
+    /// Files of a Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index
+    /// of its file in `files`.
     Dir {
         files: Vec<SafetensorsFile>,
         file_by_tensor: HashMap<String, usize>,
@@ -68,11 +68,11 @@ impl ModelFiles {
         } else {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what: "does not exist".into(),
+                what: "the path does not exist".into(),
                 way_out: "give the directory of a Hugging Face model or a .gguf file".into(),
             });
         };
-        model.check()?;
+        model.check_tensors()?;
         Ok(model)
     }
 
@@ -81,8 +81,8 @@ impl ModelFiles {
         if PICKLES.iter().any(|known| ending == *known) {
             return Err(ModelError::unsupported(
                 path,
-                "it is a PyTorch checkpoint, which can run code on loading and is therefore not \
-                 supported",
+                "the file is a PyTorch checkpoint, which can run code on loading and is therefore \
+                 not supported",
                 "in Python, load it and save the model with transformers, which writes a directory \
                  with safetensors",
             ));
@@ -90,9 +90,9 @@ impl ModelFiles {
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what:
-                    "contains only weights; a model is a directory that also contains config.json"
-                        .into(),
+                what: "the file contains only weights; a model is a directory that also contains \
+                     config.json"
+                    .into(),
                 way_out: "give the directory instead of the file".into(),
             });
         }
@@ -104,7 +104,7 @@ impl ModelFiles {
             special_tokens: contents.special,
             notes: Vec::new(),
             path: path.to_path_buf(),
-            weights: Weights::Gguf(Box::new(contents.file)),
+            weights: WeightFiles::Gguf(Box::new(contents.file)),
         })
     }
 
@@ -113,7 +113,7 @@ impl ModelFiles {
         let Some(contents) = read_if_exists(&config_path)? else {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what: "has no config.json".into(),
+                what: "the directory has no config.json".into(),
                 way_out: "give the directory of a Hugging Face model, or a .gguf file itself"
                     .into(),
             });
@@ -142,7 +142,7 @@ impl ModelFiles {
         let template_path = path.join("chat_template.jinja");
         let chat_template = match read_if_exists(&template_path)? {
             Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
-                ModelError::damaged(&template_path, format!("it is not UTF-8: {error}"))
+                ModelError::damaged(&template_path, format!("the template is not UTF-8: {error}"))
             })?),
             None => settings.get("chat_template").and_then(default_template),
         };
@@ -170,7 +170,7 @@ impl ModelFiles {
             special_tokens: SpecialTokens::from_hf(&settings),
             notes,
             path: path.to_path_buf(),
-            weights: Weights::Dir { files, file_by_tensor },
+            weights: WeightFiles::Dir { files, file_by_tensor },
         })
     }
 
@@ -190,7 +190,7 @@ impl ModelFiles {
     /// # Errors
     /// Returns an error if the model has no such tensor, or if its type on disk is unsupported.
     pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
-        let shape = self.shape(name).ok_or_else(|| self.missing(name, &[]))?.to_vec();
+        let shape = self.shape(name).ok_or_else(|| self.missing_tensor_error(name, &[]))?.to_vec();
         let mut data = vec![0.0; shape.iter().product()];
         self.read(name, &mut data)?;
         Ok(Tensor { shape, data })
@@ -219,22 +219,24 @@ impl ModelFiles {
 
     fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.weights {
-            Weights::Dir { files, file_by_tensor } => files[*file_by_tensor.get(name)?].shape(name),
-            Weights::Gguf(file) => file.shape(name),
+            WeightFiles::Dir { files, file_by_tensor } => {
+                files[*file_by_tensor.get(name)?].shape(name)
+            }
+            WeightFiles::Gguf(file) => file.shape(name),
         }
     }
 
     fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         match &self.weights {
-            Weights::Dir { files, file_by_tensor } => match file_by_tensor.get(name) {
+            WeightFiles::Dir { files, file_by_tensor } => match file_by_tensor.get(name) {
                 Some(&index) => files[index].read(name, out),
-                None => Err(self.missing(name, &[])),
+                None => Err(self.missing_tensor_error(name, &[])),
             },
-            Weights::Gguf(file) => file.read(name, out),
+            WeightFiles::Gguf(file) => file.read(name, out),
         }
     }
 
-    fn missing(&self, name: &str, expected: &[usize]) -> ModelError {
+    fn missing_tensor_error(&self, name: &str, expected: &[usize]) -> ModelError {
         let way_out = if name == "lm_head.weight" {
             "if the model shares its embedding with its output head, set tie_word_embeddings to \
              true in config.json"
@@ -251,15 +253,15 @@ impl ModelFiles {
     }
 
     fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
-        let found = self.shape(name).ok_or_else(|| self.missing(name, expected))?;
+        let found = self.shape(name).ok_or_else(|| self.missing_tensor_error(name, expected))?;
         if found == expected {
             return Ok(());
         }
         let path = match &self.weights {
-            Weights::Dir { files, file_by_tensor } => {
+            WeightFiles::Dir { files, file_by_tensor } => {
                 file_by_tensor.get(name).map(|&index| files[index].path())
             }
-            Weights::Gguf(file) => Some(file.path()),
+            WeightFiles::Gguf(file) => Some(file.path()),
         };
         Err(ModelError::Shape {
             path: path.unwrap_or(&self.path).to_path_buf(),
@@ -269,20 +271,20 @@ impl ModelFiles {
         })
     }
 
-    /// Checks that the weights are exactly those that the configuration requires.
-    fn check(&self) -> Result<(), ModelError> {
+    /// Checks that the files contain exactly the tensors that the configuration requires.
+    fn check_tensors(&self) -> Result<(), ModelError> {
         let parameters = self.config.parameters();
         for Parameter { name, shape } in &parameters {
             self.check_shape(name, shape)?;
-            if let Weights::Dir { files, file_by_tensor } = &self.weights {
+            if let WeightFiles::Dir { files, file_by_tensor } = &self.weights {
                 file_by_tensor
                     .get(name)
                     .map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
             }
         }
         let unexpected = match &self.weights {
-            Weights::Gguf(file) => file.unexpected(),
-            Weights::Dir { files, .. } => {
+            WeightFiles::Gguf(file) => file.unexpected_tensors(),
+            WeightFiles::Dir { files, .. } => {
                 let known: BTreeSet<&str> =
                     parameters.iter().map(|parameter| parameter.name.as_str()).collect();
                 let tensors = files.iter().flat_map(SafetensorsFile::tensors);
@@ -358,7 +360,7 @@ fn read_embedding(
     file.read(name, &mut values).map(|()| values)
 }
 
-/// Reads a file. Returns `None` if it does not exist.
+/// Reads a file completely. Returns `None` if the file does not exist.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, or is a placeholder such as a Git LFS pointer.
@@ -366,7 +368,7 @@ pub(crate) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>, ModelError>
     match std::fs::read(path) {
         Ok(bytes) => placeholder::reject_placeholder(path, &bytes).map(|()| Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ModelError::io("read", path)(error)),
+        Err(error) => Err(ModelError::io_error("read", path)(error)),
     }
 }
 
@@ -378,12 +380,14 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>, Model
     let Some(bytes) = read_if_exists(path)? else { return Ok(None) };
     match serde_json::from_slice(&bytes) {
         Ok(object) => Ok(Some(object)),
-        Err(error) => Err(ModelError::damaged(path, format!("it is not a JSON object: {error}"))),
+        Err(error) => {
+            Err(ModelError::damaged(path, format!("the contents are not a JSON object: {error}")))
+        }
     }
 }
 
-/// Returns the default template from the value of `chat_template`: a string, or a list of named
-/// templates.
+/// Returns the default chat template from the value of `chat_template`: a string, or a list of
+/// named templates.
 fn default_template(value: &Value) -> Option<String> {
     let template = match value {
         Value::Array(named) => named
@@ -395,7 +399,8 @@ fn default_template(value: &Value) -> Option<String> {
     template.as_str().map(str::to_string)
 }
 
-/// Extensions of files with pickled weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
+/// Extensions of files with pickled weights: PyTorch's own extensions, and the shards of DeepSpeed
+/// and FSDP.
 const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
 /// Returns the first name in `dir` of a file or directory with pickled weights, in alphabetical
@@ -426,14 +431,16 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     let Some(index) = read_json(&index_path)? else {
         let way_out = match find_pickled(dir) {
             Some(name) => format!(
-                "it has {name}, which can run code on loading and is therefore not supported: in \
-                 Python, load it and save the model with transformers, which writes safetensors"
+                "the directory has {name}, which can run code on loading and is therefore not \
+                 supported: in Python, load it and save the model with transformers, which writes \
+                 safetensors"
             ),
             None => "fetch the weights, or give a .gguf file itself".into(),
         };
         return Err(ModelError::Missing {
             path: dir.to_path_buf(),
-            what: "has neither model.safetensors nor model.safetensors.index.json".into(),
+            what: "the directory has neither model.safetensors nor model.safetensors.index.json"
+                .into(),
             way_out,
         });
     };
@@ -461,7 +468,7 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
         if !shard.is_file() {
             return Err(ModelError::Missing {
                 path: shard,
-                what: format!("is missing, although {} lists it", index_path.display()),
+                what: format!("the shard is missing, although {} lists it", index_path.display()),
                 way_out: "fetch the model again; a part of its weights was not downloaded".into(),
             });
         }

@@ -13,26 +13,26 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::family::{AttentionBias, Traits};
+use crate::family::{AttentionBias, FamilyTraits};
 use crate::keys::{Keys, token_ids};
 use crate::{Activation, ModelConfig, ModelError};
 
-/// Advice in the error for an unknown key.
+/// Advice in the error for an unknown key of `config.json`.
 const UNKNOWN: &str = "Levade does not know this key, which may change what the model computes: if \
     it does not, remove it from config.json";
 
-/// The parsed contents of a `config.json`.
+/// Parsed contents of a model's `config.json`.
 pub(crate) struct ParsedConfig {
     pub(crate) config: ModelConfig,
-    /// Notes for the user.
+    /// Notes for the user about the contents of the file.
     pub(crate) notes: Vec<String>,
-    /// Whether the text model is part of a larger model, whose other parts are not read.
+    /// Whether the text model is part of a larger model, whose remaining parts are not read.
     pub(crate) is_part: bool,
 }
 
 impl ModelConfig {
     /// Parses the contents of a Hugging Face `config.json`. `path` is the file's name in errors.
-    /// For a model that also reads images, the result describes only its text model.
+    /// For a model that also reads images, the result describes only the text model.
     ///
     /// # Errors
     /// Returns an error that names the key if a key is missing, cannot be parsed, or requests a
@@ -44,11 +44,12 @@ impl ModelConfig {
 
 /// Parses the contents of the `config.json` at `path`.
 pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelError> {
-    let object: Map<String, Value> = serde_json::from_slice(contents)
-        .map_err(|error| ModelError::damaged(path, format!("it is not a JSON object: {error}")))?;
+    let object: Map<String, Value> = serde_json::from_slice(contents).map_err(|error| {
+        ModelError::damaged(path, format!("the contents are not a JSON object: {error}"))
+    })?;
     let keys = Keys::new(path, "", &object);
     let model_type = keys.require("model_type", keys.text("model_type")?)?;
-    if Traits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {
+    if FamilyTraits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {
         let (config, notes) = parse_text(&keys)?;
         return Ok(ParsedConfig { config, notes, is_part: false });
     }
@@ -65,22 +66,20 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelE
         config.eos = eos;
     }
     config.bos = keys.token("bos_token_id")?.or(config.bos);
-    config.pad = pad(&keys)?.or(config.pad);
-    notes.extend(
-        keys.check_unread(
-            |key| known::is_of_images(key) || known::is_without_effect(key),
-            UNKNOWN,
-        )?,
-    );
+    config.pad = read_pad_token(&keys)?.or(config.pad);
+    notes.extend(keys.check_unread(
+        |key| known::concerns_images(key) || known::is_without_effect(key),
+        UNKNOWN,
+    )?);
     Ok(ParsedConfig { config, notes, is_part: true })
 }
 
-/// Parses the configuration of a text model. Returns it with notes for the user.
+/// Parses the configuration of a text model. Returns the configuration with notes for the user.
 fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let path = keys.path;
     let model_type = keys.require("model_type", keys.text("model_type")?)?;
-    let Some(traits) = Traits::find(|traits| traits.model_type == model_type) else {
-        let known = Traits::list(|traits| match traits.model_type_with_images {
+    let Some(traits) = FamilyTraits::find(|traits| traits.model_type == model_type) else {
+        let known = FamilyTraits::list_names(|traits| match traits.model_type_with_images {
             Some(larger) => Some(format!("{} ({larger} without its images)", traits.model_type)),
             None => Some(traits.with_relatives(traits.model_type)),
         });
@@ -113,11 +112,12 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let mut pattern = pattern::read(keys, traits, layers)?;
     let rope = match traits.local_theta {
         Some(local_theta) => {
-            let [global, local] = rope::rope_by_kind(keys, defaults.theta, local_theta, context)?;
+            let [global, local] =
+                rope::read_ropes_by_kind(keys, defaults.theta, local_theta, context)?;
             pattern.local_rope = Some(local);
             global
         }
-        None => rope::rope(keys, defaults.theta, context)?,
+        None => rope::read_rope(keys, defaults.theta, context)?,
     };
     let query_scalar = match traits.query_scalar {
         Some(default) => Some(keys.float("query_pre_attn_scalar")?.unwrap_or(default)),
@@ -132,7 +132,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         hidden,
         layers,
         heads,
-        kv_heads: kv_heads(keys, defaults.kv_heads, heads)?,
+        kv_heads: read_kv_heads(keys, defaults.kv_heads, heads)?,
         head_dim,
         intermediate: keys.required_size("intermediate_size")?,
         vocabulary: keys.require("vocab_size", keys.size("vocab_size")?.or(defaults.vocabulary))?,
@@ -148,7 +148,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         qk_norm: traits.qk_norm,
         bos: keys.token("bos_token_id")?,
         eos: eos.unwrap_or_default(),
-        pad: pad(keys)?,
+        pad: read_pad_token(keys)?,
     };
     if keys
         .read("qkv_bias", "true or false", Value::as_bool)?
@@ -174,22 +174,23 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     Ok((config, notes))
 }
 
-/// Returns the padding token. Files from the time of Llama 2 use −1 for "no padding token".
-fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
+/// Returns the id of the padding token. Files from the time of Llama 2 use −1 for "no padding
+/// token".
+fn read_pad_token(keys: &Keys) -> Result<Option<u32>, ModelError> {
     match keys.get("pad_token_id") {
         Some(value) if value.as_i64() == Some(-1) => Ok(None),
         _ => keys.token("pad_token_id"),
     }
 }
 
-/// Returns the number of key and value heads. It is the number of query heads if the file contains
-/// `null`, or if the key and `default` are absent.
-fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
+/// Returns the number of key and value heads. It equals the number of query heads if the file
+/// contains `null`, or if the key and `default` are absent.
+fn read_kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
     let default = default.filter(|_| !keys.has("num_key_value_heads"));
     Ok(keys.size("num_key_value_heads")?.or(default).unwrap_or(heads))
 }
 
-/// Rejects quantized weights and models that need their own code.
+/// Returns an error if the weights are quantized or the model needs its own code.
 fn reject_custom_code(keys: &Keys) -> Result<(), ModelError> {
     keys.reject(
         "quantization_config",
@@ -203,7 +204,7 @@ fn reject_custom_code(keys: &Keys) -> Result<(), ModelError> {
     )
 }
 
-fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
+fn reject_unsupported(keys: &Keys, traits: &FamilyTraits) -> Result<(), ModelError> {
     reject_custom_code(keys)?;
     for key in traits.rejected_keys {
         keys.reject(
@@ -233,7 +234,8 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
             .read(key, "true or false", Value::as_bool)?
             .is_some_and(|flag| flag != traits.qk_norm)
         {
-            let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
+            let normed =
+                FamilyTraits::list_names(|traits| traits.qk_norm.then(|| traits.title.into()));
             let way_out = format!(
                 "Levade runs only {normed} with norms on queries and keys, and other families \
                  without them"
@@ -241,7 +243,7 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
             return Err(keys.unsupported(key, &way_out));
         }
     }
-    for (key, value) in known::neutral() {
+    for (key, value) in known::neutral_values() {
         keys.reject_unless(
             key,
             &value,

@@ -53,10 +53,11 @@ const PARTS: [&str; 31] = [
     "window",
 ];
 
-/// A JSON object of a file. Its errors name the file and the key.
+/// JSON object of a file, which records the keys that have been read. Its errors name the file and
+/// the key.
 pub(crate) struct Keys<'a> {
     pub(crate) path: &'a Path,
-    /// Prefix of the keys in messages: empty, or the outer key and a dot.
+    /// Prefix of the keys in messages: empty, or the key of the enclosing object and a dot.
     outer: &'a str,
     object: &'a Map<String, Value>,
     read: RefCell<BTreeSet<String>>,
@@ -194,8 +195,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Returns whether a value is off: null, false, 0, empty, `"none"` in any case, or an object whose
-/// values are all off.
+/// Returns whether a JSON value means "off": null, false, 0, empty, `"none"` in any case, or an
+/// object whose values are all off.
 pub(crate) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -207,7 +208,7 @@ pub(crate) fn is_off(value: &Value) -> bool {
     }
 }
 
-/// Returns the first 60 characters of a value, for messages.
+/// Returns the first 60 characters of a JSON value, for messages.
 fn shorten(value: &Value) -> String {
     value.to_string().chars().take(60).collect()
 }

@@ -57,10 +57,10 @@ mod source;
 mod tokenizer;
 
 pub use adapter::{AdaptedModule, AdapterConfig, MERGE};
-pub use config::{ModelConfig, Parameter, Pattern, Rope, RopeScaling};
+pub use config::{AttentionPattern, ModelConfig, Parameter, Rope, RopeScaling};
 pub use encoder::{EncoderConfig, EncoderFiles, Pooling};
 pub use error::ModelError;
-pub use family::{Activation, AttentionBias, Blocks, Family, Traits, Windows};
+pub use family::{Activation, AttentionBias, BlockTraits, Family, FamilyTraits, Windows};
 pub use fetch::{Progress, default_cache, fetch};
 pub use files::{ModelFiles, Tensor};
 pub use safetensors::{SafetensorsFile, write_safetensors, write_safetensors_with};

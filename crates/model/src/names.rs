@@ -6,62 +6,65 @@ use std::path::Path;
 use crate::ModelError;
 use crate::safetensors::SafetensorsFile;
 
-/// Name of the embedding within the decoder. It locates the decoder's tensors in a file.
+/// Name of the embedding tensor within the decoder. It locates the decoder's tensors in a file.
 const EMBEDDING: &str = "embed_tokens.weight";
 
-/// Components of names that no supported model has. Each row contains the components, what they
-/// show about the checkpoint, and what the user can do.
+/// Components of tensor names that no supported model has. Each row contains the components, what
+/// they show about the checkpoint, and what the user can do.
 const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["base_model", "base_layer", "lora_A", "lora_B", "lora_embedding_A"],
-        "it contains a model inside a PEFT wrapper",
+        "the checkpoint contains a model inside a PEFT wrapper",
         "in Python, save what `merge_and_unload()` returns, or save only the adapter and give its \
          directory",
     ),
     (
         &["_orig_mod"],
-        "it was saved from a model inside torch.compile",
+        "the checkpoint was saved from a model inside torch.compile",
         "in Python, save `model._orig_mod`",
     ),
     (
         &["module"],
-        "it was saved from a model inside DistributedDataParallel, DataParallel or DeepSpeed",
+        "the checkpoint was saved from a model inside DistributedDataParallel, DataParallel or \
+         DeepSpeed",
         "in Python, save `model.module`",
     ),
     (
         &["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param", "_forward_module"],
-        "it was saved from a model inside the wrapper of FSDP or of its activation checkpointing",
+        "the checkpoint was saved from a model inside the wrapper of FSDP or of its activation \
+         checkpointing",
         "in Python, save the full state dict of the wrapped model",
     ),
     (
         &["v_head", "value_head", "pretrained_model"],
-        "it contains the value head of a critic in addition to the model",
+        "the checkpoint contains the value head of a critic in addition to the model",
         "in Python, save the model without it: with TRL, \
          `model.pretrained_model.save_pretrained(…)`",
     ),
     (
         &["score", "classifier"],
-        "it is a classifier or a reward model",
+        "the checkpoint is a classifier or a reward model",
         "use the model that it was trained from",
     ),
     (
         &["language_model", "text_model", "vision_tower", "visual"],
-        "it is a multimodal model",
+        "the checkpoint is a multimodal model",
         "save only its language model, with the config.json of the language model",
     ),
     (
         &["qweight", "weight_packed", "weight_scale", "weight_scale_inv", "absmax", "quant_state"],
-        "its weights are quantized",
+        "the checkpoint's weights are quantized",
         "use the version of the model that is not quantized, or a GGUF file",
     ),
 ];
 
-/// Components of names of tensors that a multimodal model has in addition to its text model.
+/// Components of the names of tensors that a multimodal model has in addition to the tensors of its
+/// text model.
 const IMAGES: [&str; 2] = ["vision_tower", "multi_modal_projector"];
 
-/// Converts the name of a tensor of a multimodal model to its name in the text model alone. Returns
-/// `None` if the name has no prefix to remove. Older files have the output head inside the text
-/// model, newer files outside of it.
+/// Converts the name of a tensor of a multimodal model to the tensor's name in the text model
+/// alone. Returns `None` if the name has no prefix to remove. Older files have the output head
+/// inside the text model, newer files outside of it.
 fn strip_part_prefix(name: &str) -> Option<String> {
     let decoder = name.strip_prefix("model.language_model.");
     decoder
@@ -92,8 +95,8 @@ pub(crate) fn normalize_names(
         let mut names: Vec<&str> = file.tensors().map(|(name, _)| name).collect();
         names.sort_unstable();
         for name in names {
-            if let Some((part, shows, way_out)) = foreign(name) {
-                return Err(rejection(file.path(), name, part, shows, way_out));
+            if let Some((part, shows, way_out)) = find_foreign_part(name) {
+                return Err(unsupported_name_error(file.path(), name, part, shows, way_out));
             }
         }
     }
@@ -114,7 +117,7 @@ pub(crate) fn normalize_names(
             let prefix = name.strip_suffix(EMBEDDING).unwrap_or_default();
             let prefix =
                 prefix.strip_suffix("model.").filter(|rest| !rest.is_empty()).unwrap_or(prefix);
-            return Err(rejection(
+            return Err(unsupported_name_error(
                 file.path(),
                 name,
                 prefix,
@@ -128,7 +131,13 @@ pub(crate) fn normalize_names(
 
 /// Creates the error for the tensor `name`, whose component `part` shows that the model is
 /// unsupported.
-fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) -> ModelError {
+fn unsupported_name_error(
+    path: &Path,
+    name: &str,
+    part: &str,
+    shows: &str,
+    way_out: &str,
+) -> ModelError {
     ModelError::unsupported(
         path,
         format!("{shows}: tensor {name} has {part:?} in its name"),
@@ -136,9 +145,9 @@ fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) ->
     )
 }
 
-/// Returns the prefix of `name` up to and including the first component that no supported model
-/// has, with the last two fields of its row in [`FOREIGN`].
-fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
+/// Returns the prefix of the tensor name `name` up to and including the first component that no
+/// supported model has, with the last two fields of the component's row in [`FOREIGN`].
+fn find_foreign_part(name: &str) -> Option<(&str, &'static str, &'static str)> {
     let mut at = 0;
     for part in name.split('.') {
         let end = (at + part.len() + 1).min(name.len());

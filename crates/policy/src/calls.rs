@@ -13,22 +13,23 @@ use sha2::{Digest, Sha256};
 /// Assigns random number streams to the calls of an attempt.
 #[derive(Debug, Clone)]
 pub struct CallStreams {
-    /// Stream of the attempt.
+    /// Random number stream of the attempt.
     attempt: u64,
-    /// Number of calls so far for each hash of attempt, agent and prompt.
+    /// Number of model calls so far for each hash of attempt, agent and prompt.
     call_counts: HashMap<[u8; 32], u32>,
 }
 
 impl CallStreams {
-    /// Creates the streams of an attempt. `attempt` is the attempt's own stream, unique in the run.
+    /// Creates the random number streams for the calls of an attempt. `attempt` is the attempt's
+    /// own stream, unique in the run.
     pub fn new(attempt: u64) -> Self {
         CallStreams { attempt, call_counts: HashMap::new() }
     }
 
-    /// Returns the stream of the next call in which `agent` continues `prompt`: the first 8 bytes
-    /// of the SHA-256 of attempt, agent, prompt and the number of equal calls before. Among a
-    /// million streams, the probability that two coincide is 3 in 10⁸.
-    pub fn admit(&mut self, agent: &str, prompt: &[u32]) -> u64 {
+    /// Returns the random number stream of the next call in which `agent` continues `prompt`: the
+    /// first 8 bytes of the SHA-256 of attempt, agent, prompt and the number of equal calls before.
+    /// Among a million streams, the probability that two coincide is 3 in 10⁸.
+    pub fn next_stream(&mut self, agent: &str, prompt: &[u32]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.attempt.to_le_bytes());
         hash.update(agent.as_bytes());
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admit_returns_distinct_streams_in_any_order() {
+    fn call_streams_are_distinct_in_any_order() {
         let calls = [
             ("a", &[1, 2][..]),
             ("a", &[1, 2]),
@@ -64,13 +65,13 @@ mod tests {
         ];
         let mut streams = CallStreams::new(7);
         let all: Vec<u64> =
-            calls.iter().map(|(agent, prompt)| streams.admit(agent, prompt)).collect();
+            calls.iter().map(|(agent, prompt)| streams.next_stream(agent, prompt)).collect();
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), calls.len());
-        assert!(!all.contains(&CallStreams::new(8).admit("a", &[1, 2])));
+        assert!(!all.contains(&CallStreams::new(8).next_stream("a", &[1, 2])));
         // The order of arrival does not matter, except among equal calls.
         let mut again = CallStreams::new(7);
         let mut reversed: Vec<u64> =
-            calls.iter().rev().map(|(agent, prompt)| again.admit(agent, prompt)).collect();
+            calls.iter().rev().map(|(agent, prompt)| again.next_stream(agent, prompt)).collect();
         reversed.reverse();
         reversed.swap(0, 1);
         assert_eq!(reversed, all);
@@ -78,9 +79,12 @@ mod tests {
 
     /// Recorded runs depend on these numbers.
     #[test]
-    fn admit_returns_recorded_streams() {
+    fn call_streams_match_recorded_streams() {
         let mut streams = CallStreams::new(1);
-        let found = [streams.admit("default", &[1, 2, 3]), streams.admit("default", &[1, 2, 3])];
+        let found = [
+            streams.next_stream("default", &[1, 2, 3]),
+            streams.next_stream("default", &[1, 2, 3]),
+        ];
         assert_eq!(found, [12_693_513_636_235_724_291, 7_330_053_605_925_622_207]);
     }
 }

@@ -11,10 +11,11 @@ use crate::{
     process_time,
 };
 
-/// Maximum number of grammars compiled concurrently, so that compilation never occupies all
-/// processors.
+/// Maximum number of grammars compiled concurrently, so that the compilation of grammars never
+/// occupies all processors.
 const MAX_CONCURRENT: usize = 2;
-/// Timeout for the compilation of one grammar, including the wait for earlier ones.
+/// Timeout for the compilation of one grammar, including the wait for the compilation of earlier
+/// grammars.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the constraint of a validated `request`, in the state after the tokens of its completion
@@ -51,7 +52,9 @@ pub async fn constrain(
         })
         .await
         .map_err(|_| {
-            PolicyError::Invalid("the grammar cannot be compiled: its compiler panicked".into())
+            PolicyError::Invalid(
+                "the grammar compiler panicked; simplify the grammar of the request".into(),
+            )
         })?
     };
     match process_time::with_timeout(COMPILE_TIMEOUT, compiled).await {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::environment::read_variable;
 
-/// Environment variable that names the crash point.
+/// Environment variable that names the crash point at which the process kills itself.
 pub const CRASH_AT: &str = "LEVADE_CRASH_AT";
 
 struct CrashTarget {
@@ -18,21 +18,21 @@ struct CrashTarget {
     remaining: AtomicU64,
 }
 
-/// Kills the process here if [`CRASH_AT`] requests it.
+/// Kills the process if the environment variable [`CRASH_AT`] names this crash point.
 pub fn crash_point(name: &str) {
     static TARGET: OnceLock<Option<CrashTarget>> = OnceLock::new();
-    let target =
-        TARGET.get_or_init(|| read_variable(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
+    let target = TARGET
+        .get_or_init(|| read_variable(CRASH_AT).map(|text| parse_target(&text.to_string_lossy())));
     if let Some(target) = target
         && target.name == name
         && target.remaining.fetch_sub(1, Ordering::SeqCst) == 1
     {
-        kill();
+        kill_process();
     }
 }
 
-/// Parses `name` or `name:count`. A count that is not a number counts as 1.
-fn parse(text: &str) -> CrashTarget {
+/// Parses the crash point `name` or `name:count`. A count that is not a number counts as 1.
+fn parse_target(text: &str) -> CrashTarget {
     let (name, remaining) = match text.rsplit_once(':') {
         Some((name, count)) => (name, count.parse().unwrap_or(1)),
         None => (text, 1),
@@ -40,8 +40,8 @@ fn parse(text: &str) -> CrashTarget {
     CrashTarget { name: name.to_owned(), remaining: AtomicU64::new(remaining) }
 }
 
-/// Ends the process as the operating system would: no destructor runs, no buffer is flushed.
-fn kill() {
+/// Kills this process as the operating system would: no destructor runs, and no buffer is flushed.
+fn kill_process() {
     #[cfg(unix)]
     // SAFETY: both calls take and return plain integers; sending a signal to oneself touches no
     // memory.
@@ -64,14 +64,14 @@ mod tests {
     }
 
     fn name_and_count(text: &str) -> (String, u64) {
-        let target = parse(text);
+        let target = parse_target(text);
         (target.name, target.remaining.into_inner())
     }
 
     /// Runs itself as a child process that is killed at the third pass.
     #[test]
     #[cfg(unix)]
-    fn crash_point_kills_at_requested_count() {
+    fn crash_point_kills_process_at_requested_count() {
         use std::os::unix::process::ExitStatusExt;
         const CHILD: &str = "LEVADE_TEST_CRASH_CHILD";
         if std::env::var(CHILD).is_ok() {
@@ -83,7 +83,11 @@ mod tests {
             return;
         }
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::tests::crash_point_kills_at_requested_count", "--nocapture"])
+            .args([
+                "--exact",
+                "crash::tests::crash_point_kills_process_at_requested_count",
+                "--nocapture",
+            ])
             .env(CHILD, "1")
             .env(CRASH_AT, "here:3")
             .output()

@@ -33,12 +33,13 @@ pub struct Timing {
 /// Maximum number of sequences in the prefix cache.
 const MAX_CACHED_SEQUENCES: usize = 512;
 
-/// A simulated device that samples and trains.
-pub(crate) struct Device {
+/// Simulated device that samples and trains.
+pub(crate) struct SimulatedDevice {
     timing: Timing,
-    /// Locked for reading by sequences that are being computed, and for writing by training.
+    /// Lock of the device: sequences that are being computed lock it for reading, and training
+    /// locks it for writing.
     ownership: RwLock<()>,
-    /// Permits for further running sequences.
+    /// Permits for further running sequences: one for each free slot.
     permits: Semaphore,
     waiting: AtomicUsize,
     running: AtomicUsize,
@@ -46,8 +47,8 @@ pub(crate) struct Device {
     prefix_hits: AtomicU64,
     prefilled: AtomicU64,
     sampled: AtomicU64,
-    /// Nanoseconds of sampling. The next fields count nanoseconds of training, and nanoseconds of
-    /// sampling multiplied by the number of running sequences.
+    /// Time spent on sampling, in nanoseconds. The next fields count nanoseconds of training, and
+    /// nanoseconds of sampling multiplied by the number of running sequences.
     busy: AtomicU64,
     training: AtomicU64,
     occupied: AtomicU64,
@@ -55,9 +56,9 @@ pub(crate) struct Device {
     current_training: Mutex<Option<(Instant, Duration)>>,
 }
 
-/// Permit of a running sequence.
+/// Permit of a running sequence on the simulated device.
 pub(crate) struct SequencePermit<'a> {
-    device: &'a Device,
+    device: &'a SimulatedDevice,
     _permit: Option<SemaphorePermit<'a>>,
 }
 
@@ -71,10 +72,10 @@ fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-impl Device {
-    /// Creates a device that runs at most `running` sequences concurrently; 0 means no limit.
+impl SimulatedDevice {
+    /// Creates a device that runs at most `running` sequences concurrently; 0 sets no limit.
     pub fn new(timing: Timing, running: usize) -> Self {
-        Device {
+        SimulatedDevice {
             timing,
             ownership: RwLock::default(),
             permits: Semaphore::new(if running == 0 { Semaphore::MAX_PERMITS } else { running }),
@@ -91,7 +92,7 @@ impl Device {
         }
     }
 
-    /// Waits until another sequence may run.
+    /// Waits until the device has a free slot for another running sequence.
     pub async fn acquire_permit(&self) -> SequencePermit<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let permit = self.permits.acquire().await.ok();
@@ -100,7 +101,8 @@ impl Device {
         SequencePermit { device: self, _permit: permit }
     }
 
-    /// Computes a prompt: completely or, if it `use_cache`, without its longest cached prefix.
+    /// Waits for as long as computing `prompt` takes, and adds the prompt to the prefix cache. If
+    /// `use_cache` is true, the longest cached prefix takes no time.
     pub async fn prefill(&self, prompt: &[u32], use_cache: bool) {
         let cached = if use_cache {
             let prefix_cache = self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,16 +156,16 @@ impl Device {
     }
 
     /// Waits for as long as training on `tokens` tokens takes. No sequence samples in this time.
-    pub async fn learn(&self, tokens: usize) {
-        self.work(self.timing.learn * tokens as u32).await;
+    pub async fn run_training(&self, tokens: usize) {
+        self.run_exclusively(self.timing.learn * tokens as u32).await;
     }
 
     /// Waits for as long as an optimizer step takes.
-    pub async fn update(&self) {
-        self.work(self.timing.update).await;
+    pub async fn run_optimizer_step(&self) {
+        self.run_exclusively(self.timing.update).await;
     }
 
-    async fn work(&self, time: Duration) {
+    async fn run_exclusively(&self, time: Duration) {
         if time.is_zero() {
             return;
         }
@@ -179,7 +181,7 @@ impl Device {
         self.current_training.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the numbers of running and waiting sequences.
+    /// Returns the numbers of running and waiting sequences on the device.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.load(Ordering::Relaxed),
@@ -188,14 +190,14 @@ impl Device {
         }
     }
 
-    /// Returns the counters since the start.
+    /// Returns the device's counters since its start.
     pub fn stats(&self) -> DeviceStats {
         DeviceStats {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
             sampled: self.sampled.load(Ordering::Relaxed),
-            busy_seconds: seconds(&self.busy),
-            running_seconds: seconds(&self.occupied),
+            busy_seconds: counter_seconds(&self.busy),
+            running_seconds: counter_seconds(&self.occupied),
             cache_in_use_seconds: 0.0,
             cache_filled: 0.0,
         }
@@ -212,6 +214,6 @@ impl Device {
     }
 }
 
-fn seconds(counter: &AtomicU64) -> f64 {
+fn counter_seconds(counter: &AtomicU64) -> f64 {
     Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64()
 }

@@ -2,19 +2,19 @@
 
 use std::ffi::OsString;
 
-/// Variables that every child process gets if they are set: where programs are found and how text
-/// is written.
+/// Environment variables that every child process inherits if they are set: where programs are
+/// found and how text is written.
 pub const CHILD_VARIABLES: [&str; 9] =
     ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
 
-/// Returns the variable `LEVADE_X` of this process, or else `DRESSAGE_X`, its name before the
-/// project was called Levade. An empty variable counts as unset; variables with other names have
-/// one name only.
+/// Returns the environment variable `LEVADE_X` of this process. If it is not set, returns
+/// `DRESSAGE_X`, its name before the project was called Levade. An empty variable counts as unset.
+/// Variables without the prefix `LEVADE_` have only one name.
 pub fn read_variable(name: &str) -> Option<OsString> {
     read_variable_from(name, |name| std::env::var_os(name))
 }
 
-/// Returns a variable as [`read_variable`] does, from the environment that `variable` reads.
+/// Returns an environment variable as [`read_variable`] does; `variable` reads the environment.
 fn read_variable_from(name: &str, variable: impl Fn(&str) -> Option<OsString>) -> Option<OsString> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     set(name).or_else(|| set(&format!("DRESSAGE_{}", name.strip_prefix("LEVADE_")?)))
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_falls_back_to_old_variable_name() {
+    fn read_variable_falls_back_to_old_name() {
         let new = ("LEVADE_LOG", "new");
         let old = ("DRESSAGE_LOG", "old");
         assert_eq!(lookup("LEVADE_LOG", &[old, new]).as_deref(), Some("new"));

@@ -30,7 +30,7 @@ pub enum PolicyError {
          learning rate, and resume from an earlier checkpoint), or are damaged"
     )]
     NotFinite {
-        /// Number of tokens in the sequence so far.
+        /// Number of tokens in the sequence before the sampling that failed.
         position: usize,
     },
     /// The learner cannot divide an update into micro-batches as the recorded plan prescribes.
@@ -59,12 +59,13 @@ pub enum PolicyError {
     /// The queue of the sampler is full.
     #[error("{what}; try again in {retry_after} s")]
     Busy {
-        /// Name of the busy component and its load.
+        /// Description of the busy component and its load.
         what: String,
         /// Estimated seconds until a retry can succeed, at least 1.
         retry_after: u64,
     },
-    /// A wait passed its deadline. The fields are the deadline and the operation waited for.
+    /// A wait exceeded its deadline. The fields are the deadline and the operation that was waited
+    /// for.
     #[error("waited {0:?} for {1}")]
     Deadline(Duration, String),
     /// The named component has stopped.
@@ -73,16 +74,16 @@ pub enum PolicyError {
     /// Weights could not be read or written.
     #[error("{0}")]
     Storage(String),
-    /// Values are requested or trained, but the policy has no value head.
+    /// The policy has no value head, although values are requested or trained.
     #[error("this policy has no value head; add one before you request or train values")]
     NoValueHead,
-    /// Entropies are requested from a learner that does not report them.
+    /// The learner does not report entropies, although they are requested.
     #[error(
         "this learner does not report entropies and sums of squared probabilities of its \
          predictions; use a learner that does, or remove the options that need them"
     )]
     NoPredictions,
-    /// Losses of single terms are requested from a learner that does not report them.
+    /// The learner does not report the losses of single terms, although they are requested.
     #[error(
         "this learner does not report the losses of single tokens; only the engine in this process \
          does"

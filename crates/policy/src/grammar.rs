@@ -17,12 +17,12 @@ use crate::PolicyError;
 pub enum Grammar {
     /// The completion is any JSON object.
     JsonObject,
-    /// JSON that matches a schema, which is itself JSON.
+    /// The completion is JSON that matches a JSON schema. The string contains the schema as JSON.
     JsonSchema(String),
-    /// A text that a regular expression matches completely.
+    /// The completion is a text that this regular expression matches completely.
     Regex(String),
-    /// A text of a grammar in the Lark dialect of llguidance. The grammar refers to special tokens
-    /// by their names, such as `<|im_end|>`.
+    /// The completion is a text of this grammar in the Lark dialect of llguidance. The grammar
+    /// refers to special tokens by their names, such as `<|im_end|>`.
     Lark(String),
 }
 
@@ -48,17 +48,17 @@ pub trait Grammars: Send + Sync {
     fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError>;
 }
 
-/// State of one completion within its grammar.
+/// Grammar constraint on one completion, in the state after the tokens of the completion so far.
 pub trait Constraint: Send {
-    /// Returns the tokens that may come next.
+    /// Returns the tokens that may come next in the completion.
     ///
     /// # Errors
     /// Returns an error if no text of the grammar starts as the completion does, or if the
     /// grammar's state has become too large.
     fn allowed(&mut self) -> Result<AllowedTokens, PolicyError>;
 
-    /// Advances to the state after `token`, which must be an allowed one. Tokens that end the
-    /// completion are not pushed.
+    /// Advances the constraint to the state after `token`, which must be an allowed token. Tokens
+    /// that end the completion are not pushed.
     ///
     /// # Errors
     /// Returns the same errors as [`allowed`](Self::allowed).
@@ -114,8 +114,8 @@ impl TokenSet {
             || (end / 32 * 32..end).any(|token| self.contains(token as u32))
     }
 
-    /// Sets the `adjusted` logits of tokens outside the set to −∞. If the adjustments have set all
-    /// logits of the set to −∞, too, the logits of the set get their `raw` values back.
+    /// Sets the `adjusted` logits of tokens outside the set to −∞. If the adjustments have also set
+    /// all logits of the set's tokens to −∞, these tokens get their `raw` logits back.
     pub fn restrict(&self, adjusted: &mut [f32], raw: &[f32]) {
         if self.mask(adjusted) {
             return;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use levade_tree::TimeInterval;
 
-/// Start of an interval. The clock of the machine dates the start; a clock that never goes backward
+/// Timer of an interval. The clock of the machine dates the start; a clock that never goes backward
 /// measures the duration.
 #[derive(Debug, Clone, Copy)]
 pub struct IntervalTimer {
@@ -13,12 +13,12 @@ pub struct IntervalTimer {
 }
 
 impl IntervalTimer {
-    /// Starts an interval now.
+    /// Starts a timer now.
     pub fn start() -> Self {
         IntervalTimer { start: SystemTime::now(), since: Instant::now() }
     }
 
-    /// Returns the time since the start.
+    /// Returns the time since the start of the timer.
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
     }
@@ -30,7 +30,7 @@ impl IntervalTimer {
     }
 }
 
-/// Returns a duration in nanoseconds; 2⁶⁴ of them are 584 years.
+/// Returns a duration in nanoseconds. The maximum, 2⁶⁴ ns, is 584 years.
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -37,10 +37,10 @@ pub struct ForwardBackward {
     pub terms: u64,
     /// Sum over terms of −log p (negative log-likelihood), in nats.
     pub nll: f64,
-    /// Sum over terms of the entropy of the distribution that predicts their token, in nats. A
+    /// Sum over terms of the entropy of the distribution that predicts the term's token, in nats. A
     /// token that several sequences share counts once per sequence.
     pub entropy: f64,
-    /// Number of terms whose clip bound was active, without those clipped by the dual clip.
+    /// Number of terms whose clip bound was active, except terms that the dual clip clipped.
     pub clipped: u64,
     /// Number of terms that the dual clip clipped.
     pub dual_clipped: u64,
@@ -50,21 +50,23 @@ pub struct ForwardBackward {
     /// The denominator is the proximal policy if the term has one, and otherwise the behavior
     /// policy.
     pub ratio: f64,
-    /// Sum of −log ratio over the same terms: an estimate of the KL divergence from that policy.
+    /// Sum of −log ratio over the terms with a behavior log-probability: an estimate of the KL
+    /// divergence from the policy in the denominator of the ratio.
     pub drift: f64,
     /// Number of terms with a nonzero weight and a behavior log-probability.
     #[serde(rename = "behaviour_terms")]
     pub behavior_terms: u64,
-    /// Number of terms sampled by the very weights that are trained whose log-probability differs
-    /// in any bit from their behavior log-probability.
+    /// Number of mismatched terms: terms whose token was sampled by the same weights that are
+    /// trained, but whose log-probability differs in any bit from the behavior log-probability.
     pub mismatched: u64,
-    /// Maximum absolute difference between these two log-probabilities.
+    /// Maximum absolute difference between log-probability and behavior log-probability over the
+    /// mismatched terms.
     pub max_mismatch: f32,
 }
 
 impl ForwardBackward {
-    /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in
-    /// nats of the distribution that predicts it.
+    /// Adds the statistics of one term. `logp` is the log-probability of the term's target, and
+    /// `entropy` is the entropy, in nats, of the distribution that predicts the target.
     pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &TermLoss) {
         if let Some(behavior) = term.behavior.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behavior.to_bits() != logp.to_bits());
@@ -87,7 +89,7 @@ impl ForwardBackward {
         }
     }
 
-    /// Adds one term of a value loss.
+    /// Adds the statistics of one term of a value loss.
     pub fn add_value(&mut self, term: &Term, evaluated: &TermLoss) {
         if term.weight == 0.0 {
             return;
@@ -124,7 +126,7 @@ pub struct Predictions {
     pub logprobs: Vec<f32>,
     /// Entropies in nats of the distributions that predict the targets.
     pub entropies: Vec<f32>,
-    /// Σ p² over the vocabulary for each of these distributions.
+    /// Sum of the squared probabilities over the vocabulary (Σ p²) for each of these distributions.
     pub concentrations: Vec<f32>,
 }
 
@@ -169,7 +171,7 @@ pub struct TrainRequest {
     pub params: OptimParams,
 }
 
-/// Result of an update.
+/// Result of an update: the statistics of its micro-batches and the optimizer step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainReport {
     /// Statistics of each micro-batch, in the order of the micro-batch plan.
@@ -309,9 +311,9 @@ pub trait Learner: Send + Sync {
     /// the learner has stopped.
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError>;
 
-    /// Replaces the weights by those in the directory `dir`. If `with_optimizer` is set and
-    /// `dir` contains the optimizer state, it is loaded too; otherwise the optimizer state is
-    /// reset. An accumulated gradient is discarded.
+    /// Replaces the weights with the weights in the directory `dir`. If `with_optimizer` is set and
+    /// `dir` contains the optimizer state, this state is loaded too; otherwise the optimizer state
+    /// is reset. An accumulated gradient is discarded.
     ///
     /// # Errors
     /// Returns an error if a file is missing or does not fit the model, or if the learner has
@@ -333,8 +335,8 @@ pub trait Learner: Send + Sync {
         None
     }
 
-    /// Makes the current weights those of `version` and returns their location. Each sampler of
-    /// this policy must then [load](crate::Sampler::update_weights) them.
+    /// Publishes the current weights as version `version` and returns their location. Each sampler
+    /// of this policy must then [load](crate::Sampler::update_weights) them.
     ///
     /// # Errors
     /// Returns an error if the learner has stopped.

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraOptions {
-    /// Number of rows of A and of columns of B.
+    /// Rank of the adapter: the number of rows of A and of columns of B.
     pub rank: usize,
-    /// Numerator of the scale.
+    /// Numerator of the scale alpha / rank by which the adapter's output is multiplied.
     pub alpha: f32,
     /// Projections that get an adapter: `q_proj` in every block, or a longer suffix of the module
     /// path, such as `layers.0.self_attn.q_proj`.
@@ -19,12 +19,12 @@ pub struct LoraOptions {
     /// Whether the scale is alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
     #[serde(alias = "rank_stabilised")]
     pub rank_stabilized: bool,
-    /// Different ranks for some targets, by the same kind of name. The longest matching name
-    /// applies.
+    /// Ranks that differ from `rank`, by target. A target is named as in `targets`. The longest
+    /// matching name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ranks: BTreeMap<String, usize>,
-    /// Different alphas for some targets, by the same kind of name. The longest matching name
-    /// applies.
+    /// Values of alpha that differ from `alpha`, by target. A target is named as in `targets`. The
+    /// longest matching name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alphas: BTreeMap<String, f32>,
 }
@@ -50,8 +50,8 @@ impl LoraOptions {
         module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
-    /// Returns the rank and alpha of the adapter on a module, given its full path, or `None` if the
-    /// module gets no adapter.
+    /// Returns the rank and alpha of the adapter on the module with the full path `module`, or
+    /// `None` if the module gets no adapter.
     pub fn rank_and_alpha(&self, module: &str) -> Option<(usize, f32)> {
         fn lookup<T: Copy>(by_name: &BTreeMap<String, T>, module: &str) -> Option<T> {
             let named =
@@ -67,7 +67,7 @@ impl LoraOptions {
         })
     }
 
-    /// Returns the factor of B A x.
+    /// Returns the scale by which the adapter's output B A x is multiplied.
     pub fn scale(&self, rank: usize, alpha: f32) -> f32 {
         if self.rank_stabilized {
             (f64::from(alpha) / (rank as f64).sqrt()) as f32
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_matches_full_components_and_prefers_longest_name() {
+    fn rank_and_alpha_match_full_components_and_prefer_longest_name() {
         let options = LoraOptions {
             rank: 8,
             targets: vec!["q_proj".into(), "layers.1.mlp.up_proj".into()],

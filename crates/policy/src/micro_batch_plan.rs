@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
 
-/// The sequences of an update before they are divided into micro-batches.
+/// Sequences of an update before the learner divides them into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct UpdateSequences {
     /// Token ids of the sequences, grouped by common prefix. A group should stay in one
@@ -19,17 +19,17 @@ pub struct UpdateSequences {
     pub micro_batch_tokens: usize,
 }
 
-/// A micro-batch plan: how a learner divides an update.
+/// Plan of how a learner divides an update into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MicroBatchPlan {
     /// Number of ranks that train the update, each with a copy or a shard of the weights.
     pub world_size: u32,
-    /// The micro-batches. Those of one rank run one after another, in this order.
+    /// Micro-batches of the update. Micro-batches of one rank run one after another, in this order.
     pub micro_batches: Vec<MicroBatch>,
 }
 
-/// Sequences that go through the model together.
+/// Micro-batch of an update: sequences that go through the model together.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MicroBatch {
@@ -64,9 +64,10 @@ impl MicroBatchPlan {
         }
     }
 
-    /// Fills micro-batches on one rank in order, with at most `micro_batch_tokens` merged tokens
-    /// each. A group that fits into one micro-batch stays together; a larger group is divided
-    /// between sequences. A sequence that exceeds the limit gets its own micro-batch.
+    /// Packs the sequences into micro-batches for one rank in order, with at most
+    /// `micro_batch_tokens` merged tokens each. A group that fits into one micro-batch stays
+    /// together; a larger group is divided between sequences. A sequence that exceeds the limit
+    /// gets its own micro-batch.
     ///
     /// # Errors
     /// Returns an error if a sequence is empty.
@@ -93,16 +94,16 @@ impl MicroBatchPlan {
         Ok(MicroBatchPlan::from_sizes(filled.into_iter().map(|sequences| sequences.len())))
     }
 
-    /// Checks that a learner of `world_size` ranks can follow the plan for an update of `paths`
-    /// sequences.
+    /// Checks that a learner of `world_size` ranks can follow the plan for an update of
+    /// `num_sequences` sequences.
     ///
     /// # Errors
     /// Returns [`PolicyError::PlanMismatch`] with the first difference if the number of ranks
     /// differs, a rank or sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
         if self.world_size != world_size {
-            return mismatch(format!(
-                "the plan is for {} ranks, but there are {world_size}",
+            return mismatch_error(format!(
+                "the plan is for {} ranks, but the learner has {world_size}",
                 self.world_size
             ));
         }
@@ -111,20 +112,20 @@ impl MicroBatchPlan {
             self.micro_batches.iter().enumerate()
         {
             if *rank >= world_size {
-                return mismatch(format!(
-                    "micro-batch {i} is for rank {rank}, but there are {world_size} ranks"
+                return mismatch_error(format!(
+                    "micro-batch {i} is for rank {rank}, but the learner has {world_size} ranks"
                 ));
             }
             for &sequence in batch_sequences {
                 match seen.get_mut(sequence as usize) {
                     None => {
-                        return mismatch(format!(
-                            "micro-batch {i} has sequence {sequence}, but there are \
+                        return mismatch_error(format!(
+                            "micro-batch {i} has sequence {sequence}, but the update has \
                              {num_sequences} sequences"
                         ));
                     }
                     Some(true) => {
-                        return mismatch(format!(
+                        return mismatch_error(format!(
                             "micro-batch {i} has sequence {sequence}, which an earlier position of \
                              the plan already has"
                         ));
@@ -134,13 +135,13 @@ impl MicroBatchPlan {
             }
         }
         match seen.iter().position(|seen| !seen) {
-            Some(sequence) => mismatch(format!("sequence {sequence} is in no micro-batch")),
+            Some(sequence) => mismatch_error(format!("sequence {sequence} is in no micro-batch")),
             None => Ok(()),
         }
     }
 
-    /// Returns the items of each micro-batch, in order. `paths` has one item per sequence of the
-    /// update; indices beyond it are ignored.
+    /// Returns the items of each micro-batch, in order. `sequences` has one item per sequence of
+    /// the update. Indices beyond its end are ignored.
     pub fn apply<'a, T>(&'a self, sequences: &'a [T]) -> impl Iterator<Item = Vec<&'a T>> + 'a {
         self.micro_batches.iter().map(|batch| {
             batch.paths.iter().filter_map(|sequence| sequences.get(*sequence as usize)).collect()
@@ -148,7 +149,7 @@ impl MicroBatchPlan {
     }
 }
 
-fn mismatch(why: String) -> Result<(), PolicyError> {
+fn mismatch_error(why: String) -> Result<(), PolicyError> {
     Err(PolicyError::PlanMismatch(why))
 }
 
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn filled_keeps_fitting_groups_together() {
+    fn pack_keeps_fitting_groups_together() {
         // A group has 5 tokens after merging.
         assert_eq!(filled(10).unwrap(), plan(&[&[0, 1, 2, 3, 4, 5]]));
         assert_eq!(filled(9).unwrap(), plan(&[&[0, 1, 2], &[3, 4, 5]]));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_first_difference() {
+    fn plan_check_reports_first_difference() {
         let complete = plan(&[&[1, 0], &[], &[2]]);
         complete.check(3, 1).unwrap();
         assert_eq!(
@@ -212,12 +213,13 @@ mod tests {
             [vec![&"b", &"a"], vec![], vec![&"c"]]
         );
         assert!(
-            mismatch_text(&complete, 3, 4).contains("the plan is for 1 ranks, but there are 4")
+            mismatch_text(&complete, 3, 4)
+                .contains("the plan is for 1 ranks, but the learner has 4")
         );
         assert!(mismatch_text(&complete, 4, 1).contains("sequence 3 is in no micro-batch"));
         assert!(
             mismatch_text(&complete, 2, 1)
-                .contains("micro-batch 2 has sequence 2, but there are 2")
+                .contains("micro-batch 2 has sequence 2, but the update has 2")
         );
         assert!(
             mismatch_text(&plan(&[&[0], &[1, 0]]), 2, 1)
@@ -227,7 +229,7 @@ mod tests {
         let far = MicroBatchPlan { world_size: 2, micro_batches: vec![other] };
         assert!(
             mismatch_text(&far, 1, 2)
-                .contains("micro-batch 0 is for rank 2, but there are 2 ranks")
+                .contains("micro-batch 0 is for rank 2, but the learner has 2 ranks")
         );
     }
 

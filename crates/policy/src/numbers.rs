@@ -5,8 +5,13 @@ use std::path::Path;
 
 use crate::PolicyError;
 
-/// Writes numbers as little-endian f32, preceded by the step count if `steps` has one.
-pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<(), PolicyError> {
+/// Writes numbers to `file` as little-endian f32, preceded by the step count if `steps` contains
+/// one.
+pub(crate) fn write_numbers(
+    file: &Path,
+    numbers: &[f32],
+    steps: Option<u64>,
+) -> Result<(), PolicyError> {
     let mut bytes: Vec<u8> = steps.iter().flat_map(|steps| steps.to_le_bytes()).collect();
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     let save = || {
@@ -17,9 +22,9 @@ pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<
     save().map_err(|e| PolicyError::Storage(format!("cannot write {}: {e}", file.display())))
 }
 
-/// Reads `numbers` numbers, and the step count before them if `with_steps` is set; otherwise the
-/// count is 0.
-pub(crate) fn read(
+/// Reads `numbers` f32 numbers from `file`, and the step count before them if `with_steps` is set.
+/// Without it, the returned count is 0.
+pub(crate) fn read_numbers(
     file: &Path,
     numbers: usize,
     with_steps: bool,
@@ -31,7 +36,7 @@ pub(crate) fn read(
         let found = bytes.len();
         let want = header + 4 * numbers;
         return Err(PolicyError::Storage(format!(
-            "{} has {found} bytes instead of {want}",
+            "the file {} has {found} bytes instead of {want}; write the file again",
             file.display()
         )));
     }

@@ -10,7 +10,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `call`. After a panic, the values that `call` captured must not be used again.
+/// Runs `call` and catches a panic. After a panic, the values that `call` captured must not be used
+/// again.
 ///
 /// # Errors
 /// Returns the panic's message if `call` panics.
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caught_returns_panic_message() {
+    fn catch_panic_returns_panic_message() {
         assert_eq!(catch_panic(|| 1), Ok(1));
         assert_eq!(catch_panic(|| -> i32 { panic!("at {}", 7) }), Err("at 7".into()));
         assert_eq!(catch_panic(|| catch_panic(|| -> i32 { panic!("inner") }).is_err()), Ok(true));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// 32-bit floats.
+    /// 32-bit floating-point numbers.
     #[default]
     F32,
     /// bfloat16 with 8 bits of mantissa. It halves the memory, and doubles the speed if the

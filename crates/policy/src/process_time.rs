@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Maximum interval between two readings of the clock, and the time that counts for an interval
-/// with a pause.
+/// Maximum interval between two readings of the clock. An interval with a pause counts as this
+/// long.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum interval that counts in full: a busy machine may be this late. A longer interval
-/// contains a pause.
+/// Maximum interval between two readings that counts in full, because a busy machine may be this
+/// late. A longer interval contains a pause.
 const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time since the start in which the process ran. It is accurate if [`elapsed`](Stopwatch::elapsed)
-/// is called at least once a second.
+/// Stopwatch that measures the time in which the process ran. It is accurate if
+/// [`elapsed`](Stopwatch::elapsed) is called at least once a second.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     last_read: Instant,
@@ -47,14 +47,14 @@ impl Stopwatch {
         self.ran
     }
 
-    /// Returns the time in which the process was stopped, as of the last call of
+    /// Returns how long the process was stopped since the start, as of the last call of
     /// [`elapsed`](Self::elapsed).
     pub fn paused(&self) -> Duration {
         self.paused
     }
 }
 
-/// A clock of the time in which the process ran. Its clones share the pauses found by
+/// Clock that measures the time in which the process ran. Its clones share the pauses found by
 /// [`track_pauses`](Clock::track_pauses).
 #[derive(Debug, Clone)]
 pub struct Clock {
@@ -77,8 +77,8 @@ impl Clock {
             .saturating_sub(Duration::from_millis(self.paused.load(Ordering::Relaxed)))
     }
 
-    /// Detects pauses, subtracts them from the clock, and calls `on_pause` with each. The future
-    /// never finishes.
+    /// Detects pauses of the process, subtracts them from the clock, and calls `on_pause` with the
+    /// duration of each pause. The future never finishes.
     pub async fn track_pauses(self, mut on_pause: impl FnMut(Duration)) {
         let mut watch = Stopwatch::start();
         loop {
@@ -116,7 +116,8 @@ pub async fn with_timeout<T>(limit: Duration, work: impl Future<Output = T>) -> 
     }
 }
 
-/// Receives from a channel, blocking the thread, until the process has run for `limit`.
+/// Receives a value from a channel. Blocks the thread until a value arrives or the process has run
+/// for `limit`.
 ///
 /// # Errors
 /// Returns [`RecvTimeoutError::Timeout`] if nothing arrives within `limit`, and
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn within_returns_none_at_the_limit() {
+    async fn with_timeout_returns_none_at_the_limit() {
         for millis in [1, 999, 1000, 1001, 59_000] {
             let limit = Duration::from_millis(millis);
             let start = Instant::now();

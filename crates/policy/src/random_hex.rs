@@ -4,7 +4,7 @@
 ///
 /// # Panics
 /// Panics if the operating system returns no random bytes. The hash maps of the standard library,
-/// without which no command starts, do the same.
+/// without which no command of this program starts, panic in the same case.
 pub fn random_hex(bytes: usize) -> String {
     let mut random = vec![0; bytes];
     getrandom::fill(&mut random)

@@ -46,25 +46,27 @@ pub struct SamplingParams {
     /// Maximum number of new tokens. It may be 0 if `prompt_logprobs` is set: the completion is
     /// then empty.
     pub max_tokens: usize,
-    /// Divisor of the logits: 0 or in 0.01..=100. 0 selects the most likely token (greedy
-    /// decoding).
+    /// Temperature by which logits are divided: 0, or a value in 0.01..=100. 0 selects the most
+    /// likely token (greedy decoding).
     pub temperature: f32,
-    /// Probability in (0, 1] that the smallest set of most likely tokens to keep must reach; 1
-    /// keeps all tokens.
+    /// Cumulative probability of top-p sampling, in (0, 1]: the smallest set of most likely tokens
+    /// that reaches it is kept. 1 keeps all tokens.
     pub top_p: f32,
-    /// Number of most likely tokens to keep; 0 keeps all.
+    /// Number of most likely tokens to keep in top-k sampling; 0 keeps all tokens.
     pub top_k: usize,
-    /// Minimum probability of a kept token, as a fraction of that of the most likely token; 0 keeps
-    /// all.
+    /// Minimum probability of a kept token in min-p sampling, as a fraction of the probability of
+    /// the most likely token. 0 keeps all tokens.
     pub min_p: f32,
-    /// Divisor of positive logits, and factor of negative ones, for tokens that occur in the prompt
-    /// or the completion; 1 disables the penalty.
+    /// Divisor of positive logits, and factor of negative logits, of tokens that occur in the
+    /// prompt or the completion. 1 disables the penalty.
     pub repetition_penalty: f32,
-    /// Value in −2..=2, subtracted from the logits of tokens that occur in the completion.
+    /// Value in −2..=2 that is subtracted from the logits of tokens that occur in the completion. 0
+    /// disables the penalty.
     pub presence_penalty: f32,
-    /// Value in −2..=2, subtracted from the logit of a token once per occurrence in the completion.
+    /// Value in −2..=2 that is subtracted from the logit of a token once for each of its
+    /// occurrences in the completion. 0 disables the penalty.
     pub frequency_penalty: f32,
-    /// Values in −100..=100, added to the logits of tokens, by token id.
+    /// Values in −100..=100 that are added to the logits of tokens, by token id.
     pub logit_bias: BTreeMap<u32, f32>,
     /// Number of tokens at the start of the completion among which no token of `stop_ids` is
     /// sampled and no stop string ends the completion.
@@ -73,22 +75,22 @@ pub struct SamplingParams {
     /// most 20.
     pub top_logprobs: usize,
     /// Number of most likely tokens reported at every position of the prompt, at most 20, in
-    /// addition to the log-probabilities of the prompt's own tokens; `None` reports neither. Such a
-    /// prompt is computed completely, even if parts of it are cached.
+    /// addition to the log-probabilities of the prompt's own tokens. `None` reports neither. A
+    /// prompt with this option is computed completely, even if parts of it are cached.
     pub prompt_logprobs: Option<usize>,
     /// Number of tokens at the end of the prompt that an aborted request sampled for this
-    /// completion. Penalties and `min_tokens` count them; `max_tokens` does not.
+    /// completion. Penalties and `min_tokens` count these tokens; `max_tokens` does not.
     #[serde(rename = "drawn_before")]
     pub sampled_before: usize,
     /// Token ids that end the completion. The completion includes the stop token.
     pub stop_ids: Vec<u32>,
     /// Stop strings: texts that end the completion. The completion includes the tokens that
-    /// complete a stop string. Requires a sampler that knows its vocabulary.
+    /// complete a stop string. Stop strings require a sampler that knows its vocabulary.
     pub stop_strings: Vec<String>,
     /// Output format of the completion. A token of `stop_ids` is allowed when the format is
     /// complete, or when the format itself allows this token; it ends the completion in both cases.
-    /// If the format allows only the end, `min_tokens` is ignored. Requires a sampler that knows
-    /// its vocabulary.
+    /// If the format allows only the end, `min_tokens` is ignored. A grammar requires a sampler
+    /// that knows its vocabulary.
     pub grammar: Option<Grammar>,
 }
 
@@ -116,8 +118,8 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Returns whether tokens are sampled from another distribution than that of their
-    /// log-probabilities.
+    /// Returns whether tokens are sampled from another distribution than the distribution that
+    /// their log-probabilities refer to.
     pub fn is_filtered(&self) -> bool {
         self.has_truncation() || self.has_adjustments() || self.grammar.is_some()
     }
@@ -187,7 +189,7 @@ fn check_range(ok: bool, name: &str, value: f32, range: &str) -> Result<(), Poli
     }
 }
 
-/// A request for one completion of a prompt.
+/// Request for one completion of a prompt.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SampleRequest {
     /// Name of the request in logs and at services that forward it.
@@ -204,9 +206,9 @@ pub struct SampleRequest {
     /// a token determine the random number that samples it, so a completion does not depend on
     /// concurrent requests.
     pub stream: u64,
-    /// Token ids of the complete sequence so far.
+    /// Token ids of the prompt: the complete sequence so far.
     pub prompt: Vec<u32>,
-    /// Sampling parameters.
+    /// Sampling parameters of the completion.
     pub params: SamplingParams,
 }
 
@@ -214,8 +216,8 @@ impl SampleRequest {
     /// Checks the prompt and the parameters against a vocabulary of `vocabulary` tokens.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] with the first invalid value and the valid ones, if there
-    /// is one.
+    /// Returns [`PolicyError::Invalid`] if a value is invalid, with the first invalid value and the
+    /// valid range.
     pub fn validate(&self, vocabulary: usize) -> Result<(), PolicyError> {
         self.params.validate()?;
         if let Some(token) = self.prompt.iter().find(|token| **token as usize >= vocabulary) {
@@ -247,7 +249,7 @@ impl SampleRequest {
     /// 0, leaves room for at least one new token.
     ///
     /// # Errors
-    /// Returns [`PolicyError::PromptTooLong`] if it does not.
+    /// Returns [`PolicyError::PromptTooLong`] if the prompt is too long.
     pub fn check_room(&self, context: usize) -> Result<(), PolicyError> {
         let prompt = self.prompt.len();
         if prompt + self.params.max_tokens.min(1) > context {
@@ -280,9 +282,9 @@ pub enum FinishReason {
 /// Event of a [`SampleStream`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
-    /// Log-probabilities of the next prompt tokens, if they were requested. The first token of a
-    /// prompt has none, because nothing predicts it. All such events precede the first sampled
-    /// token.
+    /// Log-probabilities of the next prompt tokens, if the request asks for them. The first token
+    /// of a prompt has no log-probability, because nothing predicts it. All such events precede the
+    /// first sampled token.
     Prompt {
         /// log-softmax(logits / temperature) of each token, at temperature 1 for greedy decoding:
         /// the number that a learner computes for it.
@@ -290,9 +292,9 @@ pub enum SampleEvent {
         /// The most likely tokens at the position of each token; empty if none were requested.
         top: Vec<TopLogprobs>,
     },
-    /// Sampled tokens in order, all of them under one version of the weights.
+    /// Sampled tokens in order, all sampled with one version of the weights.
     Tokens {
-        /// Token ids.
+        /// Ids of the sampled tokens.
         tokens: Vec<u32>,
         /// Behavior log-probability of each token.
         logprobs: Vec<f32>,
@@ -368,21 +370,22 @@ impl SampleStream {
     }
 }
 
-/// A completion of a prompt, with its log-probabilities.
+/// Completion of a prompt, with log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// Token ids, including the stop token.
+    /// Token ids of the completion, including the stop token.
     pub tokens: Vec<u32>,
     /// Behavior log-probability of each token.
     pub logprobs: Vec<f32>,
-    /// The most likely tokens at the position of each token; empty if none were requested.
+    /// The most likely tokens at the position of each completion token; empty if none were
+    /// requested.
     pub top: Vec<TopLogprobs>,
     /// Log-probabilities of the prompt's tokens except the first; empty if they were not requested.
     pub prompt_logprobs: Vec<f32>,
-    /// The most likely tokens at the position of each of these prompt tokens; empty if none were
-    /// requested.
+    /// The most likely tokens at the position of each prompt token except the first; empty if none
+    /// were requested.
     pub prompt_top: Vec<TopLogprobs>,
-    /// Versions of the weights that sampled the tokens, as runs of tokens.
+    /// Versions of the weights that sampled the completion, as runs of tokens.
     pub versions: Vec<VersionRun>,
     /// Reason why the completion ended; [`FinishReason::Aborted`] until the end is known.
     pub finish: FinishReason,
@@ -413,8 +416,8 @@ impl Completion {
         }
     }
 
-    /// Converts the completion to a segment that continues `parent`. `params` are the parameters it
-    /// was sampled with, and `turn` is the index of the model call.
+    /// Converts the completion to a segment that continues the segment `parent`. `params` are the
+    /// parameters of the request, and `turn` is the index of the model call.
     pub fn into_segment(
         self,
         parent: Option<SegmentId>,
@@ -443,7 +446,7 @@ pub struct Load {
     pub cache_in_use: f64,
 }
 
-/// Counters of a sampler's device. All fields but the last are sums since its start.
+/// Counters of a sampler's device. All fields except the last are sums since the device's start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct DeviceStats {
     /// Number of prompt tokens that were found in the prefix cache.
@@ -455,11 +458,11 @@ pub struct DeviceStats {
     pub sampled: u64,
     /// Time spent on prefill and decoding, in seconds.
     pub busy_seconds: f64,
-    /// Integral over the busy time of the number of requests being decoded. Divided by
-    /// `busy_seconds`, it is the mean.
+    /// Integral, over the busy time, of the number of requests being decoded. Divided by
+    /// `busy_seconds`, it is the mean number.
     pub running_seconds: f64,
-    /// Integral over the busy time of the fraction of the key-value cache in use. Divided by
-    /// `busy_seconds`, it is the mean.
+    /// Integral, over the busy time, of the fraction of the key-value cache in use. Divided by
+    /// `busy_seconds`, it is the mean fraction.
     pub cache_in_use_seconds: f64,
     /// Fraction of the key-value cache that holds data, including data kept for future requests.
     pub cache_filled: f64,
@@ -469,17 +472,17 @@ pub struct DeviceStats {
 #[async_trait]
 pub trait Sampler: Send + Sync {
     /// Starts a completion and returns when the request has been accepted. Tokens then arrive on
-    /// the stream.
+    /// the returned stream.
     ///
     /// # Errors
     /// Returns an error if the request is invalid or the sampler has stopped. Later errors arrive
     /// on the stream.
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError>;
 
-    /// Aborts the requests of `stream`, or all requests if it is `None`, and returns their number.
-    /// Each request finishes with [`FinishReason::Aborted`] after the tokens sampled so far. A new
-    /// request whose prompt is the old one plus these tokens samples the tokens that would have
-    /// followed, if the weights are the same.
+    /// Aborts the requests with the random stream `stream`, or all requests if `stream` is `None`,
+    /// and returns their number. Each request finishes with [`FinishReason::Aborted`] after the
+    /// tokens sampled so far. A new request whose prompt is the old prompt plus these tokens
+    /// samples the tokens that would have followed, if the weights are the same.
     ///
     /// # Errors
     /// Returns an error if the sampler has stopped.
@@ -491,7 +494,8 @@ pub trait Sampler: Send + Sync {
     /// Returns an error if the sampler has stopped.
     async fn workload(&self) -> Result<Load, PolicyError>;
 
-    /// Returns the counters of the sampler's device, or `None` if it has none.
+    /// Returns the counters of the sampler's device, or `None` if the sampler has no device of its
+    /// own.
     ///
     /// # Errors
     /// Returns an error if the sampler has stopped.
@@ -499,9 +503,10 @@ pub trait Sampler: Send + Sync {
         Ok(None)
     }
 
-    /// Returns how long the sampler has been paused since its start, up to now, because its device
-    /// trained or its weights were replaced. It decodes no requests in a pause, so deadlines
-    /// exclude this time. The call also returns during a pause.
+    /// Returns the total time for which the sampler has been paused since its start, because its
+    /// device trained or its weights were replaced. A sampler decodes no requests during a pause,
+    /// so deadlines exclude this time. The call also returns during a pause, and counts the pause
+    /// up to now.
     ///
     /// # Errors
     /// Returns an error if the sampler has stopped.
@@ -509,9 +514,9 @@ pub trait Sampler: Send + Sync {
         Ok(Duration::ZERO)
     }
 
-    /// Loads weights that a learner has published; the next sampled token uses them. The default is
-    /// for a sampler that shares its memory with the learner: it only checks that the sampler has
-    /// this version.
+    /// Loads weights that a learner has published; the next sampled token uses them. The default
+    /// implementation is for a sampler that shares its memory with the learner: it only checks that
+    /// the sampler has this version.
     ///
     /// # Errors
     /// Returns [`PolicyError::WeightsNotLoaded`] if the sampler cannot load these weights, and an
@@ -527,11 +532,11 @@ pub trait Sampler: Send + Sync {
     async fn version(&self) -> Result<u64, PolicyError>;
 }
 
-/// Bytes of every token of a vocabulary. With them a sampler detects stop strings without a
-/// tokenizer.
+/// Access to the bytes of every token of a vocabulary, with which a sampler detects stop strings
+/// without a tokenizer.
 pub trait TokenBytes: Send + Sync {
-    /// Returns the bytes that `id` stands for within a text; `None` for special tokens and ids out
-    /// of range.
+    /// Returns the bytes that the token `id` stands for within a text. Returns `None` for special
+    /// tokens and for ids out of range.
     fn token_bytes(&self, id: u32) -> Option<&[u8]>;
 }
 

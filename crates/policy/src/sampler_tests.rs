@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn validate_names_values_out_of_range() {
+fn validate_reports_values_out_of_range() {
     let plain = SamplingParams::default();
     for (params, want) in [
         (

@@ -23,8 +23,8 @@ use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
 use crate::crash::crash_point;
-use crate::device::{Device, Timing};
-use crate::numbers::{read, write};
+use crate::device::{SimulatedDevice, Timing};
+use crate::numbers::{read_numbers, write_numbers};
 use crate::{
     Content, DeviceStats, ForwardBackward, Grammars, Learner, Load, Manifest, OptimParams,
     OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TopLogprobs,
@@ -35,7 +35,7 @@ mod completion;
 
 use completion::CompletionTask;
 
-/// Stream of the random numbers that initialize the table; attempts use other streams.
+/// Stream of the random numbers that initialize the weights; attempts use other streams.
 const INITIAL_STREAM: u64 = u64::MAX;
 /// Stream of the random numbers that decide which of the learner's calls fail.
 const LEARNER_STREAM: u64 = u64::MAX - 1;
@@ -45,27 +45,27 @@ const OPTIMIZER: &str = "simulator.optimiser";
 /// Configuration of a simulator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatorConfig {
-    /// Number of token ids.
+    /// Number of token ids in the simulator's vocabulary.
     pub vocabulary: usize,
-    /// Number of preceding tokens that determine the distribution.
+    /// Number of preceding tokens that determine the distribution of the next token.
     pub order: usize,
-    /// Number of rows of the table; contexts whose hashes coincide share a row.
+    /// Number of rows of the weight table. Contexts whose hashes coincide share a row.
     pub rows: usize,
     /// Maximum sequence length in tokens.
     pub context: usize,
-    /// Seed of the initial table.
+    /// Seed of the initial weight table.
     pub seed: u64,
     /// Bound on the initial logits, which are uniform in −`spread`..`spread`.
     pub spread: f32,
-    /// Maximum latency of a token, which is sampled uniformly.
+    /// Maximum latency of a token. The latency of each token is sampled uniformly.
     pub latency: Duration,
     /// Time that operations take on the simulated device.
     pub timing: Timing,
     /// Maximum number of concurrently running sequences; 0 means no limit. Further sequences wait.
     pub running: usize,
-    /// Fraction of requests that fail after their first token.
+    /// Fraction of requests that fail after their first token, in 0..=1.
     pub failures: f64,
-    /// Fraction of batches on which the learner fails.
+    /// Fraction of batches on which the learner fails, in 0..=1.
     pub learner_failures: f64,
 }
 
@@ -87,8 +87,8 @@ impl Default for SimulatorConfig {
     }
 }
 
-/// Weights, gradient and AdamW state.
-struct State {
+/// Weights, gradient and AdamW state of a simulator.
+struct SimulatorState {
     weights: Vec<f32>,
     gradient: Vec<f64>,
     first: Vec<f32>,
@@ -96,35 +96,35 @@ struct State {
     steps: u64,
 }
 
-/// Weights that samplers use.
+/// Weights that the simulator's samplers use.
 struct PublishedWeights {
     weights: Vec<f32>,
     version: u64,
 }
 
-/// A tabular policy that samples and trains. As a critic, its value of a state is the first weight
-/// of the state's row.
+/// Simulated policy: a table of logits that samples and trains. As a critic, its value of a state
+/// is the first weight of the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
-    state: Mutex<State>,
+    state: Mutex<SimulatorState>,
     published: Arc<Mutex<Arc<PublishedWeights>>>,
     published_signal: Arc<Notify>,
-    device: Arc<Device>,
+    device: Arc<SimulatedDevice>,
     /// Number of batches that the learner has received.
     batches: AtomicU64,
     completions: Mutex<Vec<Weak<CompletionHandle>>>,
     grammars: Option<Arc<dyn Grammars>>,
 }
 
-/// Handle of a running completion.
+/// Handle of a running completion, with which it can be aborted.
 struct CompletionHandle {
     stream: u64,
-    /// Ends the completion before its next token.
+    /// Whether the completion must end before its next token.
     aborted: AtomicBool,
 }
 
 impl Simulator {
-    /// Creates a policy with random weights, published as version 0.
+    /// Creates a simulator with random weights, published as version 0.
     pub fn new(config: SimulatorConfig) -> Self {
         let size = config.rows * config.vocabulary;
         let spread = f64::from(config.spread);
@@ -136,7 +136,7 @@ impl Simulator {
                 weights: weights.clone(),
                 version: 0,
             }))),
-            state: Mutex::new(State {
+            state: Mutex::new(SimulatorState {
                 weights,
                 gradient: vec![0.0; size],
                 first: vec![0.0; size],
@@ -144,7 +144,7 @@ impl Simulator {
                 steps: 0,
             }),
             published_signal: Arc::default(),
-            device: Arc::new(Device::new(config.timing, config.running)),
+            device: Arc::new(SimulatedDevice::new(config.timing, config.running)),
             batches: AtomicU64::new(0),
             completions: Mutex::default(),
             grammars: None,
@@ -152,7 +152,7 @@ impl Simulator {
         }
     }
 
-    /// Enables requests with a grammar over the simulator's vocabulary.
+    /// Enables grammar-constrained completions over the simulator's vocabulary.
     #[must_use]
     pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
         Simulator { grammars: Some(grammars), ..self }
@@ -160,28 +160,29 @@ impl Simulator {
 
     /// Returns the current weights, published or not.
     pub fn weights(&self) -> Vec<f32> {
-        self.state().weights.clone()
+        self.lock_state().weights.clone()
     }
 
-    /// Returns the accumulated gradient and clears it.
+    /// Returns the accumulated gradient, which is then cleared.
     pub fn take_gradient(&self) -> Vec<f64> {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let size = state.gradient.len();
         std::mem::replace(&mut state.gradient, vec![0.0; size])
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, SimulatorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn published(&self) -> Arc<PublishedWeights> {
+    fn load_published_weights(&self) -> Arc<PublishedWeights> {
         load_published(&self.published)
     }
 
-    /// Checks a batch, waits for its simulated time, and fails if this failure is to be injected.
+    /// Checks a batch, waits for its simulated time, and returns an error if the configuration
+    /// makes this batch fail.
     async fn admit_batch(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
-        self.check(batch)?;
-        self.device.learn(batch.tokens.len()).await;
+        self.check_batch(batch)?;
+        self.device.run_training(batch.tokens.len()).await;
         let number = self.batches.fetch_add(1, Ordering::Relaxed);
         if uniform(self.config.seed, LEARNER_STREAM, number) < self.config.learner_failures {
             return Err(PolicyError::Invalid(
@@ -191,13 +192,13 @@ impl Simulator {
         Ok(())
     }
 
-    /// Checks that every token of the batch is in the vocabulary and every sequence fits the
-    /// context.
-    fn check(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
+    /// Checks that every token of the batch is in the vocabulary and that every sequence fits into
+    /// the context.
+    fn check_batch(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         let SimulatorConfig { vocabulary, context, .. } = self.config;
         if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocabulary) {
             return Err(PolicyError::Invalid(format!(
-                "token {token} is not in the vocabulary of {vocabulary}"
+                "token {token} is outside the simulator's vocabulary of {vocabulary} tokens"
             )));
         }
         match batch
@@ -217,17 +218,18 @@ fn load_published(published: &Mutex<Arc<PublishedWeights>>) -> Arc<PublishedWeig
     published.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The part of a row of logits that sampling and training share.
-struct Row {
+/// Distribution of the next token, computed from one row of the weight table. Sampling and training
+/// share this computation.
+struct RowDistribution {
     /// Probabilities at the requested temperature.
     probabilities: Vec<f64>,
     /// Logarithms of the probabilities.
     logprobs: Vec<f64>,
 }
 
-impl Row {
-    /// Returns the `count` most likely tokens.
-    fn top(&self, count: usize) -> TopLogprobs {
+impl RowDistribution {
+    /// Returns the `count` most likely tokens with their log-probabilities.
+    fn top_logprobs(&self, count: usize) -> TopLogprobs {
         if count == 0 {
             return Vec::new();
         }
@@ -236,16 +238,16 @@ impl Row {
         order.iter().take(count).map(|&id| (id as u32, self.logprobs[id] as f32)).collect()
     }
 
-    /// Returns the entropy in nats.
+    /// Returns the entropy of the distribution in nats.
     fn entropy(&self) -> f64 {
         -self.probabilities.iter().zip(&self.logprobs).map(|(p, l)| p * l).sum::<f64>()
     }
 }
 
 impl SimulatorConfig {
-    /// Returns the index of the first weight of the row that the end of `history` selects (FNV-1a
-    /// over the last tokens and their number).
-    fn row(&self, history: &[u32]) -> usize {
+    /// Returns the index of the first weight of the table row that the end of `history` selects
+    /// (FNV-1a hash of the last tokens and their number).
+    fn row_start(&self, history: &[u32]) -> usize {
         let recent = &history[history.len().saturating_sub(self.order)..];
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for word in recent.iter().copied().chain([recent.len() as u32]) {
@@ -257,7 +259,7 @@ impl SimulatorConfig {
     }
 
     /// Computes log-softmax(logits / temperature), always in the same order of operations.
-    fn softmax(&self, weights: &[f32], row: usize, temperature: f32) -> Row {
+    fn softmax(&self, weights: &[f32], row: usize, temperature: f32) -> RowDistribution {
         let logits: Vec<f64> = weights[row..row + self.vocabulary]
             .iter()
             .map(|&w| f64::from(w) / f64::from(temperature))
@@ -265,13 +267,13 @@ impl SimulatorConfig {
         let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let normalizer = top + logits.iter().map(|z| (z - top).exp()).sum::<f64>().ln();
         let logprobs: Vec<f64> = logits.iter().map(|z| z - normalizer).collect();
-        Row { probabilities: logprobs.iter().map(|l| l.exp()).collect(), logprobs }
+        RowDistribution { probabilities: logprobs.iter().map(|l| l.exp()).collect(), logprobs }
     }
 }
 
-/// Returns the last `order` tokens before the target in its sequence. The predictor is the last of
-/// them.
-fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
+/// Returns the last `order` tokens before a target in its sequence. The last of these tokens is the
+/// token at index `predictor` of the batch.
+fn preceding_tokens(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
     let mut reversed = Vec::with_capacity(order);
     let mut node = batch.nodes.partition_point(|node| node.start <= predictor) - 1;
     let mut end = predictor + 1;
@@ -299,7 +301,8 @@ impl Sampler for Simulator {
         request.validate(vocabulary)?;
         if request.params.has_truncation() || !request.params.stop_strings.is_empty() {
             return Err(PolicyError::Invalid(
-                "the simulator does not support truncation (top_p, top_k, min_p) and stop strings"
+                "the simulator supports neither truncation (top_p, top_k, min_p) nor stop \
+                 strings; send the request without them"
                     .into(),
             ));
         }
@@ -368,7 +371,7 @@ impl Sampler for Simulator {
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
-        Ok(self.published().version)
+        Ok(self.load_published_weights().version)
     }
 }
 
@@ -376,12 +379,16 @@ impl Sampler for Simulator {
 impl Learner for Simulator {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.admit_batch(&batch).await?;
-        let state = self.state();
+        let state = self.lock_state();
         Ok(batch
             .targets
             .iter()
             .map(|target| {
-                let row = self.config.row(&history(&batch, target.predictor, self.config.order));
+                let row = self.config.row_start(&preceding_tokens(
+                    &batch,
+                    target.predictor,
+                    self.config.order,
+                ));
                 let row = self.config.softmax(&state.weights, row, target.temperature);
                 row.logprobs[batch.tokens[target.token as usize] as usize] as f32
             })
@@ -390,10 +397,14 @@ impl Learner for Simulator {
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
         self.admit_batch(&batch).await?;
-        let state = self.state();
+        let state = self.lock_state();
         let mut found = Predictions::default();
         for target in &batch.targets {
-            let row = self.config.row(&history(&batch, target.predictor, self.config.order));
+            let row = self.config.row_start(&preceding_tokens(
+                &batch,
+                target.predictor,
+                self.config.order,
+            ));
             let row = self.config.softmax(&state.weights, row, target.temperature);
             found.logprobs.push(row.logprobs[batch.tokens[target.token as usize] as usize] as f32);
             found.entropies.push(row.entropy() as f32);
@@ -404,8 +415,10 @@ impl Learner for Simulator {
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.admit_batch(&batch).await?;
-        let state = self.state();
-        let row = |predictor| self.config.row(&history(&batch, predictor, self.config.order));
+        let state = self.lock_state();
+        let row = |predictor| {
+            self.config.row_start(&preceding_tokens(&batch, predictor, self.config.order))
+        };
         Ok(batch.targets.iter().map(|target| state.weights[row(target.predictor)]).collect())
     }
 
@@ -416,12 +429,16 @@ impl Learner for Simulator {
     ) -> Result<ForwardBackward, PolicyError> {
         self.admit_batch(&batch).await?;
         loss.check(&batch).map_err(|e| PolicyError::Invalid(e.to_string()))?;
-        let mut guard = self.state();
+        let mut guard = self.lock_state();
         let state = &mut *guard;
         let mut sums =
             ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
         for target in &batch.targets {
-            let at = self.config.row(&history(&batch, target.predictor, self.config.order));
+            let at = self.config.row_start(&preceding_tokens(
+                &batch,
+                target.predictor,
+                self.config.order,
+            ));
             if loss.trains_values() {
                 for term in batch.terms_of(target) {
                     let evaluated = loss.evaluate(state.weights[at], term);
@@ -456,8 +473,8 @@ impl Learner for Simulator {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.device.update().await;
-        let mut guard = self.state();
+        self.device.run_optimizer_step().await;
+        let mut guard = self.lock_state();
         let state = &mut *guard;
         let grad_norm = state.gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
         let applied = grad_norm.is_finite();
@@ -490,26 +507,26 @@ impl Learner for Simulator {
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
-        let state = self.state();
+        let state = self.lock_state();
         let mut names = vec![WEIGHTS.to_owned()];
-        write(&dir.join(WEIGHTS), &state.weights, None)?;
+        write_numbers(&dir.join(WEIGHTS), &state.weights, None)?;
         crash_point("checkpoint_file");
         if with_optimizer {
             let moments: Vec<f32> = state.first.iter().chain(&state.second).copied().collect();
-            write(&dir.join(OPTIMIZER), &moments, Some(state.steps))?;
+            write_numbers(&dir.join(OPTIMIZER), &moments, Some(state.steps))?;
             names.push(OPTIMIZER.to_owned());
         }
         Manifest::from_files(dir, Content::Full, &names)
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        let mut guard = self.state();
+        let mut guard = self.lock_state();
         let state = &mut *guard;
         let size = state.weights.len();
-        let (weights, _) = read(&dir.join(WEIGHTS), size, false)?;
+        let (weights, _) = read_numbers(&dir.join(WEIGHTS), size, false)?;
         let optimizer = dir.join(OPTIMIZER);
         let (moments, steps) = if with_optimizer && optimizer.exists() {
-            read(&optimizer, 2 * size, true)?
+            read_numbers(&optimizer, 2 * size, true)?
         } else {
             (vec![0.0; 2 * size], 0)
         };
@@ -522,7 +539,7 @@ impl Learner for Simulator {
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        let weights = self.state().weights.clone();
+        let weights = self.lock_state().weights.clone();
         self.device.clear_prefix_cache();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(PublishedWeights { weights, version });

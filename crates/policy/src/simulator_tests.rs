@@ -69,7 +69,7 @@ const ADAM: OptimParams = OptimParams {
 };
 
 #[tokio::test]
-async fn sample_forgets_finished_completions() {
+async fn sampler_drops_handles_of_finished_completions() {
     let simulator = Simulator::new(small());
     for stream in 0..500 {
         complete(&simulator, request(stream, 1.0)).await;
@@ -202,7 +202,7 @@ async fn constrained_completions_match_grammar() {
 }
 
 #[tokio::test]
-async fn completions_are_independent_and_follow_the_distribution() {
+async fn simulated_completions_are_independent_and_follow_the_distribution() {
     let simulator = Simulator::new(small());
     let standalone = complete(&simulator, request(3, 1.0)).await;
     let (a, b) =
@@ -229,7 +229,7 @@ async fn completions_are_independent_and_follow_the_distribution() {
         counts[complete(&simulator, one).await.tokens[0] as usize] += 1.0 / trials as f64;
     }
     let expected =
-        simulator.config.softmax(&simulator.weights(), simulator.config.row(&[2, 3]), 0.6);
+        simulator.config.softmax(&simulator.weights(), simulator.config.row_start(&[2, 3]), 0.6);
     for (count, p) in counts.iter().zip(&expected.probabilities) {
         // Five standard deviations of the observed frequency.
         assert!((count - p).abs() < 5.0 * (p * (1.0 - p) / trials as f64).sqrt(), "{count} {p}");
@@ -248,14 +248,14 @@ async fn forward_backward_matches_numeric_gradient() {
     }
     let batch = Arc::new(TreeBatch::merge(&sequences).unwrap());
     simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
-    let gradient = simulator.state().gradient.clone();
+    let gradient = simulator.lock_state().gradient.clone();
     let mut checked = 0;
     for i in (0..gradient.len()).filter(|&i| gradient[i] != 0.0) {
         let at = |shift: f32| {
-            let old = simulator.state().weights[i];
-            simulator.state().weights[i] = old + shift;
+            let old = simulator.lock_state().weights[i];
+            simulator.lock_state().weights[i] = old + shift;
             let sums = futures_block(simulator.forward_backward(batch.clone(), CLIP)).unwrap();
-            simulator.state().weights[i] = old;
+            simulator.lock_state().weights[i] = old;
             sums.loss
         };
         let numeric = (at(1e-3) - at(-1e-3)) / 2e-3;
@@ -319,7 +319,7 @@ async fn saved_training_state_resumes_bitwise() {
 async fn optim_step_skips_non_finite_gradient() {
     let simulator = Simulator::new(small());
     let before = simulator.weights();
-    simulator.state().gradient[3] = f64::NAN;
+    simulator.lock_state().gradient[3] = f64::NAN;
     assert!(!simulator.optim_step(ADAM).await.unwrap().applied);
     assert_eq!(simulator.weights(), before);
     assert!(simulator.optim_step(ADAM).await.unwrap().applied);
@@ -493,7 +493,7 @@ async fn adjusted_sampling_matches_naive_reference() {
 
         let mut sequence = request.prompt.clone();
         for (i, token) in completion.tokens.iter().enumerate() {
-            let at = simulator.config.row(&sequence);
+            let at = simulator.config.row_start(&sequence);
             let t = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
             let plain: Vec<f64> = weights[at..at + 7].iter().map(|z| f64::from(*z)).collect();
             let masses: Vec<f64> = (0..7)

@@ -51,7 +51,7 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
 
 /// The deadline applies to each micro-batch, and the error names the one that exceeded it.
 #[tokio::test(start_paused = true)]
-async fn timely_train_names_late_micro_batch() {
+async fn train_timeout_names_late_micro_batch() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
     let request = TrainRequest {

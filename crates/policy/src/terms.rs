@@ -4,22 +4,23 @@ use levade_rl::Loss;
 use levade_tree::TreeBatch;
 use serde::{Deserialize, Serialize};
 
-/// Losses of all terms of a batch, by the units that go through the model one after another.
+/// Losses of all terms of a batch, grouped by the units that go through the model one after
+/// another.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LossTerms {
     /// Rows of each unit, in the order in which the learner adds them.
     pub units: Vec<Vec<LossRow>>,
 }
 
-/// Losses of the terms of one predicted distribution: of all targets that the same token predicts
-/// at the same temperature.
+/// Losses of the terms of one predicted distribution, which include all targets that the same token
+/// predicts at the same temperature.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LossRow {
-    /// The terms, in the order in which the learner adds them.
+    /// Losses of the terms, in the order in which the learner adds them.
     pub terms: Vec<LossTerm>,
-    /// Entropy of the distribution in nats.
+    /// Entropy of the predicted distribution in nats.
     pub entropy: f64,
-    /// Bonus for the entropy, which is subtracted from the losses of the row.
+    /// Entropy bonus, which is subtracted from the losses of the row.
     pub bonus: f64,
 }
 
@@ -30,12 +31,12 @@ pub struct LossTerm {
     pub term: u32,
     /// Log-probability of the target under the weights that are trained.
     pub logp: f32,
-    /// Loss without the weight of the term.
+    /// Loss of the term before it is multiplied by the term's weight.
     pub loss: f64,
 }
 
 impl LossTerms {
-    /// Adds all terms in the learner's order. The sum equals
+    /// Returns the weighted sum of all terms, added in the learner's order. The sum equals
     /// [`ForwardBackward::loss`](crate::ForwardBackward::loss) to the bit.
     pub fn total(&self, batch: &TreeBatch) -> f64 {
         self.units
@@ -45,7 +46,8 @@ impl LossTerms {
 }
 
 impl LossRow {
-    /// Evaluates the terms of `targets`, which were predicted with log-probabilities `logprobs`.
+    /// Evaluates the loss of the terms of `targets`, each given with its index and its
+    /// log-probability.
     pub fn new(
         batch: &TreeBatch,
         loss: &Loss,
@@ -71,7 +73,8 @@ impl LossRow {
         LossRow { terms, entropy, bonus }
     }
 
-    /// Adds the terms of the row in the learner's order.
+    /// Returns the weighted sum of the row's terms, added in the learner's order, minus the entropy
+    /// bonus.
     fn total(&self, batch: &TreeBatch) -> f64 {
         self.terms.iter().fold(0.0, |sum: f64, term| {
             let weight = batch.terms[term.term as usize].weight;

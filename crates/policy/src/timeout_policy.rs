@@ -19,23 +19,23 @@ use levade_rl::Loss;
 use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
-/// A policy whose calls finish within `timeout`, or fail with [`PolicyError::Deadline`] and the
-/// pending operation. A device that hangs therefore ends the run, which can resume from its last
-/// checkpoint, instead of blocking it. An update has this deadline for each micro-batch and for the
-/// optimizer step. The tokens of a completion arrive on its stream, whose reader sets their
-/// deadline.
+/// Wrapper of a policy with a timeout for each call. A call that takes longer than `timeout` fails
+/// with [`PolicyError::Deadline`], which names the pending operation. A device that hangs therefore
+/// ends the run, which can resume from its last checkpoint, instead of blocking it. An update has
+/// this deadline for each micro-batch and for the optimizer step. The tokens of a completion arrive
+/// on its stream, whose reader sets their deadline.
 pub struct TimeoutPolicy<P: ?Sized> {
     policy: Arc<P>,
     timeout: Duration,
 }
 
 impl<P: ?Sized> TimeoutPolicy<P> {
-    /// Creates a policy that allows each call of `policy` at most `timeout`.
+    /// Creates a policy that allows each call of `policy` to take at most `timeout`.
     pub fn new(policy: Arc<P>, timeout: Duration) -> Self {
         TimeoutPolicy { policy, timeout }
     }
 
-    async fn wait<T>(
+    async fn with_deadline<T>(
         &self,
         call: impl Future<Output = Result<T, PolicyError>>,
         what: impl FnOnce() -> String,
@@ -52,7 +52,8 @@ fn describe_batch(what: &str, batch: &TreeBatch) -> String {
 #[async_trait]
 impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
-        self.wait(self.policy.plan(update), || "the micro-batch plan of an update".into()).await
+        self.with_deadline(self.policy.plan(update), || "the micro-batch plan of an update".into())
+            .await
     }
 
     async fn train(
@@ -88,21 +89,24 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.wait(self.policy.logprobs(batch.clone()), || {
+        self.with_deadline(self.policy.logprobs(batch.clone()), || {
             describe_batch("the log-probabilities", &batch)
         })
         .await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.wait(self.policy.predictions(batch.clone()), || {
+        self.with_deadline(self.policy.predictions(batch.clone()), || {
             describe_batch("the predictions", &batch)
         })
         .await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.wait(self.policy.values(batch.clone()), || describe_batch("the values", &batch)).await
+        self.with_deadline(self.policy.values(batch.clone()), || {
+            describe_batch("the values", &batch)
+        })
+        .await
     }
 
     async fn forward_backward(
@@ -110,7 +114,7 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.wait(self.policy.forward_backward(batch.clone(), loss), || {
+        self.with_deadline(self.policy.forward_backward(batch.clone(), loss), || {
             describe_batch("the gradient", &batch)
         })
         .await
@@ -121,32 +125,35 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
-        self.wait(self.policy.forward_backward_terms(batch.clone(), loss), || {
+        self.with_deadline(self.policy.forward_backward_terms(batch.clone(), loss), || {
             describe_batch("the losses", &batch)
         })
         .await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.wait(self.policy.optim_step(params), || "an optimizer step".into()).await
+        self.with_deadline(self.policy.optim_step(params), || "an optimizer step".into()).await
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
-        self.wait(self.policy.save(dir, with_optimizer), || {
+        self.with_deadline(self.policy.save(dir, with_optimizer), || {
             format!("the weights to be written to {}", dir.display())
         })
         .await
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        self.wait(self.policy.load(dir, with_optimizer), || {
+        self.with_deadline(self.policy.load(dir, with_optimizer), || {
             format!("the weights to be read from {}", dir.display())
         })
         .await
     }
 
     async fn reset(&self) -> Result<(), PolicyError> {
-        self.wait(self.policy.reset(), || "the learner to restore its initial weights".into()).await
+        self.with_deadline(self.policy.reset(), || {
+            "the learner to restore its initial weights".into()
+        })
+        .await
     }
 
     fn handoff_time(&self) -> Option<Duration> {
@@ -154,7 +161,7 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.wait(self.policy.publish(version), || {
+        self.with_deadline(self.policy.publish(version), || {
             format!("the weights to be published as version {version}")
         })
         .await
@@ -164,35 +171,40 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
 #[async_trait]
 impl<P: Sampler + ?Sized> Sampler for TimeoutPolicy<P> {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
-        self.wait(self.policy.sample(request), || "the sampler to accept a request".into()).await
-    }
-
-    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
-        self.wait(self.policy.abort(stream), || "the sampler to abort requests".into()).await
-    }
-
-    async fn workload(&self) -> Result<Load, PolicyError> {
-        self.wait(self.policy.workload(), || "the load of the sampler".into()).await
-    }
-
-    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
-        self.wait(self.policy.device_stats(), || "the device statistics of the sampler".into())
+        self.with_deadline(self.policy.sample(request), || "the sampler to accept a request".into())
             .await
     }
 
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.with_deadline(self.policy.abort(stream), || "the sampler to abort requests".into())
+            .await
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        self.with_deadline(self.policy.workload(), || "the load of the sampler".into()).await
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        self.with_deadline(self.policy.device_stats(), || {
+            "the device statistics of the sampler".into()
+        })
+        .await
+    }
+
     async fn paused(&self) -> Result<Duration, PolicyError> {
-        self.wait(self.policy.paused(), || "the pause time of the sampler".into()).await
+        self.with_deadline(self.policy.paused(), || "the pause time of the sampler".into()).await
     }
 
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        self.wait(self.policy.update_weights(weights), || {
+        self.with_deadline(self.policy.update_weights(weights), || {
             format!("the sampler to load version {} of the weights", weights.version)
         })
         .await
     }
 
     async fn version(&self) -> Result<u64, PolicyError> {
-        self.wait(self.policy.version(), || "the version of the sampler's weights".into()).await
+        self.with_deadline(self.policy.version(), || "the version of the sampler's weights".into())
+            .await
     }
 }
 

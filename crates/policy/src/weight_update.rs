@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use crate::process_time::with_timeout;
 use crate::{PolicyError, Sampler, WeightsRef};
 
-/// Lets all samplers load published weights concurrently. Each sampler has a name that errors use.
+/// Lets all samplers load published weights concurrently. Each sampler comes with a name for error
+/// messages.
 ///
 /// # Errors
 /// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn update_names_samplers_without_new_weights() {
+    async fn update_timeout_names_samplers_without_new_weights() {
         let weights = WeightsRef { version: 3, at: WeightsAt::Memory };
         let update = async |samplers, weights: &WeightsRef| {
             update_sampler_weights(samplers, weights, Duration::from_secs(60))

@@ -17,7 +17,7 @@ pub struct Manifest {
     pub location: WeightsLocation,
     /// Kind of weights that the files hold.
     pub content: Content,
-    /// The files, sorted by name.
+    /// Saved files, sorted by name.
     pub files: Vec<SavedFile>,
 }
 
@@ -25,41 +25,41 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightsLocation {
-    /// A directory on a disk that this process reads.
+    /// A directory on a disk that this process can read.
     Local(PathBuf),
-    /// A directory on a learner's own machine.
+    /// A directory on a learner's own machine, which is not this machine.
     Remote {
         /// Name under which samplers reach the machine.
         machine: String,
-        /// Path of the directory on that machine.
+        /// Path of the directory on the learner's machine.
         #[serde(rename = "folder")]
         dir: String,
     },
 }
 
-/// Kind of weights that files hold.
+/// Kind of weights that a manifest's files hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// All weights of a model.
+    /// The files hold all weights of a model.
     #[serde(rename = "whole")]
     Full,
-    /// An adapter in PEFT's layout.
+    /// The files hold an adapter in PEFT's layout.
     Adapter {
-        /// Name of the base model.
+        /// Name of the base model of the adapter.
         base: String,
     },
 }
 
-/// A saved file, with size and checksum.
+/// Saved file of a manifest, with size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedFile {
-    /// Path relative to the directory.
+    /// Path of the file relative to the manifest's directory.
     pub name: String,
-    /// Size in bytes.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// CRC-32C of the contents.
+    /// CRC-32C of the file's contents.
     pub crc32c: u32,
 }
 
@@ -111,14 +111,14 @@ impl Manifest {
         };
         if self.files.is_empty() {
             return Err(PolicyError::WeightsNotLoaded(format!(
-                "the manifest of {} lists no files",
+                "the manifest of the weights in {} lists no files",
                 dir.display()
             )));
         }
         for SavedFile { name, bytes, crc32c } in &self.files {
             if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
                 return Err(PolicyError::WeightsNotLoaded(format!(
-                    "{name:?} is not a file in {}",
+                    "the manifest lists {name:?}, which is not a file in {}",
                     dir.display()
                 )));
             }
@@ -132,7 +132,7 @@ impl Manifest {
                 }
                 Ok(found) if found.bytes != *bytes => {
                     return Err(PolicyError::WeightsNotLoaded(format!(
-                        "{} has {} bytes instead of {bytes}",
+                        "the file {} has {} bytes instead of {bytes}",
                         path.display(),
                         found.bytes
                     )));
@@ -140,7 +140,7 @@ impl Manifest {
                 Ok(found) if found.crc32c != *crc32c => {
                     let found = found.crc32c;
                     return Err(PolicyError::WeightsNotLoaded(format!(
-                        "{} has the checksum {found:08x} instead of {crc32c:08x}",
+                        "the file {} has the checksum {found:08x} instead of {crc32c:08x}",
                         path.display()
                     )));
                 }
@@ -175,7 +175,7 @@ pub fn checksum(mut file: File) -> io::Result<(u64, u32)> {
 pub struct WeightsRef {
     /// Version of the weights.
     pub version: u64,
-    /// Location from which samplers load them.
+    /// Location from which samplers load the weights.
     pub at: WeightsAt,
 }
 
@@ -185,10 +185,10 @@ pub struct WeightsRef {
 pub enum WeightsAt {
     /// In memory that the learner shares with its samplers, which already use the weights.
     Memory,
-    /// In files. Any sampler that can read them can load them at any time.
+    /// In files. Any sampler that can read the files can load the weights at any time.
     Manifest(Manifest),
-    /// On the learner's ranks, which broadcast them to all samplers of a process group in one
-    /// collective operation.
+    /// On the learner's ranks, which broadcast the weights to all samplers of a process group in
+    /// one collective operation.
     Collective {
         /// Name of the process group that the samplers have joined.
         group: String,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn verify_names_missing_or_damaged_files() {
+    fn verify_reports_missing_or_damaged_files() {
         let dir = tempfile::tempdir().unwrap();
         let write = |text: &str| std::fs::write(dir.path().join("a"), text).unwrap();
         write("abc");

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use levade_tools::{CallLimits, CondenseKeys, OptionError, Side, ToolKind};
+use levade_tools::{CallLimits, CondenseKeys, OmittedPart, OptionError, ToolKind};
 use serde::{Deserialize, Serialize};
 
 use super::read::nearest_name;
@@ -32,7 +32,7 @@ pub struct ToolKeys {
     pub max_characters: Option<usize>,
     /// Side of a longer tool result that is truncated.
     #[serde(default)]
-    pub truncate: Side,
+    pub truncate: OmittedPart,
     /// Maximum number of calls that start per second, in 0.00001..=1e6; unlimited by default.
     #[serde(default)]
     pub calls_per_second: Option<f64>,
@@ -81,7 +81,7 @@ impl From<ToolKind> for ToolKeys {
             parallel: yes(),
             max_tokens: None,
             max_characters: None,
-            truncate: Side::default(),
+            truncate: OmittedPart::default(),
             calls_per_second: None,
             at_once: None,
             leases: None,

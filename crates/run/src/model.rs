@@ -323,7 +323,7 @@ pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles>
 
 #[cfg(test)]
 mod tests {
-    use levade_engine::testing::{Cache, tiny_config};
+    use levade_engine::testing::{KvCache, tiny_config};
 
     use super::*;
 
@@ -364,7 +364,7 @@ mod tests {
                 let options =
                     EngineOptions { precision, context, memory_mb, ..EngineOptions::default() };
                 let bytes = default_cache_mb(&config, &options) << 20;
-                let cache = Cache::new(attention_shape(&config), config.layers, precision, bytes);
+                let cache = KvCache::new(attention_shape(&config), config.layers, precision, bytes);
                 assert!(
                     cache.capacity() >= context,
                     "{precision}: {} of {context}",

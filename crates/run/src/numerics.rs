@@ -50,7 +50,7 @@ fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use levade_engine::Order;
+    use levade_engine::SumOrder;
     use levade_engine::{Isa, Precision};
 
     use super::*;
@@ -61,11 +61,11 @@ mod tests {
             kernels: 3,
             isa: Isa::Avx512Bf16,
             precision: Precision::Bf16,
-            order: Order::Chained,
+            order: SumOrder::Chained,
         };
         let elsewhere = Fingerprint { isa: Isa::Avx2, ..before.clone() };
         assert_eq!(difference(&before, &elsewhere), None);
-        let tiled = Fingerprint { isa: Isa::Amx, order: Order::Tiled, ..before.clone() };
+        let tiled = Fingerprint { isa: Isa::Amx, order: SumOrder::Tiled, ..before.clone() };
         let note = difference(&before, &tiled).unwrap_or_default();
         assert!(note.contains("bf16 with chained sums (avx512_bf16)"), "{note}");
         assert!(note.contains("bf16 with tiled sums (amx)"), "{note}");

@@ -4,20 +4,20 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-/// Maximum number of characters of an error message, because the model may have written a value of
-/// any length.
+/// Maximum number of characters in an error message. It is needed because a message quotes a value
+/// that the model may have written with any length.
 const MAX_ERROR_CHARS: usize = 500;
 
-/// JSON schema of a tool's arguments.
+/// Validator of a tool call's arguments by a JSON schema.
 #[derive(Debug, Clone)]
-pub struct Arguments {
+pub struct ArgumentValidator {
     validator: Validator,
     names: Vec<String>,
-    /// Names of optional arguments that cannot be null.
+    /// Names of optional arguments whose schema does not permit null.
     never_null: Vec<String>,
 }
 
-impl Arguments {
+impl ArgumentValidator {
     /// Creates a validator for a JSON schema.
     ///
     /// # Errors
@@ -44,20 +44,20 @@ impl Arguments {
                 never_null.push(name.clone());
             }
         }
-        Ok(Arguments { validator, names, never_null })
+        Ok(ArgumentValidator { validator, names, never_null })
     }
 
-    /// Validates the arguments of a call and returns them without superfluous nulls.
+    /// Validates the arguments of a tool call and returns them without superfluous nulls.
     ///
     /// # Errors
-    /// Returns an error under the conditions of [`Arguments::check`].
+    /// Returns the errors of [`ArgumentValidator::check`].
     pub fn validate(&self, arguments: &Map<String, Value>) -> Result<Map<String, Value>, String> {
         let checked = self.remove_nulls(arguments);
         self.check(&checked).map(|()| checked)
     }
 
-    /// Removes arguments that are null, optional and cannot be null: models write null for an
-    /// omitted argument.
+    /// Removes arguments that are null although they are optional and their schema does not permit
+    /// null: models write null for an omitted argument.
     fn remove_nulls(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
         let non_null = arguments.iter().filter(|(name, value)| {
             !(value.is_null() && self.never_null.iter().any(|known| known == *name))
@@ -65,12 +65,12 @@ impl Arguments {
         non_null.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns the names of the arguments, in the order of the schema.
+    /// Returns the names of the tool's arguments, in the order of the schema.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Checks the arguments of a call.
+    /// Checks the arguments of a tool call by the schema.
     ///
     /// # Errors
     /// Returns a message that names the first invalid, missing or unknown argument. For a missing
@@ -78,7 +78,7 @@ impl Arguments {
     pub fn check(&self, arguments: &Map<String, Value>) -> Result<(), String> {
         let arguments = Value::Object(arguments.clone());
         let errors: Vec<ValidationError<'_>> = self.validator.iter_errors(&arguments).collect();
-        let Some(error) = first(&errors) else { return Ok(()) };
+        let Some(error) = first_error(&errors) else { return Ok(()) };
         let mut why = match describe_error(error) {
             why if error.instance_path().as_str().is_empty() => {
                 let known_names = match &self.names[..] {
@@ -97,9 +97,9 @@ impl Arguments {
     }
 }
 
-/// Returns the first error. If it is a type error and the value also violates an enum, returns the
-/// error that lists the choices.
-fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationError<'i>> {
+/// Returns the first validation error. If it is a type error and the value also violates an enum,
+/// returns the error that lists the choices instead.
+fn first_error<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationError<'i>> {
     let first = errors.first()?;
     let is_type = matches!(first.kind(), ValidationErrorKind::Type { .. });
     errors
@@ -112,20 +112,20 @@ fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationErro
         .or(Some(first))
 }
 
-/// Describes an error with the path of the value and all permitted choices.
+/// Describes a validation error with the path of the value and all permitted choices.
 fn describe_error(error: &ValidationError<'_>) -> String {
     let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
     let why = match error.kind() {
         ValidationErrorKind::Enum { options } => {
             let options = options.as_array().map_or(&[][..], Vec::as_slice);
             let options: Vec<String> = options.iter().map(Value::to_string).collect();
-            format!("{} is not one of {}", shorten(error.instance()), options.join(", "))
+            format!("{} is not one of {}", truncate_json(error.instance()), options.join(", "))
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
             // The caller has passed a value, so the message need not mention that null is
             // permitted.
             let mut whys: Vec<String> = Vec::new();
-            for error in context.iter().filter_map(|errors| first(errors)).filter(|error| {
+            for error in context.iter().filter_map(|errors| first_error(errors)).filter(|error| {
                 !matches!(
                     error.kind(),
                     ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) }
@@ -146,8 +146,9 @@ fn describe_error(error: &ValidationError<'_>) -> String {
     if path.is_empty() { why } else { format!("{path}: {why}") }
 }
 
-/// Returns a value as JSON, truncated because the model may have written a value of any length.
-fn shorten(value: &Value) -> String {
+/// Returns a JSON value as text, truncated because the model may have written a value of any
+/// length.
+fn truncate_json(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(MAX_ERROR_CHARS / 5) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -173,7 +174,7 @@ mod tests {
             },
             "required": ["city"],
         });
-        let arguments = Arguments::new(&schema).unwrap();
+        let arguments = ArgumentValidator::new(&schema).unwrap();
         let arguments_with_nulls = json!({ "city": null, "days": null, "unit": null, "near": null, "any": null, "x": null });
         let kept = arguments.remove_nulls(arguments_with_nulls.as_object().unwrap());
         assert_eq!(
@@ -198,7 +199,7 @@ mod tests {
             ] },
             "tree": { "anyOf": [{ "anyOf": [{ "enum": [1] }, { "enum": [2] }] }, { "type": "null" }] },
         } });
-        let arguments = Arguments::new(&schema).unwrap();
+        let arguments = ArgumentValidator::new(&schema).unwrap();
         let check = |value: Value| arguments.check(value.as_object().unwrap()).unwrap_err();
         assert_eq!(check(json!({ "unit": "K" })), "unit: \"K\" is not one of \"C\", \"F\"");
         let found = check(json!({ "size": "size-99" }));
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_invalid_argument() {
+    fn check_reports_invalid_argument() {
         let schema = json!({
             "type": "object",
             "properties": {
@@ -235,7 +236,7 @@ mod tests {
             "additionalProperties": false,
             "$defs": { "Place": { "type": "object", "required": ["x"] } },
         });
-        let arguments = Arguments::new(&schema).unwrap();
+        let arguments = ArgumentValidator::new(&schema).unwrap();
         let check = |value: Value| arguments.check(value.as_object().unwrap());
         assert_eq!(
             check(json!({ "city": "Rome", "days": 3, "unit": "C", "places": [{ "x": 1 }] })),
@@ -264,7 +265,7 @@ mod tests {
                 "{found}"
             );
         }
-        assert!(Arguments::new(&json!({ "type": "strin" })).unwrap_err().contains("strin"));
-        assert_eq!(Arguments::new(&json!({})).unwrap().check(&Map::new()), Ok(()));
+        assert!(ArgumentValidator::new(&json!({ "type": "strin" })).unwrap_err().contains("strin"));
+        assert_eq!(ArgumentValidator::new(&json!({})).unwrap().check(&Map::new()), Ok(()));
     }
 }

@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// `[[tool]] kind = "calculator"`: evaluates arithmetic expressions. It has no options.
+/// Options of `[[tool]] kind = "calculator"`, which evaluates arithmetic expressions. It has no
+/// options of its own.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CalculatorKeys {}
@@ -31,7 +32,7 @@ impl ToolOptions for CalculatorKeys {
     }
 }
 
-/// Evaluates one arithmetic expression per call. The argument is `expression`, a string.
+/// Tool that evaluates one arithmetic expression per call. The argument is `expression`, a string.
 /// [`evaluate`] describes the syntax and the output format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calculator {
@@ -48,7 +49,7 @@ impl Default for Calculator {
 }
 
 impl Calculator {
-    /// Name of the tool.
+    /// Name of the tool by which the model calls it.
     pub const NAME: &'static str = CALCULATOR;
 
     /// Returns the description of the tool for the model.
@@ -69,21 +70,25 @@ impl Calculator {
         }
     }
 
-    /// Evaluates the expression in the arguments of a call.
+    /// Evaluates the expression in the arguments of a tool call.
     ///
     /// # Errors
     /// Returns an error if the arguments or the expression are invalid. Every failure is the fault
     /// of the model, because the tool itself cannot fail.
-    fn value(arguments: &Map<String, Value>) -> Result<String, String> {
+    fn evaluate_arguments(arguments: &Map<String, Value>) -> Result<String, String> {
         let expression = match arguments.get("expression") {
             Some(Value::String(expression)) => expression,
             Some(other) => {
-                return Err(format!("\"expression\" is {other}, but it must be a string"));
+                return Err(format!(
+                    "the argument \"expression\" is {other}, but it must be a string"
+                ));
             }
             None => return Err("\"expression\" is missing".to_owned()),
         };
         if let Some(extra) = arguments.keys().find(|key| *key != "expression") {
-            return Err(format!("{extra:?} is not an argument; \"expression\" is"));
+            return Err(format!(
+                "{extra:?} is not an argument of this tool; its argument is \"expression\""
+            ));
         }
         evaluate(expression).map(|value| value.to_string()).map_err(|error| error.to_string())
     }
@@ -116,7 +121,7 @@ impl Session for Calculator {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        match Self::value(arguments) {
+        match Self::evaluate_arguments(arguments) {
             Ok(value) => ToolOutput::text(value),
             Err(why) => ToolOutput::error(CallError::BadArguments, why),
         }
@@ -127,23 +132,29 @@ impl Session for Calculator {
 mod tests {
     use super::*;
 
-    async fn run(arguments: Value) -> ToolOutput {
+    async fn call_calculator(arguments: Value) -> ToolOutput {
         Calculator::default().call(Calculator::NAME, arguments.as_object().unwrap()).await
     }
 
     #[tokio::test]
-    async fn call_returns_value_or_reason() {
-        assert_eq!(run(json!({"expression": "12 * (3 + 4)"})).await, ToolOutput::text("84"));
+    async fn calculator_call_returns_value_or_error() {
+        assert_eq!(
+            call_calculator(json!({"expression": "12 * (3 + 4)"})).await,
+            ToolOutput::text("84")
+        );
         for (arguments, why) in [
             (json!({"expression": "12 * (3 + 4"}), "'(' at character 6 is never closed"),
             (json!({}), "\"expression\" is missing"),
-            (json!({"expression": 5}), "\"expression\" is 5, but it must be a string"),
+            (json!({"expression": 5}), "the argument \"expression\" is 5, but it must be a string"),
             (
                 json!({"expression": "1", "unit": "m"}),
-                "\"unit\" is not an argument; \"expression\" is",
+                "\"unit\" is not an argument of this tool; its argument is \"expression\"",
             ),
         ] {
-            assert_eq!(run(arguments).await, ToolOutput::error(CallError::BadArguments, why));
+            assert_eq!(
+                call_calculator(arguments).await,
+                ToolOutput::error(CallError::BadArguments, why)
+            );
         }
     }
 

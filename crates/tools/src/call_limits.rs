@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep_until};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Permit, Toolbox};
 
-/// Limits on a toolbox, over all its sessions. Sessions and calls wait for a permit before their
-/// timeouts start.
+/// Limits on the sessions and calls of a toolbox, over all its sessions. Sessions and calls wait
+/// for a permit before their timeouts start.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CallLimits {
     /// Maximum number of open sessions. `None` means no limit.
@@ -25,22 +25,23 @@ pub struct CallLimits {
     pub is_sequential: bool,
 }
 
-/// A toolbox whose calls obey [`CallLimits`].
-pub type LimitedToolbox = MiddlewareToolbox<Gate>;
+/// Toolbox whose sessions and calls obey [`CallLimits`].
+pub type LimitedToolbox = MiddlewareToolbox<CallGate>;
 
-/// Semaphores and rate limiter that sessions and calls wait for.
-pub struct Gate {
+/// Semaphores and rate limiter for which sessions and calls wait.
+pub struct CallGate {
     sessions: Option<Arc<Semaphore>>,
     permits: Option<Arc<Semaphore>>,
-    /// Interval between two call starts, and the earliest time of the next start.
+    /// Interval between the starts of two calls, and the earliest time of the next start. `None`
+    /// means no limit on the rate.
     pace: Option<(Duration, Mutex<Instant>)>,
     is_sequential: bool,
 }
 
-impl Gate {
-    /// Waits for a semaphore permit, and then for the time at which the call can start.
+impl CallGate {
+    /// Waits for a semaphore permit, and then until the rate limit permits the call to start.
     async fn acquire_permit(&self) -> Permit {
-        let permit = acquire(self.permits.as_ref()).await;
+        let permit = acquire_semaphore(self.permits.as_ref()).await;
         if let Some((interval, next)) = &self.pace {
             let start_at = {
                 let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,8 +55,8 @@ impl Gate {
     }
 }
 
-/// Waits for a permit of a semaphore. If there is no semaphore, returns at once.
-async fn acquire(semaphore: Option<&Arc<Semaphore>>) -> Permit {
+/// Waits for a permit of a semaphore. Returns at once if `semaphore` is `None`.
+async fn acquire_semaphore(semaphore: Option<&Arc<Semaphore>>) -> Permit {
     let mut permit = Permit::default();
     if let Some(semaphore) = semaphore
         // The semaphore is never closed, so a permit is always granted in the end.
@@ -77,19 +78,19 @@ impl LimitedToolbox {
             .map(|limit| (Duration::from_secs_f64(1.0 / limit), Mutex::new(Instant::now())));
         MiddlewareToolbox::with_middleware(
             toolbox,
-            Gate { sessions, permits, pace, is_sequential: limits.is_sequential },
+            CallGate { sessions, permits, pace, is_sequential: limits.is_sequential },
         )
     }
 }
 
 #[async_trait]
-impl ToolMiddleware for Gate {
+impl ToolMiddleware for CallGate {
     fn allows_parallel(&self) -> bool {
         !self.is_sequential
     }
 
     async fn admit_session(&self, permit: Permit) -> Permit {
-        permit.merge(acquire(self.sessions.as_ref()).await)
+        permit.merge(acquire_semaphore(self.sessions.as_ref()).await)
     }
 
     async fn admit(&self, permit: Permit) -> Permit {

@@ -9,12 +9,12 @@ use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::arguments::Arguments;
+use super::arguments::ArgumentValidator;
 use super::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// Number of bytes of output that are kept, separately from the start and from the end.
+/// Number of bytes of a program's output that are kept from the start, and as many from the end.
 const KEPT_OUTPUT_BYTES: usize = 512 << 10;
 
 /// Maximum number of characters of an error message that the model reads.
@@ -23,15 +23,15 @@ const MAX_ERROR_CHARS: usize = 2000;
 /// Exclusive limit on the length of a program argument, in bytes. Linux rejects longer arguments.
 const MAX_ARGUMENT_BYTES: usize = 128 << 10;
 
-/// `[[tool]] kind = "command"`: a program with its description for the model.
+/// Options of `[[tool]] kind = "command"`: a program with its description for the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
-    /// The program and its arguments. `{NAME}` in an element is replaced by the argument NAME of
-    /// the call. The element is omitted if that argument is null, or missing without a default.
+    /// Program and its arguments. `{NAME}` in an element is replaced by the argument NAME of the
+    /// tool call. The element is omitted if that argument is null, or missing without a default.
     /// `{{NAME}}` stands for the literal text `{NAME}`.
     pub command: Vec<String>,
-    /// Description for the model.
+    /// Description of the tool for the model.
     pub description: String,
     /// JSON schema of the tool's arguments. Empty means that the tool has no arguments.
     #[serde(default)]
@@ -47,7 +47,7 @@ pub struct CommandKeys {
 }
 
 impl CommandKeys {
-    /// Returns the complete schema of the arguments.
+    /// Returns the complete JSON schema of the tool's arguments.
     ///
     /// # Errors
     /// Returns an error if the schema does not describe an object.
@@ -89,7 +89,7 @@ impl ToolOptions for CommandKeys {
     }
 }
 
-/// A program as a tool.
+/// Tool that runs a program for each call.
 ///
 /// The program reads the arguments as one line of JSON on standard input as well. Its standard
 /// output is the tool result; an exit code other than 0 is a failure. No shell is involved. The
@@ -100,11 +100,11 @@ pub struct CommandTool {
     spec: ToolSpec,
     keys: CommandKeys,
     elements: Vec<Element>,
-    arguments: Arguments,
+    arguments: ArgumentValidator,
     supervisor: Supervisor,
 }
 
-/// Element of a command: literal texts alternating with names of arguments.
+/// Element of a command, with literal texts and names of arguments alternating.
 type Element = Vec<TemplatePart>;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -114,7 +114,7 @@ enum TemplatePart {
 }
 
 impl CommandTool {
-    /// Creates a tool with the name `name`.
+    /// Creates the tool `name`, which runs the command in `keys` under `supervisor`.
     ///
     /// # Errors
     /// Returns an error if the command is empty, if the schema is invalid, or if a placeholder
@@ -128,9 +128,10 @@ impl CommandTool {
         if keys.command.first().is_none_or(String::is_empty) {
             return Err("the tool's command is empty, but must start with a program".into());
         }
-        let arguments = Arguments::new(&parameters)
+        let arguments = ArgumentValidator::new(&parameters)
             .map_err(|why| format!("the tool's parameters are not a JSON schema: {why}"))?;
-        let elements: Vec<Element> = keys.command.iter().map(|element| parts(element)).collect();
+        let elements: Vec<Element> =
+            keys.command.iter().map(|element| split_element(element)).collect();
         for part in elements.iter().flatten() {
             if let TemplatePart::Argument(argument) = part
                 && !arguments.names().contains(argument)
@@ -160,11 +161,11 @@ impl CommandTool {
         Ok(CommandTool { spec, keys, elements, arguments, supervisor })
     }
 
-    /// Returns the command of a call.
+    /// Returns the program and its arguments for a tool call.
     ///
     /// # Errors
     /// Returns an error if an argument contains a NUL character or is too long.
-    fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
+    fn build_command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         // A null argument counts as missing: the program never gets the text `null`.
         let mut command = Vec::new();
         for element in &self.elements {
@@ -176,7 +177,7 @@ impl CommandTool {
                         .get(name)
                         .or_else(|| self.spec.parameters["properties"][name].get("default"))
                         .filter(|value| !value.is_null())
-                        .map(text_of),
+                        .map(format_argument),
                 })
                 .collect::<Option<String>>()
             else {
@@ -184,11 +185,15 @@ impl CommandTool {
             };
             let bytes = element.len();
             if element.contains('\0') {
-                return Err("an argument has a character 0, which no command can have".into());
+                return Err(
+                    "an argument of the command contains a NUL character, which a program cannot \
+                     receive"
+                        .into(),
+                );
             }
             if bytes >= MAX_ARGUMENT_BYTES {
                 return Err(format!(
-                    "an argument is {bytes} bytes long; a command can have less than \
+                    "an argument of the command is {bytes} bytes long, but must be shorter than \
                      {MAX_ARGUMENT_BYTES}"
                 ));
             }
@@ -236,7 +241,7 @@ impl CommandTool {
 }
 
 /// Splits an element of a command into literal texts and placeholders.
-fn parts(element: &str) -> Element {
+fn split_element(element: &str) -> Element {
     let mut parts = Vec::new();
     let mut text = String::new();
     let mut rest = element;
@@ -269,8 +274,8 @@ fn leading_name(inner: &str) -> String {
     length.map_or("", |length| &inner[..length]).to_owned()
 }
 
-/// Formats a value as a program argument: strings as they are, other values as JSON.
-fn text_of(value: &Value) -> String {
+/// Formats a JSON value as a program argument: strings as they are, other values as JSON.
+fn format_argument(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
@@ -300,11 +305,14 @@ impl Session for CommandTool {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let command =
-            match self.arguments.validate(arguments).and_then(|checked| self.command(&checked)) {
-                Ok(command) => command,
-                Err(why) => return ToolOutput::error(CallError::BadArguments, why),
-            };
+        let command = match self
+            .arguments
+            .validate(arguments)
+            .and_then(|checked| self.build_command(&checked))
+        {
+            Ok(command) => command,
+            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+        };
         let mut input = Value::Object(arguments.clone()).to_string();
         input.push('\n');
         match self.run(&command, input).await {
@@ -352,7 +360,7 @@ mod tests {
             schema(),
         )
         .unwrap();
-        let command = |arguments: Value| tool.command(arguments.as_object().unwrap());
+        let command = |arguments: Value| tool.build_command(arguments.as_object().unwrap());
         let nasty = "; rm -rf / $(id) \"' {max}\n";
         assert_eq!(
             command(json!({ "pattern": nasty, "max": 3 })).unwrap(),
@@ -377,7 +385,7 @@ mod tests {
             command(null).unwrap(),
             ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]
         );
-        assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a character 0"));
+        assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a NUL character"));
         assert!(
             command(json!({ "pattern": "a".repeat(MAX_ARGUMENT_BYTES) }))
                 .unwrap_err()

@@ -12,23 +12,23 @@ use serde_json::{Map, Value};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
-/// A toolbox whose calls each start after a random delay. It serves to measure the cost of slow
+/// Toolbox whose calls each start after a random delay. It serves to measure the cost of slow
 /// tools, and to check that tool results do not depend on timing.
-pub type DelayedToolbox = MiddlewareToolbox<Delay>;
+pub type DelayedToolbox = MiddlewareToolbox<DelayRange>;
 
-/// Range of the random delays.
-pub struct Delay(RangeInclusive<Duration>);
+/// Range from which the random delays of calls are sampled.
+pub struct DelayRange(RangeInclusive<Duration>);
 
 impl DelayedToolbox {
     /// Wraps `toolbox` so that each call starts after a random delay within `delay`. The delays
     /// differ between calls and processes.
     pub fn new(toolbox: Arc<dyn Toolbox>, delay: RangeInclusive<Duration>) -> Self {
-        MiddlewareToolbox::with_middleware(toolbox, Delay(delay))
+        MiddlewareToolbox::with_middleware(toolbox, DelayRange(delay))
     }
 }
 
 #[async_trait]
-impl ToolMiddleware for Delay {
+impl ToolMiddleware for DelayRange {
     async fn call(
         &self,
         session: &dyn Session,

@@ -8,30 +8,31 @@ use serde_json::{Value, json};
 
 use super::ToolError;
 
-/// Descriptions by the name of the tool, as the model calls it.
+/// Texts that replace descriptions, by the name with which the model calls the tool.
 pub type ToolDescriptions = BTreeMap<String, ToolTexts>;
 
-/// Texts of a tool that replace those of its toolbox.
+/// Texts that replace the descriptions of a tool and its parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolTexts {
-    /// Description of the tool. `None` for that of the toolbox.
+    /// Description of the tool. `None` keeps the description of the toolbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Descriptions of parameters, by name.
+    /// Descriptions of parameters, by parameter name. Other parameters keep the toolbox's
+    /// descriptions.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Returns the schemas of a tool's parameters by name, if it has any.
-fn properties(spec: &ToolSpec) -> impl Iterator<Item = (&String, &Value)> {
+/// Returns the name and the schema of each of a tool's parameters.
+fn parameter_schemas(spec: &ToolSpec) -> impl Iterator<Item = (&String, &Value)> {
     spec.parameters["properties"].as_object().into_iter().flatten()
 }
 
-/// Returns the description of a tool's parameter, which is empty if the toolbox has none. Returns
-/// `None` if there is no such parameter.
+/// Returns the description of a tool's parameter, which is empty if the toolbox gives none. Returns
+/// `None` if the tool has no parameter of this name.
 pub fn parameter_description<'a>(spec: &'a ToolSpec, name: &str) -> Option<&'a str> {
-    let (_, schema) = properties(spec).find(|(parameter, _)| *parameter == name)?;
+    let (_, schema) = parameter_schemas(spec).find(|(parameter, _)| *parameter == name)?;
     Some(schema["description"].as_str().unwrap_or_default())
 }
 
@@ -42,11 +43,11 @@ pub fn tool_names(specs: &[ToolSpec]) -> String {
 
 /// Returns the names of a tool's parameters, separated by commas.
 pub fn parameter_names(spec: &ToolSpec) -> String {
-    properties(spec).map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+    parameter_schemas(spec).map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a tool with the texts that replace those of its toolbox.
-pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> ToolSpec {
+/// Returns the tool `spec` with its descriptions replaced by the texts in `descriptions`.
+pub(super) fn replace_texts(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> ToolSpec {
     let Some(texts) = descriptions.get(&spec.name) else { return spec };
     if let Some(description) = &texts.description {
         spec.description.clone_from(description);
@@ -65,11 +66,14 @@ pub(super) fn describe(descriptions: &ToolDescriptions, mut spec: ToolSpec) -> T
     spec
 }
 
-/// Checks that every described tool and parameter exists among `specs`.
+/// Checks that every tool and parameter in `descriptions` exists among `specs`.
 ///
 /// # Errors
-/// Returns [`ToolError::UnknownDescription`] with the first one that does not.
-pub(super) fn check(descriptions: &ToolDescriptions, specs: &[ToolSpec]) -> Result<(), ToolError> {
+/// Returns [`ToolError::UnknownDescription`] with the first tool or parameter that does not exist.
+pub(super) fn check_names(
+    descriptions: &ToolDescriptions,
+    specs: &[ToolSpec],
+) -> Result<(), ToolError> {
     for (name, texts) in descriptions {
         let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {
             let described = format!("the tool {name:?}");
@@ -96,28 +100,28 @@ mod tests {
     }
 
     #[test]
-    fn describe_replaces_given_texts_only() {
+    fn replace_texts_changes_only_given_descriptions() {
         let spec = Calculator::spec();
         let of_tool = descriptions(r#"{"calculator": {"description": "Computes."}}"#);
-        let described = describe(&of_tool, spec.clone());
+        let described = replace_texts(&of_tool, spec.clone());
         assert_eq!(described.description, "Computes.");
         assert_eq!(described.parameters, spec.parameters);
         let of_parameter =
             descriptions(r#"{"calculator": {"parameters": {"expression": "Like 1 + 2."}}}"#);
-        let described = describe(&of_parameter, spec.clone());
+        let described = replace_texts(&of_parameter, spec.clone());
         assert_eq!(described.description, spec.description);
         assert_eq!(parameter_description(&described, "expression"), Some("Like 1 + 2."));
         assert_eq!(parameter_description(&described, "other"), None);
         let mut of_any = spec.clone();
         of_any.parameters["properties"]["expression"] = true.into();
-        let described = describe(&of_parameter, of_any);
+        let described = replace_texts(&of_parameter, of_any);
         assert_eq!(parameter_description(&described, "expression"), Some("Like 1 + 2."));
         let of_other = descriptions(r#"{"search": {"description": "Searches."}}"#);
-        assert_eq!(describe(&of_other, spec.clone()), spec);
+        assert_eq!(replace_texts(&of_other, spec.clone()), spec);
     }
 
     #[test]
-    fn check_names_unknown_tools_and_parameters() {
+    fn check_names_reports_unknown_tools_and_parameters() {
         let specs = [Calculator::spec()];
         for (text, described, known) in [
             (r#"{"calc": {}}"#, "the tool \"calc\"", "calculator"),
@@ -127,10 +131,10 @@ mod tests {
                 "expression",
             ),
         ] {
-            let error = check(&descriptions(text), &specs).unwrap_err().to_string();
+            let error = check_names(&descriptions(text), &specs).unwrap_err().to_string();
             assert!(error.contains(described) && error.ends_with(known), "{error}");
         }
-        check(&descriptions(r#"{"calculator": {"parameters": {"expression": ""}}}"#), &specs)
+        check_names(&descriptions(r#"{"calculator": {"parameters": {"expression": ""}}}"#), &specs)
             .unwrap();
     }
 }

@@ -17,20 +17,20 @@ use tokio::time::Instant;
 use super::ToolContext;
 use super::output::Branch;
 
-/// An agent that toolboxes can call.
+/// Agent that toolboxes can call.
 #[async_trait]
 pub trait Helper: Send + Sync {
-    /// Runs a conversation for `request` and returns it. An error is reported in the outcome of the
-    /// branch.
+    /// Runs a conversation of the agent for `request` and returns the conversation. An error is
+    /// reported in the outcome of the branch.
     async fn help(&self, request: HelpRequest) -> Branch;
 }
 
-/// A request to a helper.
+/// Request of a toolbox to a helper, which is another agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HelpRequest {
-    /// Name of the request, for logs and for the helper's own tools.
+    /// Name of the request, used in logs and by the helper's own tools.
     pub id: String,
-    /// Task of the attempt, with the request as its question.
+    /// Task of the attempt, with the text of the request as its question.
     pub task: Task,
     /// Seed of the run.
     pub seed: u64,
@@ -42,8 +42,8 @@ pub struct HelpRequest {
     pub deadline: Duration,
 }
 
-/// Slot for an agent that toolboxes call by name. It is empty until the agents of the run exist,
-/// because agents need their toolboxes first. Clones share the slot.
+/// Slot for an agent that toolboxes call by name. The slot is empty until the agents of the run
+/// exist, because agents need their toolboxes first. Clones share the slot.
 #[derive(Clone)]
 pub struct HelperSlot {
     agent: String,
@@ -62,12 +62,12 @@ impl HelperSlot {
         HelperSlot { agent: agent.into(), helper: Arc::default() }
     }
 
-    /// Returns the name of the agent.
+    /// Returns the name of the agent that the slot is for.
     pub fn agent(&self) -> &str {
         &self.agent
     }
 
-    /// Fills the slot with the agent.
+    /// Fills the slot with the agent `helper`.
     pub fn set(&self, helper: Arc<dyn Helper>) {
         *self.helper.write().unwrap_or_else(PoisonError::into_inner) = Some(helper);
     }
@@ -77,7 +77,7 @@ impl HelperSlot {
     }
 }
 
-/// Calls a helper on behalf of one toolbox of an attempt.
+/// Caller of a helper on behalf of one toolbox of an attempt.
 pub(super) struct HelperCaller {
     slot: HelperSlot,
     /// Name of the calling toolbox.
@@ -87,8 +87,8 @@ pub(super) struct HelperCaller {
     streams: Mutex<CallStreams>,
 }
 
-/// Time before the end of the attempt at which its helpers must finish, so that they are recorded
-/// with it.
+/// Time before the end of the attempt at which its helpers must finish, so that their conversations
+/// are recorded with the attempt.
 const END_GRACE: Duration = Duration::from_secs(1);
 
 impl HelperCaller {
@@ -101,8 +101,8 @@ impl HelperCaller {
         HelperCaller { slot, toolbox, context, opened: Instant::now(), streams }
     }
 
-    /// Sends `question` to the helper and waits for its conversation, for at most `timeout` and
-    /// until shortly before the attempt's deadline.
+    /// Sends `question` to the helper and waits for the helper's conversation, for at most
+    /// `timeout` and until shortly before the attempt's deadline.
     ///
     /// # Errors
     /// Returns an error if the slot is empty.
@@ -112,14 +112,17 @@ impl HelperCaller {
         timeout: Option<Duration>,
     ) -> Result<Branch, String> {
         let Some(helper) = self.slot.get() else {
-            return Err(format!("the agent {} is not running here", self.slot.agent));
+            return Err(format!("the agent {} is not running in this process", self.slot.agent));
         };
         // Requests of two toolboxes, and repeated requests of one toolbox, get different random
         // streams even if their texts are equal.
         let bytes: Vec<u32> = question.bytes().map(u32::from).collect();
         let requested = format!("{}/{}", self.toolbox, self.slot.agent);
-        let stream =
-            self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&requested, &bytes);
+        let stream = self
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next_stream(&requested, &bytes);
         let ToolContext { attempt, task, seed, params, deadline, .. } = &self.context;
         let remaining = deadline.saturating_sub(self.opened.elapsed());
         let remaining = remaining.saturating_sub(END_GRACE.min(remaining / 10));

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::{Permit, ToolContext, ToolError, Toolbox};
 
-/// Waits until an attempt may open these toolboxes. Returns their permits in the same order. The
-/// toolboxes are waited for in the order of their names, so two attempts that hold a part of the
-/// permits never wait for each other.
+/// Waits until an attempt may open all `toolboxes`. Returns their permits in the same order.
+/// Permits are acquired in the order of the toolboxes' names, so two attempts that hold a part of
+/// the permits never wait for each other.
 ///
 /// # Errors
 /// Returns [`ToolError::Open`] if a permit is not granted within the time of the attempt.

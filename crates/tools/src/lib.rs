@@ -2,7 +2,8 @@
 //!
 //! A [`Toolbox`] provides one or several tools. It is built into this program ([`Calculator`],
 //! [`CodeTool`], [`SearchTool`]), or it is a program or Python file of the user ([`CommandTool`],
-//! [`PythonTools`]), a service ([`Endpoint`], [`Node`], [`Mcp`]), or another agent ([`SubAgent`]).
+//! [`PythonTools`]), a service ([`HttpEndpoint`], [`AgentDockNode`], [`Mcp`]), or another agent
+//! ([`SubAgent`]).
 //!
 //! Each attempt opens a [`Session`] of each toolbox. The session executes calls, returns input for
 //! scorers, and is always closed, even if the attempt is cancelled. A [`ToolSet`] holds the
@@ -116,42 +117,42 @@ pub use sandbox::{CodeTool, SandboxKeys};
 pub use search::{SearchKeys, SearchTool};
 pub use set::{OpenTools, ToolSet};
 pub use sub_agent::{SubAgent, SubAgentKeys};
-pub use truncation::{ResultTruncation, Side, TruncatingToolbox};
+pub use truncation::{OmittedPart, ResultTruncation, TruncatingToolbox};
 pub use usage::Usage;
-pub use web::{Endpoint, HttpKeys, McpapiKeys, Node};
+pub use web::{AgentDockNode, HttpEndpoint, HttpKeys, McpapiKeys};
 
-/// Configuration of a toolbox in a recipe: its kind and options.
+/// Configuration of a toolbox in a recipe: its kind with the options of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolKind {
-    /// Calls another agent of the run.
+    /// Toolbox that calls another agent of the run.
     Agent(SubAgentKeys),
-    /// Evaluates arithmetic expressions.
+    /// Toolbox that evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
-    /// Provides functions and classes of a Python file.
+    /// Toolbox of functions and classes in a Python file.
     Python(PythonKeys),
-    /// Runs a program for each call.
+    /// Toolbox that runs a program for each call.
     Command(CommandKeys),
-    /// Runs Python code that the model writes.
+    /// Toolbox that runs Python code that the model writes.
     Sandbox(SandboxKeys),
-    /// Searches an index or a retrieval server for passages.
+    /// Toolbox that searches an index or a retrieval server for passages.
     Search(SearchKeys),
-    /// Provides the tools of a server of the Model Context Protocol.
+    /// Toolbox of the tools of a server of the Model Context Protocol.
     Mcp(McpKeys),
-    /// Sends requests to one HTTP endpoint.
+    /// Toolbox that sends requests to one HTTP endpoint.
     Http(HttpKeys),
-    /// Provides the tools of a node of AgentDock.
+    /// Toolbox of the tools of a node of AgentDock.
     Mcpapi(McpapiKeys),
 }
 
 impl ToolKind {
-    /// Returns the kinds that an agent can list without a `[[tool]]` table, because all their
-    /// options have defaults.
+    /// Returns the kinds of toolboxes that an agent can list without a `[[tool]]` table, because
+    /// all their options have defaults.
     pub fn default_kinds() -> [ToolKind; 2] {
         [ToolKind::Calculator(CalculatorKeys::default()), ToolKind::Sandbox(SandboxKeys::default())]
     }
 
-    /// Returns the name of the kind in a recipe.
+    /// Returns the name of the toolbox kind in a recipe.
     pub fn name(&self) -> &'static str {
         self.parts().0
     }
@@ -180,28 +181,28 @@ impl Deref for ToolKind {
 }
 
 /// Options of one kind of toolbox: the keys of its `[[tool]]` table, without the keys that all
-/// toolboxes have. The parameter `seconds` of the methods is such a common key, or `None` if the
-/// recipe does not set it.
+/// toolboxes have. The parameter `seconds` of the methods is a common key, or `None` if the recipe
+/// does not set it.
 pub trait ToolOptions {
-    /// Returns whether the recipe must name the toolbox, because the model calls the tool by this
-    /// name.
+    /// Returns whether the recipe must name the toolbox, because the model calls the tool by the
+    /// toolbox's name.
     fn needs_name(&self) -> bool {
         false
     }
 
-    /// Returns whether a call can have effects outside the attempt. `levade check` calls only tools
-    /// without such effects.
+    /// Returns whether a call of the tool can have effects outside the attempt. `levade check`
+    /// calls only tools without such effects.
     fn has_effects(&self) -> bool {
         true
     }
 
-    /// Returns the timeout for opening, for a call and for closing, in seconds. `None` means the
-    /// agent's timeout.
+    /// Returns the timeout for opening a session, for a call and for closing, in seconds. `None`
+    /// means the agent's timeout.
     fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
         seconds
     }
 
-    /// Checks the options without starting anything. API keys in the environment are not checked,
+    /// Checks the options without starting anything. Does not check API keys in the environment,
     /// because a program that only inspects a run does not need them.
     ///
     /// # Errors
@@ -228,23 +229,23 @@ pub trait ToolOptions {
 /// Error in the options of a toolbox.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// A value is out of range.
+    /// The value of a key is out of range.
     #[error("`{key}` is {value}, but must be {range}")]
     Range {
         /// Name of the key in the recipe.
         key: &'static str,
-        /// Value of the key, as text.
+        /// Value of the key in the recipe, as text.
         value: String,
         /// Description of the permitted values, such as `in 1..=100`.
         range: String,
     },
-    /// Options conflict, or are invalid for the given reason.
+    /// Options conflict or are invalid. The text is the reason.
     #[error("{0}")]
     Other(String),
 }
 
 impl OptionError {
-    /// Returns an error that names `key`, its `value` and the permitted `range` unless `ok`.
+    /// Returns an error with the `key`, its `value` and the permitted `range`, unless `ok` is true.
     fn ensure(
         ok: bool,
         key: &'static str,
@@ -262,7 +263,7 @@ impl From<String> for OptionError {
     }
 }
 
-/// Maximum duration that a recipe can set, in seconds. A `Duration` can hold it.
+/// Maximum duration that a recipe can set, in seconds. It fits into a `Duration`.
 const MAX_SECONDS: f64 = 1e9;
 
 /// Returns the API key that the environment variable `variable` holds, or `None` if `variable` is
@@ -283,7 +284,7 @@ fn read_key(variable: Option<&str>) -> Result<Option<String>, String> {
         .transpose()
 }
 
-/// The part of an attempt that toolboxes use.
+/// Part of an attempt's data that toolboxes use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolContext {
     /// Name of the attempt, unique for each try.
@@ -298,30 +299,30 @@ pub struct ToolContext {
     /// Maximum duration of the attempt, from opening to closing. External resources for the session
     /// can be released afterwards.
     pub deadline: Duration,
-    /// Sampling parameters of the attempt. Agents that a toolbox calls use them as well.
+    /// Sampling parameters of the attempt, which the agents that a toolbox calls use as well.
     pub params: SamplingParams,
 }
 
-/// A provider of tools: one tool, or a server with several.
+/// Provider of tools: a single tool, or a server with several tools.
 #[async_trait]
 pub trait Toolbox: Send + Sync {
     /// Returns the name of the toolbox, unique among the toolboxes of an agent.
     fn name(&self) -> &str;
 
-    /// Returns the tools of every session, or `None` if they are known only after a session is
-    /// opened.
+    /// Returns the tools of every session, or `None` if they are known only after opening a
+    /// session.
     fn specs(&self) -> Option<Vec<ToolSpec>> {
         None
     }
 
-    /// Returns slots for the agents that the sessions call. Each slot must be filled before its
-    /// agent is called.
+    /// Returns the slots for the agents that sessions of this toolbox call. Each slot must be
+    /// filled before its agent is called.
     fn helpers(&self) -> Vec<HelperSlot> {
         Vec::new()
     }
 
     /// Starts the resources that sessions need, and waits until sessions can be opened. The caller
-    /// sets no timeout: the toolbox itself limits the time for a start.
+    /// sets no timeout: the toolbox itself limits the time for the start.
     ///
     /// # Errors
     /// Returns an error if a resource cannot be started. Then no attempt can start.
@@ -329,29 +330,30 @@ pub trait Toolbox: Send + Sync {
         Ok(())
     }
 
-    /// Waits until another session may be opened. The permit is kept until that session is closed.
+    /// Waits until another session may be opened. The caller keeps the permit until that session is
+    /// closed.
     async fn admit_session(&self) -> Permit {
         Permit::default()
     }
 
-    /// Opens a session for an attempt.
+    /// Opens a session of the toolbox for an attempt.
     ///
     /// # Errors
-    /// Returns an error if the tool cannot be reached or started. Then the attempt does not start.
+    /// Returns an error if the tool cannot be reached or started. The attempt then does not start.
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError>;
 
-    /// Describes the state of an opening that timed out, as a suffix for the error. Empty if
-    /// nothing is known.
+    /// Describes the state of an opening of a session that timed out, as a suffix for the error.
+    /// The text is empty if nothing is known.
     fn timeout_detail(&self) -> String {
         String::new()
     }
 }
 
-/// A toolbox while one attempt uses it.
+/// Session of a toolbox, which one attempt uses.
 #[async_trait]
 pub trait Session: Send + Sync {
-    /// Returns the current tools, each with a name, a description and a JSON schema of its
-    /// arguments. Names are unique.
+    /// Returns the current tools of the session, each with a name, a description and a JSON schema
+    /// of its arguments. Names are unique.
     fn specs(&self) -> Vec<ToolSpec>;
 
     /// Returns whether calls of `tool` can run concurrently with other calls. If not, a call starts
@@ -373,8 +375,9 @@ pub trait Session: Send + Sync {
         None
     }
 
-    /// Returns the timeout for a call, if the session itself ends stalled calls earlier. The longer
-    /// of this timeout and that of the set applies; `None` means that of the set.
+    /// Returns the timeout for a call if the session itself ends stalled calls earlier than the
+    /// timeout of the tool set. The longer of the two timeouts applies. `None` means the timeout of
+    /// the tool set.
     fn max_call_timeout(&self) -> Option<Duration> {
         None
     }
@@ -386,18 +389,18 @@ pub trait Session: Send + Sync {
         Permit::default()
     }
 
-    /// Executes one call of a tool of this session. A call that times out is dropped at an await
-    /// point. The session must then execute the next call, or return an error that gives the
-    /// reason.
+    /// Executes one call of a tool of this session. The future of a call that times out is dropped
+    /// at an await point. The session must then execute the next call, or return an error that
+    /// gives the reason.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
 
-    /// Describes the state of a call that timed out, as a suffix for the observation. Empty if
-    /// nothing is known.
+    /// Describes the state of a call that timed out, as a suffix for the observation. The text is
+    /// empty if nothing is known.
     fn timeout_detail(&self) -> String {
         String::new()
     }
 
-    /// Post-processes the tool result of a call. This step has no timeout of its own; it is
+    /// Post-processes the tool result of a call. Post-processing has no timeout of its own; it is
     /// cancelled when the attempt ends.
     async fn post_process(
         &self,
@@ -408,8 +411,8 @@ pub trait Session: Send + Sync {
         output
     }
 
-    /// Returns what the session knows about the attempt, as input for scorers. It is called once,
-    /// after the last call.
+    /// Returns what the session knows about the attempt, as input for scorers. The method is called
+    /// once, after the last call.
     ///
     /// # Errors
     /// Returns an error if the input cannot be collected.
@@ -417,8 +420,8 @@ pub trait Session: Send + Sync {
         Ok(Map::new())
     }
 
-    /// Closes the session and releases its resources. It is called exactly once, as the last
-    /// method.
+    /// Closes the session and releases its resources. The method is called exactly once, after all
+    /// other methods.
     ///
     /// # Errors
     /// Returns an error if a resource cannot be released.
@@ -427,15 +430,16 @@ pub trait Session: Send + Sync {
     }
 }
 
-/// Errors of a toolbox or of a set of toolboxes. Failed calls are not among them.
+/// Error of a toolbox or of a set of toolboxes. A failed tool call is not an error but an
+/// observation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
     /// Two toolboxes of a set, or two tools of a toolbox, have the same name.
     #[error("two {of} are named {name:?}, but names must be unique; rename one")]
     SameName {
-        /// Kind of the items that share the name, such as `tools`.
+        /// Plural noun for the items that share the name, such as `tools`.
         of: String,
-        /// Name that is used twice.
+        /// Name that two items share.
         name: String,
     },
     /// A task selects a tool that its agent does not have.
@@ -451,15 +455,15 @@ pub enum ToolError {
         /// Comma-separated names of the agent's tools.
         known: String,
     },
-    /// The recipe describes a tool or a parameter that the agent does not have.
+    /// The recipe replaces the description of a tool or a parameter that the agent does not have.
     #[error(
         "`tool_descriptions` of the agent describes {described}, which does not exist; correct the \
          name, or set `tool_descriptions` to {{}}; there is {known}"
     )]
     UnknownDescription {
-        /// The tool or the parameter.
+        /// Description of the tool or the parameter that does not exist.
         described: String,
-        /// Comma-separated names of those that exist.
+        /// Comma-separated names of the tools or parameters that exist.
         known: String,
     },
     /// A session could not be opened.
@@ -467,7 +471,7 @@ pub enum ToolError {
     Open {
         /// Name of the toolbox.
         tool: String,
-        /// Reason for the failure.
+        /// Reason why the session could not be opened.
         why: String,
     },
     /// A session did not return its input for scorers.
@@ -475,7 +479,7 @@ pub enum ToolError {
     ScorerInput {
         /// Name of the toolbox.
         tool: String,
-        /// Reason for the failure.
+        /// Reason why the scorer input is missing.
         why: String,
     },
     /// A session could not be closed.
@@ -483,7 +487,7 @@ pub enum ToolError {
     Close {
         /// Name of the toolbox.
         tool: String,
-        /// Reason for the failure.
+        /// Reason why the session could not be closed.
         why: String,
     },
 }

@@ -9,27 +9,28 @@ use serde_json::{Map, Value};
 
 use super::{HelperSlot, Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// Changes to the calls of another toolbox. Each default method leaves the call unchanged.
+/// Middleware that changes the calls of another toolbox. Each default method leaves the call
+/// unchanged.
 #[async_trait]
 pub trait ToolMiddleware: Send + Sync {
-    /// Returns whether calls can run concurrently if the wrapped toolbox allows it.
+    /// Returns whether calls can run concurrently if the wrapped toolbox allows concurrency.
     fn allows_parallel(&self) -> bool {
         true
     }
 
-    /// Waits for further permits before a session is opened. `permit` is the permit of the wrapped
+    /// Acquires further permits before a session is opened. `permit` is the permit of the wrapped
     /// toolbox; the returned permit must include it.
     async fn admit_session(&self, permit: Permit) -> Permit {
         permit
     }
 
-    /// Waits for further permits before a call. `permit` is the permit of the wrapped toolbox; the
+    /// Acquires further permits before a call. `permit` is the permit of the wrapped toolbox; the
     /// returned permit must include it.
     async fn admit(&self, permit: Permit) -> Permit {
         permit
     }
 
-    /// Executes a call.
+    /// Executes a call of the tool `tool` in the wrapped `session`.
     async fn call(
         &self,
         session: &dyn Session,
@@ -39,7 +40,7 @@ pub trait ToolMiddleware: Send + Sync {
         session.call(tool, arguments).await
     }
 
-    /// Post-processes the tool result of a call.
+    /// Post-processes the tool result of a call in the wrapped `session`.
     async fn post_process(
         &self,
         session: &dyn Session,
@@ -51,13 +52,13 @@ pub trait ToolMiddleware: Send + Sync {
     }
 }
 
-/// A toolbox with changes to its calls.
+/// Toolbox whose calls a middleware changes.
 pub struct MiddlewareToolbox<A> {
     toolbox: Arc<dyn Toolbox>,
     middleware: Arc<A>,
 }
 
-/// A session of a toolbox with changes to its calls.
+/// Session whose calls a middleware changes.
 pub struct WrappedSession<A> {
     pub(super) session: Box<dyn Session>,
     pub(super) middleware: Arc<A>,
@@ -202,7 +203,7 @@ mod tests {
     impl ToolMiddleware for PassThrough {}
 
     #[tokio::test]
-    async fn wrapper_preserves_call_timeout_and_late_reasons() {
+    async fn middleware_preserves_call_timeout_and_timeout_details() {
         let toolbox = MiddlewareToolbox::with_middleware(Arc::new(SlowToolbox), PassThrough);
         assert_eq!(
             (toolbox.name(), toolbox.timeout_detail().as_str()),

@@ -7,7 +7,7 @@ use levade_tree::{CallCounts, TimeInterval};
 
 use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
-/// Maximum number of characters of an observation, for every tool. The middle of a longer
+/// Maximum number of characters in an observation, for every tool. The middle of a longer
 /// observation is left out. Models do not read that much, and tokenizing it would take long. Some
 /// tools have a lower limit.
 const MAX_BYTES: usize = 2_000_000;
@@ -25,22 +25,22 @@ pub struct Observation {
     pub toolbox: Option<String>,
     /// Text that the model reads. It starts with `Error: ` if the call failed.
     pub text: String,
-    /// Result of the call as a category.
+    /// Category of the call's result.
     pub kind: ObservationKind,
-    /// Reward for the turn.
+    /// Reward for the turn that made the call; `None` if the tool gives no reward.
     pub reward: Option<f64>,
-    /// Metrics of the call by name, without those that are counted for every toolbox
+    /// Metrics of the call by name, except the metrics that are counted for every toolbox
     /// ([`COMMON_METRICS`]).
     pub metrics: BTreeMap<String, f64>,
-    /// Final answer of the attempt, if the call ended the attempt.
+    /// Final answer of the attempt, if the call ended the attempt; otherwise `None`.
     pub ends: Option<String>,
     /// Failure of the tool itself, which is reported to the user. `None` if the tool works.
     pub failure: Option<String>,
-    /// Whether the attempt must end because of this failure.
+    /// Whether the attempt must end because of `failure`.
     pub breaks: bool,
     /// Conversations of the agents that the tool called.
     pub branches: Vec<Branch>,
-    /// Time of the call, without the wait for a permit. `None` if it was malformed.
+    /// Time interval of the call, without the wait for a permit. `None` if the call was malformed.
     pub interval: Option<TimeInterval>,
 }
 
@@ -62,7 +62,7 @@ pub enum ObservationKind {
 }
 
 impl ObservationKind {
-    /// Returns the name of the category, as metrics have it.
+    /// Returns the name of the category in metrics.
     pub fn name(self) -> &'static str {
         match self {
             ObservationKind::Ok => "ok",
@@ -74,7 +74,7 @@ impl ObservationKind {
         }
     }
 
-    /// Increments the counter of this category.
+    /// Increments the counter of this category in `counts`.
     pub(super) fn count(self, counts: &mut CallCounts) {
         *match self {
             ObservationKind::Ok => &mut counts.ok,
@@ -88,8 +88,8 @@ impl ObservationKind {
 }
 
 impl Observation {
-    /// Creates an observation with a text only. Prefixes `Error: ` unless the call succeeded or the
-    /// text already has it.
+    /// Creates an observation that only has a text. Prefixes the text with `Error: ` unless the
+    /// call succeeded or the text has the prefix already.
     pub(super) fn new(kind: ObservationKind, text: String) -> Self {
         // A server may have written this prefix itself.
         let is_marked = kind == ObservationKind::Ok || text.trim_start().starts_with("Error:");
@@ -107,6 +107,12 @@ impl Observation {
             branches: Vec::new(),
             interval: None,
         }
+    }
+
+    /// Creates an observation that reports a failure of the tool itself.
+    pub(super) fn from_failure(kind: ObservationKind, text: String) -> Self {
+        let observation = Self::new(kind, text);
+        Self { failure: Some(observation.text.clone()), ..observation }
     }
 
     /// Creates an observation from a tool result.
@@ -137,7 +143,8 @@ impl Observation {
             if fit.remove(name).is_some() {
                 observation.failure.get_or_insert_with(|| {
                     format!(
-                        "its metric {name:?} is left out, because it is counted for every toolbox"
+                        "the tool's metric {name:?} is left out, because it is counted for every \
+                         toolbox"
                     )
                 });
             }
@@ -163,9 +170,10 @@ impl Observation {
     }
 }
 
-/// Describes a number that is left out, because it is not finite and cannot be summed or recorded.
+/// Describes a reward or metric that is left out because its value is not finite and cannot be
+/// summed or recorded.
 fn unfit_value(quantity: &str, value: f64) -> String {
-    format!("its {quantity} is {value}, but must be finite; it is left out")
+    format!("the tool's {quantity} is {value}, but must be finite; it is left out")
 }
 
 #[cfg(test)]
@@ -184,16 +192,18 @@ mod tests {
             (observation.reward, observation.metrics),
             (Some(0.5), BTreeMap::from([("rows".to_owned(), 2.0)]))
         );
-        assert!(observation.failure.unwrap().starts_with("its metric \"seconds\" is NaN"));
+        assert!(observation.failure.unwrap().starts_with("the tool's metric \"seconds\" is NaN"));
         let output = ToolOutput { reward: Some(f64::INFINITY), ..ToolOutput::text("done") };
         let observation = Observation::from_output(output);
         assert_eq!((observation.reward, observation.kind), (None, ObservationKind::Ok));
-        assert!(observation.failure.unwrap().starts_with("its reward is inf"));
+        assert!(observation.failure.unwrap().starts_with("the tool's reward is inf"));
         let metrics = BTreeMap::from([("calls".to_owned(), 9.0)]);
         let observation =
             Observation::from_output(ToolOutput { metrics, ..ToolOutput::text("done") });
         assert_eq!((observation.metrics.len(), observation.kind), (0, ObservationKind::Ok));
-        assert!(observation.failure.unwrap().starts_with("its metric \"calls\" is left out"));
+        assert!(
+            observation.failure.unwrap().starts_with("the tool's metric \"calls\" is left out")
+        );
     }
 
     #[test]

@@ -8,17 +8,18 @@ use levade_tree::{Outcome, Trajectory};
 /// Result of one tool call.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ToolOutput {
-    /// Content that the model reads.
+    /// Content of the tool result that the model reads.
     pub parts: Vec<ContentPart>,
     /// Kind of the error if the call failed, in which case `parts` explains the error to the model.
     /// `None` if the call succeeded.
     pub error: Option<CallError>,
-    /// Reward for the turn that made the call. It must be finite.
+    /// Reward for the turn that made the call, which must be finite. `None` gives no reward.
     pub reward: Option<f64>,
     /// Metrics by name, summed over all calls of the toolbox. Values must be finite. The names
-    /// `calls` and `errors` are reserved: they are counted for every toolbox.
+    /// `calls` and `errors` are reserved for metrics that are counted for every toolbox.
     pub metrics: BTreeMap<String, f64>,
-    /// Final answer of the attempt, which can be empty. If set, the attempt ends after this turn.
+    /// Final answer of the attempt, which can be empty. If set, the attempt ends after this turn;
+    /// `None` continues the attempt.
     pub ends: Option<String>,
     /// Conversations of the agents that the tool called. They are recorded with the attempt.
     pub branches: Vec<Branch>,
@@ -29,7 +30,7 @@ pub struct ToolOutput {
 pub struct Branch {
     /// Name of the called agent.
     pub agent: String,
-    /// All tokens of the conversation.
+    /// All tokens of the conversation, with their origins.
     pub trajectory: Trajectory,
     /// Outcome of the conversation.
     pub outcome: Outcome,
@@ -43,7 +44,7 @@ pub enum CallError {
     /// The tool ran and its operation failed, for instance with a non-zero exit code or an HTTP
     /// error of a page.
     Failed,
-    /// The tool exceeded a timeout that the session itself enforces.
+    /// The call exceeded a timeout that the session itself enforces.
     Late,
     /// The tool itself does not work. The model cannot correct this, so it is reported as a failure
     /// of the tool.
@@ -51,12 +52,12 @@ pub enum CallError {
 }
 
 impl ToolOutput {
-    /// Creates a successful result with one text part.
+    /// Creates the result of a successful call with one text part.
     pub fn text(text: impl Into<String>) -> Self {
         ToolOutput { parts: vec![ContentPart::Text(text.into())], ..ToolOutput::default() }
     }
 
-    /// Creates a failed result. The model reads `why`.
+    /// Creates the result of a failed call. The model reads `why`.
     pub fn error(error: CallError, why: impl Into<String>) -> Self {
         ToolOutput { error: Some(error), ..Self::text(why) }
     }
@@ -66,8 +67,8 @@ impl ToolOutput {
         self.error.is_some()
     }
 
-    /// Returns the concatenated text of all parts. A line with the type of the part replaces each
-    /// part that is not text, so that a text-only model does not mistake it for an empty result.
+    /// Returns the concatenated text of all parts. A part that is not text is replaced by a line
+    /// with its type, so that a text-only model does not mistake the part for an empty result.
     pub(super) fn read(&self) -> String {
         let mut text = String::new();
         for part in &self.parts {

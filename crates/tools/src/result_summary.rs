@@ -10,40 +10,42 @@ use serde_json::{Map, Value};
 use super::helper::{HelperCaller, HelperSlot};
 use super::middleware::{ToolMiddleware, WrappedSession};
 use super::output::Branch;
-use super::{Permit, ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{
+    OmittedPart, Permit, ResultTruncation, Session, ToolContext, ToolError, ToolOutput, Toolbox,
+};
 
-/// `summarize`: another agent summarizes long tool results before the model reads them.
+/// Options of `summarize`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CondenseKeys {
-    /// Name of the agent.
+    /// Name of the agent that summarizes.
     pub agent: String,
     /// Length, in characters, above which a tool result is summarized.
-    #[serde(default = "above")]
+    #[serde(default = "default_threshold")]
     pub above: usize,
-    /// Instruction to the agent, placed before the call and its tool result.
-    #[serde(default = "instruction")]
+    /// Instruction to the summarizing agent, placed before the call and its tool result.
+    #[serde(default = "default_instruction")]
     pub instruction: String,
 }
 
-fn above() -> usize {
+fn default_threshold() -> usize {
     2000
 }
 
-fn instruction() -> String {
+fn default_instruction() -> String {
     "Condense the answer of a tool for the one who called it. Keep every fact, number, name and \
      address that the call was after, in the words of the answer; compute and add nothing, and \
      leave out the rest."
         .into()
 }
 
-/// A toolbox whose long tool results are summarized. Errors are passed on unchanged.
+/// Toolbox whose long tool results another agent summarizes. Errors are passed on unchanged.
 pub struct SummarizedToolbox {
     /// Toolbox whose results are summarized.
     pub toolbox: Arc<dyn Toolbox>,
-    /// Slot for the agent that summarizes.
+    /// Slot for the agent that summarizes the results.
     pub slot: HelperSlot,
-    /// Which tool results are summarized, and the instruction to the agent.
+    /// Length from which tool results are summarized, and the instruction to the agent.
     pub keys: CondenseKeys,
 }
 
@@ -90,7 +92,7 @@ impl Toolbox for SummarizedToolbox {
     }
 }
 
-/// Summarizes the tool results of one attempt.
+/// Middleware that summarizes the tool results of one attempt.
 struct SummaryMiddleware {
     caller: HelperCaller,
     keys: CondenseKeys,
@@ -102,8 +104,8 @@ const SUMMARIZED_METRIC: &str = "condensed";
 const TRUNCATED_METRIC: &str = "cut";
 
 impl SummaryMiddleware {
-    /// Returns the agent's summary, or the truncated text if the agent did not finish, with the
-    /// name of the metric to count.
+    /// Returns the agent's summary, or the truncated text if the agent did not finish. Also returns
+    /// the name of the metric that counts this case.
     fn shorten_result(&self, text: &str, branch: &Branch) -> (String, &'static str) {
         let outcome = &branch.outcome;
         if outcome.error.is_none()
@@ -115,7 +117,7 @@ impl SummaryMiddleware {
         let truncation = ResultTruncation {
             characters: Some(self.keys.above),
             tokens: None,
-            side: Side::Middle,
+            side: OmittedPart::Middle,
         };
         (truncation.truncate(text).unwrap_or_else(|| text.to_owned()), TRUNCATED_METRIC)
     }

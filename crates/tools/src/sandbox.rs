@@ -21,7 +21,7 @@ use super::{
     read_key,
 };
 
-/// `[[tool]] kind = "sandbox"`: runs Python code that the model writes.
+/// Options of `[[tool]] kind = "sandbox"`, which runs Python code that the model writes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxKeys {
@@ -34,18 +34,19 @@ pub struct SandboxKeys {
     pub output_bytes: usize,
     /// Required level of protection. If it is not available, no code runs.
     pub protection: Demand,
-    /// The Python interpreter: a command name, a file, or the directory of a virtual environment.
+    /// Python interpreter: a command name, a file, or the directory of a virtual environment.
     pub python: PathBuf,
     /// Names of modules that are imported before any code runs.
     pub preload: Vec<String>,
-    /// Maximum number of concurrent calls. 0 means one per core.
+    /// Maximum number of concurrent calls; 0 means one per core.
     pub concurrency: usize,
     /// Maximum number of attempts with an open session.
     pub sessions: usize,
     /// URL of a service with the API of SandboxFusion, which runs the code instead of this machine.
-    /// `None` runs it locally.
+    /// `None` runs the code on this machine.
     pub url: Option<String>,
-    /// Environment variable with the API key of that service. `None` sends no key.
+    /// Name of the environment variable with the API key of the service at `url`. `None` sends no
+    /// key.
     pub key_env: Option<String>,
 }
 
@@ -68,8 +69,8 @@ impl Default for SandboxKeys {
     }
 }
 
-/// Time that a call may take in addition to its code, in seconds: for waiting until other calls
-/// finish, and for starting the interpreter.
+/// Time that a call may take in addition to the run time of its code, in seconds: for waiting until
+/// other calls finish, and for starting the interpreter.
 const MAX_OVERHEAD_SECONDS: f64 = 120.0;
 
 impl SandboxKeys {
@@ -134,8 +135,8 @@ impl ToolOptions for SandboxKeys {
     }
 }
 
-/// Runs Python code. The argument is `code`; the tool result is the printed output and the value of
-/// the last expression.
+/// Tool that runs Python code. The argument is `code`; the tool result is the printed output and
+/// the value of the last expression.
 ///
 /// Exceptions, interpreter crashes and service outages become observations. They are counted by the
 /// metrics `exceptions`, `time_limits`, `memory_limits`, `crashes`, `restarts` and `unavailable`.
@@ -144,11 +145,11 @@ pub struct CodeTool {
     /// Name of the toolbox. The tool itself is always called [`CodeTool::TOOL`].
     name: String,
     keys: SandboxKeys,
-    /// Limits of each call.
+    /// Limits on time, memory and output of each call.
     limits: Limits,
-    /// API key of the service, if it needs one.
+    /// API key of the service; `None` if the service needs no key.
     key: Option<String>,
-    /// The local sandbox, after its start. The inner value is `None` if a service runs the code.
+    /// Local sandbox, set at its first use. The inner value is `None` if a service runs the code.
     started: Arc<OnceCell<Option<Sandbox>>>,
 }
 
@@ -156,11 +157,11 @@ impl CodeTool {
     /// Name of the toolbox's kind in a recipe.
     pub const NAME: &'static str = "sandbox";
 
-    /// Name of the tool.
+    /// Name of the tool by which the model calls it.
     pub const TOOL: &'static str = "python";
 
-    /// Creates a toolbox with the name `name`, whose code may run for `seconds` per call. `None`
-    /// means the default of [`Limits`].
+    /// Creates the toolbox `name`, in which the code of a call may run for `seconds`. `None` means
+    /// the default of [`Limits`].
     ///
     /// # Errors
     /// Returns an error if the environment variable for the API key is not set or is empty.
@@ -170,8 +171,8 @@ impl CodeTool {
         Ok(CodeTool { name, keys, limits, key, started: Arc::default() })
     }
 
-    /// Returns whether variables persist between the calls of an attempt. Calls of a service never
-    /// share variables.
+    /// Returns whether variables persist between the calls of an attempt. Calls that a service runs
+    /// never share variables.
     fn is_persistent(&self) -> bool {
         self.keys.persistent && self.keys.url.is_none()
     }
@@ -199,8 +200,8 @@ impl CodeTool {
         }
     }
 
-    /// Returns the local sandbox and starts it at the first use. Returns `None` if a service runs
-    /// the code.
+    /// Returns the local sandbox, which is started at the first use. Returns `None` if a service
+    /// runs the code.
     async fn sandbox(&self) -> Result<Option<&Sandbox>, SandboxError> {
         Ok(self
             .started
@@ -221,14 +222,14 @@ impl CodeTool {
     }
 }
 
-/// Returns the code in the arguments of a call, or an error message for the model.
-fn code(arguments: &Map<String, Value>) -> Result<&str, String> {
+/// Returns the code in the arguments of a tool call, or an error message for the model.
+fn code_argument(arguments: &Map<String, Value>) -> Result<&str, String> {
     if let Some(extra) = arguments.keys().find(|key| *key != "code") {
-        return Err(format!("{extra:?} is not an argument; \"code\" is"));
+        return Err(format!("{extra:?} is not an argument of this tool; its argument is \"code\""));
     }
     match arguments.get("code") {
         Some(Value::String(code)) => Ok(code),
-        Some(other) => Err(format!("\"code\" is {other}, but it must be a string")),
+        Some(other) => Err(format!("the argument \"code\" is {other}, but it must be a string")),
         None => Err("\"code\" is missing".to_owned()),
     }
 }
@@ -265,7 +266,7 @@ impl Toolbox for CodeTool {
     }
 }
 
-/// A session of the tool for one attempt.
+/// Session of the code tool for one attempt.
 struct CodeSession {
     tool: CodeTool,
     /// The interpreter, if variables persist.
@@ -284,7 +285,7 @@ impl Session for CodeSession {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let code = match code(arguments) {
+        let code = match code_argument(arguments) {
             Ok(code) => code,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
@@ -351,7 +352,7 @@ fn count_metric(mut output: ToolOutput, metric: &str) -> ToolOutput {
     output
 }
 
-/// Result of a call, from the local sandbox or from a service.
+/// Result of running code, from the local sandbox or from a service.
 struct CellOutput {
     stdout: String,
     stderr: String,

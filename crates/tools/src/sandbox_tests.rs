@@ -97,8 +97,11 @@ async fn call_explains_invalid_arguments() {
     let session = open(tool(keys(false))).await;
     for (arguments, why) in [
         (json!({}), "\"code\" is missing"),
-        (json!({ "code": 5 }), "\"code\" is 5, but it must be a string"),
-        (json!({ "code": "", "language": "c" }), "\"language\" is not an argument; \"code\" is"),
+        (json!({ "code": 5 }), "the argument \"code\" is 5, but it must be a string"),
+        (
+            json!({ "code": "", "language": "c" }),
+            "\"language\" is not an argument of this tool; its argument is \"code\"",
+        ),
     ] {
         let output = session.call("python", arguments.as_object().unwrap()).await;
         assert_eq!(output, ToolOutput::error(CallError::BadArguments, why));
@@ -144,7 +147,7 @@ async fn service_matches_sandbox_and_outage_is_observed() {
 }
 
 #[tokio::test]
-async fn find_reports_missing_interpreter() {
+async fn discover_tools_reports_missing_interpreter() {
     let keys = SandboxKeys { python: "/nowhere/python3".into(), ..keys(true) };
     let tool = CodeTool::new("code".into(), keys, None).unwrap();
     let tools = crate::ToolSet::new(vec![Arc::new(tool)], Duration::from_secs(60)).unwrap();
@@ -156,12 +159,12 @@ async fn find_reports_missing_interpreter() {
         deadline: Duration::from_secs(60),
         params: Default::default(),
     };
-    let error = tools.find(&attempt).await.unwrap_err().to_string();
+    let error = tools.discover_tools(&attempt).await.unwrap_err().to_string();
     assert!(error.contains("\"code\"") && error.contains("/nowhere/python3"), "{error}");
 }
 
 #[test]
-fn new_names_unset_key_variable() {
+fn new_reports_unset_api_key_variable() {
     let url = Some("http://h".to_owned());
     let key_env = Some("LEVADE_TEST_NO_SUCH_KEY".to_owned());
     let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None)

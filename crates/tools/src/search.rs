@@ -17,26 +17,32 @@ use super::{
     read_key,
 };
 
-/// Maximum number of queries in one call, because the model reads the passages of all of them.
+/// Maximum number of queries in one call. The number is limited because the model reads the
+/// passages of all queries.
 const MAX_QUERIES: usize = 8;
-/// Separator between the passages of two queries.
+/// Text between the passages of two queries in a tool result.
 const QUERY_SEPARATOR: &str = "\n---\n";
 
-/// `[[tool]] kind = "search"`: passages from a local index or from a retrieval server.
+/// Options of `[[tool]] kind = "search"`, which finds passages in a local index or on a retrieval
+/// server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SearchKeys {
-    /// Directory of an index, which is searched in this process with BM25. `None` if `url` is set.
+    /// Directory of a local index, which is searched in this process with BM25. `None` if `url` is
+    /// set.
     pub index: Option<PathBuf>,
-    /// URL of a retrieval server, including its path, such as `http://host:8000/retrieve`.
+    /// URL of a retrieval server, including its path, such as `http://host:8000/retrieve`. `None`
+    /// if `index` is set.
     pub url: Option<String>,
-    /// Environment variable with the API key of that server. `None` sends no key.
+    /// Name of the environment variable with the API key of the retrieval server. `None` sends no
+    /// key.
     pub key_env: Option<String>,
-    /// Number of passages for each query, 1 to 1000.
+    /// Number of passages to return for each query, in 1..=1000.
     pub top_k: usize,
     /// Maximum length of a passage, in characters. `…` marks a truncated passage.
     pub passage_chars: usize,
-    /// Maximum number of requests to a server that fails or does not respond, 1 to 100.
+    /// Maximum number of requests for one search if the server fails or does not respond, in
+    /// 1..=100.
     pub tries: u32,
 }
 
@@ -53,7 +59,7 @@ impl Default for SearchKeys {
     }
 }
 
-/// Default timeout for a search, in seconds, over all requests together.
+/// Default timeout for a search in seconds, including all retries.
 const DEFAULT_TIMEOUT_SECONDS: f64 = 30.0;
 
 impl ToolOptions for SearchKeys {
@@ -105,7 +111,7 @@ impl ToolOptions for SearchKeys {
     }
 }
 
-/// Searches for passages.
+/// Tool that searches for passages.
 ///
 /// The argument is `query`, a string, or `queries`, a list of strings. Each passage is shown as
 /// `Doc 1 (Title: T)`, a line break and the text. The best passage is first, and a blank line
@@ -116,23 +122,23 @@ impl ToolOptions for SearchKeys {
 #[derive(Clone)]
 pub struct SearchTool {
     name: String,
-    location: Location,
+    location: PassageLocation,
     keys: SearchKeys,
 }
 
-/// Location of the passages.
+/// Location of the passages to search.
 #[derive(Clone)]
-enum Location {
+enum PassageLocation {
     Here(Searcher),
     Remote(Box<Client>),
 }
 
 impl SearchTool {
-    /// Name of the tool.
+    /// Name of the tool by which the model calls it.
     pub const NAME: &'static str = "search";
 
-    /// Creates a tool that searches the index in `keys`, or else the server, with retries as in
-    /// `retries`.
+    /// Creates a tool that searches the index in `keys`, or the server if `keys` sets no index.
+    /// Failed requests to a server are retried according to `retries`.
     ///
     /// # Errors
     /// Returns an error if the index does not exist, the URL is invalid, the API key is missing, or
@@ -146,11 +152,11 @@ impl SearchTool {
             (Some(index), _) => {
                 let searcher = Index::open(index, false)
                     .and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
-                Location::Here(searcher.map_err(|error| error.to_string())?)
+                PassageLocation::Here(searcher.map_err(|error| error.to_string())?)
             }
             (None, Some(url)) => {
                 let client = Client::new(url, read_key(keys.key_env.as_deref())?, retries);
-                Location::Remote(Box::new(client.map_err(|error| error.to_string())?))
+                PassageLocation::Remote(Box::new(client.map_err(|error| error.to_string())?))
             }
             (None, None) => {
                 return Err("neither `index` nor `url` is set; set one of them".into());
@@ -176,18 +182,22 @@ impl SearchTool {
         }
     }
 
-    /// Returns the number of failed requests, and the passages for each query.
-    async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
+    /// Searches for passages. Returns the number of failed requests, and the passages for each
+    /// query.
+    async fn search_passages(
+        &self,
+        queries: &[String],
+    ) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
         match &self.location {
-            Location::Here(searcher) => {
+            PassageLocation::Here(searcher) => {
                 (0, searcher.search(queries.to_vec(), self.keys.top_k).await)
             }
-            Location::Remote(client) => client.retrieve(queries, self.keys.top_k).await,
+            PassageLocation::Remote(client) => client.retrieve(queries, self.keys.top_k).await,
         }
     }
 
     /// Formats the passages of a query for the model.
-    fn show(&self, query: &str, hits: &[Hit]) -> String {
+    fn format_passages(&self, query: &str, hits: &[Hit]) -> String {
         if hits.is_empty() {
             return format!("No passage was found for {query:?}.");
         }
@@ -202,7 +212,7 @@ impl SearchTool {
                 format!(
                     "Doc {}{title}\n{}",
                     at + 1,
-                    truncate(&hit.passage.text, self.keys.passage_chars)
+                    truncate_passage(&hit.passage.text, self.keys.passage_chars)
                 )
             })
             .collect::<Vec<_>>()
@@ -210,28 +220,33 @@ impl SearchTool {
     }
 }
 
-/// Truncates a text to at most `most` characters.
-fn truncate(text: &str, max_results: usize) -> String {
+/// Truncates a text to at most `max_results` characters.
+fn truncate_passage(text: &str, max_results: usize) -> String {
     match text.char_indices().nth(max_results) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
         None => text.to_owned(),
     }
 }
 
-/// Returns the queries in the arguments of a call.
+/// Returns the queries in the arguments of a tool call.
 ///
 /// # Errors
 /// Returns a message for the model if an argument is invalid.
-fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
+fn parse_queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     if let Some(extra) = arguments.keys().find(|key| !["query", "queries"].contains(&key.as_str()))
     {
-        return Err(format!("{extra:?} is not an argument; \"query\" and \"queries\" are"));
+        return Err(format!(
+            "{extra:?} is not an argument of this tool; its arguments are \"query\" and \
+             \"queries\""
+        ));
     }
     let argument = |name: &str| arguments.get(name).filter(|value| !value.is_null());
     let (name, value) = match (argument("query"), argument("queries")) {
         (Some(query), None) => ("query", query),
         (None, Some(queries)) => ("queries", queries),
-        (Some(_), Some(_)) => return Err("give \"query\" or \"queries\", not both".into()),
+        (Some(_), Some(_)) => {
+            return Err("both \"query\" and \"queries\" are set; set only one of them".into());
+        }
         (None, None) => return Err("\"query\" is missing".into()),
     };
     // Models pass a list under either name.
@@ -245,7 +260,7 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         0 => Err(format!("\"{name}\" is empty")),
         1..=MAX_QUERIES => Ok(found),
         count => Err(format!(
-            "\"{name}\" has {count} queries, but at most {MAX_QUERIES} are answered at once"
+            "the argument \"{name}\" has {count} queries, but at most {MAX_QUERIES} are allowed"
         )),
     }
 }
@@ -254,11 +269,13 @@ fn query_text(name: &str, value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) if text.trim().is_empty() => Err(format!("\"{name}\" is empty")),
         Value::String(text) if text.len() > MAX_QUERY_BYTES => Err(format!(
-            "\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}",
+            "a query in \"{name}\" has {} bytes, but may have at most {MAX_QUERY_BYTES}",
             text.len()
         )),
         Value::String(text) => Ok(text.clone()),
-        other => Err(format!("\"{name}\" has {other}, but a query is a string")),
+        other => {
+            Err(format!("the argument \"{name}\" contains {other}, but a query must be a string"))
+        }
     }
 }
 
@@ -289,11 +306,11 @@ impl Session for SearchTool {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let queries = match queries(arguments) {
+        let queries = match parse_queries(arguments) {
             Ok(queries) => queries,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
-        let (failed, found) = self.find(&queries).await;
+        let (failed, found) = self.search_passages(&queries).await;
         let mut metrics = BTreeMap::from([("queries".to_owned(), queries.len() as f64)]);
         metrics.insert("retries".to_owned(), f64::from(failed));
         set_metric(&mut metrics, "failures", usize::from(found.is_err()));
@@ -305,7 +322,10 @@ impl Session for SearchTool {
                     "empty",
                     found.iter().filter(|hits| hits.is_empty()).count(),
                 );
-                let shown = queries.iter().zip(&found).map(|(query, hits)| self.show(query, hits));
+                let shown = queries
+                    .iter()
+                    .zip(&found)
+                    .map(|(query, hits)| self.format_passages(query, hits));
                 ToolOutput::text(shown.collect::<Vec<_>>().join(QUERY_SEPARATOR))
             }
             Err(error) => {

@@ -74,20 +74,27 @@ async fn call_explains_invalid_queries() {
         (json!({ "query": null }), "\"query\" is missing"),
         (json!({ "query": " " }), "\"query\" is empty"),
         (json!({ "queries": [] }), "\"queries\" is empty"),
-        (json!({ "query": 5 }), "\"query\" has 5, but a query is a string"),
-        (json!({ "queries": ["a", ["b"]] }), "\"queries\" has [\"b\"], but a query is a string"),
-        (json!({ "query": "a", "queries": ["b"] }), "give \"query\" or \"queries\", not both"),
+        (json!({ "query": 5 }), "the argument \"query\" contains 5, but a query must be a string"),
+        (
+            json!({ "queries": ["a", ["b"]] }),
+            "the argument \"queries\" contains [\"b\"], but a query must be a string",
+        ),
+        (
+            json!({ "query": "a", "queries": ["b"] }),
+            "both \"query\" and \"queries\" are set; set only one of them",
+        ),
         (
             json!({ "query": "a", "top_k": 9 }),
-            "\"top_k\" is not an argument; \"query\" and \"queries\" are",
+            "\"top_k\" is not an argument of this tool; its arguments are \"query\" and \
+             \"queries\"",
         ),
         (
             json!({ "queries": vec!["a"; 9] }),
-            "\"queries\" has 9 queries, but at most 8 are answered at once",
+            "the argument \"queries\" has 9 queries, but at most 8 are allowed",
         ),
         (
             json!({ "query": "a".repeat(MAX_QUERY_BYTES + 1) }),
-            "\"query\" has 65537 bytes, but a query has at most 65536",
+            "a query in \"query\" has 65537 bytes, but may have at most 65536",
         ),
     ] {
         assert_eq!(call(&tool, arguments).await, ToolOutput::error(CallError::BadArguments, why));
@@ -130,7 +137,7 @@ async fn server_failures_are_observations_with_retries() {
 }
 
 #[test]
-fn new_names_missing_index_and_invalid_url() {
+fn new_reports_missing_index_and_invalid_url() {
     let dir = tempfile::tempdir().unwrap();
     let absent = SearchKeys { index: Some(dir.path().join("absent")), ..keys() };
     let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();

@@ -22,35 +22,35 @@ use super::descriptions::{ToolDescriptions, tool_names};
 use super::lease::acquire_leases;
 use super::observation::{Observation, ObservationKind};
 use super::tool_list::{NAME_SEPARATOR, ToolList, ToolLists};
-use super::usage::{Meter, Usage};
+use super::usage::{Usage, UsageMeter};
 use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
-/// Maximum number of concurrent calls of one turn. A completion can contain any number of calls.
+/// Maximum number of concurrent calls, because a completion can contain any number of calls.
 const MAX_CONCURRENT_CALLS: usize = 32;
 
-/// Maximum size of the scorer input of a toolbox as JSON, in bytes. All of it is recorded with the
-/// attempt.
+/// Maximum size of the scorer input of a toolbox as JSON, in bytes. The complete input is recorded
+/// with the attempt.
 const MAX_SCORER_INPUT_BYTES: usize = 1 << 20;
 
 /// Maximum number of characters of an announcement of changed tools.
 const MAX_NOTE_CHARS: usize = 20_000;
 
-/// The toolboxes that an agent can use, each with its timeout.
+/// Set of toolboxes that an agent can use, each with its timeout.
 #[derive(Clone)]
 pub struct ToolSet {
-    boxes: Vec<Entry>,
+    boxes: Vec<ToolboxEntry>,
     lists: ToolLists,
 }
 
-/// A toolbox of a set.
+/// Toolbox of a set, with its settings there.
 #[derive(Clone)]
-struct Entry {
+struct ToolboxEntry {
     toolbox: Arc<dyn Toolbox>,
     deadline: Duration,
     /// Whether an attempt is aborted if this toolbox does not work.
     strict: bool,
-    meter: Arc<Meter>,
+    meter: Arc<UsageMeter>,
 }
 
 impl fmt::Debug for ToolSet {
@@ -68,8 +68,8 @@ impl Default for ToolSet {
 }
 
 impl ToolSet {
-    /// Creates a set of toolboxes that share one timeout. It applies separately to each opening,
-    /// call, collection of scorer input and closing.
+    /// Creates a set of toolboxes that share one timeout. The timeout applies separately to each
+    /// opening, call, collection of scorer input and closing.
     ///
     /// # Errors
     /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
@@ -98,14 +98,14 @@ impl ToolSet {
             fixed.collect::<Option<Vec<_>>>().map(|fixed| ToolList::new(&fixed)).transpose()?;
         let entry = |(toolbox, deadline)| {
             let meter = Arc::default();
-            Entry { toolbox, deadline, strict: false, meter }
+            ToolboxEntry { toolbox, deadline, strict: false, meter }
         };
         Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), lists: ToolLists::new(fixed) })
     }
 
-    /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work,
-    /// the attempt is aborted, so that it can be repeated. For other toolboxes the model reads the
-    /// error and continues.
+    /// Marks the toolboxes for which `is_strict` returns true as strict. If a strict toolbox does
+    /// not work, the attempt is aborted, so that it can be repeated. For other toolboxes, the model
+    /// reads the error and continues.
     #[must_use]
     pub fn with_strict_tools(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
         for entry in &mut self.boxes {
@@ -114,15 +114,15 @@ impl ToolSet {
         self
     }
 
-    /// Returns the set with texts that the model reads in place of those of the toolboxes. They
-    /// replace all earlier ones.
+    /// Replaces the descriptions that the toolboxes give with the texts in `descriptions`. Any
+    /// texts that were set earlier are discarded.
     #[must_use]
     pub fn with_descriptions(mut self, descriptions: &ToolDescriptions) -> Self {
         self.lists.descriptions = Arc::new(descriptions.clone());
         self
     }
 
-    /// Returns the texts that the model reads in place of those of the toolboxes.
+    /// Returns the texts that replace the descriptions of the toolboxes.
     pub fn descriptions(&self) -> &ToolDescriptions {
         &self.lists.descriptions
     }
@@ -138,8 +138,8 @@ impl ToolSet {
     }
 
     /// Returns the tools that the prompts of attempts at `task` list, in the order of the
-    /// toolboxes. If a toolbox knows its tools only after opening, the set must have been
-    /// [found](Self::find) or opened before; otherwise the list is empty.
+    /// toolboxes. If a toolbox knows its tools only after opening, the set must have been opened or
+    /// [inspected](Self::discover_tools) before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
         self.lists.list_for(task).map(|list| list.specs.clone()).unwrap_or_default()
     }
@@ -151,13 +151,13 @@ impl ToolSet {
     }
 
     /// Checks that the toolboxes work and finds out which tools they have. If a toolbox does not
-    /// know its tools in advance, this opens and closes a session.
+    /// know its tools in advance, a session is opened and closed.
     ///
     /// # Errors
     /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if
     /// the task selects or the set describes an unknown tool.
-    pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
-        for Entry { toolbox, .. } in &self.boxes {
+    pub async fn discover_tools(&self, attempt: &ToolContext) -> Result<(), ToolError> {
+        for ToolboxEntry { toolbox, .. } in &self.boxes {
             toolbox.check_ready().await?;
         }
         if self.lists.list_for(&attempt.task).is_none() {
@@ -166,15 +166,15 @@ impl ToolSet {
         self.lists.check(&attempt.task)
     }
 
-    /// Sets the tools of each toolbox, by its name, from an earlier listing, so that no toolbox is
-    /// opened to list them.
+    /// Sets the tools of each toolbox, by toolbox name, from an earlier listing, so that no toolbox
+    /// is opened to list its tools.
     ///
     /// # Errors
     /// Returns an error if the names of two tools clash.
-    pub fn assume(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
+    pub fn set_known_tools(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
         let found: Vec<(&str, Vec<ToolSpec>)> =
             found.iter().map(|(name, specs)| (name.as_str(), specs.clone())).collect();
-        self.lists.assume(ToolList::new(&found)?);
+        self.lists.set_known_tools(ToolList::new(&found)?);
         Ok(())
     }
 
@@ -202,7 +202,9 @@ impl ToolSet {
         let toolboxes: Vec<&Arc<dyn Toolbox>> =
             self.boxes.iter().map(|entry| &entry.toolbox).collect();
         let leases = acquire_leases(&toolboxes, attempt).await?;
-        for (Entry { toolbox, deadline, strict, meter }, lease) in self.boxes.iter().zip(leases) {
+        for (ToolboxEntry { toolbox, deadline, strict, meter }, lease) in
+            self.boxes.iter().zip(leases)
+        {
             let name = toolbox.name().to_owned();
             toolbox.check_ready().await?;
             let opened = with_timeout(*deadline, toolbox.open(attempt)).await;
@@ -211,7 +213,7 @@ impl ToolSet {
                 ToolError::Open { tool: name.clone(), why }
             };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            open.sessions.push(OpenBox {
+            open.sessions.push(OpenToolbox {
                 name,
                 session,
                 tools: Vec::new(),
@@ -223,7 +225,7 @@ impl ToolSet {
                 lease,
             });
         }
-        open.list = self.lists.freeze(&attempt.task, || {
+        open.list = self.lists.fix_list(&attempt.task, || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
             ToolList::new(&specs.collect::<Vec<_>>())
         })?;
@@ -235,31 +237,33 @@ impl ToolSet {
     }
 }
 
-/// The open sessions of one attempt. Close them with [`OpenTools::close`]. If dropped instead, as
-/// by a cancelled attempt, they are closed in the background on the current tokio runtime.
+/// Open tool sessions of one attempt. Close them with [`OpenTools::close`]. If the value is dropped
+/// instead, as by a cancelled attempt, the sessions are closed in the background on the current
+/// tokio runtime.
 #[derive(Default)]
 pub struct OpenTools {
-    sessions: Vec<OpenBox>,
+    sessions: Vec<OpenToolbox>,
     list: Arc<ToolList>,
     /// Whether the task selects its tools, so that no other tool can be called.
     is_selected: bool,
     counts: CallCounts,
 }
 
-struct OpenBox {
+struct OpenToolbox {
     name: String,
     session: Box<dyn Session>,
-    /// Tools that the model knows: the prompt's, updated by announcements in observations.
+    /// Tools that the model knows: the tools in the prompt, updated by announcements in
+    /// observations.
     tools: Vec<ToolSpec>,
-    /// Tools that observations have announced: the name that the model uses, and the toolbox's own
-    /// name.
+    /// Tools that observations have announced, as pairs of the name that the model uses and the
+    /// toolbox's own name.
     appeared: Vec<(String, String)>,
     deadline: Duration,
     strict: bool,
-    /// Maximum wait for a permit: the maximum duration of the attempt.
+    /// Maximum wait for a permit, which equals the maximum duration of the attempt.
     permit_timeout: Duration,
-    meter: Arc<Meter>,
-    /// Permit to have the session open.
+    meter: Arc<UsageMeter>,
+    /// Permit to have the sessions open.
     lease: Permit,
 }
 
@@ -271,21 +275,21 @@ impl fmt::Debug for OpenTools {
 }
 
 impl OpenTools {
-    /// Returns the tools that the prompt lists. They are fixed when the set is opened.
+    /// Returns the tools that the prompt lists. The list is fixed when the set is opened.
     pub fn specs(&self) -> &[ToolSpec] {
         &self.list.specs
     }
 
-    /// Returns the texts that sessions append to the last message of the prompt, or `None` if there
-    /// are none.
+    /// Returns the texts that sessions append to the last message of the prompt, or `None` if no
+    /// session appends a text.
     pub fn opening(&self) -> Option<String> {
         let texts: Vec<String> =
             self.sessions.iter().filter_map(|open| open.session.opening()).collect();
         (!texts.is_empty()).then(|| texts.join("\n\n"))
     }
 
-    /// Executes the calls of a completion and returns their observations, in the order of the
-    /// calls. This never fails: errors become observations.
+    /// Executes the tool calls of a completion and returns their observations, in the order of the
+    /// calls. Never fails: errors become observations.
     ///
     /// `is_read` is whether the model will read the observations. If not, only calls that have an
     /// effect ([`Session::has_effect`]) are executed. The other calls are skipped and have no
@@ -316,7 +320,7 @@ impl OpenTools {
             together.push(Box::pin(self.execute(call)));
         }
         observations.extend(run_concurrently(together).await);
-        self.announce(&mut observations);
+        self.announce_changes(&mut observations);
         for observation in &observations {
             observation.kind.count(&mut self.counts);
         }
@@ -326,7 +330,7 @@ impl OpenTools {
         observations
     }
 
-    /// Returns the number of calls so far, by result.
+    /// Returns the number of tool calls so far, by result.
     pub fn counts(&self) -> CallCounts {
         self.counts
     }
@@ -336,16 +340,17 @@ impl OpenTools {
     pub async fn scorer_input(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let mut found = Map::new();
         let mut missing = Vec::new();
-        for OpenBox { name, session, deadline, .. } in &mut self.sessions {
+        for OpenToolbox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
             let input = with_timeout(*deadline, session.scorer_input()).await;
-            let input =
-                input.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
+            let late = format!("the toolbox did not finish within {deadline:?}");
+            let input = input.unwrap_or_else(|| Err(wrong(late)));
             match input.map(Value::Object) {
                 Ok(Value::Object(input)) if input.is_empty() => {}
                 Ok(input) if input.to_string().len() > MAX_SCORER_INPUT_BYTES => {
-                    missing
-                        .push(wrong(format!("it is longer than {MAX_SCORER_INPUT_BYTES} bytes")));
+                    missing.push(wrong(format!(
+                        "the scorer input is longer than {MAX_SCORER_INPUT_BYTES} bytes"
+                    )));
                 }
                 Ok(input) => match nested::depth_error(&input) {
                     Some(why) => missing.push(wrong(why)),
@@ -357,7 +362,7 @@ impl OpenTools {
         (found, missing)
     }
 
-    /// Closes every session, even if one of them fails to close or this future is dropped before it
+    /// Closes every session, even if a session fails to close or this future is dropped before it
     /// completes.
     ///
     /// # Errors
@@ -370,7 +375,7 @@ impl OpenTools {
     }
 
     /// Appends an announcement of changed tools to the last observation of each toolbox.
-    fn announce(&mut self, observations: &mut [Observation]) {
+    fn announce_changes(&mut self, observations: &mut [Observation]) {
         if self.is_selected {
             return;
         }
@@ -380,7 +385,7 @@ impl OpenTools {
             .flat_map(|open| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>())
             .collect();
         taken.extend(self.list.specs.iter().map(|spec| spec.name.clone()));
-        for (at, OpenBox { name, session, tools, appeared, .. }) in
+        for (at, OpenToolbox { name, session, tools, appeared, .. }) in
             self.sessions.iter_mut().enumerate()
         {
             let of = |observation: &&mut Observation| observation.toolbox.as_ref() == Some(name);
@@ -416,9 +421,9 @@ impl OpenTools {
         }
     }
 
-    /// Returns the session that a call addresses, and the tool's own name there. Tools of the
-    /// prompt take precedence over tools that were announced later.
-    fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
+    /// Returns the session that a call addresses, and the tool's own name in this session. Tools of
+    /// the prompt take precedence over tools that were announced later.
+    fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenToolbox, &'a str)> {
         if let Some((at, tool)) = self.list.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
         }
@@ -426,7 +431,7 @@ impl OpenTools {
         let announced =
             known().flat_map(|open| open.appeared.iter().map(move |(name, own)| (open, name, own)));
         let by_name = announced.clone().find(|(_, name, _)| **name == call.name);
-        let full = |(open, _, own): &(&OpenBox, &String, &String)| {
+        let full = |(open, _, own): &(&OpenToolbox, &String, &String)| {
             format!("{}{NAME_SEPARATOR}{own}", open.name)
         };
         let found = by_name.or_else(|| announced.clone().find(|tool| full(tool) == call.name));
@@ -443,7 +448,7 @@ impl OpenTools {
 
     async fn execute(&self, call: &ToolCall) -> Observation {
         crash_point("tool_call");
-        let (observation, time, waited) = self.observe(call).await;
+        let (observation, time, waited) = self.execute_timed(call).await;
         let Observation { text, kind, .. } = &observation;
         let seconds = time.as_secs_f64();
         let waited_seconds = waited.as_secs_f64();
@@ -464,8 +469,9 @@ impl OpenTools {
         Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
     }
 
-    /// Executes a call. Returns its observation, its duration, and the time it waited for a permit.
-    async fn observe(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
+    /// Executes a tool call. Returns the observation, the duration of the call, and the time that
+    /// it waited for a permit.
+    async fn execute_timed(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
         let start = Instant::now();
         let found = self.find(call);
         let permit = match found {
@@ -479,7 +485,7 @@ impl OpenTools {
             (Some(_permit), found) => self.execute_admitted(call, found).await,
             (None, found) => {
                 let permit_timeout = found.map(|(open, _)| open.permit_timeout).unwrap_or_default();
-                failure_observation(
+                Observation::from_failure(
                     ObservationKind::Timeout,
                     format!(
                         "{} was not called: its turn did not come within {permit_timeout:?}",
@@ -492,13 +498,13 @@ impl OpenTools {
         (Observation { interval, ..observation }, start.elapsed(), waited)
     }
 
-    /// Executes a call that has its permit.
+    /// Executes a tool call that has acquired its permit.
     async fn execute_admitted(
         &self,
         call: &ToolCall,
-        found: Option<(&OpenBox, &str)>,
+        found: Option<(&OpenToolbox, &str)>,
     ) -> Observation {
-        let Some((OpenBox { session, deadline, .. }, tool)) = found else {
+        let Some((OpenToolbox { session, deadline, .. }, tool)) = found else {
             let text = match self.specs() {
                 [] => format!("there is no tool {:?}, nor any other", call.name),
                 specs => {
@@ -509,7 +515,7 @@ impl OpenTools {
         };
         if !session.specs().iter().any(|spec| spec.name == tool) {
             let text = format!("the tool {:?} is no longer there", call.name);
-            return failure_observation(ObservationKind::UnknownTool, text);
+            return Observation::from_failure(ObservationKind::UnknownTool, text);
         }
         let deadline = session
             .max_call_timeout()
@@ -524,13 +530,14 @@ impl OpenTools {
                     call.name,
                     session.timeout_detail()
                 );
-                failure_observation(ObservationKind::Timeout, text)
+                Observation::from_failure(ObservationKind::Timeout, text)
             }
         }
     }
 }
 
-/// Describes the changes from `known` to `now` to the model, or returns `None` if there are none.
+/// Describes the changes from the tools `known` to the tools `now` for the model, or returns `None`
+/// if nothing has changed.
 fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     let new: Vec<String> =
         now.iter().filter(|spec| is_missing(known, spec)).map(describe_spec).collect();
@@ -561,14 +568,8 @@ fn describe_spec(spec: &ToolSpec) -> String {
         .to_string()
 }
 
-/// Creates an observation that reports a failure of the tool itself.
-fn failure_observation(kind: ObservationKind, text: String) -> Observation {
-    let observation = Observation::new(kind, text);
-    Observation { failure: Some(observation.text.clone()), ..observation }
-}
-
-/// Runs up to [`MAX_CONCURRENT_CALLS`] futures concurrently and returns their results in the order
-/// of `work`.
+/// Runs the futures in `work`, up to [`MAX_CONCURRENT_CALLS`] concurrently, and returns their
+/// results in the order of `work`.
 async fn run_concurrently(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
     stream::iter(work).buffered(MAX_CONCURRENT_CALLS).collect().await
 }
@@ -584,13 +585,12 @@ impl Drop for OpenTools {
     }
 }
 
-async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
+async fn close_all(sessions: Vec<OpenToolbox>) -> Result<(), ToolError> {
     let mut first = Ok(());
-    for OpenBox { name, mut session, deadline, lease: _lease, .. } in sessions {
+    for OpenToolbox { name, mut session, deadline, lease: _lease, .. } in sessions {
         let closed = with_timeout(deadline, session.close()).await;
-        first = first.and(closed.unwrap_or_else(|| {
-            Err(ToolError::Close { tool: name, why: format!("not done within {deadline:?}") })
-        }));
+        let late = format!("the toolbox did not finish within {deadline:?}");
+        first = first.and(closed.unwrap_or(Err(ToolError::Close { tool: name, why: late })));
     }
     first
 }

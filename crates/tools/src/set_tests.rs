@@ -155,7 +155,7 @@ fn late_call(name: &str, n: u64, millis: u64) -> ToolCall {
 }
 
 #[tokio::test]
-async fn unread_turn_executes_only_acting_tools() {
+async fn unread_turn_executes_only_tools_with_effects() {
     let log = Log::default();
     let set = set(vec![
         LoggedToolbox { acts: true, ..LoggedToolbox::new("move", &log) },
@@ -193,7 +193,7 @@ async fn failed_open_closes_earlier_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_methods_time_out_and_sessions_close() {
+async fn hanging_session_methods_time_out_and_sessions_close() {
     let closed = ["close x", "drop x", "close y", "drop y"].map(String::from);
     for hangs in ["open", "call", "evidence", "close"] {
         let log = Log::default();
@@ -215,7 +215,8 @@ async fn hanging_methods_time_out_and_sessions_close() {
         assert_eq!(observations, if hangs == "call" { late } else { ["done 0"; 2] });
         let (scorer_input, missing) = open.scorer_input().await;
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-        let late = "tool \"y\" returned no scorer input: not done within 50ms".to_owned();
+        let late = "tool \"y\" returned no scorer input: the toolbox did not finish within 50ms"
+            .to_owned();
         assert_eq!(
             (scorer_input.len(), missing),
             (0, if hangs == "evidence" { vec![late] } else { vec![] })
@@ -224,7 +225,7 @@ async fn hanging_methods_time_out_and_sessions_close() {
         if hangs == "close" {
             assert_eq!(
                 done.unwrap_err().to_string(),
-                "tool \"y\" could not be closed: not done within 50ms"
+                "tool \"y\" could not be closed: the toolbox did not finish within 50ms"
             );
         } else {
             done.unwrap();
@@ -249,10 +250,11 @@ async fn scorer_inputs_reject_oversized_and_deep_values() {
     assert_eq!(Value::Object(scorer_input), json!({"files": {"files": ["a.txt"]}}));
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let wanted = [
-        "tool \"flood\" returned no scorer input: it is longer than 1048576 bytes",
+        "tool \"flood\" returned no scorer input: the scorer input is longer than 1048576 bytes",
         // A value that is deeper than the limit of JSON parsers could be recorded but not read
         // again.
-        "tool \"pit\" returned no scorer input: it is nested 121 deep, and 100 can be kept",
+        "tool \"pit\" returned no scorer input: the value is nested 121 deep, but at most 100 \
+         levels can be stored",
     ];
     assert_eq!(missing, wanted);
     open.close().await.unwrap();
@@ -301,7 +303,7 @@ async fn cancelled_attempt_closes_sessions() {
 }
 
 #[tokio::test]
-async fn dropped_close_completes_in_background() {
+async fn cancelled_close_completes_in_background() {
     let log = Log::default();
     let open = set(vec![LoggedToolbox::new("x", &log)]).open(&context("a")).await.unwrap();
     // The close is dropped at its first await, before the session has closed.
@@ -363,7 +365,7 @@ async fn descriptions_replace_those_of_toolboxes_and_are_not_announced() {
         ToolDescriptions::from([("web".to_owned(), of_tool)])
     };
     let described = plain.clone().with_descriptions(&texts_of("Looks up pages."));
-    described.find(&context("task")).await.unwrap();
+    described.discover_tools(&context("task")).await.unwrap();
     let mut open = described.open(&context("task")).await.unwrap();
     assert_eq!(open.specs()[0].description, "Looks up pages.");
     assert_eq!(described.specs(&context("task").task), open.specs());
@@ -379,7 +381,8 @@ async fn descriptions_replace_those_of_toolboxes_and_are_not_announced() {
     open.close().await.unwrap();
 
     let misspelled = ToolDescriptions::from([("webb".to_owned(), ToolTexts::default())]);
-    let error = plain.with_descriptions(&misspelled).find(&context("task")).await.unwrap_err();
+    let error =
+        plain.with_descriptions(&misspelled).discover_tools(&context("task")).await.unwrap_err();
     assert!(error.to_string().contains("the tool \"webb\""), "{error}");
 }
 
@@ -426,24 +429,24 @@ fn calls_of(names: &[&str]) -> Vec<ToolCall> {
 }
 
 #[tokio::test]
-async fn find_opens_and_closes_session_only_if_needed() {
+async fn discover_tools_opens_session_only_if_needed() {
     let log = Log::default();
     let unknown = set(vec![LoggedToolbox::new("x", &log)]);
-    unknown.find(&context("a")).await.unwrap();
-    unknown.find(&context("b")).await.unwrap();
+    unknown.discover_tools(&context("a")).await.unwrap();
+    unknown.discover_tools(&context("b")).await.unwrap();
     assert_eq!(lines(&log), ["open x for a", "close x", "drop x"]);
     assert_eq!(unknown.specs(&context("c").task)[0].name, "x");
     // No session is opened to find tools that are already known.
     let specs = unknown.specs(&context("c").task);
     let assuming = set(vec![LoggedToolbox::new("x", &log)]);
-    assuming.assume(&[("x".into(), specs.clone())]).unwrap();
-    assuming.find(&context("a")).await.unwrap();
+    assuming.set_known_tools(&[("x".into(), specs.clone())]).unwrap();
+    assuming.discover_tools(&context("a")).await.unwrap();
     assert_eq!((lines(&log).len(), assuming.specs(&context("c").task)), (3, specs));
     // If toolboxes know their tools in advance, no session is opened.
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
     let known = ToolSet::new(boxes, DEADLINE).unwrap();
     assert_eq!(known.specs(&context("c").task), [Calculator::spec()]);
-    known.find(&context("a")).await.unwrap();
+    known.discover_tools(&context("a")).await.unwrap();
 }
 
 #[tokio::test]

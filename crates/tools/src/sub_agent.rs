@@ -15,13 +15,13 @@ use super::{
     CallError, MAX_SECONDS, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// `[[tool]] kind = "agent"`: another agent of the run as a tool.
+/// Options of `[[tool]] kind = "agent"`: another agent of the run as a tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SubAgentKeys {
-    /// Name of the agent.
+    /// Name of the agent that the tool calls.
     pub agent: String,
-    /// Description for the model: what it can request from the agent.
+    /// Description of the tool for the model: what the model can request from the agent.
     pub description: String,
 }
 
@@ -30,8 +30,8 @@ impl ToolOptions for SubAgentKeys {
         true
     }
 
-    /// Effectively disables the set's timeout. The tool enforces its own, at which the agent
-    /// returns what it has.
+    /// Returns a timeout so long that the tool set never ends a call. The tool enforces its own
+    /// timeout, at which the agent returns what it has.
     fn timeout(&self, _seconds: Option<f64>) -> Option<f64> {
         Some(MAX_SECONDS)
     }
@@ -53,18 +53,18 @@ impl ToolOptions for SubAgentKeys {
     }
 }
 
-/// Name of the tool's argument.
+/// Name of the tool's only argument, which holds the request to the agent.
 const REQUEST: &str = "request";
 
-/// A tool that calls another agent of the run. Each call starts a separate conversation, whose
-/// final answer is the tool result.
+/// Tool that calls another agent of the run. Each call starts a separate conversation, whose final
+/// answer is the tool result.
 #[derive(Debug)]
 pub struct SubAgent {
     /// Name of the tool and of its toolbox.
     pub name: String,
-    /// Description for the model.
+    /// Description of the tool for the model.
     pub description: String,
-    /// Slot for the called agent.
+    /// Slot for the agent that the tool calls.
     pub slot: HelperSlot,
     /// Timeout for a call. `None` means the attempt timeout of the called agent. In both cases, the
     /// call ends shortly before the calling attempt does.
@@ -121,7 +121,7 @@ struct SubAgentSession {
     spec: ToolSpec,
     caller: HelperCaller,
     timeout: Option<Duration>,
-    /// Requests with their outcomes, as scorer input.
+    /// Requests to the agent with their outcomes, as scorer input.
     exchanges: Mutex<Vec<Value>>,
 }
 

@@ -9,24 +9,24 @@ use levade_text::ToolSpec;
 use super::ToolError;
 use super::descriptions::{self, ToolDescriptions};
 
-/// Separator between the names of a toolbox and of its tool, used if several toolboxes have a tool
-/// of the same name.
+/// Separator between the name of a toolbox and the name of its tool, used if several toolboxes have
+/// a tool of the same name.
 pub(super) const NAME_SEPARATOR: &str = "__";
 
-/// Tools of an agent, as the prompt lists them.
+/// List of an agent's tools, as the prompt shows it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct ToolList {
-    /// Descriptions for the prompt, ordered by toolbox.
+    /// Descriptions of the tools for the prompt, ordered by toolbox.
     pub specs: Vec<ToolSpec>,
     /// For each tool, the index of its toolbox and the tool's own name.
     origins: Vec<(usize, String)>,
-    /// Texts in `specs` that replace those of the toolboxes.
+    /// Texts in `specs` that replace the descriptions of the toolboxes.
     descriptions: Arc<ToolDescriptions>,
 }
 
 impl ToolList {
-    /// Creates the list from the tools of each toolbox. A name that tools of several toolboxes
-    /// share gets the toolbox's name as prefix.
+    /// Creates the list from the tools of each toolbox. If tools of several toolboxes share a name,
+    /// each gets the name of its toolbox as prefix.
     ///
     /// # Errors
     /// Returns [`ToolError::SameName`] if two names are still equal.
@@ -53,26 +53,28 @@ impl ToolList {
         Ok(ToolList { specs, origins, descriptions: Arc::default() })
     }
 
-    /// Returns a tool, under the name by which the model calls it, as the list describes it.
+    /// Returns the tool `spec`, which has the name by which the model calls it, with the
+    /// descriptions of this list.
     pub fn describe(&self, spec: ToolSpec) -> ToolSpec {
-        descriptions::describe(&self.descriptions, spec)
+        descriptions::replace_texts(&self.descriptions, spec)
     }
 
-    /// Returns the tools of the toolbox with index `at`, with their own names.
+    /// Returns the tools of the toolbox with index `at`, under their own names.
     pub fn toolbox_tools(&self, at: usize) -> Vec<ToolSpec> {
         let all = self.specs.iter().zip(&self.origins).filter(|(_, (toolbox, _))| *toolbox == at);
         all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
 
-    /// Returns the name by which the model calls a tool of a toolbox, or `None` if the prompt does
-    /// not list the tool.
+    /// Returns the name by which the model calls the tool `own` of the toolbox with index `at`, or
+    /// `None` if the prompt does not list the tool.
     pub fn name_of(&self, at: usize, own: &str) -> Option<&str> {
         let origin =
             self.origins.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
         Some(&self.specs[origin].name)
     }
 
-    /// Returns the index of a tool's toolbox and the tool's own name there.
+    /// Returns the index of the toolbox of the tool `name`, and the tool's own name in that
+    /// toolbox.
     pub fn find(&self, name: &str) -> Option<(usize, &str)> {
         let at = self.specs.iter().position(|spec| spec.name == name)?;
         let (toolbox, own) = &self.origins[at];
@@ -80,58 +82,58 @@ impl ToolList {
     }
 }
 
-/// The lists shown to attempts. The list for a task is fixed from its first attempt on. Clones
-/// share the lists.
+/// Tool lists that are shown to attempts. The list for a task is fixed from its first attempt on.
+/// Clones share the lists.
 #[derive(Debug, Clone)]
 pub(super) struct ToolLists {
-    lists: Lists,
-    /// Texts that replace those of the toolboxes in every list.
+    lists: ListSource,
+    /// Texts that replace the descriptions of the toolboxes in every list.
     pub descriptions: Arc<ToolDescriptions>,
 }
 
-/// Lists of tools with the descriptions that the toolboxes give.
+/// Tool lists with the descriptions that the toolboxes give.
 #[derive(Debug, Clone)]
-enum Lists {
+enum ListSource {
     /// All tools are known in advance and are the same for every task.
     Fixed(Arc<ToolList>),
     /// Tools become known when a session is opened.
     Found(Arc<Mutex<DiscoveredLists>>),
 }
 
-/// Lists that were found by opening sessions.
+/// Tool lists that were discovered by opening sessions.
 #[derive(Debug, Default)]
 struct DiscoveredLists {
     /// List of the first task that was attempted. It is used for tasks that have not been attempted
-    /// yet.
+    /// yet. `None` before the first attempt.
     first: Option<Arc<ToolList>>,
-    /// Lists by task id.
+    /// Tool lists by task id.
     by_task: HashMap<String, Arc<ToolList>>,
 }
 
 impl ToolLists {
-    /// Creates the lists of tools that are known in advance (`fixed`), or that become known when a
-    /// session is opened.
+    /// Creates tool lists: from `fixed` if all tools are known in advance, or empty until a session
+    /// is opened.
     pub fn new(fixed: Option<ToolList>) -> Self {
         let lists = match fixed {
-            Some(list) => Lists::Fixed(Arc::new(list)),
-            None => Lists::Found(Arc::default()),
+            Some(list) => ListSource::Fixed(Arc::new(list)),
+            None => ListSource::Found(Arc::default()),
         };
         ToolLists { lists, descriptions: Arc::default() }
     }
 
-    /// Returns the list for a task. If the task has no list yet, the current tools (`now`) become
-    /// its list.
+    /// Returns the tool list for a task. If the task has no list yet, the current tools (`now`)
+    /// become its list.
     ///
     /// # Errors
     /// Returns the error of `now`.
-    pub fn freeze(
+    pub fn fix_list(
         &self,
         task: &Task,
         now: impl FnOnce() -> Result<ToolList, ToolError>,
     ) -> Result<Arc<ToolList>, ToolError> {
         let found = match &self.lists {
-            Lists::Fixed(list) => return Ok(self.shown(list, task)),
-            Lists::Found(found) => found,
+            ListSource::Fixed(list) => return Ok(self.prompt_list(list, task)),
+            ListSource::Found(found) => found,
         };
         let now = now()?;
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,32 +144,33 @@ impl ToolLists {
             .entry(task.id.clone())
             .or_insert_with(|| if **first == now { first.clone() } else { Arc::new(now) })
             .clone();
-        Ok(self.shown(&list, task))
+        Ok(self.prompt_list(&list, task))
     }
 
-    /// Returns the list for a task. If the task has none, returns the first list of any task, or
-    /// `None` if there is none.
+    /// Returns the tool list for a task. If the task has no list, returns the first list of any
+    /// task, or `None` if no task has a list.
     pub fn list_for(&self, task: &Task) -> Option<Arc<ToolList>> {
-        self.full_list(task).map(|list| self.shown(&list, task))
+        self.full_list(task).map(|list| self.prompt_list(&list, task))
     }
 
-    /// Sets the list for tasks that have not been attempted, unless an attempt has already found
-    /// one.
-    pub fn assume(&self, list: ToolList) {
-        if let Lists::Found(found) = &self.lists {
+    /// Sets the tool list for tasks that have not been attempted, unless an attempt has already
+    /// discovered a list.
+    pub fn set_known_tools(&self, list: ToolList) {
+        if let ListSource::Found(found) = &self.lists {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             found.first.get_or_insert_with(|| Arc::new(list));
         }
     }
 
-    /// Checks that a task selects only known tools, and that only known tools are described.
+    /// Checks that a task selects only known tools, and that replacement texts exist only for known
+    /// tools and parameters.
     ///
     /// # Errors
     /// Returns [`ToolError::UnknownSelection`] or [`ToolError::UnknownDescription`] with the first
     /// unknown tool.
     pub fn check(&self, task: &Task) -> Result<(), ToolError> {
         let Some(list) = self.full_list(task) else { return Ok(()) };
-        descriptions::check(&self.descriptions, &list.specs)?;
+        descriptions::check_names(&self.descriptions, &list.specs)?;
         let Some(selection) = task.tool_selection() else { return Ok(()) };
         let knows = |name: &&str| {
             let own = list.origins.iter().any(|(_, own)| own == name);
@@ -183,9 +186,9 @@ impl ToolLists {
         }
     }
 
-    /// Returns the part of a list that a task selects, with the texts that replace those of the
-    /// toolboxes.
-    fn shown(&self, list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
+    /// Returns the part of a tool list that a task selects, with the replacement texts in place of
+    /// the toolboxes' descriptions.
+    fn prompt_list(&self, list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
         let selected = selected_tools(list, task);
         if self.descriptions.is_empty() {
             return selected;
@@ -196,12 +199,12 @@ impl ToolLists {
         Arc::new(shown)
     }
 
-    /// Returns the list for a task, ignoring the tool selection of the task, with the texts of the
-    /// toolboxes.
+    /// Returns the tool list for a task, ignoring the tool selection of the task, with the
+    /// descriptions of the toolboxes.
     fn full_list(&self, task: &Task) -> Option<Arc<ToolList>> {
         match &self.lists {
-            Lists::Fixed(list) => Some(list.clone()),
-            Lists::Found(found) => {
+            ListSource::Fixed(list) => Some(list.clone()),
+            ListSource::Found(found) => {
                 let found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.by_task.get(&task.id).or(found.first.as_ref()).cloned()
             }
@@ -209,8 +212,8 @@ impl ToolLists {
     }
 }
 
-/// Returns the part of a list that a task selects, by the names in the prompt or by the toolboxes'
-/// own names. Tasks without a selection share the list.
+/// Returns the part of a tool list that a task selects, by the names in the prompt or by the
+/// toolboxes' own names. Tasks without a selection share the complete list.
 fn selected_tools(list: &Arc<ToolList>, task: &Task) -> Arc<ToolList> {
     let Some(selection) = task.tool_selection() else { return list.clone() };
     let all = list.specs.iter().zip(&list.origins);
@@ -283,7 +286,7 @@ mod tests {
         let full_list = || ToolList::new(&boxes);
         let fixed = ToolLists::new(Some(full_list().unwrap()));
         let found = ToolLists::new(None);
-        found.freeze(&task("first", json!({})), full_list).unwrap();
+        found.fix_list(&task("first", json!({})), full_list).unwrap();
         for lists in [fixed, found] {
             for (selection, want) in [
                 (json!(["open"]), vec!["open"]),
@@ -294,7 +297,7 @@ mod tests {
             ] {
                 let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
                 assert_eq!(names(&lists.list_for(&task).unwrap()), want);
-                assert_eq!(names(&lists.freeze(&task, full_list).unwrap()), want);
+                assert_eq!(names(&lists.fix_list(&task, full_list).unwrap()), want);
                 lists.check(&task).unwrap();
             }
             let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));
@@ -313,7 +316,7 @@ mod tests {
         let of = |id| task(id, json!({}));
         assert_eq!(lists.list_for(&of("a")), None);
         let freeze = |task, names: &[&str]| {
-            lists.freeze(&of(task), || ToolList::new(&[("box", specs(names))])).unwrap()
+            lists.fix_list(&of(task), || ToolList::new(&[("box", specs(names))])).unwrap()
         };
         let first = freeze("a", &["x"]);
         assert_eq!(names(&freeze("a", &["y"])), ["x"]);

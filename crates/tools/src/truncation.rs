@@ -10,36 +10,38 @@ use serde_json::{Map, Value};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
-/// Initial estimate of bytes per token when looking for a token boundary. Most tokens are shorter.
+/// Initial estimate of the number of bytes per token when looking for a token boundary. Most tokens
+/// are shorter.
 const BYTES_PER_TOKEN: usize = 8;
 
 /// Number of tokens at the edge of an excerpt that can differ from the tokenization of the full
 /// text.
 const EDGE: usize = 16;
 
-/// Part of a long tool result that is left out.
+/// Part of a long tool result that truncation leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
-    /// Leaves out the start and keeps the end.
+pub enum OmittedPart {
+    /// Truncation leaves out the start and keeps the end.
     Left,
-    /// Leaves out the end and keeps the start.
+    /// Truncation leaves out the end and keeps the start.
     Right,
-    /// Leaves out the middle and keeps equal parts of the start and the end.
+    /// Truncation leaves out the middle and keeps equal parts of the start and the end.
     #[default]
     Middle,
 }
 
-/// Limits on a tool result. A line replaces the omitted text and states its length; this line does
-/// not count toward the limits.
+/// Limits on the length of a tool result. A line replaces the omitted text and states its length;
+/// this line does not count toward the limits.
 #[derive(Clone, Default)]
 pub struct ResultTruncation {
-    /// Maximum number of characters. `None` means no limit.
+    /// Maximum number of characters of a tool result. `None` means no limit.
     pub characters: Option<usize>,
-    /// Maximum number of tokens, with the tokenizer of the model. `None` means no limit.
+    /// Maximum number of tokens of a tool result, with the tokenizer of the model. `None` means no
+    /// limit.
     pub tokens: Option<(usize, Arc<Chat>)>,
     /// Part of the tool result that is left out.
-    pub side: Side,
+    pub side: OmittedPart,
 }
 
 impl ResultTruncation {
@@ -59,7 +61,7 @@ impl ResultTruncation {
         {
             let (first, last) = self.halves(*max);
             head = head.min(prefix_length(text, first, chat).unwrap_or(text.len()));
-            tail = tail.min(start_before(text, last, chat));
+            tail = tail.min(suffix_length(text, last, chat));
         }
         if head + tail >= text.len() {
             return None;
@@ -75,15 +77,15 @@ impl ResultTruncation {
 
     fn halves(&self, max: usize) -> (usize, usize) {
         match self.side {
-            Side::Left => (0, max),
-            Side::Right => (max, 0),
-            Side::Middle => (max - max / 2, max / 2),
+            OmittedPart::Left => (0, max),
+            OmittedPart::Right => (max, 0),
+            OmittedPart::Middle => (max - max / 2, max / 2),
         }
     }
 
-    /// Truncates the text of a tool result. Its text parts are merged into one part, which comes
+    /// Truncates the text of a tool result. The text parts are merged into one part, which comes
     /// first.
-    fn apply(&self, mut output: ToolOutput) -> ToolOutput {
+    fn truncate_output(&self, mut output: ToolOutput) -> ToolOutput {
         let mut text = String::new();
         for part in &output.parts {
             if let ContentPart::Text(more) = part {
@@ -126,12 +128,12 @@ fn prefix_length(text: &str, count: usize, chat: &Chat) -> Option<usize> {
             continue;
         }
         let kept = ids.get(..count).filter(|_| ids.len() > count)?;
-        return Some(common_start(&tokenizer.decode(kept), text));
+        return Some(common_prefix_length(&tokenizer.decode(kept), text));
     }
 }
 
 /// Returns the length, in bytes, of the last `count` tokens of a text.
-fn start_before(text: &str, count: usize, chat: &Chat) -> usize {
+fn suffix_length(text: &str, count: usize, chat: &Chat) -> usize {
     let tokenizer = chat.tokenizer();
     let mut read = BYTES_PER_TOKEN * (count + EDGE);
     loop {
@@ -142,19 +144,19 @@ fn start_before(text: &str, count: usize, chat: &Chat) -> usize {
             continue;
         }
         let kept = tokenizer.decode(&ids[ids.len().saturating_sub(count)..]);
-        return common_end(&kept, text);
+        return common_suffix_length(&kept, text);
     }
 }
 
 /// Returns the length of the common prefix of two texts, in bytes, at a character boundary. The
 /// texts can differ because a token may end within a character, and because decoding may not
 /// reproduce the encoded characters.
-fn common_start(a: &str, b: &str) -> usize {
+fn common_prefix_length(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
 /// Returns the length of the common suffix of two texts, in bytes, at a character boundary.
-fn common_end(a: &str, b: &str) -> usize {
+fn common_suffix_length(a: &str, b: &str) -> usize {
     a.chars()
         .rev()
         .zip(b.chars().rev())
@@ -163,7 +165,7 @@ fn common_end(a: &str, b: &str) -> usize {
         .sum()
 }
 
-/// A toolbox whose long tool results are truncated.
+/// Toolbox whose long tool results are truncated.
 pub type TruncatingToolbox = MiddlewareToolbox<ResultTruncation>;
 
 impl TruncatingToolbox {
@@ -181,7 +183,7 @@ impl ToolMiddleware for ResultTruncation {
         tool: &str,
         arguments: &Map<String, Value>,
     ) -> ToolOutput {
-        self.apply(session.call(tool, arguments).await)
+        self.truncate_output(session.call(tool, arguments).await)
     }
 }
 

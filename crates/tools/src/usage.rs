@@ -11,7 +11,7 @@ pub struct Usage {
     pub calls: u64,
     /// Total duration of the calls. Concurrent calls each count in full.
     pub time: Duration,
-    /// Total time that calls waited for a permit, counted in the same way.
+    /// Total time that calls waited for a permit. Concurrent waits each count in full.
     pub waited: Duration,
 }
 
@@ -25,7 +25,7 @@ impl Usage {
         }
     }
 
-    /// Returns the usage since an earlier reading `before`.
+    /// Returns the difference between this usage and an earlier reading `before`.
     pub fn minus(self, before: Usage) -> Usage {
         Usage {
             calls: self.calls.saturating_sub(before.calls),
@@ -37,16 +37,16 @@ impl Usage {
 
 /// Usage counter that all sessions of a toolbox share.
 #[derive(Debug, Default)]
-pub(super) struct Meter(Mutex<Usage>);
+pub(super) struct UsageMeter(Mutex<Usage>);
 
-impl Meter {
-    /// Adds one call with its duration and the time it waited before.
+impl UsageMeter {
+    /// Adds one call with its duration and the time that it waited for a permit.
     pub fn add(&self, time: Duration, waited: Duration) {
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.plus(Usage { calls: 1, time, waited });
     }
 
-    /// Returns the usage so far.
+    /// Returns the usage of the toolbox so far.
     pub fn read(&self) -> Usage {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

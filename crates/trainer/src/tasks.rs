@@ -510,7 +510,7 @@ pub async fn check_tasks(
         let deadline = agent.limits.attempt_timeout;
         let params = SamplingParams::default();
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
-        agent.tools.find(&opened).await?;
+        agent.tools.discover_tools(&opened).await?;
         let can_truncate = opening.truncation != Truncation::Reject;
         let tokens =
             format.chat().prompt(&keys.initial_messages(&task), &agent.tools.specs(&task))?.len();

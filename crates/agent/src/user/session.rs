@@ -271,7 +271,7 @@ fn open_agent<'a>(
 ) -> Result<Voice<'a>, String> {
     let name = keys.agent.as_str();
     let agent = context.roster.find(name);
-    let agent = agent.ok_or_else(|| format!("the agent {name} is not running here"))?;
+    let agent = agent.ok_or_else(|| format!("the agent {name} is not running in this process"))?;
     let player = context.player(agent)?;
     let party = parties.user(agent, player, user.timeout)?;
     let instruction = keys.instruction_of(&context.task)?;

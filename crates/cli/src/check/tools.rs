@@ -47,7 +47,7 @@ pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     }
     let made = all_work.then(|| toolboxes.tools_for(keys, Some(chat)))?;
     let set = report.ok_or_fail("tools", made)?;
-    report.ok_or_fail("tools", set.assume(&found)).map(|()| set)
+    report.ok_or_fail("tools", set.set_known_tools(&found)).map(|()| set)
 }
 
 fn with_tool_name(name: &str, task: &Task, error: anyhow::Error) -> anyhow::Error {

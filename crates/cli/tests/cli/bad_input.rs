@@ -132,10 +132,10 @@ fn damaged_weight_files_are_rejected() {
     };
     damaged(&weights[..weights.len() - 100], &["tensor"]);
     damaged(&weights[..5], &["5 bytes"]);
-    damaged(&[], &["it is empty"]);
+    damaged(&[], &["the file is empty"]);
     let mut garbled = weights;
     garbled[8..40].fill(b'x');
-    damaged(&garbled, &["its header is not a JSON object"]);
+    damaged(&garbled, &["the header is not a JSON object"]);
 
     // Truncated GGUF files, and a file in another format.
     let header =

@@ -1,12 +1,12 @@
 //! Computes tiles of a matmul with AMX: matrix registers of 16 rows by 16 words, and an instruction
 //! that multiplies two of them and adds the result to a third, 16 times as fast as AVX-512.
 //!
-//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is divided into steps of
-//! [`STEP`] words, 32 bf16. In every step, the even and the odd values of k are one chain of fused
-//! multiply-adds each, from 0. The two are added, and their sum is added to the sum of the steps
-//! before (Intel's manual for TDPBF16PS; the test of matmul checks the processor). Zeros past the
-//! end of k change nothing. A run uses this order for every matmul in bf16 or for none, so batch
-//! invariance holds; but a run in bf16 has other bits with AMX than without.
+//! **Order of operations** ([`SumOrder::Tiled`](crate::precision::SumOrder)). k is divided into
+//! steps of [`STEP`] words, 32 bf16. In every step, the even and the odd values of k are one chain
+//! of fused multiply-adds each, from 0. The two are added, and their sum is added to the sum of the
+//! steps before (Intel's manual for TDPBF16PS; the test of matmul checks the processor). Zeros past
+//! the end of k change nothing. A run uses this order for every matmul in bf16 or for none, so
+//! batch invariance holds; but a run in bf16 has other bits with AMX than without.
 //!
 //! The rhs is in the panels that all kernels read. The lhs is packed in rows: `[words /
 //! 16][rows][16]`, with rows padded to 16 or 32 by arbitrary values, because their results are not
@@ -18,14 +18,15 @@ use std::cell::{Cell, RefCell};
 
 use super::matrix::Matrix;
 use super::micro_kernel::MicroKernelArgs;
-use super::shape::{Chain, HALF, MAX_ROWS, NR, Rows, STEP};
+use super::shape::{ChainStart, HALF, MAX_ROWS, NR, RhsRows, STEP};
 use crate::precision::pack_words;
 
 /// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which
 /// panels bypass: 36 KiB.
 const L1_WORDS: usize = 288;
-/// Number of words of k for which a tile of A stays in that cache if panels come from memory and
-/// are prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
+/// Number of words of k for which a tile of A stays in the first-level cache if panels come from
+/// memory and are prefetched into this cache first: 18 KiB, in addition to an equal part of a
+/// panel.
 const L1_WORDS_WITH_PANEL: usize = 144;
 /// Minimum number of panels for which storing partial sums pays.
 const MIN_PANELS: usize = 4;
@@ -33,9 +34,10 @@ const MIN_PANELS: usize = 4;
 const _: () =
     assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
-/// Operand of LDTILECFG: for each register, bytes of a row and rows.
+/// Operand of the instruction LDTILECFG: the number of bytes per row, and of rows, of each AMX
+/// register.
 #[repr(C, align(64))]
-struct Configuration {
+struct TileConfiguration {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -43,10 +45,10 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Configures eight full registers, once per thread: it takes as long as a small tile, and nothing
-/// else in this program uses them.
+/// Configures eight full AMX registers, once per thread: the configuration takes as long as a small
+/// tile, and nothing else in this program uses the registers.
 #[inline(always)]
-fn configure() {
+fn configure_tile_registers() {
     thread_local! {
         static DONE: Cell<bool> = const { Cell::new(false) };
     }
@@ -56,7 +58,7 @@ fn configure() {
         row_bytes[..8].fill(4 * STEP as u16);
         rows[..8].fill(HALF as u8);
         let configuration =
-            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+            TileConfiguration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
         // SAFETY: AMX is available, or this instruction set would not be selected; the
         // configuration is valid.
         unsafe {
@@ -66,10 +68,11 @@ fn configure() {
     }
 }
 
-/// Contiguous steps of the rhs: first row, bytes between rows, number of steps.
+/// Contiguous steps of a matmul's rhs: address of the first row, bytes between rows, number of
+/// steps.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Run {
+struct StepRun {
     start: *const f32,
     stride: usize,
     steps: usize,
@@ -77,32 +80,37 @@ struct Run {
 
 /// Location of an rhs.
 #[derive(Clone, Copy)]
-enum Source {
-    /// Memory: data that is read soon is prefetched into the first-level cache.
+enum RhsSource {
+    /// The rhs comes from memory. Data that is read soon is prefetched into the first-level cache.
     Memory,
-    /// Blocks that were read before; they are not prefetched.
+    /// The rhs is in blocks that were read before. Nothing is prefetched.
     Blocks,
-    /// The second-level cache. So there is time to prefetch the rows of C, `c_stride` values apart,
-    /// that come after this tile, if its sums are complete.
+    /// The rhs is in the second-level cache. This leaves time to prefetch the rows of C that come
+    /// after this tile, `c_stride` values apart. `c` is their address, or `None` if the tile's sums
+    /// are not complete.
     Fetched { c: Option<*mut f32>, c_stride: usize },
 }
 
 /// Scratch of a thread: the runs of a matmul, the last step if k ends within it, and the sums of
 /// tiles.
-struct Scratch {
-    runs: Vec<Run>,
-    last: Lines<STEP>,
-    sums: Vec<Lines<MAX_ROWS>>,
+struct AmxScratch {
+    runs: Vec<StepRun>,
+    last: AlignedRows<STEP>,
+    sums: Vec<AlignedRows<MAX_ROWS>>,
 }
 
-/// Rows of a panel or of a tile.
+/// Rows of [`NR`] values: the rows of a panel or of a tile.
 #[derive(Clone)]
 #[repr(align(64))]
-struct Lines<const N: usize>([[f32; NR]; N]);
+struct AlignedRows<const N: usize>([[f32; NR]; N]);
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = const {
-        RefCell::new(Scratch { runs: Vec::new(), last: Lines([[0.0; NR]; STEP]), sums: Vec::new() })
+    static SCRATCH: RefCell<AmxScratch> = const {
+        RefCell::new(AmxScratch {
+            runs: Vec::new(),
+            last: AlignedRows([[0.0; NR]; STEP]),
+            sums: Vec::new(),
+        })
     };
 }
 
@@ -110,48 +118,48 @@ thread_local! {
 /// of `b` except the last must hold full steps.
 ///
 /// # Safety
-/// As there; AMX must be available.
+/// The requirements of [`tile`](super::tile::tile) apply, and AMX must be available.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn tile(
     rows: usize,
     a: *const f32,
-    b: Rows<'_>,
+    b: RhsRows<'_>,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
-    chain: Chain,
+    chain: ChainStart,
 ) {
     debug_assert!(b.blocks.len() < 2 || b.block.is_multiple_of(STEP));
-    configure();
-    SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
+    configure_tile_registers();
+    SCRATCH.with_borrow_mut(|AmxScratch { runs, last, sums }| {
         // SAFETY: the caller guarantees the extents.
         unsafe {
             list_runs(b, runs, last);
-            if rows.is_multiple_of(HALF) && columns == NR && chain == Chain::Set {
+            if rows.is_multiple_of(HALF) && columns == NR && chain == ChainStart::Set {
                 // Storing a matrix register waits for the cache lines of its destination.
                 for i in 0..rows {
                     let row = c.wrapping_add(i * c_stride);
                     _mm_prefetch::<_MM_HINT_T0>(row.cast());
                     _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(NR / 2).cast());
                 }
-                multiply(rows, a, runs, (b.ahead.near, Source::Blocks), (c, c_stride), false);
+                multiply(rows, a, runs, (b.ahead.near, RhsSource::Blocks), (c, c_stride), false);
             } else {
                 let sums = reserve_sums(sums, 1);
-                let resumes = chain == Chain::Resume;
+                let resumes = chain == ChainStart::Resume;
                 for i in 0..if resumes { rows } else { 0 } {
                     std::ptr::copy_nonoverlapping(c.add(i * c_stride), sums.add(i * NR), columns);
                 }
-                multiply(rows, a, runs, (b.ahead.near, Source::Blocks), (sums, NR), resumes);
-                store_sums(rows, sums, c, c_stride, columns, chain == Chain::Add, false);
+                multiply(rows, a, runs, (b.ahead.near, RhsSource::Blocks), (sums, NR), resumes);
+                store_sums(rows, sums, c, c_stride, columns, chain == ChainStart::Add, false);
             }
         }
     });
 }
 
-/// Multiplies like [`Strip::multiply`] with its lhs at `a`, all words in one block.
+/// Multiplies like [`MicroKernelArgs::multiply`] with its lhs at `a`, all words in one block.
 ///
 /// # Safety
-/// As there; AMX must be available.
+/// The requirements of [`MicroKernelArgs::multiply`] apply, and AMX must be available.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn micro_kernel(
     args: MicroKernelArgs,
@@ -160,42 +168,42 @@ pub unsafe fn micro_kernel(
     c_stride: usize,
     add: bool,
 ) {
-    configure();
+    configure_tile_registers();
     // Processes a part of k for all panels, then the next part, so that the part of A stays in the
     // first-level cache. This pays if there are several panels and several tiles share them. The
     // first of these tiles finds the panels in memory, the other tiles in the second-level cache.
     let fetched = args.next.is_some();
-    let parts = if args.shared && args.count() >= MIN_PANELS {
+    let parts = if args.shared && args.num_panels() >= MIN_PANELS {
         args.words.div_ceil(if fetched { L1_WORDS } else { L1_WORDS_WITH_PANEL })
     } else {
         1
     };
     let part = args.words.div_ceil(parts).next_multiple_of(STEP);
     let a_step = args.rows.next_multiple_of(HALF);
-    SCRATCH.with_borrow_mut(|Scratch { runs, last, sums }| {
+    SCRATCH.with_borrow_mut(|AmxScratch { runs, last, sums }| {
         // Sums of a panel that is not complete are stored here.
         let (sums, sums_stride) = match parts {
             1 => (reserve_sums(sums, 1), 0),
-            _ => (reserve_sums(sums, args.count()), MAX_ROWS * NR),
+            _ => (reserve_sums(sums, args.num_panels()), MAX_ROWS * NR),
         };
         for at in (0..args.words).step_by(part) {
             let depth = part.min(args.words - at);
-            for panel in 0..args.count() {
+            for panel in 0..args.num_panels() {
                 let start = [args.panel(panel, at)];
-                let ahead = args.ahead(panel, at, depth);
+                let ahead = args.prefetch_target(panel, at, depth);
                 let sums = sums.wrapping_add(panel * sums_stride);
                 let done = at + depth == args.words;
                 let source = if fetched {
                     let c =
-                        (done && !args.non_temporal).then(|| args.continue_at(panel, c, c_stride));
-                    Source::Fetched { c, c_stride }
+                        (done && !args.non_temporal).then(|| args.next_output(panel, c, c_stride));
+                    RhsSource::Fetched { c, c_stride }
                 } else {
-                    Source::Memory
+                    RhsSource::Memory
                 };
                 // SAFETY: the caller guarantees the extents.
                 unsafe {
                     list_runs(
-                        Rows { blocks: &start, block: depth, depth, stride: NR, ahead },
+                        RhsRows { blocks: &start, block: depth, depth, stride: NR, ahead },
                         runs,
                         last,
                     );
@@ -214,7 +222,7 @@ pub unsafe fn micro_kernel(
                             sums,
                             c,
                             c_stride,
-                            args.columns_of(panel),
+                            args.panel_columns(panel),
                             add,
                             args.non_temporal,
                         );
@@ -225,25 +233,26 @@ pub unsafe fn micro_kernel(
     });
 }
 
-/// Returns scratch for the sums of `tiles` tiles.
-fn reserve_sums(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
+/// Grows `sums` to hold the sums of `tiles` tiles, and returns its address.
+fn reserve_sums(sums: &mut Vec<AlignedRows<MAX_ROWS>>, tiles: usize) -> *mut f32 {
     if sums.len() < tiles {
-        sums.resize(tiles, Lines([[0.0; NR]; MAX_ROWS]));
+        sums.resize(tiles, AlignedRows([[0.0; NR]; MAX_ROWS]));
     }
     sums.as_mut_ptr().cast()
 }
 
-/// Lists the runs of an rhs; `last` receives the step within which a block ends.
+/// Writes the contiguous runs of the rhs `b` to `runs`. If a block ends within a step, `last`
+/// receives this step, padded with zeros.
 ///
 /// # Safety
 /// The blocks must cover their extents.
-unsafe fn list_runs(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
+unsafe fn list_runs(b: RhsRows<'_>, runs: &mut Vec<StepRun>, last: &mut AlignedRows<STEP>) {
     runs.clear();
     for (start, depth) in b.iter_blocks() {
         let steps = depth / STEP;
         let rest = depth % STEP;
         if steps > 0 {
-            runs.push(Run { start, stride: 4 * b.stride, steps });
+            runs.push(StepRun { start, stride: 4 * b.stride, steps });
         }
         if rest > 0 {
             for (i, row) in last.0.iter_mut().enumerate() {
@@ -255,7 +264,7 @@ unsafe fn list_runs(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
                     row.fill(0.0);
                 }
             }
-            runs.push(Run { start: last.0.as_ptr().cast(), stride: 4 * NR, steps: 1 });
+            runs.push(StepRun { start: last.0.as_ptr().cast(), stride: 4 * NR, steps: 1 });
         }
     }
 }
@@ -270,14 +279,14 @@ unsafe fn list_runs(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
 unsafe fn multiply(
     rows: usize,
     a: *const f32,
-    runs: &[Run],
-    (ahead, source): (*const f32, Source),
+    runs: &[StepRun],
+    (ahead, source): (*const f32, RhsSource),
     (sums, stride): (*mut f32, usize),
     resume: bool,
 ) {
     // Rows of C to prefetch; if there are none, the sums, which are in the cache already.
     let (c, c_stride) = match source {
-        Source::Fetched { c: Some(c), c_stride } => (c, c_stride),
+        RhsSource::Fetched { c: Some(c), c_stride } => (c, c_stride),
         _ => (sums, 0),
     };
     /// Sums are in registers 0 to 3, the lhs in 4 and 5, the rhs in 6 and 7. The last arguments are
@@ -419,13 +428,13 @@ unsafe fn multiply(
     // SAFETY: forwarded from the caller.
     unsafe {
         match source {
-            Source::Memory if rows <= HALF => low!([coming!()]),
+            RhsSource::Memory if rows <= HALF => low!([coming!()]),
             _ if rows <= HALF => low!([]),
-            Source::Blocks => tall!("tileloadd"[afar!()]),
-            Source::Memory => tall!("tileloadd"[coming!()]),
+            RhsSource::Blocks => tall!("tileloadd"[afar!()]),
+            RhsSource::Memory => tall!("tileloadd"[coming!()]),
             // Loads that leave the first-level cache to A. Two rows of C per step: they are rarely
             // in the cache, and a matmul waits for them even to overwrite them.
-            Source::Fetched { .. } => tall!("tileloaddt1" [
+            RhsSource::Fetched { .. } => tall!("tileloaddt1" [
                 "prefetcht1 [{c}]",
                 "prefetcht1 [{c} + 64]",
                 "add {c}, {c_line}",
@@ -438,8 +447,8 @@ unsafe fn multiply(
     }
 }
 
-/// Writes the wanted sums to C or adds them. With `non_temporal`, full lines that are overwritten
-/// are written past the caches.
+/// Writes the first `rows` rows and `columns` columns of `sums` to C, or adds them to C if `add` is
+/// true. With `non_temporal`, full lines that are overwritten are written past the caches.
 ///
 /// # Safety
 /// C must have these rows and columns.
@@ -498,7 +507,7 @@ pub fn pack_lhs(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize,
     if rows == 0 || depth == 0 {
         return;
     }
-    let (data, row_stride, k_stride) = a.part(row..row + rows, k0..k0 + depth);
+    let (data, row_stride, k_stride) = a.submatrix(row..row + rows, k0..k0 + depth);
     let padded = rows.next_multiple_of(HALF);
     let steps = depth.div_ceil(2 * STEP);
     assert!(steps * padded * STEP <= out.len(), "{} words for {rows} rows of {depth}", out.len());

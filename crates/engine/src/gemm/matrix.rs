@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Number of values of a contiguous row that are read together: 12 cache lines.
 const TOGETHER: usize = 192;
-/// View of a matrix with strides.
+/// View of a matrix of f32 with strides.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) data: &'a [f32],
@@ -19,14 +19,14 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// Creates a view of a row-major matrix.
     pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
-        Self::strided(data, rows, cols, cols)
+        Self::with_stride(data, rows, cols, cols)
     }
 
     /// Creates a view of a row-major matrix whose rows start `stride` values apart.
     ///
     /// # Panics
     /// Panics if `data` is too short.
-    pub fn strided(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
+    pub fn with_stride(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
         let needed = if rows == 0 { 0 } else { (rows - 1) * stride + cols };
         assert!(
             needed <= data.len() && cols <= stride.max(1),
@@ -53,17 +53,17 @@ impl<'a> Matrix<'a> {
         if self.col_stride == 1 && self.cols > width { (TOGETHER / width).max(1) } else { 1 }
     }
 
-    /// Returns whether rows are contiguous.
-    pub fn has_rows(&self) -> bool {
+    /// Returns whether the values of a row are contiguous in memory.
+    pub fn has_contiguous_rows(&self) -> bool {
         self.col_stride == 1
     }
 
-    /// Returns the values from the first of `rows` and `columns` on, with the distances between
-    /// rows and between columns.
+    /// Returns the matrix's values from the first row of `rows` and the first column of `columns`
+    /// on, with the distances between rows and between columns.
     ///
     /// # Panics
     /// Panics if the matrix ends before `rows` or `columns` do.
-    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> (&'a [f32], usize, usize) {
+    pub fn submatrix(self, rows: Range<usize>, columns: Range<usize>) -> (&'a [f32], usize, usize) {
         assert!(
             rows.end <= self.rows && columns.end <= self.cols,
             "part of a {} x {} matrix",
@@ -75,7 +75,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Returns the element at a row and a column.
-    pub fn at(&self, row: usize, col: usize) -> f32 {
+    pub fn element(&self, row: usize, col: usize) -> f32 {
         self.data[row * self.row_stride + col * self.col_stride]
     }
 }

@@ -1,7 +1,7 @@
 //! A strip of a matmul: one tile of A and neighboring panels of B. `tile` has the code that
 //! multiplies it.
 
-use super::lhs::Lhs;
+use super::lhs::LhsOperand;
 use super::shape::{LINE, NR, PrefetchTarget};
 
 /// Number of parts in which a group of panels is prefetched. Each part except the first is fetched
@@ -9,28 +9,28 @@ use super::shape::{LINE, NR, PrefetchTarget};
 /// first has been evicted by then.
 pub const PREFETCH_PARTS: usize = 16;
 
-/// Operands of a strip.
+/// Arguments of a micro-kernel call, which multiplies one tile of A by several panels of B.
 #[derive(Clone, Copy)]
 pub struct MicroKernelArgs {
-    /// Number of rows in the tile of A.
+    /// Number of rows in the tile of the left operand A.
     pub rows: usize,
-    /// Tile of A.
-    pub lhs: Lhs,
-    /// Number of words of k.
+    /// Location of the tile of the left operand A.
+    pub lhs: LhsOperand,
+    /// Number of words of the inner dimension k.
     pub words: usize,
-    /// First panel of B.
+    /// Address of the first panel of the right operand B.
     pub panels: *const f32,
-    /// Distance between panels.
+    /// Distance between the starts of two panels of B, in words.
     pub distance: usize,
     /// Number of columns in all panels; the last panel can be narrower.
     pub columns: usize,
-    /// Whether other tiles process the same panels.
+    /// Whether other tiles of A process the same panels of B.
     pub shared: bool,
     /// Whether C should be written past the caches, if this kernel can. A store fence
     /// must follow.
     pub non_temporal: bool,
-    /// The next tile, if it is read next instead of another panel: rows of a tile and words of a
-    /// packed row.
+    /// Number of rows of the next tile, and number of words of a packed row, if the next tile is
+    /// read after this one; `None` if another panel is read instead.
     pub next: Option<(usize, usize)>,
     /// Index of the part of the following panels that is prefetched into the second-level cache, if
     /// any.
@@ -39,12 +39,12 @@ pub struct MicroKernelArgs {
 
 impl MicroKernelArgs {
     /// Returns the number of panels.
-    pub fn count(&self) -> usize {
+    pub fn num_panels(&self) -> usize {
         self.columns.div_ceil(NR)
     }
 
     /// Returns the number of columns in a panel.
-    pub fn columns_of(&self, panel: usize) -> usize {
+    pub fn panel_columns(&self, panel: usize) -> usize {
         NR.min(self.columns - panel * NR)
     }
 
@@ -55,8 +55,8 @@ impl MicroKernelArgs {
 
     /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the
     /// tile below.
-    pub fn continue_at(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
-        if panel + 1 < self.count() {
+    pub fn next_output(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
+        if panel + 1 < self.num_panels() {
             c.wrapping_add((panel + 1) * NR)
         } else {
             c.wrapping_add(self.rows * c_stride)
@@ -65,19 +65,25 @@ impl MicroKernelArgs {
 
     /// Returns the memory to prefetch during `words` words from `word` on of a panel: the next
     /// panel, or a part of the next tile; then a part of the following panels.
-    pub fn ahead(&self, panel: usize, word: usize, words: usize) -> PrefetchTarget {
+    pub fn prefetch_target(&self, panel: usize, word: usize, words: usize) -> PrefetchTarget {
         let (near, pace) = match self.next {
             None => (self.panel(panel + 1, word), LINE),
             // A quarter of the lines is enough: a tile has fewer words than a panel.
             Some((rows, depth)) => (
-                self.lhs.skip_words(word).part_of_next(rows, depth, words, panel, self.count()),
+                self.lhs.skip_words(word).next_tile_part(
+                    rows,
+                    depth,
+                    words,
+                    panel,
+                    self.num_panels(),
+                ),
                 LINE / 4,
             ),
         };
         let far = match self.prefetch_part {
             None => self.panel(panel, word),
             Some(part) => {
-                self.panel(self.count() + panel, (part * self.words + word) / PREFETCH_PARTS)
+                self.panel(self.num_panels() + panel, (part * self.words + word) / PREFETCH_PARTS)
             }
         };
         PrefetchTarget { near, pace, far }

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::lhs::Lhs;
+use super::lhs::LhsOperand;
 use super::matrix::Matrix;
 use super::shape::{NR, VECTOR_ROWS};
 use crate::buffer::{Buffer, SharedSlice};
-use crate::precision::{Kernel, Precision, halves, pair, round_to_bf16, with_later};
+use crate::precision::{Kernel, Precision, pack_pair, round_to_bf16, split_word, with_later};
 use crate::simd::simd;
 
 /// Number of steps of k for which neighboring tiles or panels are packed one after the other, if
@@ -37,8 +37,8 @@ pub fn pack_panel(
     }
 }
 
-/// Packs neighboring panels of the rows `steps` of `b`: panel i to slot i of `to`, in slots of
-/// `[words of steps][NR]`.
+/// Packs adjacent `panels` of the rows `steps` of `b` into `to`: panel i into slot i. A slot has
+/// the shape `[words of steps][NR]`.
 ///
 /// # Safety
 /// No other thread may use these slots at the same time.
@@ -61,7 +61,7 @@ pub unsafe fn pack_panels(
     }
 }
 
-impl Lhs {
+impl LhsOperand {
     /// Creates an lhs of `rows`, at most a tile's, and the columns `steps` of `a`: in place if a
     /// tile can read them there, and otherwise packed into `scratch`. `steps` must start a word.
     ///
@@ -76,23 +76,23 @@ impl Lhs {
     ) -> Self {
         match kernel.precision {
             Precision::F32 => {
-                let part = a.part(rows, steps);
+                let part = a.submatrix(rows, steps);
                 match part {
-                    (.., 1) => Lhs::rows(part),
-                    (data, _, stride) => Lhs::Steps { start: data.as_ptr(), stride },
+                    (.., 1) => LhsOperand::from_rows(part),
+                    (data, _, stride) => LhsOperand::Steps { start: data.as_ptr(), stride },
                 }
             }
             Precision::Bf16 => {
                 let to = scratch.reserve(kernel.lhs_words(rows.len(), steps.len()));
                 pack_tile(kernel, a, rows.start, rows.len(), steps.start, steps.len(), to);
-                Lhs::packed(kernel, to.as_ptr(), rows.len())
+                LhsOperand::from_packed(kernel, to.as_ptr(), rows.len())
             }
         }
     }
 }
 
 /// Packs rows `row .. row + rows` and columns `k0 .. k0 + depth` of `a` into `out`, `[words of
-/// depth][rows]`, with each word [split into links](Kernel::links), or in the layout of
+/// depth][rows]`, with each word [split into links](Kernel::links_per_word), or in the layout of
 /// [`amx::pack_lhs`] with AMX. `out` takes [`Kernel::lhs_words`] words. `k0` must start a word.
 pub fn pack_tile(
     kernel: Kernel,
@@ -105,27 +105,30 @@ pub fn pack_tile(
 ) {
     debug_assert!(rows <= kernel.tile_rows());
     #[cfg(target_arch = "x86_64")]
-    if kernel.order() == crate::precision::Order::Tiled {
+    if kernel.order() == crate::precision::SumOrder::Tiled {
         // SAFETY: the instruction set is available, or it would not be selected.
         return unsafe { amx::pack_lhs(a, row, rows, k0, depth, out) };
     }
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
-    let unsplit =
-        if kernel.links() > 1 { Kernel { precision: Precision::F32, ..kernel } } else { kernel };
+    let unsplit = if kernel.links_per_word() > 1 {
+        Kernel { precision: Precision::F32, ..kernel }
+    } else {
+        kernel
+    };
     if a.col_stride == 1 {
         pack_columns(unsplit, data, a.row_stride, rows, depth, rows, out);
     } else {
         pack_rows(unsplit, data, a.col_stride, rows, depth, rows, out);
     }
-    if kernel.links() > 1 {
+    if kernel.links_per_word() > 1 {
         out[depth * rows..].fill(0.0);
         round_and_swap_pairs(kernel.isa, rows, out);
     }
 }
 
 simd! {
-    /// Converts steps of `rows` rows to links of a chain: rounds them, and puts the later step of a
-    /// word first.
+    /// Converts the steps of `rows` rows to links of a chain: rounds the values, and puts the later
+    /// step of a word first.
     fn round_and_swap_pairs(rows: usize, steps: &mut [f32]) {
         let turn = |earlier: &mut [f32], later: &mut [f32]| {
             for (earlier, later) in earlier.iter_mut().zip(later) {
@@ -211,7 +214,7 @@ simd! {
         for (from, to) in words.chunks_exact(stride).zip(to.chunks_exact_mut(2 * stride)) {
             let (earlier, later) = to.split_at_mut(stride);
             for ((word, earlier), later) in from.iter().zip(earlier).zip(later) {
-                [*earlier, *later] = halves(*word);
+                [*earlier, *later] = split_word(*word);
             }
         }
     }
@@ -233,7 +236,7 @@ pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut
 simd! {
     fn put_earlier(from: &[f32], to: &mut [f32]) {
         for (to, from) in to.iter_mut().zip(from) {
-            *to = pair(*from, 0.0);
+            *to = pack_pair(*from, 0.0);
         }
     }
 }
@@ -251,14 +254,14 @@ simd! {
         if width == NR && out_stride == NR {
             for k in 0..depth {
                 let (from, to) = (&data[k * stride..][..NR], &mut out[k * NR..][..NR]);
-                fetch(from, AHEAD * stride);
-                fetch(from, AHEAD * stride + 16);
+                prefetch_line(from, AHEAD * stride);
+                prefetch_line(from, AHEAD * stride + 16);
                 to.copy_from_slice(from);
             }
         } else if width == VECTOR_ROWS && out_stride == VECTOR_ROWS {
             for k in 0..depth {
                 let (from, to) = (&data[k * stride..][..VECTOR_ROWS], &mut out[k * VECTOR_ROWS..][..VECTOR_ROWS]);
-                fetch(from, AHEAD * stride);
+                prefetch_line(from, AHEAD * stride);
                 to.copy_from_slice(from);
             }
         } else {
@@ -273,7 +276,7 @@ simd! {
 #[inline(always)]
 fn pair_row(earlier: &[f32], later: &[f32], to: &mut [f32]) {
     for ((to, a), b) in to.iter_mut().zip(earlier).zip(later) {
-        *to = pair(*a, *b);
+        *to = pack_pair(*a, *b);
     }
 }
 
@@ -302,8 +305,8 @@ simd! {
     fn transpose(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
         let row = |i: usize, k: usize| -> &[f32; RUN] {
             let from = &data[i * stride + k..];
-            fetch(from, RUNS * RUN);
-            run(from)
+            prefetch_line(from, RUNS * RUN);
+            first_values(from)
         };
         let rest = transpose_runs(width, depth, out_stride, out, row);
         for k in rest..depth {
@@ -316,7 +319,7 @@ simd! {
 
 simd! {
     fn pair_columns(data: &[f32], stride: usize, width: usize, depth: usize, out_stride: usize, out: &mut [f32]) {
-        let pairs = |from: &[f32; 2 * RUN]| std::array::from_fn(|w| pair(from[2 * w], from[2 * w + 1]));
+        let pairs = |from: &[f32; 2 * RUN]| std::array::from_fn(|w| pack_pair(from[2 * w], from[2 * w + 1]));
         pair_columns_with(data, stride, width, depth, out_stride, out, pairs);
     }
 }
@@ -334,16 +337,16 @@ fn pair_columns_with(
 ) {
     let row = |i: usize, w: usize| {
         let from = &data[i * stride + 2 * w..];
-        fetch(from, RUNS * RUN);
-        fetch(from, (RUNS + 1) * RUN);
-        pairs(run(from))
+        prefetch_line(from, RUNS * RUN);
+        prefetch_line(from, (RUNS + 1) * RUN);
+        pairs(first_values(from))
     };
     let rest = transpose_runs(width, depth / 2, out_stride, out, row);
     for w in rest..depth.div_ceil(2) {
         for i in 0..width {
             let at = i * stride + 2 * w;
             let later = if 2 * w + 1 < depth { data[at + 1] } else { 0.0 };
-            out[w * out_stride + i] = pair(data[at], later);
+            out[w * out_stride + i] = pack_pair(data[at], later);
         }
     }
 }
@@ -417,7 +420,8 @@ mod bf16 {
     }
 }
 
-/// Number of rows to prefetch: their stride is too large for the processor's own prefetcher.
+/// Number of rows to prefetch in advance: their stride is too large for the processor's own
+/// prefetcher.
 const AHEAD: usize = 16;
 /// Number of runs of four rows that are transposed before the next four rows.
 const CHUNK: usize = 8;
@@ -426,7 +430,7 @@ const RUNS: usize = 8;
 
 /// Prefetches the cache line of `data[at]`, which can be past its end.
 #[inline(always)]
-fn fetch(data: &[f32], at: usize) {
+fn prefetch_line(data: &[f32], at: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: part of SSE, and a prefetch accesses nothing.
     unsafe {
@@ -438,9 +442,9 @@ fn fetch(data: &[f32], at: usize) {
 /// Number of words of a row that are transposed at a time: a cache line.
 const RUN: usize = 16;
 
-/// Returns the first `N` values.
+/// Returns the first `N` values of `data` as an array.
 #[inline(always)]
-fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
+fn first_values<const N: usize>(data: &[f32]) -> &[f32; N] {
     match data.first_chunk() {
         Some(run) => run,
         None => unreachable!("{} values where {N} are read", data.len()),

@@ -11,7 +11,7 @@ use crate::precision::{Kernel, Precision, words};
 
 /// Layout of a K × N operand in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+struct PackedShape {
     /// Precision of the words.
     precision: Precision,
     depth: usize,
@@ -20,37 +20,37 @@ struct Shape {
     words: usize,
 }
 
-impl Shape {
+impl PackedShape {
     fn new(precision: Precision, depth: usize, columns: usize) -> Self {
-        Shape { precision, depth, columns, words: words(precision, depth) }
+        PackedShape { precision, depth, columns, words: words(precision, depth) }
     }
 
     fn panels(self) -> usize {
         self.columns.div_ceil(NR)
     }
 
-    /// Number of words per panel.
+    /// Returns the number of words per panel.
     fn panel(self) -> usize {
         NR * self.words
     }
 
-    /// Number of words of the complete operand.
+    /// Returns the number of words of the complete operand.
     fn size(self) -> usize {
         self.panels() * self.panel()
     }
 }
 
-/// Rhs in panels, reused by many matmuls.
+/// Right operand (rhs) of matmuls, packed in panels and reused by many calls.
 pub struct PackedMatrix {
     data: Buffer,
-    shape: Shape,
+    shape: PackedShape,
 }
 
 impl PackedMatrix {
     /// Packs `b` (K × N) on the calling thread.
     pub fn new(compute: &Compute, b: Matrix<'_>) -> Self {
         let kernel = compute.kernel();
-        let mut packed = PackedMatrix::empty(kernel.precision, b.rows, b.cols);
+        let mut packed = PackedMatrix::zeroed(kernel.precision, b.rows, b.cols);
         let size = packed.shape.panel();
         for (panel, out) in packed.data.chunks_exact_mut(size.max(1)).enumerate() {
             pack_panel(kernel, b, 0, b.rows, panel * NR, out);
@@ -58,17 +58,18 @@ impl PackedMatrix {
         packed
     }
 
-    /// Allocates a K × N operand, all zero.
-    pub fn empty(precision: Precision, depth: usize, columns: usize) -> Self {
-        let shape = Shape::new(precision, depth, columns);
+    /// Creates a packed matrix of `depth` (K) × `columns` (N) zeros.
+    pub fn zeroed(precision: Precision, depth: usize, columns: usize) -> Self {
+        let shape = PackedShape::new(precision, depth, columns);
         PackedMatrix { data: Buffer::zeroed(shape.size()), shape }
     }
 
-    /// Allocates several operands, each given as (K, N), in one piece of memory.
-    pub fn together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
-        let shapes: Vec<Shape> = shapes.iter().map(|&(k, n)| Shape::new(precision, k, n)).collect();
+    /// Creates several packed matrices of zeros in one piece of memory. Each shape is (K, N).
+    pub fn zeroed_together(precision: Precision, shapes: &[(usize, usize)]) -> Vec<Self> {
+        let shapes: Vec<PackedShape> =
+            shapes.iter().map(|&(k, n)| PackedShape::new(precision, k, n)).collect();
         let sizes: Vec<usize> = shapes.iter().map(|shape| shape.size()).collect();
-        Buffer::together(&sizes)
+        Buffer::zeroed_together(&sizes)
             .into_iter()
             .zip(shapes)
             .map(|(data, shape)| PackedMatrix { data, shape })
@@ -79,10 +80,10 @@ impl PackedMatrix {
     ///
     /// # Panics
     /// Panics if `columns` has another number of values, or `compute` another precision.
-    pub fn refresh(&mut self, compute: &Compute, columns: &[f32]) {
+    pub fn repack_transposed(&mut self, compute: &Compute, columns: &[f32]) {
         let panels = self.panels();
         assert_eq!(columns.len(), panels.values(), "values of a packed operand");
-        compute.pool.run(panels.count(), |panel| {
+        compute.pool.run(panels.num_panels(), |panel| {
             // SAFETY: each panel is packed by one task.
             unsafe { panels.pack(compute.kernel(), panel, &columns[panels.rows(panel)]) };
         });
@@ -92,7 +93,7 @@ impl PackedMatrix {
     ///
     /// # Panics
     /// Panics if `b` has another shape, or `compute` another precision.
-    pub fn replace(&mut self, compute: &Compute, b: Matrix<'_>) {
+    pub fn repack(&mut self, compute: &Compute, b: Matrix<'_>) {
         let kernel = compute.kernel();
         let shape = self.shape;
         assert_eq!((b.rows, b.cols), (shape.depth, shape.columns), "shape of a packed operand");
@@ -108,12 +109,12 @@ impl PackedMatrix {
 
     /// Returns whether two operands hold the same words.
     #[cfg(test)]
-    pub fn same(&self, other: &PackedMatrix) -> bool {
+    pub fn has_same_words(&self, other: &PackedMatrix) -> bool {
         self.shape == other.shape
             && self.data.iter().zip(&other.data[..]).all(|(a, b)| a.to_bits() == b.to_bits())
     }
 
-    /// Returns the panels, which several tasks can pack.
+    /// Returns the panels of the matrix, which several tasks can pack in parallel.
     pub fn panels(&mut self) -> Panels<'_> {
         Panels { data: SharedSlice::new(&mut self.data), shape: self.shape }
     }
@@ -123,22 +124,22 @@ impl PackedMatrix {
         self.shape.precision
     }
 
-    /// Returns K.
+    /// Returns K, the number of rows of the unpacked matrix.
     pub fn depth(&self) -> usize {
         self.shape.depth
     }
 
-    /// Returns N.
+    /// Returns N, the number of columns of the unpacked matrix.
     pub fn columns(&self) -> usize {
         self.shape.columns
     }
 
-    /// Returns the number of values between the starts of two panels.
-    pub fn distance(&self) -> usize {
+    /// Returns the distance between the starts of two panels, in words.
+    pub fn panel_distance(&self) -> usize {
         self.shape.panel()
     }
 
-    /// Returns panel `index`, `[words of K][NR]`.
+    /// Returns the panel with index `index`, which has the shape `[words of K][NR]`.
     pub fn panel(&self, index: usize) -> &[f32] {
         let size = self.shape.panel();
         &self.data[index * size..][..size]
@@ -148,12 +149,12 @@ impl PackedMatrix {
 /// Panels of a [`PackedMatrix`], which can be packed separately.
 pub struct Panels<'a> {
     data: SharedSlice<'a>,
-    shape: Shape,
+    shape: PackedShape,
 }
 
 impl Panels<'_> {
     /// Returns the number of panels.
-    pub fn count(&self) -> usize {
+    pub fn num_panels(&self) -> usize {
         self.shape.panels()
     }
 
@@ -164,7 +165,7 @@ impl Panels<'_> {
 
     /// Returns the range of values of the operand's transpose from which panel `index` is packed.
     pub fn rows(&self, index: usize) -> Range<usize> {
-        let Shape { depth, columns, .. } = self.shape;
+        let PackedShape { depth, columns, .. } = self.shape;
         index * NR * depth..columns.min((index + 1) * NR) * depth
     }
 
@@ -192,7 +193,7 @@ mod tests {
 
     use super::*;
     use crate::Isa;
-    use crate::gemm::{Mode, Rhs, Scratch, gemm};
+    use crate::gemm::{GemmScratch, OutputMode, RhsOperand, gemm};
 
     /// An operand in bf16 is half as long as in f32: confusing the two would read past its end.
     #[test]
@@ -206,12 +207,14 @@ mod tests {
             let multiply = |packed: &PackedMatrix, compute: &Compute| {
                 let a = Matrix::new(&a, 3, 40);
                 let mut c = [0.0; 3 * 50];
-                let rhs = Rhs::Packed(packed);
-                gemm(compute, &mut Scratch::default(), a, rhs, &mut c, 50, Mode::Set);
+                let rhs = RhsOperand::Packed(packed);
+                gemm(compute, &mut GemmScratch::default(), a, rhs, &mut c, 50, OutputMode::Set);
             };
             multiply(&packed, own);
             assert!(catch_unwind(AssertUnwindSafe(|| multiply(&packed, other))).is_err());
-            assert!(catch_unwind(AssertUnwindSafe(|| packed.refresh(other, &b))).is_err());
+            assert!(
+                catch_unwind(AssertUnwindSafe(|| packed.repack_transposed(other, &b))).is_err()
+            );
         }
     }
 }

@@ -16,17 +16,17 @@ pub(crate) const STEP: usize = 16;
 /// Number of values in a cache line.
 pub(super) const LINE: usize = 16;
 
-/// Rhs of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of
-/// `block` rows at arbitrary addresses.
+/// Right operand (rhs) of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in
+/// blocks of `block` rows at arbitrary addresses.
 #[derive(Clone, Copy)]
-pub struct Rows<'a> {
-    /// Start of each block.
+pub struct RhsRows<'a> {
+    /// Address of the first word of each block.
     pub blocks: &'a [*const f32],
     /// Number of rows in a block; the last block can have fewer.
     pub block: usize,
     /// Total number of rows.
     pub depth: usize,
-    /// Distance between rows of a block.
+    /// Distance between two rows of a block, in words.
     pub stride: usize,
     /// Memory that is read after this rhs.
     pub ahead: PrefetchTarget,
@@ -43,10 +43,10 @@ pub struct PrefetchTarget {
     pub far: *const f32,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> RhsRows<'a> {
     /// Creates an rhs that is in the caches, so that there is nothing to prefetch.
-    pub fn at_hand(blocks: &'a [*const f32], block: usize, depth: usize, stride: usize) -> Self {
-        Rows {
+    pub fn cached(blocks: &'a [*const f32], block: usize, depth: usize, stride: usize) -> Self {
+        RhsRows {
             blocks,
             block,
             depth,
@@ -64,9 +64,10 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Start of a tile's chain, and what happens to its sum.
+/// Initial value of a tile's chain of multiply-adds, and treatment of the sum: overwrites C or is
+/// added to C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chain {
+pub enum ChainStart {
     /// The sum starts at 0, and C is overwritten.
     Set,
     /// The sum starts at 0 and is added to C. It does not start at C, because C can be large and
@@ -76,9 +77,9 @@ pub enum Chain {
     Resume,
 }
 
-impl Chain {
-    /// Returns a chain that starts at 0.
+impl ChainStart {
+    /// Returns a chain that starts at 0, and whose sum is added to C if `add` is true.
     pub const fn new(add: bool) -> Self {
-        if add { Chain::Add } else { Chain::Set }
+        if add { ChainStart::Add } else { ChainStart::Set }
     }
 }

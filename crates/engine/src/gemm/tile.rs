@@ -3,12 +3,12 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::lhs::{Lhs, Walk};
+use super::lhs::{LhsOperand, LhsSteps};
 use super::micro_kernel::MicroKernelArgs;
-use super::shape::{Chain, LINE, NR, PrefetchTarget, Rows, VECTOR_ROWS};
+use super::shape::{ChainStart, LINE, NR, PrefetchTarget, RhsRows, VECTOR_ROWS};
 #[cfg(target_arch = "x86_64")]
-use crate::precision::Order;
-use crate::precision::{HIGH, Kernel, Precision, halves};
+use crate::precision::SumOrder;
+use crate::precision::{HIGH, Kernel, Precision, split_word};
 use crate::simd::Isa;
 
 /// Number of steps in a round of the innermost loop, which prefetches once per round. (Four are no
@@ -31,17 +31,17 @@ impl MicroKernelArgs {
         add: bool,
     ) {
         #[cfg(target_arch = "x86_64")]
-        if let (Order::Tiled, Lhs::Steps { start, .. }) = (kernel.order(), self.lhs) {
+        if let (SumOrder::Tiled, LhsOperand::Steps { start, .. }) = (kernel.order(), self.lhs) {
             debug_assert!(self.words <= block);
             // SAFETY: forwarded from the caller; the instruction set is available, or it would not
             // be selected.
             return unsafe { amx::micro_kernel(self, start, c, c_stride, add) };
         }
-        for panel in 0..self.count() {
+        for panel in 0..self.num_panels() {
             for at in (0..self.words).step_by(block) {
                 let depth = block.min(self.words - at);
-                let ahead = self.ahead(panel, at, depth);
-                let b = Rows {
+                let ahead = self.prefetch_target(panel, at, depth);
+                let b = RhsRows {
                     blocks: &[self.panel(panel, at)],
                     block: depth,
                     depth,
@@ -52,8 +52,8 @@ impl MicroKernelArgs {
                 let c = c.wrapping_add(panel * NR);
                 // SAFETY: forwarded from the caller.
                 unsafe {
-                    let chain = Chain::new(add || at > 0);
-                    tile(kernel, self.rows, lhs, b, c, c_stride, self.columns_of(panel), chain)
+                    let chain = ChainStart::new(add || at > 0);
+                    tile(kernel, self.rows, lhs, b, c, c_stride, self.panel_columns(panel), chain)
                 };
             }
         }
@@ -71,7 +71,7 @@ impl MicroKernelArgs {
 ///
 /// A word of two bf16 is two links of the chain, the *later* step first, because AVX-512's
 /// instruction adds in this order. Other instruction sets split the words of B as they read them;
-/// the words of A are already [split into links](Kernel::links).
+/// the words of A are already [split into links](Kernel::links_per_word).
 ///
 /// # Safety
 /// All pointers must cover these extents. No other thread may access C at the same time. The
@@ -80,12 +80,12 @@ impl MicroKernelArgs {
 pub unsafe fn tile(
     kernel: Kernel,
     rows: usize,
-    a: Lhs,
-    b: Rows<'_>,
+    a: LhsOperand,
+    b: RhsRows<'_>,
     c: *mut f32,
     c_stride: usize,
     columns: usize,
-    chain: Chain,
+    chain: ChainStart,
 ) {
     debug_assert!((1..=kernel.tile_rows()).contains(&rows) && (1..=NR).contains(&columns));
     /// Calls `$kernel::<R, _>` for the number of rows.
@@ -94,11 +94,11 @@ pub unsafe fn tile(
             match ($rows, $a) {
                 $(
                     // SAFETY: forwarded from the caller.
-                    ($r, Lhs::Steps { start, stride }) => unsafe {
+                    ($r, LhsOperand::Steps { start, stride }) => unsafe {
                         $kernel::<$r, false>(start, stride, b, $c, c_stride, columns, chain)
                     },
                     // SAFETY: forwarded from the caller.
-                    ($r, Lhs::Rows { start, stride }) => unsafe {
+                    ($r, LhsOperand::Rows { start, stride }) => unsafe {
                         $kernel::<$r, true>(start, stride, b, $c, c_stride, columns, chain)
                     },
                 )*
@@ -132,10 +132,10 @@ pub unsafe fn tile(
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Amx) => match a {
             // SAFETY: forwarded from the caller.
-            Lhs::Steps { start, .. } => unsafe {
+            LhsOperand::Steps { start, .. } => unsafe {
                 amx::tile(rows, start, b, c, c_stride, columns, chain)
             },
-            Lhs::Rows { .. } => unreachable!("rows of bf16 are packed"),
+            LhsOperand::Rows { .. } => unreachable!("rows of bf16 are packed"),
         },
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Avx512Bf16) => whole!(avx512_pairs),
@@ -160,17 +160,17 @@ macro_rules! avx512_tile {
         unsafe fn $name<const R: usize, const IN_ROWS: bool>(
             start: *const f32,
             stride: usize,
-            b: Rows<'_>,
+            b: RhsRows<'_>,
             c: *mut f32,
             c_stride: usize,
             columns: usize,
-            chain: Chain,
+            chain: ChainStart,
         ) {
             use std::arch::x86_64::*;
             let mask = |lanes: usize| -> __mmask16 { ((1u32 << lanes.min(16)) - 1) as u16 };
             let masks = [mask(columns), mask(columns.saturating_sub(16))];
             let mut sums = [[_mm512_setzero_ps(); 2]; R];
-            let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
+            let mut a = LhsSteps::<IN_ROWS>::new(start, stride / $links);
             // Neither the tile of C nor the data read next is at an address that the processor
             // predicts. Tiles with fewer rows wait for memory anyway.
             let fetches = R == VECTOR_ROWS;
@@ -186,10 +186,10 @@ macro_rules! avx512_tile {
                     }
                 }
                 let load = |i: usize, half: usize| {
-                    let mask = if chain == Chain::Set { 0 } else { masks[half] };
+                    let mask = if chain == ChainStart::Set { 0 } else { masks[half] };
                     _mm512_maskz_loadu_ps(mask, c.wrapping_add(i * c_stride + half * 16))
                 };
-                if chain == Chain::Resume {
+                if chain == ChainStart::Resume {
                     sums = std::array::from_fn(|i| [load(i, 0), load(i, 1)]);
                 }
                 for (mut from, depth) in b.iter_blocks() {
@@ -233,7 +233,7 @@ macro_rules! avx512_tile {
                 for (i, row) in sums.iter().enumerate() {
                     for (half, &sum) in row.iter().enumerate() {
                         let to = c.wrapping_add(i * c_stride + half * 16);
-                        let sum = if chain == Chain::Add {
+                        let sum = if chain == ChainStart::Add {
                             _mm512_add_ps(load(i, half), sum)
                         } else {
                             sum
@@ -276,7 +276,7 @@ avx512_tile!(
     |x, y, sum| _mm512_fmadd_ps(x, y, sum)
 );
 
-/// Returns the half of 16 words that is link `link` of the chain.
+/// Returns the half of each of 16 words that is link `link` of the chain.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -297,11 +297,11 @@ macro_rules! avx2_tile {
         unsafe fn $name<const R: usize, const IN_ROWS: bool>(
             start: *const f32,
             stride: usize,
-            b: Rows<'_>,
+            b: RhsRows<'_>,
             c: *mut f32,
             c_stride: usize,
             columns: usize,
-            chain: Chain,
+            chain: ChainStart,
         ) {
             use std::arch::x86_64::*;
             // SAFETY: the caller guarantees the extents; masked-off lanes of C are not accessed.
@@ -317,10 +317,10 @@ macro_rules! avx2_tile {
                         false => _mm256_maskload_ps(at(i, part), masks[part]),
                     };
                     let mut sums = [[_mm256_setzero_ps(); 2]; R];
-                    if chain == Chain::Resume {
+                    if chain == ChainStart::Resume {
                         sums = std::array::from_fn(|i| [load(i, 0), load(i, 1)]);
                     }
-                    let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
+                    let mut a = LhsSteps::<IN_ROWS>::new(start, stride / $links);
                     for (start, depth) in b.iter_blocks() {
                         let mut from = start.add(half);
                         for _ in 0..depth {
@@ -343,7 +343,7 @@ macro_rules! avx2_tile {
                     }
                     for (i, row) in sums.iter().enumerate() {
                         for (part, &sum) in row.iter().enumerate() {
-                            let sum = if chain == Chain::Add {
+                            let sum = if chain == ChainStart::Add {
                                 _mm256_add_ps(load(i, part), sum)
                             } else {
                                 sum
@@ -378,7 +378,7 @@ fn mask_256(lanes: usize) -> std::arch::x86_64::__m256i {
     )
 }
 
-/// Returns the half of the 8 words at `from` that is link `link` of the chain.
+/// Returns the half of each of the 8 words at `from` that is link `link` of the chain.
 ///
 /// # Safety
 /// The 8 words must be readable.
@@ -411,16 +411,16 @@ macro_rules! portable_tile {
         unsafe fn $name<const R: usize, const IN_ROWS: bool>(
             start: *const f32,
             stride: usize,
-            b: Rows<'_>,
+            b: RhsRows<'_>,
             c: *mut f32,
             c_stride: usize,
             columns: usize,
-            chain: Chain,
+            chain: ChainStart,
         ) {
             // SAFETY: the caller guarantees the extents.
             unsafe {
                 let mut sums = [[0.0f32; NR]; R];
-                if chain == Chain::Resume {
+                if chain == ChainStart::Resume {
                     for (i, row) in sums.iter_mut().enumerate() {
                         std::ptr::copy_nonoverlapping(
                             c.add(i * c_stride),
@@ -429,7 +429,7 @@ macro_rules! portable_tile {
                         );
                     }
                 }
-                let mut a = Walk::<IN_ROWS>::new(start, stride / $links);
+                let mut a = LhsSteps::<IN_ROWS>::new(start, stride / $links);
                 for (start, depth) in b.iter_blocks() {
                     for k in 0..depth {
                         let from = std::slice::from_raw_parts(start.add(k * b.stride), NR);
@@ -447,7 +447,7 @@ macro_rules! portable_tile {
                 for (i, row) in sums.iter().enumerate() {
                     let to = std::slice::from_raw_parts_mut(c.add(i * c_stride), columns);
                     for (to, sum) in to.iter_mut().zip(row) {
-                        *to = if chain == Chain::Add { *to + sum } else { *sum };
+                        *to = if chain == ChainStart::Add { *to + sum } else { *sum };
                     }
                 }
             }
@@ -456,4 +456,4 @@ macro_rules! portable_tile {
 }
 
 portable_tile!(portable, 1, |word, _link| *word);
-portable_tile!(portable_halves, 2, |word, link| halves(*word)[1 - link]);
+portable_tile!(portable_halves, 2, |word, link| split_word(*word)[1 - link]);

@@ -4,7 +4,7 @@ use levade_policy::{OptimParams, crash_point};
 
 use crate::Compute;
 use crate::buffer::SharedSlice;
-use crate::parameters::{Chunk, Parameters};
+use crate::parameters::{ParameterChunk, Parameters};
 use crate::simd::{dot, simd};
 
 /// Number of values per task. The norm is summed per block and then in the order of blocks, so the
@@ -31,9 +31,9 @@ simd! {
     }
 }
 
-/// Constants of one step, shared by all values.
+/// Constants of one AdamW step, shared by all parameters.
 #[derive(Clone, Copy)]
-struct Step {
+struct AdamwStep {
     gradient_scale: f32,
     beta1: f32,
     beta2: f32,
@@ -45,7 +45,7 @@ struct Step {
 }
 
 simd! {
-    fn step_block(s: Step, weight: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
+    fn step_block(s: AdamwStep, weight: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
         for (((w, g), m), v) in weight.iter_mut().zip(gradient).zip(first).zip(second) {
             let scaled = *g * s.gradient_scale;
             *m = s.beta1.mul_add(*m, (1.0 - s.beta1) * scaled);
@@ -56,8 +56,8 @@ simd! {
     }
 }
 
-/// Runs step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments` are
-/// the first and the second. Weight decay applies only to matrices.
+/// Runs AdamW step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments`
+/// are the first and the second moment. Weight decay applies only to matrices.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,
@@ -68,7 +68,7 @@ pub fn step(
     moments: [&mut [f32]; 2],
 ) {
     let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(step).unwrap_or(i32::MAX));
-    let constants = |decay: f32| Step {
+    let constants = |decay: f32| AdamwStep {
         gradient_scale,
         beta1: params.beta1,
         beta2: params.beta2,
@@ -84,7 +84,7 @@ pub fn step(
         .get(parameters.tensors.entries.len() / 2)
         .map(|entry| entry.range.start);
     let moments = moments.map(SharedSlice::new);
-    parameters.change(compute, |Chunk { range, is_matrix, .. }, weights| {
+    parameters.change(compute, |ParameterChunk { range, is_matrix, .. }, weights| {
         if middle.is_some_and(|middle| range.contains(&middle)) {
             crash_point("in_optim_step");
         }
@@ -100,7 +100,7 @@ pub fn step(
 mod tests {
     use levade_model::Parameter;
 
-    use super::super::testing::{close, noise, wide};
+    use super::super::testing::{assert_close, noise, widen};
     use super::*;
     use crate::tensors::Tensors;
 
@@ -110,7 +110,7 @@ mod tests {
         let n = BLOCK + 1000;
         let mut tensors = Tensors::default();
         for (name, shape) in [("matrix", vec![2, BLOCK / 2]), ("norm", vec![1000])] {
-            tensors.lay([Parameter { name: name.into(), shape }]);
+            tensors.append([Parameter { name: name.into(), shape }]);
         }
         let params = OptimParams {
             learning_rate: 0.01,
@@ -123,12 +123,12 @@ mod tests {
         let mut w = noise(n, 1, 2.0);
         let mut m = vec![0.0; n];
         let mut v = vec![0.0; n];
-        let mut ew = wide(&w);
+        let mut ew = widen(&w);
         let mut em = vec![0.0; n];
         let mut ev = vec![0.0; n];
         for t in 1..=5 {
             let g = noise(n, 10 + t, 1.0);
-            let eg = wide(&g);
+            let eg = widen(&g);
             let exact = eg.iter().map(|x| x * x).sum::<f64>().sqrt();
             assert!((norm(&compute, &g) - exact).abs() < 1e-5 * exact);
             let parameters = Parameters { tensors: &tensors, master: &mut w, packed: Vec::new() };
@@ -144,6 +144,6 @@ mod tests {
                     - 0.01 * (em[i] / c1) / ((ev[i] / c2).sqrt() + 1e-8);
             }
         }
-        close(&w, &ew, 2e-6);
+        assert_close(&w, &ew, 2e-6);
     }
 }

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::scores::{Row, Scores};
+use super::scores::{QueryRow, ScoreRows};
 use crate::gemm::shape::STEP;
 use crate::precision::pack_words;
 use crate::simd::{LANES, exp};
@@ -15,9 +15,9 @@ use crate::simd::{LANES, exp};
 /// Number of positions that one instruction processes.
 const WIDE: usize = 2 * STEP;
 
-/// Returns a mask of the lanes, of 16 positions from `at` on, that are below `seen`.
+/// Returns a mask for the 16 positions from `at` on. A lane is set if its position is below `seen`.
 #[inline(always)]
-fn below(seen: usize, at: usize) -> __mmask16 {
+fn mask_below(seen: usize, at: usize) -> __mmask16 {
     ((1u32 << seen.saturating_sub(at).min(LANES)) - 1) as __mmask16
 }
 
@@ -35,13 +35,13 @@ fn exp_lanes(x: __m512) -> __m512 {
     unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
 }
 
-/// Writes a row's 32 values to an lhs.
+/// Writes 32 values of a row to a packed lhs.
 ///
 /// # Safety
 /// `to` must have 16 words.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn put([low, high]: [__m512; 2], to: *mut f32) {
+unsafe fn store_row([low, high]: [__m512; 2], to: *mut f32) {
     let both = _mm512_cvtne2ps_pbh(high, low);
     // SAFETY: the caller guarantees the words; both types are 512 bits.
     unsafe { _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(both)) }
@@ -54,7 +54,7 @@ unsafe fn put([low, high]: [__m512; 2], to: *mut f32) {
 /// # Safety
 /// AMX must be available. `scores` must hold full steps of 32 positions, and `to` as many.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub unsafe fn weigh(
+pub unsafe fn compute_weights(
     scores: &[f32],
     seen: usize,
     max: f32,
@@ -72,17 +72,17 @@ pub unsafe fn weigh(
                 let at = at + half * LANES;
                 if at < seen {
                     let e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(scores.as_ptr().add(at)), max));
-                    *weights = _mm512_maskz_mov_ps(below(seen, at), e);
+                    *weights = _mm512_maskz_mov_ps(mask_below(seen, at), e);
                     sum = _mm512_add_ps(sum, *weights);
                 }
             }
-            put(weights, to.wrapping_add(at / WIDE * step));
+            store_row(weights, to.wrapping_add(at / WIDE * step));
         }
         _mm512_storeu_ps(sums.as_mut_ptr(), sum);
     }
 }
 
-/// Implements [`Scores::make`] for AMX: writes weights and score gradients as words to
+/// Implements [`ScoreRows::compute`] for AMX: writes weights and score gradients as words to
 /// `scores.pairs`, and score gradients as an lhs of `high` rows to `lhs`.
 ///
 /// # Safety
@@ -90,15 +90,15 @@ pub unsafe fn weigh(
 /// `first_position` must be multiples of 32. `lhs` must have as many steps from `first_position`
 /// on, with an even `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32, high: usize) {
-    let Scores { rows, first_position, stride, .. } = *scores;
+pub unsafe fn score_gradients(scores: &mut ScoreRows<'_>, end: usize, lhs: *mut f32, high: usize) {
+    let ScoreRows { rows, first_position, stride, .. } = *scores;
     let p = scores.p.as_ptr();
     let s = scores.s.as_ptr();
     let pairs = scores.pairs.each_mut().map(|words| words.as_mut_ptr());
     let zero = _mm512_setzero_ps();
     for (word, two) in rows.chunks(2).enumerate() {
         // A missing second row attends to nothing.
-        let two = [two[0], two.get(1).copied().unwrap_or(Row { first: 0, own: 0, ..two[0] })];
+        let two = [two[0], two.get(1).copied().unwrap_or(QueryRow { first: 0, own: 0, ..two[0] })];
         for at in (first_position..end).step_by(WIDE) {
             // Indexed by row, then by half.
             let mut weights = [[zero; 2]; 2];
@@ -118,7 +118,7 @@ pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32
                                 weight,
                                 _mm512_sub_ps(_mm512_loadu_ps(s.add(from)), mean),
                             );
-                            let mask = below(row.own, at) & !below(row.first, at);
+                            let mask = mask_below(row.own, at) & !mask_below(row.first, at);
                             weights[i][half] = _mm512_maskz_mov_ps(mask, weight);
                             gradients[i][half] = _mm512_maskz_mov_ps(mask, gradient);
                         }
@@ -132,7 +132,7 @@ pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32
                     }
                 }
                 for (i, gradients) in gradients.into_iter().enumerate() {
-                    put(
+                    store_row(
                         gradients,
                         lhs.add(((at - first_position) / WIDE * high + 2 * word + i) * STEP),
                     );

@@ -5,48 +5,48 @@
 //! (max, Σ e).
 //!
 //! Keys and values are read from their blocks, where the forward pass left them or
-//! [`KeyValues::store`] wrote them again. One task is a piece of a span and one key head with all
-//! query heads that share it. It processes the positions that the piece attends to and writes its
-//! partial sums of dK and dV to its own buffer. Partial sums are then added per token in the order
-//! of spans and pieces, so the number of threads does not change the result.
+//! [`KeyValues::store_keys_values`] wrote them again. One task is a piece of a span and one key
+//! head with all query heads that share it. It processes the positions that the piece attends to
+//! and writes its partial sums of dK and dV to its own buffer. Partial sums are then added per
+//! token in the order of spans and pieces, so the number of threads does not change the result.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::kv::{AttentionWindow, BLOCK, KeyValues, Shape, Span};
-use super::scores::{Row, Scores};
+use super::kv::{AttentionShape, AttentionWindow, BLOCK, KeyValues, TokenSpan};
+use super::scores::{QueryRow, ScoreRows};
 use crate::Compute;
 use crate::buffer::{Buffer, SharedSlice};
-use crate::gemm::lhs::Lhs;
+use crate::gemm::lhs::LhsOperand;
 use crate::gemm::pack::{pack_columns, unpack_rows};
-use crate::gemm::shape::{Chain, Rows};
+use crate::gemm::shape::{ChainStart, RhsRows};
 use crate::gemm::tile::tile;
 use crate::gemm::{MAX_ROWS, Matrix, NR};
-use crate::precision::{Kernel, Order, Precision};
+use crate::precision::{Kernel, Precision, SumOrder};
 use crate::simd::{LANES, dot, simd};
 
 /// Number of query rows whose weights exist at a time: enough to amortize reading dK and dV, and
 /// few enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Number of pieces that spans are divided into, which is part of the definition of the sum: enough
-/// for the threads, and few because each piece needs its own partial sums. A single span makes up
-/// to the first number of pieces, several spans together about the second.
+/// Maximum number of chunks that queries are divided into: for a single span, and approximately for
+/// several spans together. The chunks are part of the definition of the sum. There are enough for
+/// the threads, but few, because each chunk needs its own partial sums.
 const MAX_CHUNKS: [usize; 2] = [8, 16];
-/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one piece needs
+/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one chunk needs
 /// more.
 const MAX_PARTIAL_SUMS: usize = 16 << 20;
 
-/// Rows of a span's sequence, first to last, as (first row, number of rows). Positions before them
-/// have no row in the batch.
+/// Rows of a span's sequence in a batch, first to last, as (first row, number of rows). Positions
+/// before the first row have no row in the batch.
 pub type SequenceRows = Vec<(usize, usize)>;
 
-/// Values that the forward pass saved.
+/// Values that the forward pass of attention saved for the backward pass.
 #[derive(Clone, Copy)]
 pub struct ForwardValues<'a> {
-    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv()`; only queries are
-    /// read.
+    /// Queries, keys and values after the rotary embedding, rows of `shape.qkv_width()`; only
+    /// queries are read.
     pub qkv: &'a [f32],
-    /// Output, rows of `shape.query()`.
+    /// Output of attention, rows of `shape.query_width()`.
     pub out: &'a [f32],
     /// (max, Σ e) for every row and head.
     pub stats: &'a [f32],
@@ -55,35 +55,37 @@ pub struct ForwardValues<'a> {
 /// Returns the distance between rows of `positions` positions: up to the end of the last panel, and
 /// an odd number of cache lines, so that one position of many rows does not map to a single cache
 /// set.
-fn stride(positions: usize) -> usize {
+fn row_stride(positions: usize) -> usize {
     positions.next_multiple_of(BLOCK) + LANES
 }
 
-/// Some queries of one span.
+/// Chunk of consecutive queries of one span.
 struct QueryChunk {
     span: usize,
-    /// Queries, counted from the span's first row.
+    /// Range of the queries, counted from the span's first row.
     queries: Range<usize>,
-    /// Number of positions that they attend to: those of the sequence up to the last query.
+    /// Number of positions that the queries attend to: all positions of the sequence up to the last
+    /// query.
     positions: usize,
-    /// Offset of the partial sums of its key heads: for each, `[padded][stride]` for keys, then for
-    /// values.
+    /// Offset of the chunk's partial sums. Each key head has `[padded][stride]` values for keys,
+    /// then as many for values.
     partial_sums: usize,
 }
 
 /// Returns the maximum number of values of partial sums for a batch of `rows` rows, with sequences
 /// of at most `max_positions` positions.
-pub fn max_partial_sums(shape: Shape, rows: usize, max_positions: usize) -> usize {
-    let position = 2 * shape.kv_heads * shape.padded();
-    let max_positions = stride(max_positions).saturating_mul(position);
+pub fn max_partial_sums(shape: AttentionShape, rows: usize, max_positions: usize) -> usize {
+    let position = 2 * shape.kv_heads * shape.padded_head_dim();
+    let max_positions = row_stride(max_positions).saturating_mul(position);
     // The pieces of a sequence as long as the batch attend to half of it on average.
     let chunks = rows.div_ceil(QUERIES).min(MAX_CHUNKS[0]);
     (max_positions.saturating_mul(chunks + 1) / 2).min(MAX_PARTIAL_SUMS.max(max_positions))
 }
 
 impl QueryChunk {
-    /// Divides all spans into groups of pieces. The partial sums of one group exist at a time.
-    fn split(shape: Shape, spans: &[Span]) -> Vec<Vec<QueryChunk>> {
+    /// Divides all spans into chunks of queries, and the chunks into groups. Only the partial sums
+    /// of one group exist at a time.
+    fn split_into_groups(shape: AttentionShape, spans: &[TokenSpan]) -> Vec<Vec<QueryChunk>> {
         let mut groups: Vec<Vec<QueryChunk>> = Vec::new();
         let mut total = 0;
         let max_chunks = MAX_CHUNKS[0].min(MAX_CHUNKS[1].div_ceil(spans.len().max(1)));
@@ -92,7 +94,7 @@ impl QueryChunk {
             for first in (0..span.len).step_by(len) {
                 let queries = first..span.len.min(first + len);
                 let positions = span.position + queries.end;
-                let size = shape.kv_heads * 2 * stride(positions) * shape.padded();
+                let size = shape.kv_heads * 2 * row_stride(positions) * shape.padded_head_dim();
                 if groups.is_empty() || total + size > MAX_PARTIAL_SUMS {
                     groups.push(Vec::new());
                     total = 0;
@@ -110,31 +112,37 @@ impl QueryChunk {
         groups
     }
 
-    /// Returns the number of values of a group's partial sums.
-    fn partial_sums_len(shape: Shape, group: &[QueryChunk]) -> usize {
+    /// Returns the number of values of the partial sums of a group of chunks.
+    fn partial_sums_len(shape: AttentionShape, group: &[QueryChunk]) -> usize {
         group.last().map_or(0, |last| last.partial_sums_range(shape, shape.kv_heads - 1, 1).end)
     }
 
-    /// Returns the range of the partial sums of `part` (0: keys, 1: values) of a key head.
-    fn partial_sums_range(&self, shape: Shape, kv_head: usize, part: usize) -> Range<usize> {
-        let size = stride(self.positions) * shape.padded();
+    /// Returns the range of the partial sums of a key head: of its keys if `part` is 0, of its
+    /// values if `part` is 1.
+    fn partial_sums_range(
+        &self,
+        shape: AttentionShape,
+        kv_head: usize,
+        part: usize,
+    ) -> Range<usize> {
+        let size = row_stride(self.positions) * shape.padded_head_dim();
         let start = self.partial_sums + (2 * kv_head + part) * size;
         start..start + size
     }
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Task> = RefCell::new(Task::default());
+    static SCRATCH: RefCell<BackwardScratch> = RefCell::new(BackwardScratch::default());
 }
 
-/// Scratch of one task.
+/// Scratch buffers of one task of attention's backward pass.
 #[derive(Default)]
-struct Task {
+struct BackwardScratch {
     /// Values of the sequence, `[blocks][words of head_dim][BLOCK]`, and its keys, `[words of
     /// positions][padded]`: each the transpose of what its blocks hold.
     values_t: Buffer,
     keys: Buffer,
-    /// One block in f32.
+    /// One key-value block, unpacked to f32.
     unpacked: Buffer,
     /// Queries (scaled) and dO as rows, and in bf16 a tile of either, packed.
     queries: Buffer,
@@ -152,16 +160,17 @@ struct Task {
     transposed: Vec<Buffer>,
 }
 
-/// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given the gradient `dout` of the output.
-/// `paths[i]` are the rows of the sequence of `spans[i]`, including its own. Gradients of the
-/// positions before these rows, which are the same for all spans, are added to `above`: for each
-/// position its keys, then its values. `partial_sums_len` is scratch.
+/// Fills `dqkv` (rows of `shape.qkv_width()`) with the gradient of attention's input, given the
+/// gradient `dout` of its output. `sequences[i]` are the rows of the sequence of `spans[i]`,
+/// including the span's own rows. Gradients of the positions before these rows, which are the same
+/// for all spans, are added to `above`: for each position its keys, then its values. `partial_sums`
+/// is scratch.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
     attention_window: AttentionWindow,
-    spans: &[Span],
+    spans: &[TokenSpan],
     sequences: &[SequenceRows],
     saved: ForwardValues<'_>,
     dout: &[f32],
@@ -170,19 +179,20 @@ pub fn backward(
     dqkv: &mut [f32],
 ) {
     let shape = keys_values.shape;
-    let width = shape.qkv();
+    let width = shape.qkv_width();
     let dim = shape.head_dim;
-    let first = above.len() / (2 * shape.key());
+    let first = above.len() / (2 * shape.key_width());
     let shared = SharedSlice::new(dqkv);
     let above = SharedSlice::new(above);
     compute.pool.run(spans.len(), |task| {
         let span = &spans[task];
         for row in span.row..span.row + span.len {
             // SAFETY: each row belongs to one span.
-            unsafe { shared.slice(row * width + shape.query(), 2 * shape.key()) }.fill(0.0);
+            unsafe { shared.slice(row * width + shape.query_width(), 2 * shape.key_width()) }
+                .fill(0.0);
         }
     });
-    for chunks in QueryChunk::split(shape, spans) {
+    for chunks in QueryChunk::split_into_groups(shape, spans) {
         let partial_sums =
             SharedSlice::new(partial_sums.reserve(QueryChunk::partial_sums_len(shape, &chunks)));
         // In decreasing order of cost, so that the last task to finish is a small one.
@@ -219,7 +229,7 @@ pub fn backward(
         compute.pool.run(shape.kv_heads * 2, |task| {
             let kv_head = task / 2;
             let part = task % 2;
-            let column = part * shape.key() + kv_head * dim;
+            let column = part * shape.key_width() + kv_head * dim;
             for chunk in &chunks {
                 let range = chunk.partial_sums_range(shape, kv_head, part);
                 // SAFETY: the partial sums are only read from here on.
@@ -227,11 +237,15 @@ pub fn backward(
                 let rows =
                     sequences[chunk.span].iter().flat_map(|&(first, len)| first..first + len);
                 let higher =
-                    (0..first).map(|position| (&above, position * 2 * shape.key() + column));
-                let here = rows.map(|row| (&shared, row * width + shape.query() + column));
+                    (0..first).map(|position| (&above, position * 2 * shape.key_width() + column));
+                let here = rows.map(|row| (&shared, row * width + shape.query_width() + column));
                 let mut destinations = higher.chain(here);
-                let from =
-                    Matrix::strided(partial_sum, dim, chunk.positions, stride(chunk.positions));
+                let from = Matrix::with_stride(
+                    partial_sum,
+                    dim,
+                    chunk.positions,
+                    row_stride(chunk.positions),
+                );
                 SCRATCH.with_borrow_mut(|scratch| {
                     let rows = scratch.unpacked.reserve(BLOCK * dim);
                     for position in (0..chunk.positions).step_by(BLOCK) {
@@ -253,16 +267,16 @@ pub fn backward(
     }
 }
 
-impl Task {
-    /// Processes one piece and one key head: fills the rows of its queries in `dqkv`, and its
-    /// partial sums (dK, dV).
+impl BackwardScratch {
+    /// Processes one chunk of queries and one key head: fills the rows of the queries in `dqkv`,
+    /// and the chunk's partial sums (dK, dV).
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
         kernel: Kernel,
         keys_values: &KeyValues<'_>,
         attention_window: AttentionWindow,
-        span: &Span,
+        span: &TokenSpan,
         chunk: &QueryChunk,
         kv_head: usize,
         saved: ForwardValues<'_>,
@@ -271,14 +285,14 @@ impl Task {
         dqkv: SharedSlice<'_>,
     ) {
         let shape = keys_values.shape;
-        let width = shape.qkv();
+        let width = shape.qkv_width();
         let dim = shape.head_dim;
-        let padded = shape.padded();
+        let padded = shape.padded_head_dim();
         let max_tile_rows = kernel.tile_rows();
-        let stride = stride(chunk.positions);
+        let stride = row_stride(chunk.positions);
         // Number of leading blocks that neither the `own`th query of the sequence nor a later query
         // attends to.
-        let unseen = |own: usize| attention_window.first(own) / BLOCK;
+        let unseen = |own: usize| attention_window.first_position(own) / BLOCK;
         self.transpose(kernel, keys_values, &span.blocks, kv_head, chunk.positions);
         let queries = self.queries.reserve(QUERIES * padded);
         let grads = self.grads.reserve(QUERIES * padded);
@@ -303,7 +317,8 @@ impl Task {
         }
 
         for (first, head) in chunk.queries.clone().step_by(QUERIES).flat_map(|first| {
-            (kv_head * shape.group()..(kv_head + 1) * shape.group()).map(move |h| (first, h))
+            (kv_head * shape.heads_per_key_head()..(kv_head + 1) * shape.heads_per_key_head())
+                .map(move |h| (first, h))
         }) {
             let rows = QUERIES.min(chunk.queries.end - first);
             // Number of positions before the first of these rows.
@@ -312,7 +327,7 @@ impl Task {
             for r in 0..rows {
                 let row = span.row + first + r;
                 let q = &saved.qkv[row * width + head * dim..][..dim];
-                let g = &dout[row * shape.query() + head * dim..][..dim];
+                let g = &dout[row * shape.query_width() + head * dim..][..dim];
                 for (to, q) in queries[r * padded..].iter_mut().zip(q) {
                     *to = q * attention_window.scale;
                 }
@@ -326,39 +341,41 @@ impl Task {
                     [(&*queries, true, &mut *weights), (&*grads, false, &mut *score_gradients)]
                 {
                     let from = &from[tile_at * padded..];
-                    let from = Matrix::strided(from, tile_rows, dim, padded);
-                    let a = Lhs::pack(kernel, from, 0..tile_rows, 0..dim, &mut self.packed);
+                    let from = Matrix::with_stride(from, tile_rows, dim, padded);
+                    let a = LhsOperand::pack(kernel, from, 0..tile_rows, 0..dim, &mut self.packed);
                     for block in first_position / BLOCK..seen.div_ceil(BLOCK) {
                         let start = [if of_keys {
                             keys_values.keys(span.blocks[block], kv_head).cast_const()
                         } else {
                             self.values_t[block * depth * BLOCK..].as_ptr()
                         }];
-                        let b = Rows::at_hand(&start, depth, depth, BLOCK);
+                        let b = RhsRows::cached(&start, depth, depth, BLOCK);
                         let to = to[tile_at * stride + block * BLOCK..].as_mut_ptr();
                         // SAFETY: the rows, a block and the scores have these extents.
-                        unsafe { tile(kernel, tile_rows, a, b, to, stride, BLOCK, Chain::Set) };
+                        unsafe {
+                            tile(kernel, tile_rows, a, b, to, stride, BLOCK, ChainStart::Set)
+                        };
                     }
                 }
                 let of_row = |r: usize| {
                     let row = span.row + first + tile_at + r;
                     let stats = &saved.stats[(row * shape.heads + head) * 2..][..2];
-                    let o = &saved.out[row * shape.query() + head * dim..][..dim];
+                    let o = &saved.out[row * shape.query_width() + head * dim..][..dim];
                     let mean =
                         mean_gradient(kernel.isa, o, &grads[(tile_at + r) * padded..][..dim]);
                     let own = before + tile_at + r + 1;
-                    Row {
+                    QueryRow {
                         max: stats[0],
                         inverse: 1.0 / stats[1],
                         mean,
-                        first: attention_window.first(own),
+                        first: attention_window.first_position(own),
                         own,
                     }
                 };
                 of_rows.clear();
                 of_rows.extend((0..tile_rows).map(of_row));
                 let words = if word_rows > 0 { kernel.words(tile_at) * stride } else { 0 };
-                let scores = Scores {
+                let scores = ScoreRows {
                     rows: &of_rows,
                     first_position,
                     seen,
@@ -374,10 +391,10 @@ impl Task {
                     let start =
                         [self.keys[kernel.words(first_position) * padded + column..].as_ptr()];
                     let depth = kernel.words(seen - first_position);
-                    let b = Rows::at_hand(&start, depth, depth, padded);
+                    let b = RhsRows::cached(&start, depth, depth, padded);
                     let to = dqueries[column..].as_mut_ptr();
                     // SAFETY: score gradients, keys and the tile have these extents.
-                    unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, Chain::Set) };
+                    unsafe { tile(kernel, tile_rows, a, b, to, padded, NR, ChainStart::Set) };
                 }
                 for r in 0..tile_rows {
                     let row = span.row + first + tile_at + r;
@@ -392,7 +409,8 @@ impl Task {
             // queries their inner dimension, from the first tile of queries that attends to any of
             // a panel's positions.
             let seen = before + rows;
-            let is_first = first == chunk.queries.start && head == kv_head * shape.group();
+            let is_first =
+                first == chunk.queries.start && head == kv_head * shape.heads_per_key_head();
             let (weight_operand, gradient_operand) = match kernel.precision {
                 Precision::F32 => (&*weights, &*score_gradients),
                 Precision::Bf16 => (&*weight_words, &*gradient_words),
@@ -401,21 +419,21 @@ impl Task {
                 (gradient_operand, &*queries, &mut *dkeys),
                 (weight_operand, &*grads, &mut *dvalues),
             ] {
-                let with = Matrix::strided(with, rows, padded, padded).transposed();
+                let with = Matrix::with_stride(with, rows, padded, padded).transposed();
                 lhs_tiles.clear();
                 for (i, above) in (0..padded).step_by(high).enumerate() {
                     let part = above..padded.min(above + high);
                     lhs_tiles.push((
                         part.clone(),
-                        Lhs::pack(kernel, with, part, 0..rows, &mut self.transposed[i]),
+                        LhsOperand::pack(kernel, with, part, 0..rows, &mut self.transposed[i]),
                     ));
                 }
-                let mut multiply = |position: usize, part: &Range<usize>, a: Lhs| {
+                let mut multiply = |position: usize, part: &Range<usize>, a: LhsOperand| {
                     let skipped = kernel
                         .words(position.saturating_sub(before) / max_tile_rows * max_tile_rows);
                     let depth = kernel.words(rows) - skipped;
                     let start = [from[skipped * stride + position..].as_ptr()];
-                    let b = Rows::at_hand(&start, depth, depth, stride);
+                    let b = RhsRows::cached(&start, depth, depth, stride);
                     let to = to[part.start * stride + position..].as_mut_ptr();
                     // SAFETY: queries, scores and the partial sums have these extents.
                     unsafe {
@@ -427,18 +445,18 @@ impl Task {
                             to,
                             stride,
                             NR,
-                            Chain::new(!is_first),
+                            ChainStart::new(!is_first),
                         )
                     };
                 };
                 let positions = (first_position..seen).step_by(NR);
                 match kernel.order() {
                     // A panel stays in the first-level cache for all the low tiles.
-                    Order::Chained => positions.for_each(|at| {
+                    SumOrder::Chained => positions.for_each(|at| {
                         lhs_tiles.iter().for_each(|(part, a)| multiply(at, part, *a))
                     }),
                     // Two tiles: the processor's prefetcher follows the positions.
-                    Order::Tiled => lhs_tiles.iter().for_each(|(part, a)| {
+                    SumOrder::Tiled => lhs_tiles.iter().for_each(|(part, a)| {
                         positions.clone().for_each(|at| multiply(at, part, *a))
                     }),
                 }
@@ -457,7 +475,7 @@ impl Task {
     ) {
         let shape = keys_values.shape;
         let dim = shape.head_dim;
-        let padded = shape.padded();
+        let padded = shape.padded_head_dim();
         let of_dim = kernel.words(dim);
         let of_block = kernel.words(BLOCK);
         let used = positions.div_ceil(BLOCK);
@@ -490,12 +508,13 @@ fn transpose_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to:
     let kernel = Kernel { precision: Precision::F32, ..kernel };
     let count = positions.len();
     let high = from.rows;
-    let (data, stride, _) = from.part(0..high, positions);
+    let (data, stride, _) = from.submatrix(0..high, positions);
     pack_columns(kernel, data, stride, high, count, high, to);
 }
 
 simd! {
-    /// Computes D = dO · O.
+    /// Computes D = dO · O for one query and head, which is the mean of dO · V over the attention
+    /// weights.
     fn mean_gradient(out: &[f32], dout: &[f32]) -> f32 {
         dot(out, dout)
     }

@@ -1,27 +1,27 @@
 //! Tests of `attention_backward`.
 
 use super::super::attention::forward;
-use super::super::attention::tests::{forest, naive};
+use super::super::attention::tests::{forest, reference_forward};
 use super::super::kv::Blocks;
-use super::super::testing::{close, differences, noise, wide};
+use super::super::testing::{assert_close, central_differences, noise, widen};
 use super::*;
 use crate::simd::Isa;
 
 fn run(
     precision: Precision,
     threads: usize,
-    shape: Shape,
+    shape: AttentionShape,
     attention_window: AttentionWindow,
     nodes: &[(Option<usize>, usize)],
 ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let (spans, sequences, count) = forest(nodes);
     let rows = sequences.len();
-    let qkv = noise(rows * shape.qkv(), 1, 3.0);
-    let dout = noise(rows * shape.query(), 2, 1.0);
+    let qkv = noise(rows * shape.qkv_width(), 1, 3.0);
+    let dout = noise(rows * shape.query_width(), 2, 1.0);
     let compute = Compute::with_isa(threads, Isa::detect(), precision);
     let mut blocks = Blocks::new(shape, 1, precision);
     blocks.grow(count);
-    let mut out = vec![0.0; rows * shape.query()];
+    let mut out = vec![0.0; rows * shape.query_width()];
     let mut stats = vec![0.0; rows * shape.heads * 2];
     let keys_values = blocks.layer(0);
     forward(&compute, &keys_values, attention_window, &spans, &qkv, &mut out, Some(&mut stats));
@@ -48,17 +48,17 @@ fn run(
 }
 
 #[test]
-fn gradient_matches_finite_differences_on_forest() {
+fn attention_gradient_matches_finite_differences_on_forest() {
     let nodes = [(None, 5), (Some(0), 3), (Some(1), 2), (Some(0), 4), (None, 3)];
-    let shape = Shape { heads: 4, kv_heads: 2, head_dim: 6 };
+    let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 6 };
     let unlimited = AttentionWindow::unlimited(6);
     for attention_window in [unlimited, AttentionWindow { window: 3, scale: 0.5 }] {
         let (qkv, dout, dqkv) = run(Precision::F32, 2, shape, attention_window, &nodes);
         let (_, sequences, _) = forest(&nodes);
-        close(
+        assert_close(
             &dqkv,
-            &differences(&wide(&qkv), |x| {
-                naive(shape, attention_window, &sequences, x)
+            &central_differences(&widen(&qkv), |x| {
+                reference_forward(shape, attention_window, &sequences, x)
                     .iter()
                     .zip(&dout)
                     .map(|(o, g)| o * f64::from(*g))
@@ -74,7 +74,7 @@ fn gradient_matches_finite_differences_on_forest() {
 #[test]
 fn gradient_of_long_sequences_matches_directional_difference() {
     let nodes = [(None, 70), (Some(0), 411), (Some(0), 20)];
-    let shape = Shape { heads: 3, kv_heads: 1, head_dim: 40 };
+    let shape = AttentionShape { heads: 3, kv_heads: 1, head_dim: 40 };
     let unlimited = AttentionWindow::unlimited(40);
     for attention_window in [
         unlimited,
@@ -90,7 +90,7 @@ fn gradient_of_long_sequences_matches_directional_difference() {
                 .zip(&direction)
                 .map(|(x, d)| f64::from(*x) + t * f64::from(*d))
                 .collect();
-            naive(shape, attention_window, &sequences, &x)
+            reference_forward(shape, attention_window, &sequences, &x)
                 .iter()
                 .zip(&dout)
                 .map(|(o, g)| o * f64::from(*g))

@@ -11,7 +11,7 @@ use crate::Compute;
 use crate::buffer::SharedSlice;
 use crate::simd::{dot, exp, max, simd};
 
-/// Shape of the attention heads.
+/// Shape of the attention heads of an encoder.
 #[derive(Debug, Clone, Copy)]
 pub struct FullHeads {
     /// Number of heads.
@@ -23,7 +23,7 @@ pub struct FullHeads {
 simd! {
     /// Computes the output of one head at one position, from `query` and the keys and values of a
     /// text (`stride` values apart). `scores` is scratch with one value per position.
-    fn attend(
+    fn compute_attention(
         query: &[f32], keys: &[f32], values: &[f32], stride: usize, scale: f32, scores: &mut [f32],
         out: &mut [f32]
     ) {
@@ -80,14 +80,14 @@ pub fn forward(
             let query = &part(0)[row * stride..][..head_dim];
             // SAFETY: each task has one head of its rows.
             let out = unsafe { out.slice((text.start + row) * width + head * head_dim, head_dim) };
-            attend(compute.isa, query, part(1), part(2), stride, scale, scores, out);
+            compute_attention(compute.isa, query, part(1), part(2), stride, scale, scores, out);
         }
     });
 }
 
 /// Pools each text to a vector of length 1: the mean of its rows, or its first row if `mean` is
 /// false.
-pub fn pool(
+pub fn pool_texts(
     compute: &Compute,
     texts: &[Range<usize>],
     mean: bool,
@@ -114,10 +114,10 @@ pub fn pool(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{close, noise, wide};
+    use super::super::testing::{assert_close, noise, widen};
     use super::*;
 
-    fn naive(shape: FullHeads, texts: &[Range<usize>], qkv: &[f64]) -> Vec<f64> {
+    fn reference_forward(shape: FullHeads, texts: &[Range<usize>], qkv: &[f64]) -> Vec<f64> {
         let FullHeads { heads, head_dim } = shape;
         let width = heads * head_dim;
         let mut out = vec![0.0; texts.last().unwrap().end * width];
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn forward_matches_f64_and_is_batch_invariant() {
+    fn encoder_attention_matches_f64_and_is_batch_invariant() {
         let shape = FullHeads { heads: 3, head_dim: 20 };
         let texts = [0..1, 1..18, 18..40];
         let width = 60;
@@ -154,7 +154,7 @@ mod tests {
         let mut out = vec![0.0; rows * width];
         let compute = Compute::new(2);
         forward(&compute, shape, &texts, &qkv, &mut scores, &mut out);
-        close(&out, &naive(shape, &texts, &wide(&qkv)), 1e-5);
+        assert_close(&out, &reference_forward(shape, &texts, &widen(&qkv)), 1e-5);
         let mut separate = vec![0.0; 17 * width];
         let its = &qkv[3 * width..18 * 3 * width];
         forward(&compute, shape, std::slice::from_ref(&(0..17)), its, &mut scores, &mut separate);
@@ -166,14 +166,14 @@ mod tests {
         let x = noise(5 * 7, 6, 2.0);
         let mut out = vec![0.0; 2 * 7];
         for mean in [true, false] {
-            pool(&Compute::new(1), &[0..2, 2..5], mean, &x, 7, &mut out);
+            pool_texts(&Compute::new(1), &[0..2, 2..5], mean, &x, 7, &mut out);
             for (text, out) in [0..2usize, 2..5].into_iter().zip(out.chunks(7)) {
                 let rows = if mean { text } else { text.start..text.start + 1 };
                 let sums: Vec<f64> = (0..7)
                     .map(|i| rows.clone().map(|row| f64::from(x[row * 7 + i])).sum::<f64>())
                     .collect();
                 let norm = sums.iter().map(|x| x * x).sum::<f64>().sqrt();
-                close(out, &sums.iter().map(|x| x / norm).collect::<Vec<_>>(), 1e-6);
+                assert_close(out, &sums.iter().map(|x| x / norm).collect::<Vec<_>>(), 1e-6);
             }
         }
     }

@@ -21,7 +21,8 @@ simd! {
 }
 
 simd! {
-    /// Overwrites gate and up with their gradients, given `dh`, which it overwrites with h.
+    /// Overwrites `gate` and `up` with their gradients. `dh` is the gradient of h and is
+    /// overwritten with h.
     fn silu_backward_row(gate: &mut [f32], up: &mut [f32], dh: &mut [f32]) {
         for ((d, g), u) in dh.iter_mut().zip(gate).zip(up) {
             let sigmoid = 1.0 / (1.0 + exp(-*g));
@@ -114,10 +115,10 @@ pub fn backward(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{close, differences, noise, wide};
+    use super::super::testing::{assert_close, central_differences, noise, widen};
     use super::*;
 
-    fn naive(activation: Activation, gate_up: &[f64], width: usize) -> Vec<f64> {
+    fn reference_forward(activation: Activation, gate_up: &[f64], width: usize) -> Vec<f64> {
         let gate = |g: f64| match activation {
             Activation::Silu => g / (1.0 + (-g).exp()),
             Activation::GeluTanh => {
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn gated_matches_f64_and_finite_differences() {
+    fn gated_activation_matches_f64_and_finite_differences() {
         for activation in [Activation::Silu, Activation::GeluTanh] {
             let rows = 17;
             let width = 23;
@@ -142,20 +143,20 @@ mod tests {
             let dh = noise(rows * width, 2, 1.0);
             let mut h = vec![0.0; rows * width];
             forward(&compute, activation, rows, width, &x, &mut h);
-            close(&h, &naive(activation, &wide(&x), width), 1e-6);
+            assert_close(&h, &reference_forward(activation, &widen(&x), width), 1e-6);
 
             let mut dx = x.clone();
             let mut again = dh.clone();
             backward(&compute, activation, rows, width, &mut dx, &mut again);
-            close(&again, &wide(&h), 1e-6);
+            assert_close(&again, &widen(&h), 1e-6);
             let objective = |x: &[f64]| {
-                naive(activation, x, width)
+                reference_forward(activation, x, width)
                     .iter()
                     .zip(&dh)
                     .map(|(h, g)| h * f64::from(*g))
                     .sum::<f64>()
             };
-            close(&dx, &differences(&wide(&x), objective), 1e-5);
+            assert_close(&dx, &central_differences(&widen(&x), objective), 1e-5);
         }
     }
 }

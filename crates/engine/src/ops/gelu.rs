@@ -34,7 +34,7 @@ pub fn forward(compute: &Compute, rows: usize, bias: &[f32], y: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::close;
+    use super::super::testing::assert_close;
     use super::*;
     use crate::precision::Precision;
     use crate::simd::Isa;
@@ -55,7 +55,7 @@ mod tests {
         for isa in Isa::available() {
             let mut y = x.clone();
             forward(&Compute::with_isa(1, isa, Precision::F32), 1, &bias, &mut y);
-            close(&y, &expected, 1e-6);
+            assert_close(&y, &expected, 1e-6);
             assert_eq!(&y, first.get_or_insert_with(|| y.clone()), "{isa:?}");
         }
     }

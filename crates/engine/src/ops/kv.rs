@@ -15,7 +15,7 @@ use crate::precision::{Kernel, Precision, words};
 pub const BLOCK: usize = NR;
 /// Shape of attention in one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Number of query heads.
     pub heads: usize,
     /// Number of key and value heads.
@@ -24,41 +24,41 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-impl Shape {
+impl AttentionShape {
     /// Returns the width of a row of queries.
-    pub fn query(&self) -> usize {
+    pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Returns the width of a row of keys, or of values.
-    pub fn key(&self) -> usize {
+    pub fn key_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
     /// Returns the width of a row of queries, keys and values side by side.
-    pub fn qkv(&self) -> usize {
-        self.query() + 2 * self.key()
+    pub fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.key_width()
     }
 
     /// Returns the width of a head, rounded up to full panels.
-    pub(crate) fn padded(&self) -> usize {
+    pub(crate) fn padded_head_dim(&self) -> usize {
         self.head_dim.div_ceil(NR) * NR
     }
 
     /// Returns the number of query heads that share a key head.
-    pub(crate) fn group(&self) -> usize {
+    pub(crate) fn heads_per_key_head(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// Returns the number of words of the keys of one block and head: `[words of head_dim][BLOCK]`.
-    fn key_block(&self, precision: Precision) -> usize {
+    fn key_block_words(&self, precision: Precision) -> usize {
         words(precision, self.head_dim) * BLOCK
     }
 
     /// Returns the number of words of one block of one key head: keys, then values as `[words of
     /// BLOCK][padded]`.
-    fn head_block(&self, precision: Precision) -> usize {
-        self.key_block(precision) + words(precision, BLOCK) * self.padded()
+    fn head_block_words(&self, precision: Precision) -> usize {
+        self.key_block_words(precision) + words(precision, BLOCK) * self.padded_head_dim()
     }
 
     /// Returns the number of bytes of keys and values for a sequence of `positions` positions in a
@@ -70,14 +70,14 @@ impl Shape {
 
     /// Returns the number of words of one block of one layer.
     pub fn block(&self, precision: Precision) -> usize {
-        self.kv_heads * self.head_block(precision)
+        self.kv_heads * self.head_block_words(precision)
     }
 }
 
 /// Scale and window of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionWindow {
-    /// Factor of scores.
+    /// Factor by which attention scores are multiplied.
     pub scale: f32,
     /// Maximum number of positions that a query attends to: the last ones up to its own.
     pub window: usize,
@@ -85,7 +85,7 @@ pub struct AttentionWindow {
 
 impl AttentionWindow {
     /// Returns the first position that the `own`th query of a sequence, counted from 1, attends to.
-    pub fn first(&self, own: usize) -> usize {
+    pub fn first_position(&self, own: usize) -> usize {
         own.saturating_sub(self.window)
     }
 
@@ -96,25 +96,25 @@ impl AttentionWindow {
     }
 }
 
-/// Maximum number of pieces into which spans are divided for each head, if threads can store them
-/// in parallel.
+/// Maximum number of groups into which spans are divided for each head. Threads store different
+/// groups in parallel.
 const MAX_CHUNKS: usize = 4;
 /// Number of blocks allocated at a time, to get huge pages; unused blocks take no physical memory.
 const TOGETHER: usize = 32;
 
-/// Memory for blocks of one layer or of all layers.
+/// Memory for key-value blocks. Each block holds one layer or all layers.
 pub struct Blocks {
     blocks: Vec<Buffer>,
     /// Allocated blocks that are not in use yet, in the same mapping as the last blocks in use.
     unused: Vec<Buffer>,
-    shape: Shape,
+    shape: AttentionShape,
     layers: usize,
     precision: Precision,
 }
 
 impl Blocks {
     /// Creates an empty set of blocks; each block will hold `layers` layers.
-    pub fn new(shape: Shape, layers: usize, precision: Precision) -> Self {
+    pub fn new(shape: AttentionShape, layers: usize, precision: Precision) -> Self {
         Blocks { blocks: Vec::new(), unused: Vec::new(), shape, layers, precision }
     }
 
@@ -127,7 +127,7 @@ impl Blocks {
     pub fn grow(&mut self, count: usize) {
         while self.blocks.len() < count {
             if self.unused.is_empty() {
-                self.unused = Buffer::together(&[self.block_words(); TOGETHER]);
+                self.unused = Buffer::zeroed_together(&[self.block_words(); TOGETHER]);
             }
             self.blocks.extend(self.unused.pop());
         }
@@ -145,7 +145,7 @@ impl Blocks {
     }
 
     /// Copies all layers of block `from` to block `to`, as a fork in the middle of a block needs.
-    pub fn copy(&mut self, from: u32, to: u32) {
+    pub fn copy_block(&mut self, from: u32, to: u32) {
         if let Ok([from, to]) = self.blocks.get_disjoint_mut([from as usize, to as usize]) {
             to.copy_from_slice(from);
         }
@@ -166,20 +166,20 @@ impl Blocks {
 /// Keys and values of one layer.
 pub struct KeyValues<'a> {
     blocks: Vec<SharedSlice<'a>>,
-    pub(super) shape: Shape,
+    pub(super) shape: AttentionShape,
     precision: Precision,
 }
 
 impl<'a> KeyValues<'a> {
-    /// Appends the blocks of `more`.
+    /// Appends the blocks of `more` to these blocks.
     pub fn with_blocks(mut self, more: KeyValues<'a>) -> Self {
         self.blocks.extend(more.blocks);
         self
     }
 
-    /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv()`, with rotary embedding
-    /// applied) into the blocks of their spans.
-    pub fn store(&self, compute: &Compute, spans: &[Span], qkv: &[f32]) {
+    /// Writes the keys and values of all rows (`qkv`: rows of `shape.qkv_width()`, with rotary
+    /// embedding applied) into the blocks of their spans.
+    pub fn store_keys_values(&self, compute: &Compute, spans: &[TokenSpan], qkv: &[f32]) {
         let chunks = if are_disjoint(spans) { spans.len().min(MAX_CHUNKS) } else { 1 };
         let heads = self.shape.kv_heads;
         compute.pool.run(heads * chunks, |task| {
@@ -191,24 +191,24 @@ impl<'a> KeyValues<'a> {
         });
     }
 
-    /// Returns the address of a key head's keys in a block: `[words of head_dim][BLOCK]`.
+    /// Returns the address of the keys of head `head` in a block: `[words of head_dim][BLOCK]`.
     pub(super) fn keys(&self, block: u32, head: usize) -> *mut f32 {
-        self.blocks[block as usize].pointer(head * self.shape.head_block(self.precision))
+        self.blocks[block as usize].pointer(head * self.shape.head_block_words(self.precision))
     }
 
-    /// Returns the address of a key head's values in a block: `[words of BLOCK][padded]`.
+    /// Returns the address of the values of head `head` in a block: `[words of BLOCK][padded]`.
     pub(super) fn values(&self, block: u32, head: usize) -> *mut f32 {
         let shape = self.shape;
         let precision = self.precision;
         self.blocks[block as usize]
-            .pointer(head * shape.head_block(precision) + shape.key_block(precision))
+            .pointer(head * shape.head_block_words(precision) + shape.key_block_words(precision))
     }
 
-    /// Prefetches a key head's part of a block into the second-level cache. Blocks have arbitrary
-    /// addresses, so the processor's own prefetcher does not find them.
-    pub(super) fn fetch(&self, block: u32, head: usize) {
+    /// Prefetches the keys and values of one head of a block into the second-level cache. Blocks
+    /// have arbitrary addresses, which the processor's own prefetcher does not predict.
+    pub(super) fn prefetch_block(&self, block: u32, head: usize) {
         #[cfg(target_arch = "x86_64")]
-        for word in (0..self.shape.head_block(self.precision)).step_by(16) {
+        for word in (0..self.shape.head_block_words(self.precision)).step_by(16) {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             // SAFETY: a prefetch accesses nothing.
             unsafe {
@@ -222,16 +222,16 @@ impl<'a> KeyValues<'a> {
     }
 
     /// Writes one key head of a span's rows into its blocks.
-    fn store_head(&self, kernel: Kernel, span: &Span, head: usize, qkv: &[f32]) {
+    fn store_head(&self, kernel: Kernel, span: &TokenSpan, head: usize, qkv: &[f32]) {
         let shape = self.shape;
-        let width = shape.qkv();
+        let width = shape.qkv_width();
         let dim = shape.head_dim;
-        let padded = shape.padded();
+        let padded = shape.padded_head_dim();
         if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
             // SAFETY: blocks of a layer have one size; only this thread accesses this head of them,
             // and a node's first block is never its parent's.
             unsafe {
-                let size = shape.head_block(self.precision);
+                let size = shape.head_block_words(self.precision);
                 std::ptr::copy_nonoverlapping(self.keys(from, head), self.keys(to, head), size);
             }
         }
@@ -248,13 +248,13 @@ impl<'a> KeyValues<'a> {
                 let size = kernel.words(BLOCK) * padded;
                 let keys = std::slice::from_raw_parts_mut(
                     self.keys(block, head),
-                    shape.key_block(self.precision),
+                    shape.key_block_words(self.precision),
                 );
                 (keys, std::slice::from_raw_parts_mut(self.values(block, head), size))
             };
             pack_columns(
                 kernel,
-                &rows[shape.query() + head * dim..],
+                &rows[shape.query_width() + head * dim..],
                 width,
                 count,
                 dim,
@@ -262,7 +262,7 @@ impl<'a> KeyValues<'a> {
                 &mut keys[at..],
             );
             for (i, row) in rows.chunks_exact(width).enumerate() {
-                let value = &row[shape.query() + shape.key() + head * dim..][..dim];
+                let value = &row[shape.query_width() + shape.key_width() + head * dim..][..dim];
                 put_step(kernel, at + i, value, padded, values);
             }
             done += count;
@@ -272,7 +272,7 @@ impl<'a> KeyValues<'a> {
 
 /// Returns whether no span writes to a block that another span writes to or copies from, so that
 /// their order does not matter.
-fn are_disjoint(spans: &[Span]) -> bool {
+fn are_disjoint(spans: &[TokenSpan]) -> bool {
     if spans.iter().any(|span| span.inherits.is_some()) {
         return false;
     }
@@ -282,12 +282,12 @@ fn are_disjoint(spans: &[Span]) -> bool {
     written.windows(2).all(|two| two[0] != two[1])
 }
 
-/// Blocks that a forward pass uses: blocks that hold all layers of the model, and after them, in
-/// training, blocks that hold one layer at a time.
+/// Key-value blocks that a forward pass uses: blocks that hold all layers of the model, and after
+/// them, in training, blocks that hold one layer at a time.
 pub struct KvBlocks<'a> {
-    /// Blocks with all layers.
+    /// Blocks that hold all layers of the model.
     pub stack: &'a mut Blocks,
-    /// Blocks with the current layer only.
+    /// Blocks that hold only the current layer; `None` outside training.
     pub passing: Option<&'a mut Blocks>,
 }
 
@@ -302,12 +302,12 @@ impl KvBlocks<'_> {
     }
 }
 
-/// Run of new tokens of one sequence.
+/// Contiguous run of new tokens of one sequence in a batch.
 #[derive(Debug, Clone, Default)]
-pub struct Span {
-    /// First of its rows in the batch.
+pub struct TokenSpan {
+    /// Index of the span's first row in the batch.
     pub row: usize,
-    /// Number of its rows.
+    /// Number of rows in the span.
     pub len: usize,
     /// Position of the first token in the sequence. All earlier positions are in `blocks` already,
     /// or in an earlier span of the batch.
@@ -336,12 +336,12 @@ mod tests {
             "the second goes on where the first ended"
         );
         assert!(
-            !are_disjoint(&[one, Span { inherits: Some(1), ..other }]),
+            !are_disjoint(&[one, TokenSpan { inherits: Some(1), ..other }]),
             "what is copied must be there"
         );
     }
 
-    fn span(position: usize, len: usize, blocks: &[u32]) -> Span {
-        Span { position, len, blocks: blocks.to_vec(), ..Span::default() }
+    fn span(position: usize, len: usize, blocks: &[u32]) -> TokenSpan {
+        TokenSpan { position, len, blocks: blocks.to_vec(), ..TokenSpan::default() }
     }
 }

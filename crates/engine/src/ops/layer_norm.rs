@@ -3,7 +3,7 @@
 
 use super::for_rows;
 use crate::Compute;
-use crate::simd::{LANES, fold, simd};
+use crate::simd::{LANES, fold_lanes, simd};
 
 simd! {
     /// Adds `with` to a row, and normalizes the sum in place.
@@ -34,7 +34,7 @@ fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {
         *lane += f(*x);
     }
-    fold(lanes)
+    fold_lanes(lanes)
 }
 
 /// Computes `y[row] = layer_norm(y[row] + with[row])` for `rows` rows as wide as `weight`.
@@ -54,12 +54,12 @@ pub fn forward(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{close, noise, wide};
+    use super::super::testing::{assert_close, noise, widen};
     use super::*;
     use crate::precision::Precision;
     use crate::simd::Isa;
 
-    fn naive(x: &[f64], width: usize, w: &[f32], b: &[f32], epsilon: f64) -> Vec<f64> {
+    fn reference_forward(x: &[f64], width: usize, w: &[f32], b: &[f32], epsilon: f64) -> Vec<f64> {
         let row = |row: &[f64]| {
             let mean = row.iter().sum::<f64>() / width as f64;
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
@@ -79,8 +79,8 @@ mod tests {
         let with = noise(rows * width, 2, 3.0);
         let w = noise(width, 3, 2.0);
         let b = noise(width, 4, 1.0);
-        let sum: Vec<f64> = wide(&x).iter().zip(wide(&with)).map(|(x, y)| x + y).collect();
-        let expected = naive(&sum, width, &w, &b, 1e-12);
+        let sum: Vec<f64> = widen(&x).iter().zip(widen(&with)).map(|(x, y)| x + y).collect();
+        let expected = reference_forward(&sum, width, &w, &b, 1e-12);
         let mut first: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let mut y = x.clone();
@@ -92,7 +92,7 @@ mod tests {
                 &with,
                 &mut y,
             );
-            close(&y, &expected, 1e-5);
+            assert_close(&y, &expected, 1e-5);
             assert_eq!(&y, first.get_or_insert_with(|| y.clone()), "{isa:?}");
         }
     }

@@ -4,7 +4,7 @@
 use super::{for_columns, for_rows};
 use crate::Compute;
 use crate::buffer::SharedSlice;
-use crate::simd::{LANES, dot, fold, simd};
+use crate::simd::{LANES, dot, fold_lanes, simd};
 
 /// Maximum width of a head, limited by scratch on the stack. The model is checked against it before
 /// it is loaded.
@@ -55,7 +55,7 @@ fn triple_dot(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     for i in full..x.len() {
         lanes[i - full] = (x[i] * y[i]).mul_add(z[i], lanes[i - full]);
     }
-    fold(lanes)
+    fold_lanes(lanes)
 }
 
 /// Computes `y[row] = rms_norm(x[row]) · weight` for `rows` rows as wide as `weight`.
@@ -129,7 +129,7 @@ simd! {
 /// Location of heads in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on,
 /// with rows `stride` apart.
 #[derive(Debug, Clone, Copy)]
-pub struct Heads {
+pub struct HeadLayout {
     /// Distance between rows.
     pub stride: usize,
     /// First value of the first head.
@@ -144,7 +144,7 @@ pub struct Heads {
 pub fn forward_heads(
     compute: &Compute,
     rows: usize,
-    at: Heads,
+    at: HeadLayout,
     weight: &[f32],
     epsilon: f32,
     x: &mut [f32],
@@ -166,7 +166,7 @@ pub fn forward_heads(
 pub fn backward_heads(
     compute: &Compute,
     rows: usize,
-    at: Heads,
+    at: HeadLayout,
     x: &[f32],
     weight: &[f32],
     epsilon: f32,
@@ -206,12 +206,12 @@ simd! {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{close, differences, noise, wide};
+    use super::super::testing::{assert_close, central_differences, noise, widen};
     use super::*;
 
     const EPSILON: f32 = 1e-5;
 
-    fn naive(x: &[f64], w: &[f64]) -> Vec<f64> {
+    fn reference_forward(x: &[f64], w: &[f64]) -> Vec<f64> {
         x.chunks(w.len())
             .flat_map(|row| {
                 let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn norm_matches_f64_and_finite_differences() {
+    fn rms_norm_matches_f64_and_finite_differences() {
         let rows = 19;
         let width = 37;
         let compute = Compute::new(2);
@@ -233,19 +233,19 @@ mod tests {
         let dy = noise(rows * width, 3, 1.0);
         let mut y = vec![0.0; x.len()];
         forward(&compute, rows, &x, &w, EPSILON, &mut y);
-        close(&y, &naive(&wide(&x), &wide(&w)), 1e-6);
+        assert_close(&y, &reference_forward(&widen(&x), &widen(&w)), 1e-6);
 
         let objective = |x: &[f64], w: &[f64]| {
-            naive(x, w).iter().zip(wide(&dy)).map(|(y, g)| y * g).sum::<f64>()
+            reference_forward(x, w).iter().zip(widen(&dy)).map(|(y, g)| y * g).sum::<f64>()
         };
         let mut dx = vec![0.0; x.len()];
         let mut dw = vec![0.0; width];
         backward(&compute, rows, &x, &w, EPSILON, &dy, &mut vec![0.0; rows], &mut dx, &mut dw);
-        close(&dx, &differences(&wide(&x), |x| objective(x, &wide(&w))), 1e-5);
-        close(&dw, &differences(&wide(&w), |w| objective(&wide(&x), w)), 1e-5);
+        assert_close(&dx, &central_differences(&widen(&x), |x| objective(x, &widen(&w))), 1e-5);
+        assert_close(&dw, &central_differences(&widen(&w), |w| objective(&widen(&x), w)), 1e-5);
 
         // Heads within rows are the same operation on narrower rows.
-        let at = Heads { stride: 3 * width, offset: width, heads: 2, head_dim: width };
+        let at = HeadLayout { stride: 3 * width, offset: width, heads: 2, head_dim: width };
         let rows = 6;
         let x = noise(rows * at.stride, 4, 2.0);
         let d = noise(x.len(), 5, 1.0);
@@ -277,7 +277,7 @@ mod tests {
             &mut dw_flat,
         );
         assert_eq!(flat(&dx), dx_flat);
-        close(&dw, &wide(&dw_flat), 1e-6);
+        assert_close(&dw, &widen(&dw_flat), 1e-6);
         assert_eq!(y[..at.offset], x[..at.offset], "other columns are left alone");
     }
 }

@@ -8,7 +8,7 @@
 use levade_model::{Rope, RopeScaling};
 
 use super::for_rows;
-use super::norm::Heads;
+use super::norm::HeadLayout;
 use crate::Compute;
 use crate::simd::simd;
 
@@ -46,7 +46,7 @@ impl RopeTable {
         &self,
         compute: &Compute,
         positions: &[u32],
-        at: Heads,
+        at: HeadLayout,
         inverse: bool,
         x: &mut [f32],
     ) {
@@ -55,13 +55,19 @@ impl RopeTable {
             let cosine = &self.cosine[first..][..self.half];
             let sine = &self.sine[first..][..self.half];
             let sign = if inverse { -1.0 } else { 1.0 };
-            turn(compute.isa, &mut x[at.offset..][..at.heads * at.head_dim], cosine, sine, sign);
+            rotate_pairs(
+                compute.isa,
+                &mut x[at.offset..][..at.heads * at.head_dim],
+                cosine,
+                sine,
+                sign,
+            );
         });
     }
 }
 
 simd! {
-    fn turn(heads: &mut [f32], cosine: &[f32], sine: &[f32], sign: f32) {
+    fn rotate_pairs(heads: &mut [f32], cosine: &[f32], sine: &[f32], sign: f32) {
         let half = cosine.len();
         for head in heads.chunks_exact_mut(2 * half) {
             let (low, high) = head.split_at_mut(half);
@@ -130,7 +136,7 @@ mod tests {
     use super::super::testing::noise;
     use super::*;
 
-    const AT: Heads = Heads { stride: 20, offset: 3, heads: 2, head_dim: 8 };
+    const AT: HeadLayout = HeadLayout { stride: 20, offset: 3, heads: 2, head_dim: 8 };
 
     #[test]
     fn rotation_matches_f64_reference_and_inverts() {

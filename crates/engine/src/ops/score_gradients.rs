@@ -3,24 +3,24 @@
 #[cfg(target_arch = "x86_64")]
 use super::attention_amx;
 use super::kv::BLOCK;
-use super::scores::Scores;
+use super::scores::ScoreRows;
 use crate::buffer::Buffer;
 use crate::gemm::Matrix;
-use crate::gemm::lhs::Lhs;
+use crate::gemm::lhs::LhsOperand;
 use crate::gemm::pack::pack_rows;
-use crate::precision::{Kernel, Order, Precision};
+use crate::precision::{Kernel, Precision, SumOrder};
 use crate::simd::{LANES, exp, simd};
 
-impl Scores<'_> {
+impl ScoreRows<'_> {
     /// Computes weights P = exp(s − max) / Σ and score gradients dS = P ∘ (dO Vᵀ − D), 0 at
     /// positions that a row does not attend to. It covers positions from `first_position` to the
     /// end of the block that holds the last position of the last row. The results are rows of rhs
     /// operands, in the fields documented for them. The score gradients from `first_position` on
     /// are also returned as an lhs, in `lhs` if they need packing.
-    pub fn compute(mut self, kernel: Kernel, lhs: &mut Buffer) -> Lhs {
+    pub fn compute(mut self, kernel: Kernel, lhs: &mut Buffer) -> LhsOperand {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
-        if kernel.order() == Order::Tiled {
+        if kernel.order() == SumOrder::Tiled {
             let rows = self.rows.len();
             let to = lhs.reserve(kernel.lhs_words(rows, end - self.first_position)).as_mut_ptr();
             let needed = |rows: usize| (rows - 1) * self.stride + end;
@@ -29,9 +29,10 @@ impl Scores<'_> {
             // SAFETY: all rows and words are within the lengths asserted above; the order is AMX's,
             // which is available.
             unsafe { attention_amx::score_gradients(&mut self, end, to, kernel.lhs_rows(rows)) };
-            return Lhs::packed(kernel, to, rows);
+            return LhsOperand::from_packed(kernel, to, rows);
         }
-        let Scores { rows, first_position, seen, stride, p, s, pairs: [weights, gradients] } = self;
+        let ScoreRows { rows, first_position, seen, stride, p, s, pairs: [weights, gradients] } =
+            self;
         for (r, row) in rows.iter().enumerate() {
             let p = &mut p[r * stride..][..end];
             let s = &mut s[r * stride..][..end];
@@ -70,13 +71,14 @@ impl Scores<'_> {
                 &mut gradients[first_position..],
             );
         }
-        let from = Matrix::strided(s, rows.len(), seen, stride);
-        Lhs::pack(kernel, from, 0..rows.len(), first_position..seen, lhs)
+        let from = Matrix::with_stride(s, rows.len(), seen, stride);
+        LhsOperand::pack(kernel, from, 0..rows.len(), first_position..seen, lhs)
     }
 }
 
 simd! {
-    /// Converts one row: scores in `p` become weights, dO Vᵀ in `s` becomes score gradients.
+    /// Converts one row in place: scores in `p` become attention weights, dO Vᵀ in `s` becomes
+    /// score gradients.
     fn row_gradients(p: &mut [f32], s: &mut [f32], max: f32, inverse: f32, mean: f32) {
         let gradients = |p: &mut [f32; LANES], s: &mut [f32; LANES]| {
             for (p, s) in p.iter_mut().zip(s) {
@@ -101,7 +103,7 @@ simd! {
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    use super::super::scores::Row;
+    use super::super::scores::QueryRow;
     use super::super::testing::noise;
     use super::*;
     use crate::gemm::pack::pack_tile;
@@ -120,8 +122,8 @@ mod tests {
             let seen = before + count;
             let end = seen.next_multiple_of(32);
             let stride = end + LANES;
-            let rows: Vec<Row> = (0..count)
-                .map(|r| Row {
+            let rows: Vec<QueryRow> = (0..count)
+                .map(|r| QueryRow {
                     max: 2.0,
                     inverse: 0.5 + r as f32 / 100.0,
                     mean: r as f32 / 9.0,
@@ -135,7 +137,7 @@ mod tests {
             let mut lhs = Buffer::default();
             let mut p_made = p.clone();
             let mut s_made = s.clone();
-            let scores = Scores {
+            let scores = ScoreRows {
                 rows: &rows,
                 first_position,
                 seen,
@@ -179,7 +181,7 @@ mod tests {
                 }
             }
             let mut expected = vec![0.0; kernel.lhs_words(count, end - first_position)];
-            let from = Matrix::strided(&s, count, end, stride);
+            let from = Matrix::with_stride(&s, count, end, stride);
             pack_tile(kernel, from, 0, count, first_position, end - first_position, &mut expected);
             let high = kernel.lhs_rows(count) * 16;
             for (expected, found) in expected.chunks(high).zip(lhs.chunks(high)) {

@@ -3,12 +3,12 @@
 
 /// Per-query values from which the backward pass recomputes attention weights and score gradients.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
-    /// Largest score.
+pub struct QueryRow {
+    /// Largest attention score of the query.
     pub max: f32,
     /// 1 / Σ exp(s − max).
     pub inverse: f32,
-    /// D = dO · O.
+    /// D = dO · O, the mean of dO Vᵀ over the attention weights.
     pub mean: f32,
     /// First position that the query attends to.
     pub first: usize,
@@ -16,16 +16,16 @@ pub struct Row {
     pub own: usize,
 }
 
-/// Rows of a tile, `stride` values apart: scores in `p` and dO Vᵀ in `s`.
-pub struct Scores<'a> {
-    /// Rows of the tile.
-    pub rows: &'a [Row],
+/// Rows of a tile, `stride` values apart: attention scores in `p` and dO Vᵀ in `s`.
+pub struct ScoreRows<'a> {
+    /// Queries of the tile's rows.
+    pub rows: &'a [QueryRow],
     /// First position that any row attends to, or the start of a block before it. Earlier positions
     /// are not written.
     pub first_position: usize,
     /// Number of positions up to the last one that the tile's last row attends to.
     pub seen: usize,
-    /// Distance between rows.
+    /// Distance between the starts of two rows, in values.
     pub stride: usize,
     /// Scores; in f32, weights afterwards.
     pub p: &'a mut [f32],

@@ -3,14 +3,14 @@
 //!
 //! log p(t) = (z_t − max) − ln Σ exp(z − max), with z = logits / temperature.
 
-use crate::simd::{Isa, LANES, dot, exp, fold, max, simd};
+use crate::simd::{Isa, LANES, dot, exp, fold_lanes, max, simd};
 
 /// Number of values after which the sum moves from f32 lanes to f64.
 const BLOCK: usize = 1024;
 
-/// Normalizer of a row.
+/// Softmax normalizer of a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Normalizer {
+pub struct SoftmaxNormalizer {
     /// Largest scaled logit of the row.
     pub max: f32,
     /// Σ exp(z − max).
@@ -19,7 +19,7 @@ pub struct Normalizer {
     pub log_sum: f32,
 }
 
-impl Normalizer {
+impl SoftmaxNormalizer {
     /// Returns the log-probability of a token with scaled logit `z`.
     pub fn log_probability(&self, z: f32) -> f32 {
         (z - self.max) - self.log_sum
@@ -28,7 +28,7 @@ impl Normalizer {
 
 simd! {
     /// Divides the logits by the temperature, in place.
-    pub fn scale(logits: &mut [f32], temperature: f32) {
+    pub fn scale_logits(logits: &mut [f32], temperature: f32) {
         if temperature != 1.0 {
             for z in logits.iter_mut() {
                 *z /= temperature;
@@ -65,13 +65,13 @@ simd! {
             moments[i] = e.mul_add(if e == 0.0 { 0.0 } else { d }, moments[i]);
             *z = e;
         }
-        (fold(sums), fold(moments))
+        (fold_lanes(sums), fold_lanes(moments))
     }
 }
 
 /// Overwrites a row of scaled logits with exp(z − max); returns its normalizer and its entropy in
 /// nats.
-pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normalizer, f64) {
+pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (SoftmaxNormalizer, f64) {
     let max = row_max(isa, z);
     let mut sum = 0.0f64;
     let mut moment = 0.0f64;
@@ -81,19 +81,19 @@ pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normalizer, f64) {
         moment += f64::from(m);
     }
     let log_sum = libm::log(sum);
-    (Normalizer { max, sum, log_sum: log_sum as f32 }, log_sum - moment / sum)
+    (SoftmaxNormalizer { max, sum, log_sum: log_sum as f32 }, log_sum - moment / sum)
 }
 
 simd! {
     /// Computes Σ x² of the values.
-    pub fn squares(x: &[f32]) -> f32 {
+    pub fn sum_of_squares(x: &[f32]) -> f32 {
         dot(x, x)
     }
 }
 
 simd! {
     /// Multiplies every value by `factor`.
-    pub fn multiply(x: &mut [f32], factor: f32) {
+    pub fn scale_values(x: &mut [f32], factor: f32) {
         for x in x.iter_mut() {
             *x *= factor;
         }
@@ -112,27 +112,27 @@ simd! {
     }
 }
 
-/// A row of scaled logits, ready for sampling. The logits stay unchanged, because the sampled
-/// token's logit is needed afterwards.
-pub struct Distribution<'a> {
+/// Distribution of one row of scaled logits, ready for sampling. The logits stay unchanged, because
+/// the sampled token's logit is needed afterwards.
+pub struct TokenDistribution<'a> {
     z: &'a [f32],
-    /// Normalizer, with the same numbers as [`exponentiate`].
-    pub normalizer: Normalizer,
+    /// Softmax normalizer of the row, with the same numbers as [`exponentiate`].
+    pub normalizer: SoftmaxNormalizer,
     /// Σ exp(z − max) of every block.
     blocks: Vec<f64>,
 }
 
-impl<'a> Distribution<'a> {
-    /// Computes the distribution of a row.
+impl<'a> TokenDistribution<'a> {
+    /// Computes the distribution of a row of scaled logits.
     pub fn from_logits(isa: Isa, z: &'a [f32]) -> Self {
         let max = row_max(isa, z);
         let mut scratch = [0.0; BLOCK];
         let block = |block| f64::from(exponentials(isa, block, max, &mut scratch).1);
         let blocks: Vec<f64> = z.chunks(BLOCK).map(block).collect();
         let sum = blocks.iter().fold(0.0, |sum, block| sum + block);
-        Distribution {
+        TokenDistribution {
             z,
-            normalizer: Normalizer { max, sum, log_sum: libm::log(sum) as f32 },
+            normalizer: SoftmaxNormalizer { max, sum, log_sum: libm::log(sum) as f32 },
             blocks,
         }
     }
@@ -140,7 +140,7 @@ impl<'a> Distribution<'a> {
     /// Returns the token at the point `u` in [0, 1) of the cumulative distribution. Tokens with
     /// probability 0 are never sampled.
     pub fn sample(&self, isa: Isa, u: f64) -> usize {
-        let Normalizer { max, sum, .. } = self.normalizer;
+        let SoftmaxNormalizer { max, sum, .. } = self.normalizer;
         let goal = u * sum;
         let mut below = 0.0;
         let mut scratch = [0.0; BLOCK];
@@ -188,14 +188,14 @@ pub fn argmax(x: &[f32]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{noise, wide};
+    use super::super::testing::{noise, widen};
     use super::*;
 
     #[test]
     fn softmax_matches_f64_on_every_isa() {
         let logits = noise(5000 + 7, 1, 30.0);
         for temperature in [1.0, 0.7, 3.0] {
-            let z: Vec<f64> = wide(&logits).iter().map(|x| x / f64::from(temperature)).collect();
+            let z: Vec<f64> = widen(&logits).iter().map(|x| x / f64::from(temperature)).collect();
             let max = z.iter().copied().fold(f64::MIN, f64::max);
             let sum: f64 = z.iter().map(|x| (x - max).exp()).sum();
             let entropy: f64 =
@@ -203,10 +203,10 @@ mod tests {
             let mut bits = Vec::new();
             for isa in Isa::available() {
                 let mut row = logits.clone();
-                scale(isa, &mut row, temperature);
+                scale_logits(isa, &mut row, temperature);
                 let scaled = row.clone();
                 let (normalizer, found) = exponentiate(isa, &mut row);
-                assert_eq!(Distribution::from_logits(isa, &scaled).normalizer, normalizer);
+                assert_eq!(TokenDistribution::from_logits(isa, &scaled).normalizer, normalizer);
                 assert!((found - entropy).abs() < 1e-5, "{found} {entropy}");
                 for t in [0, 17, 5006] {
                     let logp = normalizer.log_probability(scaled[t]);
@@ -219,13 +219,13 @@ mod tests {
     }
 
     #[test]
-    fn samples_follow_the_distribution() {
+    fn samples_follow_token_distribution() {
         let mut row: Vec<f32> = vec![-1000.0; 3000];
         row[5] = 2f32.ln();
         row[2500] = 1f32.ln();
         row[2999] = 1f32.ln();
         for isa in Isa::available() {
-            let row = Distribution::from_logits(isa, &row);
+            let row = TokenDistribution::from_logits(isa, &row);
             let mut counts = [0; 3];
             for i in 0..4000 {
                 let token = row.sample(isa, levade_policy::uniform(1, 2, i));

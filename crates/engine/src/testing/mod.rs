@@ -3,18 +3,20 @@
 
 pub mod parity;
 
-use levade_model::{AttentionBias, Family, ModelConfig, Pattern, Rope, RopeScaling, Windows};
+use levade_model::{
+    AttentionBias, AttentionPattern, Family, ModelConfig, Rope, RopeScaling, Windows,
+};
 use levade_policy::uniform;
 
 pub use crate::buffer::Buffer;
-pub use crate::cache::Cache;
+pub use crate::cache::KvCache;
 pub use crate::compute::Compute;
-pub use crate::gemm::{Matrix, Mode, PackedMatrix, Rhs, Scratch, gemm};
-pub use crate::learning::{Limits, TrainingState};
+pub use crate::gemm::{GemmScratch, Matrix, OutputMode, PackedMatrix, RhsOperand, gemm};
+pub use crate::learning::{TrainingLimits, TrainingState};
 pub use crate::ops::kv::Blocks;
-pub use crate::packing::{Packing, Unit, check};
+pub use crate::packing::{BatchUnit, UnitPacking, check};
 pub use crate::precision::Kernel;
-pub use crate::transformer::{Inference, Rows, Transformer};
+pub use crate::transformer::{InferencePass, TokenRows, Transformer};
 pub use crate::value_head::ValueHead;
 pub use crate::weights::Weights;
 
@@ -37,7 +39,7 @@ pub fn tiny_config() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
-        pattern: Pattern::default(),
+        pattern: AttentionPattern::default(),
         query_scalar: None,
         bos: Some(0),
         eos: vec![1],
@@ -63,7 +65,7 @@ pub fn family_configs() -> Vec<ModelConfig> {
             rope.theta = 300.0;
         }
         let mut full = ModelConfig { layers: 3, tied: !plain.tied, kv_heads: 1, ..plain.clone() };
-        full.pattern = Pattern { window: Some(9 + 24 * (index % 2)), ..full.pattern };
+        full.pattern = AttentionPattern { window: Some(9 + 24 * (index % 2)), ..full.pattern };
         full.pattern.windowed = match traits.windows {
             Windows::Never => [].into(),
             Windows::Every => [0, 1, 2].into(),

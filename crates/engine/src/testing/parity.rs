@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling, Windows};
+use levade_model::{AttentionPattern, Family, ModelConfig, Rope, RopeScaling, Windows};
 use levade_policy::{
     FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler,
     SamplingParams, uniform,
@@ -106,16 +106,16 @@ fn scaling(random: &mut RandomStream) -> RopeScaling {
 
 /// Samples the attention pattern of the layers: windows within a block, within a stretch and over a
 /// few stretches, for some layers or for all.
-fn pattern(random: &mut RandomStream, family: Family, layers: usize) -> Pattern {
+fn pattern(random: &mut RandomStream, family: Family, layers: usize) -> AttentionPattern {
     let traits = family.traits();
     let some = |random: &mut RandomStream, p| (0..layers).filter(|_| random.chance(p)).collect();
     let windowed = match traits.windows {
-        Windows::Never => return Pattern::default(),
+        Windows::Never => return AttentionPattern::default(),
         Windows::Every => (0..layers).collect(),
         Windows::Last => some(random, 0.2),
         Windows::AllExceptEveryNth(_) | Windows::Unrotated => some(random, 0.6),
     };
-    Pattern {
+    AttentionPattern {
         window: Some(random.size(1, 600)),
         windowed,
         local_rope: traits

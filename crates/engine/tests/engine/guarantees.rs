@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_engine::testing::{Compute, Kernel, family_configs, random_weights, tiny_config};
-use levade_engine::{Engine, EngineOptions, Isa, Order, Precision};
+use levade_engine::{Engine, EngineOptions, Isa, Precision, SumOrder};
 use levade_model::ModelConfig;
 use levade_policy::{
     Completion, DeviceStats, FinishReason, Learner, LoraOptions, OptimParams, PolicyError,
@@ -130,7 +130,7 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
 async fn sampled_and_trained_logprobs_match_bitwise() {
     for (index, config) in family_configs().iter().enumerate() {
         for precision in [Precision::F32, Precision::Bf16] {
-            let mut firsts: BTreeMap<Order, Vec<Rollout>> = BTreeMap::new();
+            let mut firsts: BTreeMap<SumOrder, Vec<Rollout>> = BTreeMap::new();
             for (isa, threads, running, step_rows, kv_memory_mb) in [
                 (Isa::detect(), 2, 64, 256, 8),
                 (Isa::detect(), 1, 3, 13, 1),
@@ -312,7 +312,7 @@ async fn aborted_request_resumes_bitwise() {
 /// While the engine learns, it reports its pause: a client that waits for a completion can then see
 /// the reason for the delay.
 #[tokio::test]
-async fn learning_engine_reports_its_pause() {
+async fn training_engine_reports_its_pause() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 1, Isa::Portable, &options());
     let target = SequenceTarget { index: 3999, temperature: 1.0, term: Term::default() };

@@ -59,7 +59,7 @@ async fn checkpoint_restores_training_state() {
 /// Adapters over one base are separate policies: they are sampled in parallel, trained and
 /// versioned separately, saved, loaded, and merged into a model that computes the same.
 #[tokio::test]
-async fn adapters_share_a_base() {
+async fn adapters_share_base_weights() {
     let config = &family_configs()[2];
     for precision in [Precision::F32, Precision::Bf16] {
         let base = start(config, 2, Isa::detect(), &EngineOptions { precision, ..options() });
@@ -138,7 +138,7 @@ async fn adapters_share_a_base() {
     }
 }
 
-/// Returns the completions of [`adapters_share_a_base`] as rollouts.
+/// Returns the completions of [`adapters_share_base_weights`] as rollouts.
 fn rollouts_of(completions: &[Completion]) -> Vec<Rollout> {
     completions
         .iter()

@@ -103,11 +103,11 @@ async fn train_rejects_mismatched_plan() {
     twice.micro_batches[1].paths[0] = 2;
     let tampered = [
         (MicroBatchPlan::from_sizes([4]), "sequence 4 is in no micro-batch"),
-        (MicroBatchPlan::from_sizes([4, 2]), "micro-batch 1 has sequence 5, but there are 5"),
+        (MicroBatchPlan::from_sizes([4, 2]), "micro-batch 1 has sequence 5, but the update has 5"),
         (twice, "micro-batch 1 has sequence 2, which an earlier position"),
         (
             MicroBatchPlan { world_size: 2, ..MicroBatchPlan::from_sizes([5]) },
-            "the plan is for 2 ranks, but there are 1",
+            "the plan is for 2 ranks, but the learner has 1",
         ),
     ];
     for (plan, difference) in tampered {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Family, Pattern, Rope, RopeScaling};
+use crate::{AttentionPattern, Family, Rope, RopeScaling};
 
 fn base() -> ModelConfig {
     ModelConfig {
@@ -23,7 +23,7 @@ fn base() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
-        pattern: Pattern::default(),
+        pattern: AttentionPattern::default(),
         query_scalar: None,
         bos: None,
         eos: vec![1],
@@ -87,7 +87,7 @@ fn target_modules_match_peft_in_every_syntax() {
 }
 
 #[test]
-fn layers_and_exclusions_filter_target_modules() {
+fn layer_lists_and_exclusions_filter_target_modules() {
     assert_eq!(
         names(json!({ "layers_to_transform": [1, 10] })),
         ["1.self_attn.q_proj", "10.self_attn.q_proj"]
@@ -113,7 +113,7 @@ fn layers_and_exclusions_filter_target_modules() {
 }
 
 #[test]
-fn patterns_override_rank_and_alpha_per_module() {
+fn rank_and_alpha_patterns_override_defaults_per_module() {
     let changes = json!({
         "target_modules": ["q_proj", "v_proj"], "use_rslora": true,
         "rank_pattern": { "layers.0.self_attn.q_proj": 2, "^model.layers.1.self_attn.q_proj": 3, "v_.*": 4 },
@@ -132,7 +132,7 @@ fn patterns_override_rank_and_alpha_per_module() {
 }
 
 #[test]
-fn settings_beyond_plain_lora_are_rejected_by_key() {
+fn unsupported_adapter_settings_are_rejected_by_key() {
     for (key, value) in [
         ("peft_type", json!("LOHA")),
         ("bias", json!("lora_only")),
@@ -176,7 +176,7 @@ fn settings_beyond_plain_lora_are_rejected_by_key() {
 }
 
 #[test]
-fn base_combines_name_and_revision_unless_local() {
+fn adapter_base_includes_revision_unless_path_is_local() {
     assert_eq!(open(json!({})).unwrap().base.as_deref(), Some("me/base"));
     assert_eq!(open(json!({ "revision": "v1" })).unwrap().base.as_deref(), Some("me/base@v1"));
     assert_eq!(open(json!({ "base_model_name_or_path": null })).unwrap().base, None);

@@ -20,19 +20,20 @@ pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const ADAPTER: &str = "adapter_model.safetensors";
 
-/// Settings of the hub from environment variables.
+/// Settings for the Hugging Face hub, from environment variables.
 #[derive(Debug, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct HubSettings {
     pub(super) endpoint: String,
     pub(super) token: Option<String>,
-    /// Name of the variable that disables the network. `None` if the network may be used.
+    /// Name of the environment variable that disables network access. `None` if the network may be
+    /// used.
     pub(super) offline: Option<&'static str>,
     pub(super) cache: PathBuf,
 }
 
-impl Settings {
-    /// Reads the settings. `variable` returns the value of an environment variable. Blank values
-    /// count as unset, and a leading `~/` in a path is replaced by `HOME`.
+impl HubSettings {
+    /// Reads the settings of the hub. `variable` returns the value of an environment variable.
+    /// Blank values count as unset, and a leading `~/` in a path is replaced with `HOME`.
     ///
     /// # Errors
     /// Returns [`ModelError::Source`] if no variable determines the cache directory, or if
@@ -85,7 +86,7 @@ impl Settings {
     }
 }
 
-/// The directory of a model in the cache.
+/// Directory of a model in the cache, with the layout of `huggingface_hub`.
 pub(super) struct CacheLayout(pub(super) PathBuf);
 
 impl CacheLayout {
@@ -93,32 +94,34 @@ impl CacheLayout {
         Self(cache.join(format!("models--{}", id.replace('/', "--"))))
     }
 
-    /// Returns the directory for the files of `commit`, which need not exist.
-    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+    /// Returns the directory for the files of the revision `commit`. The directory need not exist.
+    pub(super) fn snapshot_dir(&self, commit: &str) -> PathBuf {
         self.0.join("snapshots").join(commit)
     }
 
-    /// Returns the path of the file that contains the commit of `revision`. Returns `None` if
-    /// `revision` is not a relative path that stays inside its directory.
-    pub(super) fn reference(&self, revision: &str) -> Option<PathBuf> {
+    /// Returns the path of the file that contains the commit of the branch or tag `revision`.
+    /// Returns `None` if `revision` is not a relative path that stays inside its directory.
+    pub(super) fn reference_path(&self, revision: &str) -> Option<PathBuf> {
         revision
             .split('/')
             .all(|part| !matches!(part, "" | "." | "..") && !part.contains('\\'))
             .then(|| self.0.join("refs").join(revision))
     }
 
-    /// Returns the snapshot directory of a branch, tag or commit, or `None` if it does not exist.
-    pub(super) fn find(&self, revision: &str) -> Option<PathBuf> {
-        let named = self.reference(revision).and_then(|file| std::fs::read_to_string(file).ok());
+    /// Returns the snapshot directory of a branch, tag or commit, or `None` if the cache does not
+    /// contain the revision.
+    pub(super) fn find_snapshot(&self, revision: &str) -> Option<PathBuf> {
+        let named =
+            self.reference_path(revision).and_then(|file| std::fs::read_to_string(file).ok());
         let commit = named.as_deref().map_or(revision, str::trim);
         // A plain directory name: the commit must not refer outside `snapshots`.
         let is_plain = Path::new(commit).file_name().is_some_and(|name| name == commit);
-        is_plain.then(|| self.snapshot(commit)).filter(|snapshot| snapshot.is_dir())
+        is_plain.then(|| self.snapshot_dir(commit)).filter(|snapshot| snapshot.is_dir())
     }
 }
 
 /// Returns the first required file of a model or an adapter that is missing in `snapshot`, or
-/// `None` if it is complete. A symbolic link without a target counts as missing.
+/// `None` if no file is missing. A symbolic link without a target counts as missing.
 ///
 /// # Errors
 /// Returns an error if the index of the weights is damaged.
@@ -136,19 +139,19 @@ pub(super) fn find_missing(snapshot: &Path) -> Result<Option<String>, ModelError
     if is_missing(INDEX) {
         return Ok(Some(SINGLE.into()));
     }
-    Ok(shards(&snapshot.join(INDEX))?.into_iter().find(|shard| is_missing(shard)))
+    Ok(read_shard_names(&snapshot.join(INDEX))?.into_iter().find(|shard| is_missing(shard)))
 }
 
-/// Returns the names of the files that an index of weights lists.
+/// Returns the file names of the shards that an index of weights lists.
 ///
 /// # Errors
 /// Returns an error if the index cannot be read or is damaged.
-pub(super) fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
+pub(super) fn read_shard_names(index: &Path) -> Result<BTreeSet<String>, ModelError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let bytes = std::fs::read(index).map_err(ModelError::io("read", index))?;
+    let bytes = std::fs::read(index).map_err(ModelError::io_error("read", index))?;
     crate::placeholder::reject_placeholder(index, &bytes)?;
     let read: Index = serde_json::from_slice(&bytes)
         .map_err(|error| ModelError::damaged(index, error.to_string()))?;
@@ -159,8 +162,8 @@ pub(super) fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Settings {
-        Settings::read(|name| {
+    fn read(variables: &[(&str, &str)]) -> HubSettings {
+        HubSettings::read(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
         })
         .unwrap()
@@ -183,7 +186,7 @@ mod tests {
             cache_dir(&[("HF_HUB_CACHE", "/new"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
             Path::new("/new")
         );
-        assert!(Settings::read(|_| None).unwrap_err().to_string().contains("HF_HOME"));
+        assert!(HubSettings::read(|_| None).unwrap_err().to_string().contains("HF_HOME"));
     }
 
     fn cache_dir(variables: &[(&str, &str)]) -> PathBuf {
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_read_from_environment_before_login() {
+    fn hub_token_in_environment_overrides_login() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().to_str().unwrap();
         let token =
@@ -221,30 +224,34 @@ mod tests {
         assert_eq!(offline("TRANSFORMERS_OFFLINE", "yes"), Some("TRANSFORMERS_OFFLINE"));
         assert_eq!(offline("HF_HUB_OFFLINE", "0"), None);
         assert_eq!(read(&[home, ("HF_ENDPOINT", "https://mirror/")]).endpoint, "https://mirror");
-        let rejected = Settings::read(|name| {
+        let rejected = HubSettings::read(|name| {
             Some(if name == "HF_ENDPOINT" { "mirror" } else { "/home/me" }.into())
         });
         assert!(rejected.unwrap_err().to_string().contains("HF_ENDPOINT is \"mirror\""));
     }
 
     #[test]
-    fn find_rejects_revisions_outside_the_cache() {
+    fn find_snapshot_rejects_revisions_outside_cache() {
         let dir = tempfile::tempdir().unwrap();
         let cached = CacheLayout::new(dir.path(), "me/tiny");
-        std::fs::create_dir_all(cached.snapshot("abc")).unwrap();
+        std::fs::create_dir_all(cached.snapshot_dir("abc")).unwrap();
         std::fs::create_dir_all(cached.0.join("refs/refs/pr")).unwrap();
         std::fs::write(cached.0.join("refs/refs/pr/1"), "abc").unwrap();
         std::fs::write(cached.0.join("refs/evil"), "../..").unwrap();
         for revision in ["abc", "refs/pr/1"] {
-            assert_eq!(cached.find(revision), Some(cached.snapshot("abc")), "{revision}");
+            assert_eq!(
+                cached.find_snapshot(revision),
+                Some(cached.snapshot_dir("abc")),
+                "{revision}"
+            );
         }
         for revision in ["main", "evil", "..", "../../models--me--tiny", "", "abc/.."] {
-            assert_eq!(cached.find(revision), None, "{revision}");
+            assert_eq!(cached.find_snapshot(revision), None, "{revision}");
         }
     }
 
     #[test]
-    fn lacks_returns_first_missing_file() {
+    fn find_missing_returns_first_missing_file() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         let missing = || super::find_missing(dir.path()).unwrap();

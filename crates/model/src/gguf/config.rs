@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 use std::f64::consts::TAU;
 
-use super::read::{Directory, Metadata};
-use crate::family::{Traits, Windows};
+use super::read::{GgufHeader, Metadata};
+use crate::family::{FamilyTraits, Windows};
 use crate::tokenizer::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
-use crate::{ModelConfig, ModelError, Pattern, Rope, RopeScaling};
+use crate::{AttentionPattern, ModelConfig, ModelError, Rope, RopeScaling};
 
 /// Name of the tensor that contains the divisors of the rotary frequencies in Llama 3 files.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Reads the model configuration from the keys `{architecture}.*`. `rope_factors` is the contents
-/// of the tensor [`ROPE_FACTORS`], or `None` if the file does not contain it.
-pub(super) fn model(
-    directory: &Directory,
+/// Reads the model configuration from the metadata keys `{architecture}.*`. `rope_factors` is the
+/// contents of the tensor [`ROPE_FACTORS`], or `None` if the file does not contain the tensor.
+pub(super) fn read_model_config(
+    directory: &GgufHeader,
     tokenizer: &GgufTokenizer,
     rope_factors: Option<&[f32]>,
 ) -> Result<ModelConfig, ModelError> {
@@ -23,20 +23,20 @@ pub(super) fn model(
     reject_partial_models(metadata)?;
     let architecture = metadata
         .text("general.architecture")?
-        .ok_or_else(|| metadata.missing("general.architecture"))?;
-    let Some((traits, gguf)) = Traits::find(|traits| {
+        .ok_or_else(|| metadata.missing_key_error("general.architecture"))?;
+    let Some((traits, gguf)) = FamilyTraits::find(|traits| {
         traits.gguf.as_ref().is_some_and(|gguf| gguf.architecture == architecture)
     })
     .and_then(|traits| Some((traits, traits.gguf.as_ref()?))) else {
         return Err(ModelError::unsupported(
             path,
-            format!("general.architecture is {architecture:?}"),
-            format!("Levade runs the architectures {}", architectures(|_| true)),
+            format!("the model architecture (general.architecture) is {architecture:?}"),
+            format!("Levade runs the architectures {}", list_architectures(|_| true)),
         ));
     };
     let key = |name: &str| format!("{architecture}.{name}");
     let size = |name: &str| metadata.size(&key(name));
-    let need = |name: &str| size(name)?.ok_or_else(|| metadata.missing(&key(name)));
+    let need = |name: &str| size(name)?.ok_or_else(|| metadata.missing_key_error(&key(name)));
 
     if let Some(experts @ 1..) = size("expert_count")? {
         return Err(ModelError::unsupported(
@@ -49,7 +49,7 @@ pub(super) fn model(
     let heads = need("attention.head_count")?;
     let context = need("context_length")?;
     let layers = need("block_count")?;
-    let pattern = pattern(metadata, traits, architecture, layers, context)?;
+    let pattern = read_pattern(metadata, traits, architecture, layers, context)?;
     let head_dim = match size("attention.key_length")? {
         Some(width) => width,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
@@ -65,7 +65,10 @@ pub(super) fn model(
         if let Some(width) = size(name)?.filter(|&width| width != head_dim) {
             return Err(ModelError::unsupported(
                 path,
-                format!("{} is {width}, but a head has {head_dim} channels", key(name)),
+                format!(
+                    "metadata key {} is {width}, but a head has {head_dim} channels",
+                    key(name)
+                ),
                 "in models that Levade runs, keys and values have the same head dimension, and the \
                  rotary embedding covers all of it",
             ));
@@ -92,13 +95,13 @@ pub(super) fn model(
             return Err(ModelError::unsupported(
                 path,
                 what,
-                "Levade runs models without logit soft-capping only",
+                "Levade runs only models without logit soft-capping: choose another model",
             ));
         }
     }
     let scaling = match rope_factors {
-        Some(factors) => llama3(metadata, factors, theta, head_dim)?,
-        None => scaling(metadata, architecture, context)?,
+        Some(factors) => recover_llama3_scaling(metadata, factors, theta, head_dim)?,
+        None => read_scaling(metadata, architecture, context)?,
     };
     let has = |name: &str| directory.tensors.contains_key(name);
     let epsilon_key = key("attention.layer_norm_rms_epsilon");
@@ -114,7 +117,7 @@ pub(super) fn model(
         context,
         norm_epsilon: metadata
             .float(&epsilon_key)?
-            .ok_or_else(|| metadata.missing(&epsilon_key))?,
+            .ok_or_else(|| metadata.missing_key_error(&epsilon_key))?,
         rope: Rope { theta, scaling },
         pattern,
         query_scalar: traits.query_scalar.map(|_| query_scalar(layers, hidden, heads, head_dim)),
@@ -124,7 +127,7 @@ pub(super) fn model(
         mlp_bias: has("blk.0.ffn_up.bias"),
         qk_norm: has("blk.0.attn_q_norm.weight"),
         bos: tokenizer.bos,
-        eos: ends(metadata, tokenizer)?,
+        eos: read_end_tokens(metadata, tokenizer)?,
         pad: tokenizer.pad,
     };
     if let Some(what) = config.contradiction() {
@@ -144,24 +147,26 @@ pub(super) fn model(
     Ok(config)
 }
 
-/// Lists the architectures of the families that satisfy `matches`, as text for a message.
-fn architectures(matches: fn(&Traits) -> bool) -> String {
-    let known = |traits: &Traits| {
+/// Returns the architectures of the families that satisfy `matches`, as text for a message.
+fn list_architectures(matches: fn(&FamilyTraits) -> bool) -> String {
+    let known = |traits: &FamilyTraits| {
         traits.gguf.as_ref().filter(|_| matches(traits)).map(|gguf| gguf.architecture)
     };
-    Traits::list(|traits| known(traits).map(|architecture| traits.with_relatives(architecture)))
+    FamilyTraits::list_names(|traits| {
+        known(traits).map(|architecture| traits.with_relatives(architecture))
+    })
 }
 
-/// Reads the attention pattern of the layers. Files contain the size of the sliding window. The
-/// runtime derives only from the architecture which layers have a window, and which have no rotary
-/// embedding (llama.cpp, `llama-model.cpp`).
-fn pattern(
+/// Reads the attention pattern of the layers: sliding windows and missing rotary embeddings. Files
+/// contain only the size of the window. As in the GGUF runtime (llama.cpp, `llama-model.cpp`), the
+/// architecture determines which layers have a window or no rotary embedding.
+fn read_pattern(
     metadata: &Metadata,
-    traits: &Traits,
+    traits: &FamilyTraits,
     architecture: &str,
     layers: usize,
     context: usize,
-) -> Result<Pattern, ModelError> {
+) -> Result<AttentionPattern, ModelError> {
     let key = |name: &str| format!("{architecture}.{name}");
     let window = metadata.size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
     // The code below iterates over the layers. A larger number of layers is rejected later.
@@ -176,17 +181,18 @@ fn pattern(
         None => None,
     };
     let unrotated = traits.unrotated_interval.into_iter().flat_map(every).collect();
-    let unwindowed = Pattern { window: None, windowed: BTreeSet::new(), local_rope, unrotated };
+    let unwindowed =
+        AttentionPattern { window: None, windowed: BTreeSet::new(), local_rope, unrotated };
     match (traits.windows, window) {
         (Windows::AllExceptEveryNth(interval), window) => {
             let interval =
                 metadata.size(&key("attention.sliding_window_pattern"))?.unwrap_or(interval).max(1);
             let global: BTreeSet<usize> = every(interval).collect();
             if window.is_none() {
-                return Err(metadata.missing(&key("attention.sliding_window")));
+                return Err(metadata.missing_key_error(&key("attention.sliding_window")));
             }
             let windowed = (0..layers).filter(|layer| !global.contains(layer)).collect();
-            Ok(Pattern { window, windowed, ..unwindowed })
+            Ok(AttentionPattern { window, windowed, ..unwindowed })
         }
         (_, Some(window)) if window < context => Err(ModelError::unsupported(
             metadata.path(),
@@ -194,7 +200,10 @@ fn pattern(
             format!(
                 "Levade runs GGUF files with sliding windows only if their architecture is {}: use \
                  the model's Hugging Face directory",
-                architectures(|traits| matches!(traits.windows, Windows::AllExceptEveryNth(_)))
+                list_architectures(|traits| matches!(
+                    traits.windows,
+                    Windows::AllExceptEveryNth(_)
+                ))
             ),
         )),
         _ => Ok(unwindowed),
@@ -202,13 +211,13 @@ fn pattern(
 }
 
 /// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain
-/// it. In the largest model, the number is `hidden / heads`; in all others, it is the width of a
+/// this number. In the largest model, it is `hidden / heads`; in all others, it is the width of a
 /// head. Like llama.cpp, this function identifies the largest model by its 62 layers.
 fn query_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
     if layers == 62 && heads > 0 { (hidden / heads) as f32 } else { head_dim as f32 }
 }
 
-/// Keys of an architecture that have no effect on the computation.
+/// Metadata keys of an architecture that have no effect on the computation.
 const WITHOUT_EFFECT: [&str; 4] = [
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
@@ -216,7 +225,7 @@ const WITHOUT_EFFECT: [&str; 4] = [
     "vocab_size",
 ];
 
-/// Keys of factors, which have no effect if they are 1.
+/// Metadata keys of factors, which have no effect if the factor is 1.
 const FACTORS: [&str; 7] = [
     "embedding_scale",
     "logit_scale",
@@ -235,7 +244,7 @@ fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
     if let Some(count @ 2..) = metadata.size("split.count")? {
         let way_out = "join the parts with llama.cpp's `llama-gguf-split --merge`";
         return unsupported(
-            format!("it is one of {count} parts of a split model (split.count)"),
+            format!("the file is one of {count} parts of a split model (split.count)"),
             way_out,
         );
     }
@@ -250,7 +259,7 @@ fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
 
 /// Returns the ids of the tokens for end of text, end of turn and end of message, without
 /// duplicates.
-fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, ModelError> {
+fn read_end_tokens(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, ModelError> {
     let mut ends: Vec<u32> = tokenizer.eos.into_iter().collect();
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         ends.extend(metadata.token(key)?.filter(|id| !ends.contains(id)));
@@ -258,7 +267,7 @@ fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, Mode
     Ok(ends)
 }
 
-fn scaling(
+fn read_scaling(
     metadata: &Metadata,
     architecture: &str,
     context: usize,
@@ -285,7 +294,7 @@ fn scaling(
                 .map(|own| own * (0.1 * factor.ln() + 1.0)),
             original_context: metadata.size(&key("original_context_length"))?.unwrap_or(context),
         }),
-        ("yarn", None) => Err(metadata.missing(&key("factor"))),
+        ("yarn", None) => Err(metadata.missing_key_error(&key("factor"))),
         (other, _) => Err(ModelError::unsupported(
             metadata.path(),
             format!("{} is {other:?}", key("type")),
@@ -294,10 +303,10 @@ fn scaling(
     }
 }
 
-/// Recovers the parameters of Llama 3's scaling from the divisors of the frequencies. All Llama 3
-/// models have the same three constants and differ only in the factor, which is the largest
+/// Recovers the parameters of Llama 3's rotary scaling from the divisors of the frequencies. All
+/// Llama 3 models have the same three constants and differ only in the factor, which is the largest
 /// divisor. The other divisors are checked against the formula (Llama 3.1, `apply_scaling`).
-fn llama3(
+fn recover_llama3_scaling(
     metadata: &Metadata,
     factors: &[f32],
     theta: f32,
@@ -335,19 +344,21 @@ fn llama3(
     ))
 }
 
-/// Reads the tokenizer from the keys `tokenizer.ggml.*`.
-pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
+/// Reads the tokenizer from the metadata keys `tokenizer.ggml.*`.
+pub(super) fn read_tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
     let model = metadata
         .text(&tokenizer_key("model"))?
-        .ok_or_else(|| metadata.missing(&tokenizer_key("model")))?
+        .ok_or_else(|| metadata.missing_key_error(&tokenizer_key("model")))?
         .to_string();
     let pre = metadata.text(&tokenizer_key("pre"))?.unwrap_or_default().to_string();
     let tokens = metadata
         .texts(&tokenizer_key("tokens"))?
-        .ok_or_else(|| metadata.missing(&tokenizer_key("tokens")))?
+        .ok_or_else(|| metadata.missing_key_error(&tokenizer_key("tokens")))?
         .to_vec();
     let types = match metadata.integers(&tokenizer_key("token_type"))? {
-        Some(numbers) => types(metadata, &tokenizer_key("token_type"), numbers, tokens.len())?,
+        Some(numbers) => {
+            read_token_types(metadata, &tokenizer_key("token_type"), numbers, tokens.len())?
+        }
         None => Vec::new(),
     };
     // If the file does not contain these keys, the runtime decides by the algorithm: SentencePiece
@@ -396,7 +407,7 @@ fn tokenizer_key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
 
-fn types(
+fn read_token_types(
     metadata: &Metadata,
     key: &str,
     numbers: &[i64],

@@ -15,18 +15,18 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use self::read::{Directory, Entry};
+use self::read::{GgufHeader, TensorEntry};
 use crate::{GgufTokenizer, ModelConfig, ModelError, SpecialTokens};
 
-/// An open GGUF file whose layout has been checked.
+/// Open GGUF file whose layout has been checked.
 pub(crate) struct GgufFile {
     path: PathBuf,
     bytes: Mmap,
-    directory: Directory,
+    directory: GgufHeader,
     config: ModelConfig,
 }
 
-/// An open GGUF file with the model configuration, tokenizer and chat template from its metadata.
+/// Open GGUF file with the model configuration, tokenizer and chat template from its metadata.
 pub(crate) struct GgufContents {
     pub(crate) file: GgufFile,
     pub(crate) config: ModelConfig,
@@ -37,15 +37,15 @@ pub(crate) struct GgufContents {
 
 impl GgufFile {
     pub(crate) fn open(path: &Path) -> Result<GgufContents, ModelError> {
-        let bytes = crate::safetensors::map(path)?;
-        let directory = Directory::read(path, &bytes)?;
-        let tokenizer = config::tokenizer(&directory.metadata)?;
+        let bytes = crate::safetensors::map_file(path)?;
+        let directory = GgufHeader::read(path, &bytes)?;
+        let tokenizer = config::read_tokenizer(&directory.metadata)?;
         let rope_factors = directory.tensors.get(config::ROPE_FACTORS).map(|entry| {
             let mut factors = vec![0.0; entry.shape.iter().product()];
             entry.encoding.decode(&bytes[entry.start..entry.start + entry.bytes], &mut factors);
             factors
         });
-        let config = config::model(&directory, &tokenizer, rope_factors.as_deref())?;
+        let config = config::read_model_config(&directory, &tokenizer, rope_factors.as_deref())?;
         let chat_template = directory.metadata.text("tokenizer.chat_template")?.map(str::to_string);
         let text = |id: Option<u32>| id.and_then(|id| tokenizer.tokens.get(id as usize).cloned());
         let special = SpecialTokens {
@@ -63,15 +63,15 @@ impl GgufFile {
         &self.path
     }
 
-    /// Returns the shape of the parameter with this Hugging Face name, or `None` if the file does
-    /// not contain it.
+    /// Returns the shape of the parameter with the Hugging Face name `name`, or `None` if the file
+    /// does not contain the parameter.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.find(name).map(|(entry, ..)| entry.shape.as_slice())
     }
 
-    /// Returns the names and shapes of tensors that are not parameters of the model. The names are
-    /// those in the file.
-    pub(crate) fn unexpected(&self) -> Vec<(String, Vec<usize>)> {
+    /// Returns the shapes of tensors that are not parameters of the model, with the names that the
+    /// tensors have in the file.
+    pub(crate) fn unexpected_tensors(&self) -> Vec<(String, Vec<usize>)> {
         let parameters = self.config.parameters();
         let known: std::collections::HashSet<String> = parameters
             .iter()
@@ -85,7 +85,7 @@ impl GgufFile {
             .collect()
     }
 
-    fn find(&self, name: &str) -> Option<(&Entry, Option<usize>, f32)> {
+    fn find(&self, name: &str) -> Option<(&TensorEntry, Option<usize>, f32)> {
         let location = names::locate_parameter(&self.config, name)?;
         self.directory
             .tensors
@@ -97,7 +97,7 @@ impl GgufFile {
     /// must be the product of the tensor's shape.
     pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let Some((entry, interleaved_heads, offset)) = self.find(name) else {
-            return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));
+            return Err(ModelError::damaged(&self.path, format!("the file has no tensor {name}")));
         };
         let data = &self.bytes[entry.start..entry.start + entry.bytes];
         let rows = entry.shape.first().copied().unwrap_or(1);

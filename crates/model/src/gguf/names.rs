@@ -2,15 +2,15 @@
 
 use crate::ModelConfig;
 
-/// The location of a parameter in a GGUF file, and how its stored values differ from the model's.
+/// Location of a parameter in a GGUF file, and how its stored values differ from the model's.
 #[derive(Debug, PartialEq)]
 pub(super) struct GgufParameter {
     pub(super) name: String,
     /// Number of heads whose rows are stored in interleaved order. `None` if the rows are in
     /// Hugging Face order.
     pub(super) interleaved_heads: Option<usize>,
-    /// Offset of the file's values from the model's: 1 for norms that scale by 1 + w, because GGUF
-    /// stores that sum, and otherwise 0.
+    /// Offset that is subtracted from stored values: 1 for norms that scale by 1 + w, because GGUF
+    /// stores 1 + w, and otherwise 0.
     pub(super) offset: f32,
 }
 
@@ -38,8 +38,8 @@ const MODULES: [(&str, &str); 9] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Returns the location of the parameter with this Hugging Face name, or `None` if no supported
-/// model has such a parameter.
+/// Returns the location of the parameter with the Hugging Face name `name`, or `None` if no
+/// supported model has such a parameter.
 pub(super) fn locate_parameter(config: &ModelConfig, name: &str) -> Option<GgufParameter> {
     let offset = if name.ends_with("norm.weight") { config.norm_offset() } else { 0.0 };
     if let Some((_, outer)) = OUTER.iter().find(|(hf, _)| *hf == name) {

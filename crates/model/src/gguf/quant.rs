@@ -7,7 +7,7 @@
 
 use half::{bf16, f16};
 
-/// A number format of tensors in GGUF files.
+/// Number format in which a GGUF file stores a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     F32,
@@ -27,7 +27,8 @@ impl Encoding {
     pub(super) const NAMES: &'static str =
         "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
-    /// Returns the encoding with this type number in GGUF, or `None` if it is not supported.
+    /// Returns the encoding with the GGUF type number `kind`, or `None` if Levade does not support
+    /// it.
     pub(super) fn from_type_number(kind: u32) -> Option<Self> {
         Some(match kind {
             0 => Self::F32,
@@ -45,8 +46,9 @@ impl Encoding {
         })
     }
 
-    /// Returns the name of an unsupported encoding, for error messages.
-    pub(super) fn foreign_name(kind: u32) -> String {
+    /// Returns the name of the unsupported encoding with the GGUF type number `kind`, for error
+    /// messages.
+    pub(super) fn unsupported_name(kind: u32) -> String {
         let name = match kind {
             9 => "Q8_1",
             10 => "Q2_K",
@@ -62,8 +64,8 @@ impl Encoding {
         format!("{name} (type {kind})")
     }
 
-    /// Returns the number of values in a block and its size in bytes.
-    pub(super) fn block(self) -> (usize, usize) {
+    /// Returns the number of values in one block of the encoding, and the size of a block in bytes.
+    pub(super) fn block_size(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
@@ -81,51 +83,49 @@ impl Encoding {
     /// Returns the size in bytes of a tensor of this shape (slowest dimension first). Returns a
     /// description of the error if a row is not a whole number of blocks, or if the size overflows
     /// `usize`.
-    pub(super) fn bytes(self, shape: &[usize]) -> Result<usize, String> {
-        let (values, bytes) = self.block();
+    pub(super) fn tensor_bytes(self, shape: &[usize]) -> Result<usize, String> {
+        let (values, bytes) = self.block_size();
         let row = shape.last().copied().unwrap_or(1);
         if !row.is_multiple_of(values) {
-            return Err(format!(
-                "its rows of {row} values cannot be split into blocks of {values}"
-            ));
+            return Err(format!("rows of {row} values cannot be split into blocks of {values}"));
         }
         shape
             .iter()
             .try_fold(1usize, |product, &size| product.checked_mul(size))
             .and_then(|elements| (elements / values).checked_mul(bytes))
-            .ok_or_else(|| "its size in bytes exceeds the address space".to_string())
+            .ok_or_else(|| "the size in bytes exceeds the address space".to_string())
     }
 
     /// Decodes complete blocks from `data` into `out`. `data` must contain exactly the blocks of
     /// the values of `out`.
     pub(super) fn decode(self, data: &[u8], out: &mut [f32]) {
         match self {
-            Self::F32 => each(data, out, |bytes: &[u8; 4], out: &mut [f32; 1]| {
+            Self::F32 => decode_blocks(data, out, |bytes: &[u8; 4], out: &mut [f32; 1]| {
                 out[0] = f32::from_le_bytes(*bytes)
             }),
             Self::F16 => {
-                each(data, out, |bytes: &[u8; 2], out: &mut [f32; 1]| {
+                decode_blocks(data, out, |bytes: &[u8; 2], out: &mut [f32; 1]| {
                     out[0] = f16::from_le_bytes(*bytes).to_f32()
                 });
             }
             Self::Bf16 => {
-                each(data, out, |bytes: &[u8; 2], out: &mut [f32; 1]| {
+                decode_blocks(data, out, |bytes: &[u8; 2], out: &mut [f32; 1]| {
                     out[0] = bf16::from_le_bytes(*bytes).to_f32()
                 });
             }
-            Self::Q4_0 => each(data, out, q4_0),
-            Self::Q4_1 => each(data, out, q4_1),
-            Self::Q5_0 => each(data, out, q5_0),
-            Self::Q5_1 => each(data, out, q5_1),
-            Self::Q8_0 => each(data, out, q8_0),
-            Self::Q4K => each(data, out, q4_k),
-            Self::Q5K => each(data, out, q5_k),
-            Self::Q6K => each(data, out, q6_k),
+            Self::Q4_0 => decode_blocks(data, out, decode_q4_0),
+            Self::Q4_1 => decode_blocks(data, out, decode_q4_1),
+            Self::Q5_0 => decode_blocks(data, out, decode_q5_0),
+            Self::Q5_1 => decode_blocks(data, out, decode_q5_1),
+            Self::Q8_0 => decode_blocks(data, out, decode_q8_0),
+            Self::Q4K => decode_blocks(data, out, decode_q4_k),
+            Self::Q5K => decode_blocks(data, out, decode_q5_k),
+            Self::Q6K => decode_blocks(data, out, decode_q6_k),
         }
     }
 }
 
-fn each<const BYTES: usize, const VALUES: usize>(
+fn decode_blocks<const BYTES: usize, const VALUES: usize>(
     data: &[u8],
     out: &mut [f32],
     decode: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
@@ -135,15 +135,15 @@ fn each<const BYTES: usize, const VALUES: usize>(
     }
 }
 
-/// Returns the f16 at byte offset `at` of a block, as f32.
-fn half_at(block: &[u8], at: usize) -> f32 {
+/// Returns the f16 number at byte offset `at` of a block, as f32.
+fn read_f16(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 /// Decodes a block of `Q4_0`: scale; 16 bytes of nibbles. A value is a nibble minus 8, times the
 /// scale.
-fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
+fn decode_q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
+    let scale = read_f16(block, 0);
     let (low, high) = out.split_at_mut(16);
     for (i, &byte) in block[2..].iter().enumerate() {
         low[i] = scale * (f32::from(byte & 15) - 8.0);
@@ -152,9 +152,9 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
 }
 
 /// Decodes a block of `Q4_1`: scale, minimum; 16 bytes of nibbles.
-fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
-    let minimum = half_at(block, 2);
+fn decode_q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
+    let scale = read_f16(block, 0);
+    let minimum = read_f16(block, 2);
     let (low, high) = out.split_at_mut(16);
     for (i, &byte) in block[4..].iter().enumerate() {
         low[i] = scale * f32::from(byte & 15) + minimum;
@@ -164,7 +164,7 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
 
 /// Decodes the five-bit numbers of a block and calls `put` with each index and number. `fifth`
 /// contains the highest bit of every number, `nibbles` the four lower bits.
-fn five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
+fn decode_five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
     let fifth = u32::from_le_bytes([fifth[0], fifth[1], fifth[2], fifth[3]]);
     let bit = |i: usize| ((fifth >> i & 1) << 4) as u8;
     for (i, &byte) in nibbles.iter().enumerate() {
@@ -175,21 +175,21 @@ fn five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
 
 /// Decodes a block of `Q5_0`: scale; 32 fifth bits; 16 bytes of nibbles. A value is a five-bit
 /// number minus 16, times the scale.
-fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
-    five_bits(&block[2..6], &block[6..], |i, value| out[i] = scale * (value - 16.0));
+fn decode_q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
+    let scale = read_f16(block, 0);
+    decode_five_bits(&block[2..6], &block[6..], |i, value| out[i] = scale * (value - 16.0));
 }
 
 /// Decodes a block of `Q5_1`: scale, minimum; 32 fifth bits; 16 bytes of nibbles.
-fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
-    let minimum = half_at(block, 2);
-    five_bits(&block[4..8], &block[8..], |i, value| out[i] = scale * value + minimum);
+fn decode_q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
+    let scale = read_f16(block, 0);
+    let minimum = read_f16(block, 2);
+    decode_five_bits(&block[4..8], &block[8..], |i, value| out[i] = scale * value + minimum);
 }
 
 /// Decodes a block of `Q8_0`: scale; 32 signed bytes.
-fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
-    let scale = half_at(block, 0);
+fn decode_q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
+    let scale = read_f16(block, 0);
     for (value, &byte) in out.iter_mut().zip(&block[2..]) {
         *value = scale * f32::from(byte as i8);
     }
@@ -213,25 +213,25 @@ fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
 /// Decodes a block of `Q4_K`: scale of scales, scale of minima; eight six-bit scales and minima;
 /// 128 bytes of nibbles. Each run of 32 bytes has one sub-block in its low nibbles and the next in
 /// its high nibbles.
-fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
-    k_nibbles(block, &block[4..16], &block[16..], |_, _| 0, out);
+fn decode_q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
+    decode_k_nibbles(block, &block[4..16], &block[16..], |_, _| 0, out);
 }
 
 /// Decodes a block of `Q5_K`: like `Q4_K`, with 32 bytes of fifth bits before the nibbles. Bit j of
 /// byte i belongs to value i of sub-block j.
-fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
-    k_nibbles(block, &block[4..16], &block[48..], |j, i| (block[16 + i] >> j & 1) << 4, out);
+fn decode_q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
+    decode_k_nibbles(block, &block[4..16], &block[48..], |j, i| (block[16 + i] >> j & 1) << 4, out);
 }
 
-fn k_nibbles(
+fn decode_k_nibbles(
     block: &[u8],
     packed: &[u8],
     nibbles: &[u8],
     fifth: impl Fn(usize, usize) -> u8,
     out: &mut [f32; 256],
 ) {
-    let scale = half_at(block, 0);
-    let minimum = half_at(block, 2);
+    let scale = read_f16(block, 0);
+    let minimum = read_f16(block, 2);
     for (j, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (s, m) = scale_and_minimum(packed, j);
         let scale = scale * s;
@@ -248,8 +248,8 @@ fn k_nibbles(
 /// scales, and their scale. A value is a six-bit number minus 32, times both scales. Each half of
 /// 128 values is four runs of 32: the low nibbles of its 64 bytes, then the high nibbles, with the
 /// bit pairs of its 32 bytes from the lowest up. A scale covers 16 values.
-fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
-    let scale = half_at(block, 208);
+fn decode_q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
+    let scale = read_f16(block, 208);
     for (run, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let half = run / 4;
         let quarter = run % 4;
@@ -362,7 +362,7 @@ mod tests {
         ) {
             let (kind, encoding) = QUANTISED[which];
             prop_assert_eq!(Encoding::from_type_number(kind), Some(encoding));
-            let (values, bytes) = encoding.block();
+            let (values, bytes) = encoding.block_size();
             data.truncate(3 * bytes);
             for (block, numbers) in data.chunks_exact_mut(bytes).zip(numbers.chunks(2)) {
                 for (&at, number) in scales(encoding).iter().zip(numbers) {
@@ -402,7 +402,7 @@ mod tests {
              217354.1220703125),
         ];
         for ((_, encoding), (values, sum)) in QUANTISED.into_iter().zip(expected) {
-            let (n, bytes) = encoding.block();
+            let (n, bytes) = encoding.block_size();
             let mut block: Vec<u8> = (0..bytes).map(|i| (i * 73 + 29) as u8).collect();
             for (&at, bits) in scales(encoding).iter().zip([0x2E66u16, 0x3266]) {
                 block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
@@ -432,11 +432,11 @@ mod tests {
     }
 
     #[test]
-    fn bytes_rejects_partial_blocks_and_overflow() {
-        assert_eq!(Encoding::Q4_1.bytes(&[3, 64]), Ok(3 * 2 * 20));
-        assert_eq!(Encoding::F16.bytes(&[5]), Ok(10));
-        assert!(Encoding::Q4K.bytes(&[4, 128]).unwrap_err().contains("blocks of 256"));
-        assert!(Encoding::F32.bytes(&[usize::MAX, 2]).is_err());
-        assert!(Encoding::F32.bytes(&[usize::MAX / 2]).is_err());
+    fn tensor_bytes_rejects_partial_blocks_and_overflow() {
+        assert_eq!(Encoding::Q4_1.tensor_bytes(&[3, 64]), Ok(3 * 2 * 20));
+        assert_eq!(Encoding::F16.tensor_bytes(&[5]), Ok(10));
+        assert!(Encoding::Q4K.tensor_bytes(&[4, 128]).unwrap_err().contains("blocks of 256"));
+        assert!(Encoding::F32.tensor_bytes(&[usize::MAX, 2]).is_err());
+        assert!(Encoding::F32.tensor_bytes(&[usize::MAX / 2]).is_err());
     }
 }

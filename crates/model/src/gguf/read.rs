@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use super::quant::Encoding;
 use crate::ModelError;
 
-/// A metadata value. Integers of all widths share one variant, because writers choose different
-/// widths.
+/// Metadata value of a GGUF file. Integers of all widths share one variant, because writers choose
+/// different widths.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(super) enum MetadataValue {
     Integer(i128),
     Float(f64),
     Bool(bool),
@@ -24,11 +24,11 @@ pub(super) enum Value {
     Texts(Vec<String>),
     Integers(Vec<i64>),
     Floats(Vec<f32>),
-    /// The length of a list whose elements are not needed.
+    /// List of another element type, whose elements are not needed. Contains the list's length.
     OtherList(usize),
 }
 
-impl Value {
+impl MetadataValue {
     /// Returns whether the value is off: false, 0, an empty text or list, `"none"`, or a list of
     /// zeros.
     fn is_off(&self) -> bool {
@@ -61,10 +61,11 @@ impl Value {
     }
 }
 
-/// An entry of the tensor directory.
+/// Entry of a GGUF file's tensor directory.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
-    /// Row-major shape, slowest dimension first: the reverse of the order in the file.
+pub(super) struct TensorEntry {
+    /// Row-major shape of the tensor, slowest dimension first: the reverse of the order in the
+    /// file.
     pub(super) shape: Vec<usize>,
     pub(super) encoding: Encoding,
     /// Offset of the tensor's data from the start of the file, in bytes. `start + bytes` is at most
@@ -73,50 +74,52 @@ pub(super) struct Entry {
     pub(super) bytes: usize,
 }
 
-/// The metadata and the tensor directory, which precede the data of a file.
+/// Metadata and tensor directory of a GGUF file, which precede the tensor data.
 #[derive(Debug)]
-pub(super) struct Directory {
+pub(super) struct GgufHeader {
     pub(super) metadata: Metadata,
-    pub(super) tensors: HashMap<String, Entry>,
+    pub(super) tensors: HashMap<String, TensorEntry>,
 }
 
-impl Directory {
-    /// Parses and checks the part of a file that precedes the data.
+impl GgufHeader {
+    /// Parses and checks the metadata and the tensor directory, which precede the data of a file.
     pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
-        let mut input = Input { path, bytes, at: 0 };
-        let magic = input.take(4, "its magic number")?;
+        let mut input = HeaderReader { path, bytes, at: 0 };
+        let magic = input.read_bytes(4, "the magic number")?;
         if magic != b"GGUF" {
-            return Err(input.damaged(format!("it starts with {magic:?} instead of \"GGUF\"")));
+            return Err(
+                input.damaged(format!("the file starts with {magic:?} instead of \"GGUF\""))
+            );
         }
-        let version = input.u32("the version")?;
+        let version = input.read_u32("the version")?;
         match version {
             2 | 3 => {}
             _ if version.swap_bytes() <= 3 => {
                 return Err(ModelError::unsupported(
                     path,
-                    "it is a big-endian GGUF file",
+                    "the file is a big-endian GGUF file",
                     "use the little-endian version of the model",
                 ));
             }
             _ => {
                 return Err(ModelError::unsupported(
                     path,
-                    format!("its GGUF version is {version}; Levade reads versions 2 and 3"),
+                    format!("the GGUF version is {version}; Levade reads versions 2 and 3"),
                     "convert the model again with a current converter",
                 ));
             }
         }
         // The shortest directory entry has an empty name and one dimension. The shortest metadata
         // entry has an empty key and a one-byte value.
-        let tensor_count = input.u64("the number of tensors")?;
-        let tensor_count = input.count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors")?;
-        let entry_count = input.u64("the number of metadata entries")?;
-        let entry_count = input.count(entry_count, 8 + 4 + 1, "metadata entries")?;
+        let tensor_count = input.read_u64("the number of tensors")?;
+        let tensor_count = input.check_count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors")?;
+        let entry_count = input.read_u64("the number of metadata entries")?;
+        let entry_count = input.check_count(entry_count, 8 + 4 + 1, "metadata entries")?;
         let mut entries = HashMap::with_capacity(entry_count);
         for index in 0..entry_count {
             let key = input.text(&format!("the key of metadata entry {index}"))?;
-            let kind = input.u32(&key)?;
-            let value = input.value(kind, &key)?;
+            let kind = input.read_u32(&key)?;
+            let value = input.read_value(kind, &key)?;
             if entries.insert(key.clone(), value).is_some() {
                 return Err(input.damaged(format!("metadata key {key} appears twice")));
             }
@@ -130,7 +133,7 @@ impl Directory {
         }
         let mut raw = Vec::with_capacity(tensor_count);
         for index in 0..tensor_count {
-            raw.push(input.tensor(index)?);
+            raw.push(input.read_tensor(index)?);
         }
         let data = input.at.next_multiple_of(alignment);
         let tensors = locate_tensors(&input, raw, data, alignment)?;
@@ -138,7 +141,7 @@ impl Directory {
     }
 }
 
-/// A directory entry as stored in the file, with its dimensions reversed.
+/// Entry of the tensor directory as stored in the file, with its dimensions reversed.
 struct RawTensor {
     name: String,
     shape: Vec<usize>,
@@ -146,18 +149,18 @@ struct RawTensor {
     offset: u64,
 }
 
-/// Locates the bytes of every tensor, and checks that they lie in the file and do not overlap.
+/// Locates the bytes of every tensor, and checks that the bytes lie in the file and do not overlap.
 fn locate_tensors(
-    input: &Input,
+    input: &HeaderReader,
     raw: Vec<RawTensor>,
     data: usize,
     alignment: usize,
-) -> Result<HashMap<String, Entry>, ModelError> {
+) -> Result<HashMap<String, TensorEntry>, ModelError> {
     let mut tensors = HashMap::with_capacity(raw.len());
     let mut extents = Vec::with_capacity(raw.len());
     for RawTensor { name, shape, encoding, offset } in raw {
         let bytes = encoding
-            .bytes(&shape)
+            .tensor_bytes(&shape)
             .map_err(|why| input.damaged(format!("tensor {name} of shape {shape:?}: {why}")))?;
         if !offset.is_multiple_of(alignment as u64) {
             return Err(input.damaged(format!(
@@ -179,7 +182,7 @@ fn locate_tensors(
             )));
         }
         extents.push((start, end, name.clone()));
-        if tensors.insert(name.clone(), Entry { shape, encoding, start, bytes }).is_some() {
+        if tensors.insert(name.clone(), TensorEntry { shape, encoding, start, bytes }).is_some() {
             return Err(input.damaged(format!("tensor {name} appears twice")));
         }
     }
@@ -192,14 +195,14 @@ fn locate_tensors(
     Ok(tensors)
 }
 
-/// A cursor over the bytes of a file. `at` is the offset of the next byte to read.
-struct Input<'a> {
+/// Cursor over the bytes of a GGUF file. `at` is the offset of the next byte to read.
+struct HeaderReader<'a> {
     path: &'a Path,
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Input<'a> {
+impl<'a> HeaderReader<'a> {
     fn damaged(&self, what: String) -> ModelError {
         ModelError::damaged(self.path, what)
     }
@@ -208,10 +211,11 @@ impl<'a> Input<'a> {
         self.bytes.len() - self.at
     }
 
-    fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], ModelError> {
+    fn read_bytes(&mut self, length: usize, what: &str) -> Result<&'a [u8], ModelError> {
         if length > self.remaining() {
             return Err(self.damaged(format!(
-                "it ends inside {what}: {length} bytes are needed at byte {}, but {} are left",
+                "the file ends inside {what}: {length} bytes are needed at byte {}, but {} are \
+                 left",
                 self.at,
                 self.remaining()
             )));
@@ -221,28 +225,28 @@ impl<'a> Input<'a> {
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], ModelError> {
+    fn read_array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], ModelError> {
         let mut array = [0; N];
-        array.copy_from_slice(self.take(N, what)?);
+        array.copy_from_slice(self.read_bytes(N, what)?);
         Ok(array)
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32, ModelError> {
-        self.array(what).map(u32::from_le_bytes)
+    fn read_u32(&mut self, what: &str) -> Result<u32, ModelError> {
+        self.read_array(what).map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64, ModelError> {
-        self.array(what).map(u64::from_le_bytes)
+    fn read_u64(&mut self, what: &str) -> Result<u64, ModelError> {
+        self.read_array(what).map(u64::from_le_bytes)
     }
 
     /// Checks that `count` elements of at least `smallest` bytes each fit in the remaining bytes,
     /// and returns `count`.
-    fn count(&self, count: u64, smallest: usize, what: &str) -> Result<usize, ModelError> {
+    fn check_count(&self, count: u64, smallest: usize, what: &str) -> Result<usize, ModelError> {
         let max_items = self.remaining() / smallest;
         match usize::try_from(count) {
             Ok(count) if count <= max_items => Ok(count),
             _ => Err(self.damaged(format!(
-                "it declares {count} {what}, but the remaining {} bytes can hold at most \
+                "the file declares {count} {what}, but the remaining {} bytes can hold at most \
                  {max_items}",
                 self.remaining()
             ))),
@@ -250,68 +254,74 @@ impl<'a> Input<'a> {
     }
 
     fn text(&mut self, what: &str) -> Result<String, ModelError> {
-        let length = self.u64(what)?;
-        let length = self.count(length, 1, &format!("bytes of text in {what}"))?;
-        let bytes = self.take(length, what)?;
+        let length = self.read_u64(what)?;
+        let length = self.check_count(length, 1, &format!("bytes of text in {what}"))?;
+        let bytes = self.read_bytes(length, what)?;
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.to_string()),
             Err(error) => Err(self.damaged(format!("{what} is not UTF-8: {error}"))),
         }
     }
 
-    fn value(&mut self, kind: u32, key: &str) -> Result<Value, ModelError> {
+    fn read_value(&mut self, kind: u32, key: &str) -> Result<MetadataValue, ModelError> {
         if kind != 9 {
-            return self.scalar(kind, key);
+            return self.read_scalar(kind, key);
         }
-        let element = self.u32(key)?;
-        let count = self.u64(key)?;
+        let element = self.read_u32(key)?;
+        let count = self.read_u64(key)?;
         let smallest = match element {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
             8 | 10..=12 => 8,
             other => {
-                return Err(self
-                    .damaged(format!("metadata key {key} is a list of elements of type {other}")));
+                return Err(self.damaged(format!(
+                    "metadata key {key} is a list of elements of the unknown type {other}"
+                )));
             }
         };
-        let count = self.count(count, smallest, &format!("elements in {key}"))?;
+        let count = self.check_count(count, smallest, &format!("elements in {key}"))?;
         // The integers of vocabularies take 4 bytes in the file and 8 in memory. Lists that are not
         // needed are skipped without an allocation.
         match element {
-            8 => (0..count).map(|_| self.text(key)).collect::<Result<_, _>>().map(Value::Texts),
+            8 => (0..count)
+                .map(|_| self.text(key))
+                .collect::<Result<_, _>>()
+                .map(MetadataValue::Texts),
             0..=5 | 11 => {
                 let mut values = Vec::with_capacity(count);
                 for _ in 0..count {
-                    if let Value::Integer(value) = self.scalar(element, key)? {
+                    if let MetadataValue::Integer(value) = self.read_scalar(element, key)? {
                         values.push(value as i64);
                     }
                 }
-                Ok(Value::Integers(values))
+                Ok(MetadataValue::Integers(values))
             }
             6 => {
-                let bytes = self.take(count * smallest, key)?;
+                let bytes = self.read_bytes(count * smallest, key)?;
                 let (values, _) = bytes.as_chunks();
-                Ok(Value::Floats(values.iter().map(|value| f32::from_le_bytes(*value)).collect()))
+                Ok(MetadataValue::Floats(
+                    values.iter().map(|value| f32::from_le_bytes(*value)).collect(),
+                ))
             }
-            _ => self.take(count * smallest, key).map(|_| Value::OtherList(count)),
+            _ => self.read_bytes(count * smallest, key).map(|_| MetadataValue::OtherList(count)),
         }
     }
 
-    fn scalar(&mut self, kind: u32, key: &str) -> Result<Value, ModelError> {
+    fn read_scalar(&mut self, kind: u32, key: &str) -> Result<MetadataValue, ModelError> {
         Ok(match kind {
-            0 => Value::Integer(i128::from(u8::from_le_bytes(self.array(key)?))),
-            1 => Value::Integer(i128::from(i8::from_le_bytes(self.array(key)?))),
-            2 => Value::Integer(i128::from(u16::from_le_bytes(self.array(key)?))),
-            3 => Value::Integer(i128::from(i16::from_le_bytes(self.array(key)?))),
-            4 => Value::Integer(i128::from(u32::from_le_bytes(self.array(key)?))),
-            5 => Value::Integer(i128::from(i32::from_le_bytes(self.array(key)?))),
-            6 => Value::Float(f64::from(f32::from_le_bytes(self.array(key)?))),
-            7 => Value::Bool(u8::from_le_bytes(self.array(key)?) != 0),
-            8 => Value::Text(self.text(key)?),
-            10 => Value::Integer(i128::from(u64::from_le_bytes(self.array(key)?))),
-            11 => Value::Integer(i128::from(i64::from_le_bytes(self.array(key)?))),
-            12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
+            0 => MetadataValue::Integer(i128::from(u8::from_le_bytes(self.read_array(key)?))),
+            1 => MetadataValue::Integer(i128::from(i8::from_le_bytes(self.read_array(key)?))),
+            2 => MetadataValue::Integer(i128::from(u16::from_le_bytes(self.read_array(key)?))),
+            3 => MetadataValue::Integer(i128::from(i16::from_le_bytes(self.read_array(key)?))),
+            4 => MetadataValue::Integer(i128::from(u32::from_le_bytes(self.read_array(key)?))),
+            5 => MetadataValue::Integer(i128::from(i32::from_le_bytes(self.read_array(key)?))),
+            6 => MetadataValue::Float(f64::from(f32::from_le_bytes(self.read_array(key)?))),
+            7 => MetadataValue::Bool(u8::from_le_bytes(self.read_array(key)?) != 0),
+            8 => MetadataValue::Text(self.text(key)?),
+            10 => MetadataValue::Integer(i128::from(u64::from_le_bytes(self.read_array(key)?))),
+            11 => MetadataValue::Integer(i128::from(i64::from_le_bytes(self.read_array(key)?))),
+            12 => MetadataValue::Float(f64::from_le_bytes(self.read_array(key)?)),
             other => {
                 return Err(
                     self.damaged(format!("metadata key {key} has the unknown type {other}"))
@@ -320,9 +330,9 @@ impl<'a> Input<'a> {
         })
     }
 
-    fn tensor(&mut self, index: usize) -> Result<RawTensor, ModelError> {
+    fn read_tensor(&mut self, index: usize) -> Result<RawTensor, ModelError> {
         let name = self.text(&format!("the name of tensor {index}"))?;
-        let dimensions = self.u32(&name)?;
+        let dimensions = self.read_u32(&name)?;
         if dimensions == 0 || dimensions > 4 {
             return Err(self.damaged(format!(
                 "tensor {name} has {dimensions} dimensions; it must have 1 to 4"
@@ -330,7 +340,7 @@ impl<'a> Input<'a> {
         }
         let mut shape = Vec::with_capacity(4);
         for _ in 0..dimensions {
-            let size = self.u64(&name)?;
+            let size = self.read_u64(&name)?;
             let size = usize::try_from(size).map_err(|_| {
                 self.damaged(format!(
                     "tensor {name} has a dimension of {size}, which exceeds the address space"
@@ -339,12 +349,12 @@ impl<'a> Input<'a> {
             shape.push(size);
         }
         shape.reverse();
-        let kind = self.u32(&name)?;
-        let offset = self.u64(&name)?;
+        let kind = self.read_u32(&name)?;
+        let offset = self.read_u64(&name)?;
         let encoding = Encoding::from_type_number(kind).ok_or_else(|| {
             ModelError::unsupported(
                 self.path,
-                format!("tensor {name} is stored as {}", Encoding::foreign_name(kind)),
+                format!("tensor {name} is stored as {}", Encoding::unsupported_name(kind)),
                 format!("use a version of the model in one of {}", Encoding::NAMES),
             )
         })?;
@@ -352,11 +362,11 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Metadata by key. Records which keys have been read.
+/// Metadata of a GGUF file by key. Records which keys have been read.
 #[derive(Debug)]
 pub(super) struct Metadata {
     path: PathBuf,
-    entries: HashMap<String, Value>,
+    entries: HashMap<String, MetadataValue>,
     read: RefCell<BTreeSet<String>>,
 }
 
@@ -365,15 +375,15 @@ impl Metadata {
         &self.path
     }
 
-    fn wrong(&self, key: &str, value: &Value, wanted: &str) -> ModelError {
+    fn wrong_value_error(&self, key: &str, value: &MetadataValue, wanted: &str) -> ModelError {
         ModelError::config(
             &self.path,
             format!("metadata key {key} is {}; it must be {wanted}", value.describe()),
         )
     }
 
-    /// Returns the error for a required key that is absent.
-    pub(super) fn missing(&self, key: &str) -> ModelError {
+    /// Creates the error for a required metadata key that is absent.
+    pub(super) fn missing_key_error(&self, key: &str) -> ModelError {
         ModelError::config(&self.path, format!("metadata key {key} is missing"))
     }
 
@@ -386,11 +396,11 @@ impl Metadata {
         changes_nothing: impl Fn(&str, Option<f64>) -> bool,
     ) -> Result<(), ModelError> {
         let read = self.read.borrow();
-        let is_unread = |(key, value): &(&String, &Value)| {
+        let is_unread = |(key, value): &(&String, &MetadataValue)| {
             let name = key.strip_prefix(architecture).and_then(|rest| rest.strip_prefix('.'));
             let number = match value {
-                Value::Integer(value) => Some(*value as f64),
-                Value::Float(value) => Some(*value),
+                MetadataValue::Integer(value) => Some(*value as f64),
+                MetadataValue::Float(value) => Some(*value),
                 _ => None,
             };
             name.is_some_and(|name| {
@@ -401,67 +411,67 @@ impl Metadata {
             None => Ok(()),
             Some((key, value)) => Err(ModelError::unsupported(
                 &self.path,
-                format!("{key} is {}, which Levade does not know", value.describe()),
+                format!("metadata key {key} is {}, which Levade does not know", value.describe()),
                 "the key may change what the model computes: use the model's Hugging Face \
                  directory",
             )),
         }
     }
 
-    /// Returns the value of a key as an integer ≥ 0, or `None` if the key is absent.
+    /// Returns the value of a metadata key as an integer ≥ 0, or `None` if the key is absent.
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.get(key, "an integer ≥ 0", |value| match value {
-            Value::Integer(value) => usize::try_from(*value).ok(),
+            MetadataValue::Integer(value) => usize::try_from(*value).ok(),
             _ => None,
         })
     }
 
-    /// Returns the value of a key as a token id, or `None` if the key is absent.
+    /// Returns the value of a metadata key as a token id, or `None` if the key is absent.
     pub(super) fn token(&self, key: &str) -> Result<Option<u32>, ModelError> {
         self.get(key, "a token id", |value| match value {
-            Value::Integer(value) => u32::try_from(*value).ok(),
+            MetadataValue::Integer(value) => u32::try_from(*value).ok(),
             _ => None,
         })
     }
 
     pub(super) fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
         self.get(key, "a number", |value| match value {
-            Value::Float(value) => Some(*value as f32),
+            MetadataValue::Float(value) => Some(*value as f32),
             _ => None,
         })
     }
 
     pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
         self.get(key, "true or false", |value| match value {
-            Value::Bool(value) => Some(*value),
+            MetadataValue::Bool(value) => Some(*value),
             _ => None,
         })
     }
 
     pub(super) fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
         self.get(key, "a string", |value| match value {
-            Value::Text(value) => Some(value.as_str()),
+            MetadataValue::Text(value) => Some(value.as_str()),
             _ => None,
         })
     }
 
     pub(super) fn texts(&self, key: &str) -> Result<Option<&[String]>, ModelError> {
         self.get(key, "a list of strings", |value| match value {
-            Value::Texts(texts) => Some(texts.as_slice()),
+            MetadataValue::Texts(texts) => Some(texts.as_slice()),
             _ => None,
         })
     }
 
     pub(super) fn integers(&self, key: &str) -> Result<Option<&[i64]>, ModelError> {
         self.get(key, "a list of integers", |value| match value {
-            Value::Integers(values) => Some(values.as_slice()),
+            MetadataValue::Integers(values) => Some(values.as_slice()),
             _ => None,
         })
     }
 
     pub(super) fn floats(&self, key: &str) -> Result<Option<&[f32]>, ModelError> {
         self.get(key, "a list of numbers", |value| match value {
-            Value::Floats(values) => Some(values.as_slice()),
+            MetadataValue::Floats(values) => Some(values.as_slice()),
             _ => None,
         })
     }
@@ -470,10 +480,10 @@ impl Metadata {
         &'a self,
         key: &str,
         wanted: &str,
-        convert: impl FnOnce(&'a Value) -> Option<T>,
+        convert: impl FnOnce(&'a MetadataValue) -> Option<T>,
     ) -> Result<Option<T>, ModelError> {
         self.read.borrow_mut().insert(key.to_owned());
         let Some(value) = self.entries.get(key) else { return Ok(None) };
-        convert(value).map(Some).ok_or_else(|| self.wrong(key, value, wanted))
+        convert(value).map(Some).ok_or_else(|| self.wrong_value_error(key, value, wanted))
     }
 }

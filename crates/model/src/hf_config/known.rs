@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-/// Keys that have no effect on sampling or training in Levade, grouped by the reason.
+/// Keys of `config.json` that have no effect on sampling or training in Levade, grouped by the
+/// reason.
 const WITHOUT_EFFECT: [&[&str]; 8] = [
     // The origin of the file, and the class that other programs use for it.
     &[
@@ -114,10 +115,11 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
     ],
 ];
 
-/// Prefixes of keys without effect: private entries of transformers, and remarks of trainers.
+/// Prefixes of `config.json` keys without effect: private entries of transformers, and remarks of
+/// trainers.
 const PREFIXES: [&str; 6] = ["_", "axolotl_", "summary_", "trl_", "unsloth_", "wandb_"];
 
-/// Returns whether a key has no effect on the computation.
+/// Returns whether a key of `config.json` has no effect on the computation.
 pub(super) fn is_without_effect(key: &str) -> bool {
     WITHOUT_EFFECT.iter().any(|keys| keys.contains(&key))
         || PREFIXES.iter().any(|prefix| key.starts_with(prefix))
@@ -127,9 +129,9 @@ pub(super) fn is_without_effect(key: &str) -> bool {
 /// Keys of dropout rates, which other trainers apply. If a rate is not 0, the user gets a note.
 pub(super) const DROPOUTS: [&str; 2] = ["attention_dropout", "hidden_dropout"];
 
-/// Returns keys with their neutral value, the only value that does not change the computation. The
-/// neutral value is not always "off".
-pub(super) fn neutral() -> [(&'static str, Value); 12] {
+/// Returns keys of `config.json` with their neutral value, the only value that does not change the
+/// computation. The neutral value is not always "off".
+pub(super) fn neutral_values() -> [(&'static str, Value); 12] {
     [
         ("attention_multiplier", Value::Null),
         ("causal", json!(true)),
@@ -149,8 +151,9 @@ pub(super) fn neutral() -> [(&'static str, Value); 12] {
 /// Maximum number of layers of a model.
 pub(super) const MAX_LAYERS: usize = 1 << 12;
 
-/// Returns whether a key concerns the images in the `config.json` of a model of text and images.
-pub(super) fn is_of_images(key: &str) -> bool {
+/// Returns whether a key in the `config.json` of a multimodal (text and image) model concerns
+/// images.
+pub(super) fn concerns_images(key: &str) -> bool {
     const IMAGES: [&str; 8] = [
         "boi_token_id",
         "boi_token_index",

@@ -5,28 +5,32 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::family::{Traits, Windows};
+use crate::family::{FamilyTraits, Windows};
 use crate::keys::Keys;
-use crate::{ModelError, Pattern};
+use crate::{AttentionPattern, ModelError};
 
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
 /// Reads the sliding windows and the layers without rotary embedding of a model with `layers`
 /// layers. `local_rope` of the result is `None`.
-pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Pattern, ModelError> {
+pub(super) fn read(
+    keys: &Keys,
+    traits: &FamilyTraits,
+    layers: usize,
+) -> Result<AttentionPattern, ModelError> {
     let unrotated = read_unrotated(keys, traits, layers)?;
-    let (window, windowed) = windows(keys, traits, layers, &unrotated)?;
-    Ok(Pattern { window, windowed, local_rope: None, unrotated })
+    let (window, windowed) = read_windows(keys, traits, layers, &unrotated)?;
+    Ok(AttentionPattern { window, windowed, local_rope: None, unrotated })
 }
 
 /// Returns the indices of the layers without rotary embedding. These are the layers whose
 /// `no_rope_layers` entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the
 /// embedding. If the key is absent, every n-th layer has no rotary embedding. The set is empty for
-/// families whose layers all have it.
+/// families in which all layers have a rotary embedding.
 fn read_unrotated(
     keys: &Keys,
-    traits: &Traits,
+    traits: &FamilyTraits,
     layers: usize,
 ) -> Result<BTreeSet<usize>, ModelError> {
     let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
@@ -50,14 +54,15 @@ fn read_unrotated(
     }
 }
 
-/// Returns the size of the sliding window, in tokens, and the indices of the layers that have one.
-fn windows(
+/// Returns the size of the sliding window, in tokens, and the indices of the layers that have a
+/// sliding window.
+fn read_windows(
     keys: &Keys,
-    traits: &Traits,
+    traits: &FamilyTraits,
     layers: usize,
     unrotated: &BTreeSet<usize>,
 ) -> Result<(Option<usize>, BTreeSet<usize>), ModelError> {
-    let types = layer_types(keys, layers)?;
+    let types = read_layer_types(keys, layers)?;
     let slides = types.as_ref().is_some_and(|types| !types.is_empty());
     let switched = keys.read("use_sliding_window", "true or false", Value::as_bool)?;
     // `null` switches off a window even if the family has a default size.
@@ -86,7 +91,7 @@ fn windows(
             }
             false
         }
-        windows => size.is_some() && (switched == Some(true) || !windows.are_switched()),
+        windows => size.is_some() && (switched == Some(true) || !windows.need_switch()),
     };
     if !is_on {
         if slides {
@@ -114,7 +119,7 @@ fn windows(
 
 /// Returns the indices of the layers that have a sliding window according to `layer_types`, or
 /// `None` if the key is absent.
-fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
+fn read_layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
     let Some(types) = keys.read("layer_types", "a list", Value::as_array)? else { return Ok(None) };
     if types.iter().any(|kind| kind != FULL && kind != SLIDING) {
         let way_out = "Levade runs only layers of the types full_attention and sliding_attention";
@@ -127,8 +132,8 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, Mo
     Ok(Some((0..layers).filter(|layer| types[*layer] == SLIDING).collect()))
 }
 
-/// Returns the `layer_types` of a model with `layers` layers.
-pub(super) fn to_layer_types(pattern: &Pattern, layers: usize) -> Vec<&'static str> {
+/// Returns the value of `layer_types` that describes `pattern` in a model with `layers` layers.
+pub(super) fn to_layer_types(pattern: &AttentionPattern, layers: usize) -> Vec<&'static str> {
     (0..layers)
         .map(|layer| if pattern.windowed.contains(&layer) { SLIDING } else { FULL })
         .collect()

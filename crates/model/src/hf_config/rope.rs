@@ -7,9 +7,9 @@ use crate::keys::Keys;
 use crate::{ModelError, Rope, RopeScaling};
 
 /// Reads the rotary embedding of a model. Older files have `rope_theta` and `rope_scaling`; newer
-/// files have both in `rope_parameters`. If a file has both spellings, the older one applies, as in
-/// transformers. `theta` is the default base.
-pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, ModelError> {
+/// files have both in `rope_parameters`. If a file has both spellings, the older spelling applies,
+/// as in transformers. `theta` is the default base.
+pub(super) fn read_rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, ModelError> {
     let theta = keys.float("rope_theta")?.unwrap_or(theta);
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
     let newer = keys.object("rope_parameters")?;
@@ -20,14 +20,14 @@ pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, Mode
     let Some((outer, object)) = inner else {
         return Ok(Rope { theta, scaling: RopeScaling::None });
     };
-    rope_from_object(&Keys::new(keys.path, outer, object), theta, trained, context)
+    parse_rope_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
-/// Reads the two rotary embeddings of a family that has one for layers with full attention and one
-/// for layers with a sliding window, in this order. Newer files have an object for each kind of
-/// layer. Older files have a base for each kind, and one scaling, which applies to full attention.
-/// `theta` and `local` are the default bases.
-pub(super) fn rope_by_kind(
+/// Reads two rotary embeddings: for layers with full attention, and for layers with a sliding
+/// window. Newer files have an object for each kind of layer. Older files have a base for each
+/// kind, and one scaling, which applies to full attention. `theta` and `local` are the default
+/// bases.
+pub(super) fn read_ropes_by_kind(
     keys: &Keys,
     theta: f32,
     local: f32,
@@ -42,7 +42,7 @@ pub(super) fn rope_by_kind(
     let read = |kind: &str, outer: &str, over: Option<&Map<String, Value>>, theta: f32| {
         let mut object = kinds.object(kind)?.cloned().unwrap_or_default();
         object.extend(over.cloned().unwrap_or_default());
-        rope_from_object(&Keys::new(keys.path, outer, &object), theta, None, context)
+        parse_rope_object(&Keys::new(keys.path, outer, &object), theta, None, context)
     };
     let ropes = [
         read("full_attention", "rope_parameters.full_attention.", older, theta)?,
@@ -52,16 +52,17 @@ pub(super) fn rope_by_kind(
     Ok(ropes)
 }
 
-/// Reads a rotary embedding from an object. `theta` is the default base. `trained` is the original
-/// context length, in tokens, that the file specifies outside of the object, if any.
-fn rope_from_object(
+/// Reads a rotary embedding from a JSON object. `theta` is the default base. `trained` is the
+/// original context length, in tokens, that the file specifies outside of the object; `None` if it
+/// specifies none.
+fn parse_rope_object(
     inner: &Keys,
     theta: f32,
     trained: Option<usize>,
     context: usize,
 ) -> Result<Rope, ModelError> {
     let theta = inner.float("rope_theta")?.unwrap_or(theta);
-    let scaling = scaling(inner, context)?;
+    let scaling = parse_scaling(inner, context)?;
     if let (Some(outer), Some(own)) = (trained, scaling.original_context())
         && outer != own
     {
@@ -79,7 +80,7 @@ fn rope_from_object(
     Ok(Rope { theta, scaling })
 }
 
-fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
+fn parse_scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     // `type` is the older spelling.
     let older = keys.text("type")?;
     let kind = keys.text("rope_type")?.or(older).unwrap_or("default");
@@ -111,7 +112,7 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
             high_freq_factor: keys.required_float("high_freq_factor")?,
             original_context: keys.required_size("original_max_position_embeddings")?,
         }),
-        "yarn" => yarn(keys, context),
+        "yarn" => parse_yarn(keys, context),
         _ => Err(keys.unsupported(
             if keys.get("rope_type").is_some() { "rope_type" } else { "type" },
             "Levade runs the rotary scalings default, linear, llama3 and yarn; for short contexts, \
@@ -120,7 +121,7 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     }
 }
 
-fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
+fn parse_yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     if !keys.flag("truncate", true)? {
         return Err(keys.unsupported("truncate", "Levade runs YaRN with integer bounds only"));
     }
@@ -154,8 +155,8 @@ fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
 }
 
 impl RopeScaling {
-    /// Returns the context length before scaling, in tokens, or `None` if the scaling does not use
-    /// it.
+    /// Returns the context length before scaling, in tokens, or `None` if this scaling does not
+    /// depend on it.
     fn original_context(&self) -> Option<usize> {
         match *self {
             Self::None | Self::Linear { .. } => None,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Family, Pattern, Rope, RopeScaling};
+use crate::{AttentionPattern, Family, Rope, RopeScaling};
 
 fn read(json: &Value) -> Result<ModelConfig, ModelError> {
     read_with_notes(json).map(|(config, _)| config)
@@ -199,7 +199,7 @@ fn unsupported_keys_are_rejected_by_name() {
 }
 
 #[test]
-fn errors_name_invalid_and_missing_keys() {
+fn config_errors_name_invalid_and_missing_keys() {
     for (key, value, expected) in [
         ("hidden_size", Value::Null, "hidden_size is missing"),
         ("hidden_size", json!("64"), "hidden_size is \"64\"; it must be an integer"),
@@ -273,11 +273,11 @@ fn sliding_windows_follow_family_keys() {
     );
     assert_eq!(
         config_with_8_layers("mistral", json!({ "sliding_window": null })).pattern,
-        Pattern::default()
+        AttentionPattern::default()
     );
     assert_eq!(
         config_with_8_layers("qwen2", json!({ "sliding_window": 64 })).pattern,
-        Pattern::default()
+        AttentionPattern::default()
     );
     let on = json!({ "use_sliding_window": true, "sliding_window": 64, "max_window_layers": 6 });
     assert_eq!(
@@ -311,7 +311,7 @@ fn sliding_windows_follow_family_keys() {
     assert_eq!((window_and_layers(&own), own.unrotated), ((Some(32), vec![1, 7]), [1, 7].into()));
 }
 
-fn window_and_layers(pattern: &Pattern) -> (Option<usize>, Vec<usize>) {
+fn window_and_layers(pattern: &AttentionPattern) -> (Option<usize>, Vec<usize>) {
     (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>())
 }
 
@@ -388,7 +388,7 @@ fn text_config_of_image_model_is_read() {
 
 /// Keys of published files, of fine-tunes and of other programs that have no effect.
 #[test]
-fn keys_without_effect_are_ignored() {
+fn config_keys_without_effect_are_ignored() {
     for (key, value) in [
         ("_name_or_path", json!("me/model")),
         ("transformers_version", json!("5.24.0")),
@@ -413,7 +413,7 @@ fn keys_without_effect_are_ignored() {
 }
 
 #[test]
-fn unknown_strings_and_dropout_become_notes() {
+fn unknown_config_strings_and_dropout_become_notes() {
     for (key, value, expected) in [
         ("license", json!("mit"), "license is \"mit\""),
         ("attention_dropout", json!(0.1), "attention_dropout is 0.1; Levade trains without"),

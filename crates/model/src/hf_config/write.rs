@@ -6,8 +6,8 @@ use super::pattern::to_layer_types;
 use crate::family::{AttentionBias, Windows};
 use crate::{Activation, ModelConfig, RopeScaling};
 
-/// Returns the shortest decimal number that parses to this f32, so that 1e-6 is not written as
-/// 9.999999974752427e-7. Returns null for infinity and NaN.
+/// Converts an f32 to the shortest decimal number that parses to it, so that 1e-6 is not written as
+/// 9.999999974752427e-7. Infinity and NaN become null.
 fn shortest_decimal(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -61,7 +61,7 @@ impl ModelConfig {
         let pattern = &self.pattern;
         let traits = self.family.traits();
         let slides = !pattern.windowed.is_empty();
-        if traits.windows.are_switched() {
+        if traits.windows.need_switch() {
             json["use_sliding_window"] = json!(slides);
         }
         if traits.windows == Windows::Every || slides {

@@ -42,7 +42,7 @@ fn patch(bytes: &mut [u8], at: usize, with: &[u8]) {
 
 #[test]
 fn gguf_header_errors_name_the_defect() {
-    assert_all(&gguf_bytes_error(|bytes| bytes.clear()), &["it is empty"]);
+    assert_all(&gguf_bytes_error(|bytes| bytes.clear()), &["the file is empty"]);
     assert_all(&gguf_error(|file| file.magic = *b"PK\x03\x04"), &["instead of \"GGUF\""]);
     assert_all(&gguf_error(|file| file.version = 1), &["version is 1", "2 and 3"]);
     assert_all(&gguf_error(|file| file.version = 3u32.swap_bytes()), &["big-endian"]);
@@ -239,7 +239,7 @@ fn header_error(header: &str, data: usize) -> String {
 
 #[test]
 fn safetensors_header_errors_name_the_tensor() {
-    assert_all(&error_with_contents(vec![]), &["model.safetensors", "it is empty"]);
+    assert_all(&error_with_contents(vec![]), &["model.safetensors", "the file is empty"]);
     assert_all(&error_with_contents(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
     assert_all(
         &error_with_contents(vec![0xff; 100]),
@@ -269,7 +269,7 @@ fn safetensors_header_errors_name_the_tensor() {
         (
             header_entry("w", "F32", json!([1]), [0, 4]),
             6,
-            "its tensors occupy 4 bytes, but the file has 6",
+            "the tensors occupy 4 bytes, but the file has 6",
         ),
         (
             header_entry("w", "F32", json!([1]), [4, 8]),
@@ -332,7 +332,10 @@ fn tensor_errors_name_dtype_and_shape() {
 
 #[test]
 fn directory_errors_name_file_or_tensor() {
-    assert_all(&open_error(Path::new("no/such/model")), &["no/such/model does not exist"]);
+    assert_all(
+        &open_error(Path::new("no/such/model")),
+        &["no/such/model: the path does not exist"],
+    );
     assert_all(&error_without("config.json"), &["has no config.json"]);
     assert_all(&error_without("model.safetensors"), &["has neither model.safetensors nor"]);
     let pickled = dir_error(|dir| {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 use super::{CompletionHandle, PublishedWeights, SimulatorConfig, load_published};
-use crate::device::Device;
+use crate::device::SimulatedDevice;
 use crate::{
     Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs, uniform,
 };
@@ -16,26 +16,26 @@ pub(super) struct CompletionTask {
     pub(super) config: SimulatorConfig,
     pub(super) published: Arc<Mutex<Arc<PublishedWeights>>>,
     pub(super) request: SampleRequest,
-    /// Constraint of the grammar, if the request has one.
+    /// Grammar constraint of the completion; `None` if the request has no grammar.
     pub(super) constraint: Option<Box<dyn Constraint>>,
-    /// Notified when weights are published.
+    /// Signal that is sent when weights are published.
     pub(super) published_signal: Arc<Notify>,
-    pub(super) device: Arc<Device>,
+    pub(super) device: Arc<SimulatedDevice>,
     pub(super) handle: Arc<CompletionHandle>,
 }
 
 impl CompletionTask {
-    /// Computes the log-probabilities of the prompt's tokens except the first.
+    /// Computes the log-probabilities of the prompt's tokens, except the first token.
     fn score(&self, weights: &[f32]) -> SampleEvent {
         let SampleRequest { prompt, params, .. } = &self.request;
         let count = params.prompt_logprobs.unwrap_or(0);
         let mut logprobs = Vec::new();
         let mut top = Vec::new();
         for at in 1..prompt.len() {
-            let row = self.config.row(&prompt[..at]);
+            let row = self.config.row_start(&prompt[..at]);
             let row = self.config.softmax(weights, row, params.behavior_temperature());
             logprobs.push(row.logprobs[prompt[at] as usize] as f32);
-            top.extend((count > 0).then(|| row.top(count)));
+            top.extend((count > 0).then(|| row.top_logprobs(count)));
         }
         SampleEvent::Prompt { logprobs, top }
     }
@@ -52,7 +52,7 @@ impl CompletionTask {
         let allowed = constraint.map(|c| params.allowed(c, self.config.vocabulary)).transpose()?;
         let greedy = params.temperature == 0.0;
         let temperature = params.behavior_temperature();
-        let at = self.config.row(sequence);
+        let at = self.config.row_start(sequence);
         let row = self.config.softmax(weights, at, temperature);
         let adjusted = params.is_filtered().then(|| {
             let raw = &weights[at..at + self.config.vocabulary];
@@ -93,7 +93,7 @@ impl CompletionTask {
         {
             constraint.push(token as u32)?;
         }
-        Ok((token as u32, row.logprobs[token] as f32, row.top(params.top_logprobs)))
+        Ok((token as u32, row.logprobs[token] as f32, row.top_logprobs(params.top_logprobs)))
     }
 
     /// Samples tokens until the completion ends or `send` returns false because the stream was

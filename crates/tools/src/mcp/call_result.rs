@@ -14,17 +14,17 @@ use super::ledger::{RAW_RESULT_KEY, UNREADABLE_RESPONSE, error_text, shorten};
 use super::{lenient, reasons};
 use crate::{CallError, ToolOutput};
 
-/// Fields of a result that are not part of the tool's value.
+/// Fields of a call's result that are not part of the tool's value.
 const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
 
-/// Converts the response to a call into a tool result.
-pub(super) fn output(
+/// Converts the server's response to a call into a tool result.
+pub(super) fn to_tool_output(
     server: &str,
     tool: &str,
     call_response: Result<CallToolResult, CallFailure>,
 ) -> ToolOutput {
     match call_response {
-        Ok(result) => read(server, raw_result(result)),
+        Ok(result) => parse_result(server, raw_result(result)),
         Err(CallFailure { error: ServiceError::McpError(error), .. })
             if error.code == UNREADABLE_RESPONSE =>
         {
@@ -40,7 +40,8 @@ pub(super) fn output(
         Err(CallFailure { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
             CallError::Late,
             format!(
-                "{tool} did not answer within {timeout:?} after its start or its last progress"
+                "{tool} did not answer within {timeout:?} after its start or its last progress \
+                 report"
             ),
         ),
         Err(CallFailure { error, exit_text: over }) => {
@@ -49,15 +50,15 @@ pub(super) fn output(
     }
 }
 
-/// Creates the tool result of a call that the server did not answer.
+/// Creates the tool result of a call to which the server did not respond.
 pub(super) fn unavailable_output(server: &str, why: &str) -> ToolOutput {
     ToolOutput::error(
         CallError::Unavailable,
-        format!("the server {server:?} does not answer: {why}"),
+        format!("the MCP server {server:?} gave no valid response: {why}"),
     )
 }
 
-/// Returns the result as the server sent it.
+/// Converts the result of a call to JSON, as the server sent it.
 fn raw_result(result: CallToolResult) -> Value {
     match result.structured_content {
         Some(Value::Object(mut fields)) => fields.remove(RAW_RESULT_KEY).unwrap_or_default(),
@@ -65,7 +66,7 @@ fn raw_result(result: CallToolResult) -> Value {
     }
 }
 
-fn read(server: &str, result: Value) -> ToolOutput {
+fn parse_result(server: &str, result: Value) -> ToolOutput {
     let fields = match result {
         Value::Object(fields) => fields,
         Value::Null => Map::new(),
@@ -75,8 +76,8 @@ fn read(server: &str, result: Value) -> ToolOutput {
         fields.get("resultType").and_then(Value::as_str).filter(|kind| *kind != "complete")
     {
         let why = format!(
-            "its answer is of the type {kind:?}, which no call here can have: it asks the user \
-             for something, or goes on in the background"
+            "the server's response is of the type {kind:?}, which is not supported: the server \
+             requests input from the user, or continues in the background"
         );
         return unavailable_output(server, &why);
     }
@@ -93,10 +94,10 @@ fn read(server: &str, result: Value) -> ToolOutput {
     });
     let is_error = fields.get("isError").is_some_and(is_true);
     let mut parts: Vec<ContentPart> = match fields.get("content").cloned().unwrap_or_default() {
-        Value::Null if is_block => vec![part(Value::Object(fields))],
+        Value::Null if is_block => vec![to_content_part(Value::Object(fields))],
         Value::Null => Vec::new(),
-        Value::Array(blocks) => blocks.into_iter().map(part).collect(),
-        block => vec![part(block)],
+        Value::Array(blocks) => blocks.into_iter().map(to_content_part).collect(),
+        block => vec![to_content_part(block)],
     };
     if let Some(structured) =
         structured.filter(|structured| !contains_structured(structured, &parts))
@@ -124,7 +125,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
     ToolOutput { parts, error, ..ToolOutput::default() }
 }
 
-/// Returns whether a flag is set. Servers also write flags as numbers or strings.
+/// Returns whether a JSON flag is set. Servers also write flags as numbers or strings.
 fn is_true(flag: &Value) -> bool {
     match flag {
         Value::Bool(flag) => *flag,
@@ -134,9 +135,9 @@ fn is_true(flag: &Value) -> bool {
     }
 }
 
-/// Returns whether the texts already contain `structuredContent`: its JSON equals one text, or all
-/// texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows the
-/// bare value as text, and a list as one block per item.
+/// Returns whether the text parts already contain `structuredContent`: its JSON equals one text, or
+/// all texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows
+/// the bare value as text, and a list as one block per item.
 fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
     let texts: Vec<&str> = parts
         .iter()
@@ -165,34 +166,35 @@ fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
 
 fn text_equals(value: &Value, text: &str) -> bool {
     value.as_str().is_some_and(|value| value == text)
-        || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
+        || lenient::parse(text.as_bytes()).is_ok_and(|text| equal_json(&text, value))
 }
 
-/// Returns whether two values are equal JSON, ignoring the order of keys and the format of numbers.
-fn equal(a: &Value, b: &Value) -> bool {
+/// Returns whether two JSON values are equal, ignoring the order of keys and the format of numbers.
+fn equal_json(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => {
             a == b || (a.is_f64() != b.is_f64() && a.as_f64() == b.as_f64())
         }
         (Value::Array(a), Value::Array(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b))
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal_json(a, b))
         }
         (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| equal(a, b)))
+            a.len() == b.len()
+                && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| equal_json(a, b)))
         }
         _ => a == b,
     }
 }
 
-/// Converts a content block.
-fn part(block: Value) -> ContentPart {
+/// Converts a content block of an MCP result to a content part.
+fn to_content_part(block: Value) -> ContentPart {
     let Value::Object(fields) = &block else { return ContentPart::Text(text_of(&block)) };
     let resource = if block["resource"].is_object() { &block["resource"] } else { &block };
     match fields.get("type").and_then(Value::as_str) {
         Some("text") => ContentPart::Text(fields.get("text").map(text_of).unwrap_or_default()),
         // The data is dropped, because it would only enlarge the recorded attempt.
         Some(kind @ ("image" | "audio")) => {
-            other_part(json!({ "type": kind, "mime_type": mime_type(&block) }))
+            to_json_part(json!({ "type": kind, "mime_type": mime_type(&block) }))
         }
         Some("resource_link") => {
             let of = |key: &str| block[key].as_str().unwrap_or_default();
@@ -201,7 +203,7 @@ fn part(block: Value) -> ContentPart {
             ContentPart::Text(format!("[{name}]({}){about}{}", of("uri"), of("description")))
         }
         Some("resource") => match &resource["text"] {
-            Value::Null => other_part(
+            Value::Null => to_json_part(
                 json!({ "type": "resource", "uri": resource["uri"], "mime_type": mime_type(resource) }),
             ),
             shown => ContentPart::Text(text_of(shown)),
@@ -209,7 +211,7 @@ fn part(block: Value) -> ContentPart {
         // A block of an unknown type is shown as its text, if it has one.
         Some(kind) => match fields.get("text") {
             Some(Value::String(text)) => ContentPart::Text(text.clone()),
-            _ => other_part(json!({ "type": shorten(kind) })),
+            _ => to_json_part(json!({ "type": shorten(kind) })),
         },
         // This is not a content block but the value that the tool means to return.
         None => match fields.get("text") {
@@ -221,7 +223,7 @@ fn part(block: Value) -> ContentPart {
     }
 }
 
-fn other_part(value: Value) -> ContentPart {
+fn to_json_part(value: Value) -> ContentPart {
     match value {
         Value::Object(part) => ContentPart::Other(part),
         _ => ContentPart::Other(Map::new()),
@@ -244,8 +246,8 @@ fn mime_type(of: &Value) -> Value {
 mod tests {
     use super::*;
 
-    fn shows(result: Value) -> String {
-        read("s", result).read()
+    fn shown_text(result: Value) -> String {
+        parse_result("s", result).read()
     }
 
     fn text(text: &str) -> Value {
@@ -280,7 +282,7 @@ mod tests {
             (json!([text("1")]), json!({ "count": 1 }), "1\n{\"count\":1}"),
         ] {
             let result = json!({ "content": content, "structuredContent": structured });
-            assert_eq!(shows(result), want);
+            assert_eq!(shown_text(result), want);
         }
     }
 
@@ -308,7 +310,7 @@ mod tests {
             (json!([text("hello")]), json!(null), "hello"),
         ] {
             let result = json!({ "content": content, "structuredContent": structured });
-            assert_eq!(shows(result), want);
+            assert_eq!(shown_text(result), want);
         }
     }
 
@@ -338,7 +340,7 @@ mod tests {
             (json!(false), None),
         ] {
             assert_eq!(
-                read("s", json!({ "content": [text("x")], "isError": flag })).error,
+                parse_result("s", json!({ "content": [text("x")], "isError": flag })).error,
                 error,
                 "{flag}"
             );
@@ -346,7 +348,7 @@ mod tests {
     }
 
     fn failed_text(result: Value) -> String {
-        let output = read("s", result);
+        let output = parse_result("s", result);
         assert_eq!(output.error, Some(CallError::Failed));
         output.read()
     }
@@ -395,17 +397,17 @@ mod tests {
             (json!([{ "type": "resource", "uri": "f:1", "text": "body" }]), "body".to_owned()),
             (json!([{ "type": "output_text", "text": "said" }, text("b")]), "said\nb".to_owned()),
         ] {
-            assert_eq!(shows(json!({ "content": content })), want);
+            assert_eq!(shown_text(json!({ "content": content })), want);
         }
-        assert_eq!(shows(json!("bare text")), "bare text");
-        assert_eq!(shows(json!([text("a list")])), "a list");
-        assert_eq!(shows(text("a block")), "a block");
-        assert_eq!(shows(json!(null)), "");
-        assert_eq!(shows(json!({ "toolResult": { "x": 1 } })), "{\"x\":1}");
-        assert_eq!(shows(json!({ "answer": 42, "_meta": { "a": 1 } })), "{\"answer\":42}");
-        assert_eq!(shows(json!({ "_meta": { "a": 1 } })), "");
+        assert_eq!(shown_text(json!("bare text")), "bare text");
+        assert_eq!(shown_text(json!([text("a list")])), "a list");
+        assert_eq!(shown_text(text("a block")), "a block");
+        assert_eq!(shown_text(json!(null)), "");
+        assert_eq!(shown_text(json!({ "toolResult": { "x": 1 } })), "{\"x\":1}");
+        assert_eq!(shown_text(json!({ "answer": 42, "_meta": { "a": 1 } })), "{\"answer\":42}");
+        assert_eq!(shown_text(json!({ "_meta": { "a": 1 } })), "");
         let input_required =
-            read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
+            parse_result("s", json!({ "resultType": "input_required", "inputRequests": {} }));
         assert_eq!(input_required.error, Some(CallError::Unavailable));
     }
 

@@ -22,45 +22,45 @@ use rmcp::{RoleClient, ServiceError};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use super::ledger::Ledger;
-use super::lines::Lines;
+use super::ledger::RequestLedger;
+use super::lines::LineTransport;
 use super::web::HttpTransport;
 use super::{MAX_RESPONSE_BYTES, McpServer, ProgressTimeout, reasons};
 
-/// Timeout for a server process to exit after its standard input was closed.
+/// Timeout for a server process to exit after its standard input has been closed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for short requests to a server: closing, checking whether it hangs, and listing tools
-/// again.
+/// Timeout for short requests to a server: closing, checking whether the server hangs, and listing
+/// tools again.
 const SHORT_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of bytes that are kept from the end of a server's standard error.
 const KEPT_STDERR_BYTES: usize = 16_000;
 
-/// Maximum number of tools of a server.
+/// Maximum number of tools that a server may list.
 const MAX_TOOLS: usize = 1000;
 
-/// A connection to a server.
-pub(super) struct Connection {
+/// Connection to an MCP server.
+pub(super) struct McpConnection {
     service: Mutex<RunningService<RoleClient, ClientConfig>>,
     peer: rmcp::Peer<RoleClient>,
-    /// Process of the server. `None` for a server at a URL.
-    process: Option<Process>,
-    ledger: Arc<Ledger>,
+    /// Process of the server. `None` if the server is at a URL.
+    process: Option<ServerProcess>,
+    ledger: Arc<RequestLedger>,
     /// Tools of the server, as of its last listing.
     tools: std::sync::Mutex<Arc<[ToolSpec]>>,
-    /// Whether a call timed out or was dropped since the last response of the server.
+    /// Whether a call has timed out or been dropped since the last response of the server.
     is_silent: AtomicBool,
 }
 
-/// A call in flight. Dropping it cancels the call at the server.
-struct Call<'a> {
-    connection: &'a Connection,
-    /// Id of the request. `None` until it is sent.
+/// MCP call in flight. Dropping the value cancels the call at the server.
+struct PendingCall<'a> {
+    connection: &'a McpConnection,
+    /// Id of the request. `None` until the request is sent.
     id: Option<RequestId>,
 }
 
-impl Drop for Call<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         self.connection.is_silent.store(true, Ordering::Relaxed);
         if let (Some(id), Ok(runtime)) = (self.id.take(), tokio::runtime::Handle::try_current()) {
@@ -73,24 +73,25 @@ impl Drop for Call<'_> {
     }
 }
 
-/// Error of a call without a valid response.
+/// Error of an MCP call without a valid response.
 #[derive(Debug)]
 pub(super) struct CallFailure {
     pub error: ServiceError,
-    /// Describes the exit of the server, as a suffix for the error. Empty if it has not exited.
+    /// Description of the server's exit, as a suffix for the error. Empty if the server has not
+    /// exited.
     pub exit_text: String,
 }
 
-/// Error of a connection that could not be established.
+/// Error of a connection to an MCP server that could not be established.
 struct OpenFailure {
     why: String,
     /// Lifecycle of the protocol to use for a second connection, if the server may support only
-    /// that one.
+    /// that lifecycle.
     generation: Option<ClientLifecycleMode>,
 }
 
 impl OpenFailure {
-    fn from_error(error: &ClientInitializeError, ledger: &Ledger) -> Self {
+    fn from_error(error: &ClientInitializeError, ledger: &RequestLedger) -> Self {
         let generation = ledger.was_discovered_late().then(|| ClientLifecycleMode::Discover {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
         });
@@ -104,10 +105,10 @@ impl From<String> for OpenFailure {
     }
 }
 
-/// A connection that is being opened. If it is dropped early, the opening has timed out.
+/// Connection that is being opened. If the value is dropped early, the opening has timed out.
 struct PendingConnection<'a> {
-    ledger: Arc<Ledger>,
-    /// Tail of the server's standard error, if the server is a process.
+    ledger: Arc<RequestLedger>,
+    /// Reader of the end of the server's standard error, if the server is a process.
     stderr: Option<Arc<TailReader>>,
     /// Receives the state of the server if the opening times out. `None` after the connection has
     /// opened or failed.
@@ -124,15 +125,15 @@ impl Drop for PendingConnection<'_> {
     }
 }
 
-/// Process of a server.
-struct Process {
+/// Process of an MCP server.
+struct ServerProcess {
     child: Arc<Mutex<Child>>,
-    /// Tail of its standard error.
+    /// Reader of the end of the process's standard error.
     stderr: Arc<TailReader>,
 }
 
-impl Connection {
-    /// Connects and lists the tools.
+impl McpConnection {
+    /// Connects to a server and lists its tools.
     ///
     /// If the server does not answer the first request, which is of the newer generation, within 10
     /// s, the SDK tries a handshake. A server that answers the first request later, and rejects the
@@ -179,7 +180,7 @@ impl Connection {
             Implementation::new("levade", env!("CARGO_PKG_VERSION")),
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
-        let ledger = Arc::<Ledger>::default();
+        let ledger = Arc::<RequestLedger>::default();
         let mut pending =
             PendingConnection { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
         let (process, served) = match server {
@@ -187,11 +188,16 @@ impl Connection {
                 let mut child = supervisor.start(launch, Input::Piped)?;
                 let (Some(stdin), Some(stdout)) = (child.take_stdin().await, child.take_stdout())
                 else {
-                    return Err("its standard input and output cannot be had".to_owned().into());
+                    return Err(
+                        "the standard input and output of the server process are not available"
+                            .to_owned()
+                            .into(),
+                    );
                 };
-                let process = Process::new(child);
+                let process = ServerProcess::new(child);
                 pending.stderr = Some(Arc::clone(&process.stderr));
-                let transport = Lines::new(stdout, stdin, MAX_RESPONSE_BYTES, Arc::clone(&ledger));
+                let transport =
+                    LineTransport::new(stdout, stdin, MAX_RESPONSE_BYTES, Arc::clone(&ledger));
                 (Some(process), info.serve_with_lifecycle(transport, lifecycle).await)
             }
             McpServer::Address { url, headers, client } => {
@@ -232,7 +238,7 @@ impl Connection {
         let service = Mutex::new(service);
         let is_silent = AtomicBool::new(false);
         let tools = std::sync::Mutex::default();
-        let connection = Connection { service, peer, process, ledger, tools, is_silent };
+        let connection = McpConnection { service, peer, process, ledger, tools, is_silent };
         let listed = connection.update_tools().await;
         pending.late = None;
         if let Err(why) = listed {
@@ -254,7 +260,7 @@ impl Connection {
     /// Lists the tools again if the server has announced a change. Waits at most
     /// [`SHORT_REQUEST_TIMEOUT`], because the result of a call waits for the list. If the list
     /// arrives too late, the next call requests it again.
-    pub async fn follow_changes(&self) {
+    pub async fn refresh_changed_tools(&self) {
         if !self.ledger.take_list_changed() {
             return;
         }
@@ -273,12 +279,12 @@ impl Connection {
     async fn update_tools(&self) -> Result<(), String> {
         // A change that is announced after this point is listed by the next update.
         self.ledger.take_list_changed();
-        let tools = self.list().await?;
+        let tools = self.list_tools().await?;
         *self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tools.into();
         Ok(())
     }
 
-    async fn list(&self) -> Result<Vec<ToolSpec>, String> {
+    async fn list_tools(&self) -> Result<Vec<ToolSpec>, String> {
         let mut tools: Vec<ToolSpec> = Vec::new();
         let mut cursor = None;
         let mut cursors = Vec::new();
@@ -286,7 +292,7 @@ impl Connection {
             let page = PaginatedRequestParams::default().with_cursor(cursor.take());
             let listed = self.peer.list_tools(Some(page)).await;
             let listed = listed.map_err(|error| {
-                format!("it does not say which tools it has: {}", reasons::call_reason(&error))
+                format!("the server does not list its tools: {}", reasons::call_reason(&error))
             })?;
             for tool in listed.tools {
                 let spec = ToolSpec {
@@ -309,7 +315,7 @@ impl Connection {
                 }
             }
             if tools.len() > MAX_TOOLS {
-                return Err(format!("it has more than {MAX_TOOLS} tools"));
+                return Err(format!("the server has more than {MAX_TOOLS} tools"));
             }
             match listed.next_cursor.filter(|next| !next.is_empty()) {
                 Some(next) if !cursors.contains(&next) && cursors.len() < MAX_TOOLS => {
@@ -330,7 +336,7 @@ impl Connection {
         request: CallToolRequestParams,
         progress_timeout: Option<ProgressTimeout>,
     ) -> Result<CallToolResult, CallFailure> {
-        let mut cancel_guard = Call { connection: self, id: None };
+        let mut cancel_guard = PendingCall { connection: self, id: None };
         let mut options = PeerRequestOptions::no_options();
         if let Some(ProgressTimeout { report_timeout, total_timeout }) = progress_timeout {
             options = PeerRequestOptions::with_timeout(report_timeout)
@@ -368,12 +374,13 @@ impl Connection {
     }
 
     /// Closes the connection if the server hangs: a call was dropped or timed out, and the server
-    /// does not answer a further request. Returns whether it hangs.
-    pub async fn end_if_hung(&self) -> bool {
+    /// does not respond to a further request. Returns whether the server hangs.
+    pub async fn close_if_hung(&self) -> bool {
         if !self.is_silent.load(Ordering::Relaxed) || self.has_ended() {
             return false;
         }
-        if matches!(tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.list()).await, Ok(Ok(_))) {
+        if matches!(tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.list_tools()).await, Ok(Ok(_)))
+        {
             self.is_silent.store(false, Ordering::Relaxed);
             return false;
         }
@@ -386,15 +393,15 @@ impl Connection {
         self.peer.is_transport_closed()
     }
 
-    /// Describes what the server did instead of answering a call, as a suffix for an error.
+    /// Describes what the server did instead of responding to a call, as a suffix for an error.
     pub fn describe_activity(&self) -> String {
         self.ledger.describe_activity()
     }
 
-    /// Returns the last lines of the server's standard error as a suffix for an error. Empty if
-    /// there are none.
+    /// Returns the last lines of the server's standard error as a suffix for an error. The text is
+    /// empty if the server printed nothing.
     pub fn stderr_suffix(&self) -> String {
-        self.process.as_ref().map(Process::stderr_suffix).unwrap_or_default()
+        self.process.as_ref().map(ServerProcess::stderr_suffix).unwrap_or_default()
     }
 
     /// Closes the connection, and with it the standard input of a server process. If the process
@@ -413,14 +420,14 @@ impl Connection {
     }
 }
 
-impl Process {
+impl ServerProcess {
     fn new(mut child: Child) -> Self {
         let stderr = Arc::new(child.read_stderr(Tail::new(0, KEPT_STDERR_BYTES), None));
-        Process { child: Arc::new(Mutex::new(child)), stderr }
+        ServerProcess { child: Arc::new(Mutex::new(child)), stderr }
     }
 
-    /// Describes the exit of a process that has closed its output, after waiting for the exit for
-    /// up to 2 s.
+    /// Describes the exit of a server process that has closed its output, after waiting for the
+    /// exit for up to 2 s.
     async fn describe_exit(&self) -> String {
         let ended = tokio::time::timeout(Duration::from_secs(2), async {
             self.child.lock().await.wait().await
@@ -438,7 +445,8 @@ impl Process {
         format!("{}{}", ended.unwrap_or_default(), self.stderr_suffix())
     }
 
-    /// Returns the process's standard error as a suffix for a reason. Empty if it printed nothing.
+    /// Returns the process's standard error as a suffix for a reason. The text is empty if the
+    /// process printed nothing.
     fn stderr_suffix(&self) -> String {
         reasons::printed_suffix(&self.stderr.tail().text())
     }

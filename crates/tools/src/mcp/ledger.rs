@@ -19,46 +19,46 @@ use tracing::{debug, warn};
 
 use super::lenient;
 
-/// Error code of a response that could not be parsed or did not arrive. No server sends it, because
-/// the codes of JSON-RPC and MCP are small.
+/// Error code for a response that could not be parsed or did not arrive. No server sends this code,
+/// because the codes of JSON-RPC and MCP are small.
 pub(super) const UNREADABLE_RESPONSE: ErrorCode = ErrorCode(i32::MIN + 47);
 
 /// Key in `structuredContent` that holds the result of a call as the server sent it.
 pub(super) const RAW_RESULT_KEY: &str = "raw";
 
-/// Maximum number of characters of a message in logs and errors.
+/// Maximum number of characters of a server's message in logs and errors.
 const MAX_SHOWN_CHARS: usize = 200;
 
-/// Pending requests, and other observations about the server.
+/// Record of the pending requests to an MCP server, with other observations about the server.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(Mutex<State>);
+pub(super) struct RequestLedger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
-struct State {
-    pending: BTreeMap<i64, Method>,
+struct LedgerState {
+    pending: BTreeMap<i64, RequestMethod>,
     /// Id of the last request. Earlier requests have smaller ids.
     last: Option<i64>,
     /// Id of the discovery request of the newer protocol generation.
     discovery: Option<i64>,
     was_discovered_late: bool,
-    /// Whether a handshake was started.
+    /// Whether the client has started a handshake.
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
-    /// Reason for waiting before a request is sent again.
+    /// Reason for the wait before a request is sent again; `None` if no request waits.
     wait: Option<String>,
     /// Defect of a message that may be the response to the pending request, such as a wrong id or
-    /// text around the JSON.
+    /// text around the JSON. `None` if there is no such message.
     doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
-    /// Whether a request was cancelled. A message without an id may be its response.
+    /// Whether a request has been cancelled. A message without an id may be the response to it.
     has_cancelled: bool,
 }
 
-/// Methods whose results are converted differently.
+/// Method of a request. It determines how the result is converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
+enum RequestMethod {
     Discover,
     Initialize,
     ListTools,
@@ -66,37 +66,37 @@ enum Method {
     Other,
 }
 
-impl Ledger {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RequestLedger {
+    fn state(&self) -> MutexGuard<'_, LedgerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a message to the server.
+    /// Registers a message that is sent to the server.
     pub fn register(&self, message: &ClientJsonRpcMessage) {
         match message {
             JsonRpcMessage::Request(request) => {
                 let RequestId::Number(id) = request.id else { return };
                 let method = match &request.request {
-                    ClientRequest::DiscoverRequest(_) => Method::Discover,
-                    ClientRequest::InitializeRequest(_) => Method::Initialize,
-                    ClientRequest::ListToolsRequest(_) => Method::ListTools,
-                    ClientRequest::CallToolRequest(_) => Method::CallTool,
-                    _ => Method::Other,
+                    ClientRequest::DiscoverRequest(_) => RequestMethod::Discover,
+                    ClientRequest::InitializeRequest(_) => RequestMethod::Initialize,
+                    ClientRequest::ListToolsRequest(_) => RequestMethod::ListTools,
+                    ClientRequest::CallToolRequest(_) => RequestMethod::CallTool,
+                    _ => RequestMethod::Other,
                 };
                 let mut state = self.state();
                 match method {
-                    Method::Discover => state.discovery = Some(id),
-                    Method::Initialize => {
+                    RequestMethod::Discover => state.discovery = Some(id),
+                    RequestMethod::Initialize => {
                         (state.rejection, state.has_shaken_hands) = (None, true);
                         // The SDK would accept a late response to `server/discover` as the response
                         // to this request.
-                        state.pending.retain(|_, method| *method != Method::Discover);
+                        state.pending.retain(|_, method| *method != RequestMethod::Discover);
                     }
                     _ => {}
                 }
                 state.pending.insert(id, method);
                 (state.last, state.doubt) = (Some(id), None);
-                if method == Method::CallTool {
+                if method == RequestMethod::CallTool {
                     (state.noise, state.wait) = (None, None);
                 }
             }
@@ -113,40 +113,44 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a handshake was started. If so, the server does not support the protocol
-    /// without a handshake.
+    /// Returns whether the client has started a handshake. If so, the server does not support the
+    /// protocol without a handshake.
     pub fn has_shaken_hands(&self) -> bool {
         self.state().has_shaken_hands
     }
 
-    /// Returns whether the server supports the newer generation, shown by a response after the
-    /// handshake was started.
+    /// Returns whether the server supports the newer protocol generation, as shown by a response to
+    /// discovery that arrived after the handshake was started.
     pub fn was_discovered_late(&self) -> bool {
         self.state().was_discovered_late
     }
 
-    /// Returns why the server rejected the start of the connection, or `None` if it did not.
+    /// Returns why the server rejected the start of the connection, or `None` if the server did not
+    /// reject it.
     pub fn rejection(&self) -> Option<String> {
         self.state().rejection.clone()
     }
 
-    /// Returns the last text from the server that is not a message, truncated.
-    pub fn noise(&self) -> Option<String> {
+    /// Returns the last text from the server that is not a protocol message, truncated; `None` if
+    /// there is none.
+    pub fn last_noise(&self) -> Option<String> {
         self.state().noise.clone()
     }
 
-    /// Records why a request must wait before it is sent again.
+    /// Records the reason why a request must wait before it is sent again.
     pub fn note_wait(&self, why: String) {
         self.state().wait = Some(why);
     }
 
-    /// Describes what the server did instead of answering, as a suffix for an error. Empty if
-    /// nothing is known.
+    /// Describes what the server did instead of responding, as a suffix for an error. The text is
+    /// empty if nothing is known.
     pub fn describe_activity(&self) -> String {
         let state = self.state();
         match (&state.wait, &state.noise) {
             (Some(wait), _) => format!("; {wait}"),
-            (None, Some(noise)) => format!("; what it sent last is no answer: {noise:?}"),
+            (None, Some(noise)) => {
+                format!("; the server's last output is not a response: {noise:?}")
+            }
             (None, None) => String::new(),
         }
     }
@@ -162,7 +166,7 @@ impl Ledger {
     }
 
     /// Records that the server has closed its output.
-    pub fn end(&self) {
+    pub fn mark_ended(&self) {
         self.state().has_ended = true;
     }
 
@@ -171,13 +175,13 @@ impl Ledger {
         self.state().has_ended
     }
 
-    /// Returns whether a request still waits for its response.
+    /// Returns whether the request with the id `id` still waits for its response.
     pub fn is_pending(&self, id: &RequestId) -> bool {
         matches!(id, RequestId::Number(id) if self.state().pending.contains_key(id))
     }
 
-    /// Parses data from a server: a message, a list of messages, or noise. `request` is the request
-    /// whose HTTP response this is.
+    /// Parses bytes from a server: a message, a list of messages, or text that is not a message.
+    /// `request` is the request whose HTTP response the bytes are.
     pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
         match lenient::parse(bytes) {
             Ok(Value::Array(messages)) => messages
@@ -195,13 +199,15 @@ impl Ledger {
         }
     }
 
-    /// Completes a request without a readable response, and returns an error response with the
-    /// reason.
-    pub fn fail(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
+    /// Completes the request `id`, which has no readable response, and returns an error response
+    /// with the reason `why`.
+    pub fn fail_request(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
         let why = why.into();
         if let RequestId::Number(id) = id {
             let mut state = self.state();
-            if let Some(Method::Discover | Method::Initialize) = state.pending.remove(id) {
+            if let Some(RequestMethod::Discover | RequestMethod::Initialize) =
+                state.pending.remove(id)
+            {
                 state.rejection = Some(why.clone());
             }
         }
@@ -211,29 +217,30 @@ impl Ledger {
         )
     }
 
-    /// Returns error responses to all requests to which an oversized line may belong.
+    /// Completes all requests to which an oversized line may respond, and returns error responses
+    /// to them.
     pub fn fail_oversized(&self, start: &[u8], max_bytes: usize) -> Vec<ServerJsonRpcMessage> {
-        let named = lenient::outer_id(start).and_then(|id| self.pending_id(&id));
+        let named = lenient::find_outer_id(start).and_then(|id| self.pending_id(&id));
         let ids = match named {
             Some(id) => vec![id],
             None => self.state().pending.keys().copied().collect(),
         };
-        let why = format!("its message is longer than {max_bytes} bytes");
-        ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
+        let why = format!("the server's message is longer than {max_bytes} bytes");
+        ids.into_iter().map(|id| self.fail_request(&RequestId::Number(id), why.as_str())).collect()
     }
 
-    /// Returns whether a defective message may be the response to the pending request. It counts as
-    /// the response if no further message follows.
+    /// Returns whether a defective message may be the response to the pending request. The message
+    /// counts as the response if no further message follows.
     pub fn is_doubtful(&self) -> bool {
         self.state().doubt.is_some()
     }
 
-    /// Returns an error response to the pending request, if a defective message may be its
-    /// response.
+    /// Returns an error response to the pending request, if a defective message may be the response
+    /// to this request.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
-        let id = self.only_pending()?;
-        Some(self.fail(&RequestId::Number(id), why))
+        let id = self.single_pending_id()?;
+        Some(self.fail_request(&RequestId::Number(id), why))
     }
 
     fn note_noise(&self, text: &str) {
@@ -241,7 +248,7 @@ impl Ledger {
         self.state().noise = Some(text.to_owned());
     }
 
-    /// Returns the pending request with this id. Servers send ids as numbers or strings.
+    /// Returns the pending request with the id `id`. Servers send ids as numbers or strings.
     fn pending_id(&self, id: &Value) -> Option<i64> {
         let to_integer = |id: f64| (id.fract() == 0.0).then_some(id as i64);
         let id = id
@@ -251,17 +258,17 @@ impl Ledger {
         self.state().pending.contains_key(&id).then_some(id)
     }
 
-    /// Returns the pending request, if there is exactly one.
-    fn only_pending(&self) -> Option<i64> {
+    /// Returns the id of the pending request, if exactly one request is pending.
+    fn single_pending_id(&self) -> Option<i64> {
         let state = self.state();
         let mut ids = state.pending.keys();
         ids.next().copied().filter(|_| ids.next().is_none())
     }
 
-    /// Returns the only request to which a message without an id can respond: exactly one is
-    /// pending, and none was cancelled.
-    fn only_possible(&self) -> Option<i64> {
-        self.only_pending().filter(|_| !self.state().has_cancelled)
+    /// Returns the id of the only request to which a message without an id can respond: exactly one
+    /// request is pending, and none was cancelled.
+    fn single_possible_id(&self) -> Option<i64> {
+        self.single_pending_id().filter(|_| !self.state().has_cancelled)
     }
 
     /// Processes one message that is valid JSON.
@@ -285,16 +292,17 @@ impl Ledger {
             let text = shorten(&Value::Object(fields).to_string());
             self.note_noise(&text);
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
-            return Some(
-                self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")),
-            );
+            return Some(self.fail_request(
+                &RequestId::Number(id),
+                format!("the server's response has no result: {text}"),
+            ));
         }
         // An error response to an unreadable request has no id, or an id of the server's own. A log
         // line of a process may look like it, but has no version.
         let is_nameless = id.is_null() || (is_error && !id.is_number());
         let meant = match request {
             Some(RequestId::Number(request)) if is_nameless => Some(*request),
-            _ => self.only_possible().filter(|_| is_nameless && has_version),
+            _ => self.single_possible_id().filter(|_| is_nameless && has_version),
         };
         let id = match self.pending_id(&id).or(meant) {
             Some(id) => id,
@@ -307,10 +315,10 @@ impl Ledger {
                 let was_sent = id.as_i64().is_some_and(|id| id >= 0 && Some(id) <= state.last);
                 if request.is_none() && has_version && !was_sent {
                     state.doubt = Some(if id.is_null() {
-                        "its answer has no id, and may be one to a request that was given up"
+                        "the server's response has no id, and may belong to a cancelled request"
                             .to_owned()
                     } else {
-                        format!("its answer has the id {id}, which no request had")
+                        format!("the server's response has the id {id}, which no request had")
                     });
                 }
                 return None;
@@ -319,12 +327,12 @@ impl Ledger {
         let method = {
             let mut state = self.state();
             state.doubt = None;
-            state.pending.remove(&id).unwrap_or(Method::Other)
+            state.pending.remove(&id).unwrap_or(RequestMethod::Other)
         };
         let id = RequestId::Number(id);
         if is_error {
-            let error = error_data(fields.remove("error").unwrap_or_default());
-            if matches!(method, Method::Discover | Method::Initialize) {
+            let error = parse_error_data(fields.remove("error").unwrap_or_default());
+            if matches!(method, RequestMethod::Discover | RequestMethod::Initialize) {
                 self.state().rejection = Some(error_text(&error));
             }
             return Some(ServerJsonRpcMessage::error(error, Some(id)));
@@ -335,16 +343,16 @@ impl Ledger {
             Some(why) => Err(why),
         };
         Some(read.unwrap_or_else(|why| {
-            if matches!(method, Method::Discover | Method::Initialize) {
+            if matches!(method, RequestMethod::Discover | RequestMethod::Initialize) {
                 self.state().rejection =
-                    Some(format!("its answer to the handshake is none: {why}"));
+                    Some(format!("the server's response to the handshake is invalid: {why}"));
             }
-            self.fail(&id, format!("its answer cannot be read: {why}"))
+            self.fail_request(&id, format!("the server's response cannot be parsed: {why}"))
         }))
     }
 
-    /// Parses a request or notification from the server. An unreadable request is replaced by one
-    /// with an unknown method, so that the server gets an error and does not wait.
+    /// Parses a request or notification from the server. An unreadable request is replaced by a
+    /// request with an unknown method, so that the server gets an error and does not wait.
     fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
             self.note_list_changed();
@@ -361,8 +369,7 @@ impl Ledger {
         })
     }
 
-    /// Processes one message that is invalid JSON, and fails the request to which it responds, if
-    /// any.
+    /// Processes one message that is invalid JSON. If it responds to a request, the request fails.
     fn process_invalid(
         &self,
         bytes: &[u8],
@@ -372,11 +379,11 @@ impl Ledger {
         let text = String::from_utf8_lossy(bytes);
         let text = lenient::trim_whitespace(&text);
         let excerpt = shorten(text);
-        let only = || self.only_pending();
+        let only = || self.single_pending_id();
         let is_message = text.contains("\"jsonrpc\"");
         let id = match request {
             Some(request) if text.starts_with(['{', '[']) => Some(request.clone()),
-            None if text.starts_with(['{', '[']) => lenient::outer_id(text.as_bytes())
+            None if text.starts_with(['{', '[']) => lenient::find_outer_id(text.as_bytes())
                 .and_then(|id| self.pending_id(&id))
                 .or_else(|| only().filter(|_| is_message))
                 .map(RequestId::Number),
@@ -392,38 +399,46 @@ impl Ledger {
             let has = |word: &str| plain.contains(word);
             let is_like = plain.starts_with('{') || has("result") || has("error");
             if request.is_none() && has("jsonrpc") && is_like && !has("method") {
-                self.state().doubt = Some(format!("its answer is no JSON: {why}: {excerpt}"));
+                self.state().doubt =
+                    Some(format!("the server's response is not JSON: {why}: {excerpt}"));
             }
             return None;
         };
         let hint =
             if text.starts_with("\"jsonrpc\"") { " (each message must be one line)" } else { "" };
-        Some(self.fail(&id, format!("its answer is no JSON: {why}{hint}: {excerpt}")))
+        Some(self.fail_request(
+            &id,
+            format!("the server's response is not JSON: {why}{hint}: {excerpt}"),
+        ))
     }
 }
 
 /// Converts the result of a request into the type that the SDK expects.
-fn to_typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcMessage, String> {
+fn to_typed(
+    method: RequestMethod,
+    result: Value,
+    id: &RequestId,
+) -> Result<ServerJsonRpcMessage, String> {
     let respond = |result| Ok(ServerJsonRpcMessage::response(result, id.clone()));
     match method {
-        Method::CallTool => {
+        RequestMethod::CallTool => {
             let mut wrapped = CallToolResult::default();
             wrapped.structured_content = Some(json!({ RAW_RESULT_KEY: result }));
             respond(ServerResult::CallToolResult(wrapped))
         }
-        Method::ListTools => respond(ServerResult::ListToolsResult(to_list_result(result)?)),
-        Method::Initialize => {
+        RequestMethod::ListTools => respond(ServerResult::ListToolsResult(to_list_result(result)?)),
+        RequestMethod::Initialize => {
             respond(ServerResult::InitializeResult(to_initialize_result(result)?))
         }
         // Any other response means that the server does not support the newer protocol generation.
-        Method::Discover => match to_discover_result(result) {
+        RequestMethod::Discover => match to_discover_result(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
             Err(why) => {
                 let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, why, None);
                 Ok(ServerJsonRpcMessage::error(error, Some(id.clone())))
             }
         },
-        Method::Other => {
+        RequestMethod::Other => {
             let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             serde_json::from_value(message).map_err(|error| error.to_string())
         }
@@ -436,17 +451,18 @@ fn to_discover_result(result: Value) -> Result<DiscoverResult, String> {
     if read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
         Ok(read)
     } else {
-        Err("it speaks other versions of the protocol".into())
+        Err("the server supports only other versions of the protocol".into())
     }
 }
 
-/// Parses the result of a handshake. Only the version is required; defaults replace other missing
-/// fields.
+/// Parses the result of a handshake. Only the protocol version is required; defaults replace other
+/// missing fields.
 fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     if let Ok(read) = serde_json::from_value(result.clone()) {
         return Ok(read);
     }
-    let version = result["protocolVersion"].as_str().ok_or("it has no `protocolVersion`")?;
+    let version =
+        result["protocolVersion"].as_str().ok_or("the result has no `protocolVersion`")?;
     let text = |name: &str| result["serverInfo"][name].as_str().unwrap_or("unknown").to_owned();
     let minimal = json!({
         "protocolVersion": version,
@@ -456,12 +472,12 @@ fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     serde_json::from_value(minimal).map_err(|error| error.to_string())
 }
 
-/// Parses a list of tools. A tool without a usable schema takes no arguments. A tool without a name
-/// is left out.
+/// Parses the list of a server's tools. A tool without a usable schema gets a schema without
+/// arguments. A tool without a name is left out.
 fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take)
     else {
-        return Err("it has no list `tools`".into());
+        return Err("the result has no list `tools`".into());
     };
     let mut kept = Vec::with_capacity(tools.len());
     for tool in tools {
@@ -493,8 +509,8 @@ fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     serde_json::from_value(list).map_err(|error| error.to_string())
 }
 
-/// Parses a JSON-RPC error. Servers may omit its message, or send a plain string.
-fn error_data(error: Value) -> ErrorData {
+/// Parses a JSON-RPC error. Servers may omit the error's message, or send a plain string.
+fn parse_error_data(error: Value) -> ErrorData {
     let Value::Object(mut fields) = error else {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
         return ErrorData::new(ErrorCode::INTERNAL_ERROR, text, None);
@@ -523,7 +539,8 @@ fn error_data(error: Value) -> ErrorData {
     ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
 }
 
-/// Formats a JSON-RPC error: its message, and its data unless the message contains it.
+/// Formats a JSON-RPC error: its message, followed by its data unless the message contains the
+/// data.
 pub(super) fn error_text(error: &ErrorData) -> String {
     let data = error
         .data

@@ -6,8 +6,8 @@ use rmcp::model::{
 use super::*;
 
 /// Creates a ledger in which calls with these ids are pending.
-fn ledger_with_calls(ids: &[i64]) -> Ledger {
-    let ledger = Ledger::default();
+fn ledger_with_calls(ids: &[i64]) -> RequestLedger {
+    let ledger = RequestLedger::default();
     for id in ids {
         let call = CallToolRequest::new(CallToolRequestParams::new("x"));
         register(&ledger, ClientRequest::CallToolRequest(call), *id);
@@ -15,12 +15,16 @@ fn ledger_with_calls(ids: &[i64]) -> Ledger {
     ledger
 }
 
-fn register(ledger: &Ledger, request: ClientRequest, id: i64) {
+fn register(ledger: &RequestLedger, request: ClientRequest, id: i64) {
     ledger.register(&ClientJsonRpcMessage::request(request, RequestId::Number(id)));
 }
 
 /// Returns each response as its id with the result of the call, or with the error's message.
-fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<Value, String>)> {
+fn read(
+    ledger: &RequestLedger,
+    text: &[u8],
+    request: Option<i64>,
+) -> Vec<(i64, Result<Value, String>)> {
     let messages = ledger.read(text, request.map(RequestId::Number).as_ref());
     let each = messages.into_iter().filter_map(|message| match message {
         JsonRpcMessage::Response(response) => {
@@ -149,7 +153,7 @@ fn errors_are_accepted_in_all_formats() {
 }
 
 #[test]
-fn noise_does_not_answer_pending_request() {
+fn log_output_does_not_complete_pending_request() {
     for text in [
         "Server running on stdio",
         "",
@@ -176,22 +180,22 @@ fn noise_does_not_answer_pending_request() {
 }
 
 #[test]
-fn doubtful_response_fails_only_pending_request() {
+fn defective_response_fails_only_pending_request() {
     for (text, why) in [
         (
             r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#,
-            "its answer has the id 9999, which no request had",
+            "the server's response has the id 9999, which no request had",
         ),
-        (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "its answer has the id \"abc\""),
+        (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "the server's response has the id \"abc\""),
         (
             r#"answering: {"jsonrpc":"2.0","id":7,"result":{}}"#,
-            "its answer is no JSON: expected value",
+            "the server's response is not JSON: expected value",
         ),
         (
             "{'jsonrpc': '2.0', 'id': 7, 'result': {}}",
-            "its answer is no JSON: key must be a string",
+            "the server's response is not JSON: key must be a string",
         ),
-        ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "its answer is no JSON"),
+        ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "the server's response is not JSON"),
     ] {
         let ledger = ledger_with_calls(&[7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
@@ -226,7 +230,7 @@ fn doubtful_response_fails_only_pending_request() {
     }
     let empty = read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","id":7}"#, None);
     let [(7, Err(why))] = &empty[..] else { panic!("{empty:?}") };
-    assert!(why.contains("its answer has no result"), "{why}");
+    assert!(why.contains("the server's response has no result"), "{why}");
     let echoed = read(
         &ledger_with_calls(&[7]),
         br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#,
@@ -245,7 +249,7 @@ fn oversized_line_fails_request() {
 
 #[test]
 fn tools_without_schema_take_no_arguments() {
-    let ledger = Ledger::default();
+    let ledger = RequestLedger::default();
     register(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 3);
     let tools = json!([
         { "name": "a", "inputSchema": null },
@@ -297,7 +301,7 @@ fn message_without_id_is_ignored_if_ambiguous() {
         ledger.register(&ClientJsonRpcMessage::notification(cancellation.into()));
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         let Some(JsonRpcMessage::Error(error)) = ledger.fail_doubtful() else { panic!("{text}") };
-        assert!(error.error.message.contains("its answer has no id"), "{error:?}");
+        assert!(error.error.message.contains("the server's response has no id"), "{error:?}");
     }
 }
 
@@ -325,7 +329,7 @@ fn unreadable_server_request_gets_unknown_method() {
 #[test]
 fn discovery_of_unsupported_version_leads_to_handshake() {
     for versions in [r#"["2025-06-18"]"#, "[]", r#"["2099-01-01"]"#] {
-        let ledger = Ledger::default();
+        let ledger = RequestLedger::default();
         let discovery = DiscoverRequest::new(DiscoverRequestParams {});
         register(&ledger, ClientRequest::DiscoverRequest(discovery), 0);
         let text = format!(
@@ -343,8 +347,8 @@ fn discovery_of_unsupported_version_leads_to_handshake() {
 }
 
 #[test]
-fn instead_describes_noise_and_waits_since_call() {
-    let ledger = Ledger::default();
+fn describe_activity_reports_noise_and_waits() {
+    let ledger = RequestLedger::default();
     ledger.read(b"listening", None);
     let call = CallToolRequest::new(CallToolRequestParams::new("x"));
     register(&ledger, ClientRequest::CallToolRequest(call), 7);
@@ -352,10 +356,10 @@ fn instead_describes_noise_and_waits_since_call() {
     ledger.read(b"ValueError: it broke\n", None);
     assert_eq!(
         ledger.describe_activity(),
-        "; what it sent last is no answer: \"ValueError: it broke\""
+        "; the server's last output is not a response: \"ValueError: it broke\""
     );
-    ledger.note_wait("it answers HTTP 503".into());
-    assert_eq!(ledger.describe_activity(), "; it answers HTTP 503");
+    ledger.note_wait("the server responds with HTTP 503".into());
+    assert_eq!(ledger.describe_activity(), "; the server responds with HTTP 503");
 }
 
 #[test]
@@ -365,15 +369,15 @@ fn rejected_handshake_keeps_reason() {
             r#"{"id":2,"error":{"code":-32602,"message":"Unsupported protocol version","data":{"supported":["2024-11-05"]}}}"#,
             Some("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"),
         ),
-        (r#"{"id":2,"result":{"capabilities":{}}}"#, Some("it has no `protocolVersion`")),
-        (r#"{"jsonrpc":"2.0","id":2,"result":"#, Some("its answer is no JSON")),
+        (r#"{"id":2,"result":{"capabilities":{}}}"#, Some("the result has no `protocolVersion`")),
+        (r#"{"jsonrpc":"2.0","id":2,"result":"#, Some("the server's response is not JSON")),
         (
             r#"{"id":2,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":true}}}"#,
             None,
         ),
         (r#"{"id":2,"result":{"protocolVersion":"2025-06-18"}}"#, None),
     ] {
-        let ledger = Ledger::default();
+        let ledger = RequestLedger::default();
         register(&ledger, initialize_request(), 2);
         let read = ledger.read(answer.as_bytes(), None);
         match want {
@@ -396,7 +400,7 @@ fn initialize_request() -> ClientRequest {
 }
 
 #[test]
-fn late_discovery_does_not_answer_handshake() {
+fn late_discovery_response_does_not_complete_handshake() {
     let params = InitializeRequestParams::new(
         Default::default(),
         rmcp::model::Implementation::new("x", "1"),
@@ -405,7 +409,7 @@ fn late_discovery_does_not_answer_handshake() {
         (r#"{"jsonrpc":"2.0","id":0,"result":{"supportedVersions":["2026-07-28"]}}"#, true),
         (r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no such method"}}"#, false),
     ] {
-        let ledger = Ledger::default();
+        let ledger = RequestLedger::default();
         register(&ledger, discovery_request(), 0);
         register(
             &ledger,
@@ -424,7 +428,7 @@ fn discovery_request() -> ClientRequest {
 
 #[test]
 fn list_change_is_taken_once() {
-    let ledger = Ledger::default();
+    let ledger = RequestLedger::default();
     assert!(!ledger.take_list_changed());
     ledger.read(br#"{"method":"notifications/tools/list_changed"}"#, None);
     assert!(ledger.take_list_changed());

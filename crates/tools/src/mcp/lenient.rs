@@ -9,13 +9,13 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-/// Numbers that Python writes and JSON does not have.
+/// Names of numbers that Python writes but JSON does not have.
 const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
-/// Parses a message.
+/// Parses a JSON message leniently: repairs common deviations from JSON if the text is invalid.
 ///
 /// # Errors
-/// Returns the parser's message, with the column, if the text is invalid even after these repairs.
+/// Returns the parser's message, with the column, if the text is invalid even after the repairs.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     let text = String::from_utf8_lossy(bytes);
     let text = trim_whitespace(&text);
@@ -36,8 +36,8 @@ pub(super) fn trim_whitespace(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c.is_control() || c == '\u{feff}')
 }
 
-/// Parses concatenated JSON objects without line breaks between them. Returns `None` if there is
-/// anything else.
+/// Parses concatenated JSON objects without line breaks between them. Returns `None` if the text
+/// contains anything else.
 pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
     let values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     values
@@ -46,7 +46,8 @@ pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
         .filter(|values| values.iter().all(Value::is_object))
 }
 
-/// Replaces the accepted deviations by valid JSON. Returns the text unchanged if there are none.
+/// Replaces the accepted deviations from JSON by valid JSON. Returns the text unchanged if it has
+/// none.
 fn repair(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut repaired = String::new();
@@ -63,7 +64,7 @@ fn repair(text: &str) -> Cow<'_, str> {
         match bytes[at] {
             b'"' => (is_string, at) = (!is_string, at + 1),
             b'\\' if is_string => {
-                match (surrogate(rest), surrogate(rest.get(6..).unwrap_or_default())) {
+                match (parse_surrogate(rest), parse_surrogate(rest.get(6..).unwrap_or_default())) {
                     (Some(0xD800..0xDC00), Some(0xDC00..0xE000)) => at += 12,
                     (Some(_), _) => {
                         replace(at..at + 6, "\\ufffd");
@@ -95,16 +96,17 @@ fn repair(text: &str) -> Cow<'_, str> {
     Cow::Owned(repaired)
 }
 
-/// Returns the lone or paired surrogate that an escape at the start of `bytes` encodes.
-fn surrogate(bytes: &[u8]) -> Option<u32> {
+/// Returns the surrogate code unit that a `\u` escape at the start of `bytes` encodes, or `None` if
+/// there is no such escape.
+fn parse_surrogate(bytes: &[u8]) -> Option<u32> {
     let digits = bytes.get(..6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
 }
 
-/// Returns the value of the key `id` of a message that is invalid JSON: the key of the outermost
-/// object, if it precedes the syntax error.
-pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
+/// Returns the value of the key `id` in a message that is invalid JSON. The key must be in the
+/// outermost object and precede the syntax error.
+pub(super) fn find_outer_id(bytes: &[u8]) -> Option<Value> {
     let mut depth = 0_usize;
     let mut at = 0;
     let mut key = None;
@@ -113,7 +115,7 @@ pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
             b'{' | b'[' => depth += 1,
             b'}' | b']' => depth = depth.checked_sub(1)?,
             b'"' => {
-                let end = string_end(bytes, at)?;
+                let end = find_string_end(bytes, at)?;
                 if key == Some(&b"id"[..]) && depth == 1 {
                     return serde_json::from_slice(&bytes[at..=end]).ok();
                 }
@@ -136,8 +138,8 @@ pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
     None
 }
 
-/// Returns the index of the quote that ends the string whose opening quote is at `start`.
-fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
+/// Returns the index of the closing quote of the string whose opening quote is at `start`.
+fn find_string_end(bytes: &[u8], start: usize) -> Option<usize> {
     let mut at = start + 1;
     while at < bytes.len() {
         match bytes[at] {
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn outer_id_ignores_nested_ids() {
+    fn find_outer_id_ignores_nested_ids() {
         for (text, want) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8,"#, Some(json!(7))),
             (r#"{"result":{"id":8,"x":["id",9]},"id": "12" ,"#, Some(json!("12"))),
@@ -206,7 +208,7 @@ mod tests {
             ("no JSON", None),
             ("}}}", None),
         ] {
-            assert_eq!(outer_id(text.as_bytes()), want, "{text}");
+            assert_eq!(find_outer_id(text.as_bytes()), want, "{text}");
         }
     }
 }

@@ -13,46 +13,46 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::ledger::Ledger;
+use super::ledger::RequestLedger;
 use super::lenient;
 
 /// Number of bytes of an oversized line that are searched for the request's id.
 const MAX_ID_SEARCH_BYTES: usize = 4096;
 
-/// Pause after which a line without line break counts as a complete message, and a doubtful message
-/// counts as the response.
+/// Pause in a server's output after which a line without line break counts as a complete message,
+/// and a doubtful message counts as the response.
 const LINE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Number of lines after which the task yields to other tasks.
+/// Number of lines read after which the task yields to other tasks.
 const LINES: usize = 256;
 
-/// Transport over the standard streams of a server.
-pub(super) struct Lines {
+/// MCP transport over the standard streams of a server.
+pub(super) struct LineTransport {
     stdout: BufReader<ChildStdout>,
     /// Bytes of the current line. If [`Transport::receive`] is cancelled, the next call continues
-    /// with them.
+    /// the line.
     line: Vec<u8>,
-    /// Whether the rest of the current line is dropped, because the line is too long.
+    /// Whether the rest of the current line is dropped because the line is too long.
     is_oversized: bool,
     max_bytes: usize,
-    /// Number of lines that were read since the task last yielded.
+    /// Number of lines that have been read since the task last yielded.
     lines: usize,
-    /// Messages that were read but not yet received.
+    /// Messages that have been read from the server but not yet received by the SDK.
     received: VecDeque<ServerJsonRpcMessage>,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<RequestLedger>,
 }
 
-impl Lines {
+impl LineTransport {
     /// Creates a transport over the streams of a process. Lines of more than `max_bytes` are
     /// rejected.
     pub fn new(
         stdout: ChildStdout,
         stdin: ChildStdin,
         max_bytes: usize,
-        ledger: Arc<Ledger>,
+        ledger: Arc<RequestLedger>,
     ) -> Self {
-        Lines {
+        LineTransport {
             stdout: BufReader::with_capacity(64 << 10, stdout),
             line: Vec::new(),
             is_oversized: false,
@@ -64,7 +64,8 @@ impl Lines {
         }
     }
 
-    /// Consumes `count` buffered bytes of the current line.
+    /// Consumes the next `count` buffered bytes as part of the current line. `is_end` is whether
+    /// they end the line.
     fn take(&mut self, count: usize, is_end: bool) {
         if !self.is_oversized {
             let available = &self.stdout.buffer()[..count];
@@ -88,7 +89,7 @@ impl Lines {
     }
 }
 
-impl Transport<RoleClient> for Lines {
+impl Transport<RoleClient> for LineTransport {
     type Error = io::Error;
 
     fn send(
@@ -145,7 +146,7 @@ impl Transport<RoleClient> for Lines {
                 if lenient::parse(&last).is_ok() {
                     self.received.extend(self.ledger.read(&last, None));
                 }
-                self.ledger.end();
+                self.ledger.mark_ended();
                 return self.received.pop_front();
             }
             let end = available.iter().position(|byte| *byte == b'\n');

@@ -76,11 +76,7 @@ async fn exited_server_is_restarted_and_reported() {
     assert!(stderr_text.contains("code 3") && stderr_text.contains("out of luck"), "{stderr_text}");
     let next = call_tool(s, "count", json!({})).await;
     assert_eq!((next.error, next.metrics.get("restarts")), (None, Some(&1.0)));
-    assert!(
-        next.read().starts_with("[the server of this tool was started anew"),
-        "{}",
-        next.read()
-    );
+    assert!(next.read().starts_with("[the server of this tool was restarted"), "{}", next.read());
     assert!(next.read().ends_with("\n1"), "{}", next.read());
     assert_eq!(call_tool(s, "count", json!({})).await, ToolOutput::text("2"), "it is told once");
     session.close().await.unwrap();
@@ -95,7 +91,7 @@ async fn hanging_call_does_not_affect_next_call() {
     assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
     let next = open.execute_calls(&call_without_arguments("count"), true).await;
     assert_eq!(next[0].kind, ObservationKind::Ok, "{next:?}");
-    assert!(next[0].text.contains("did not answer any more]"), "{next:?}");
+    assert!(next[0].text.contains("did not respond any more]"), "{next:?}");
     open.close().await.unwrap();
 }
 
@@ -114,11 +110,11 @@ async fn unreadable_response_fails_call_immediately() {
     for (line, why) in [
         (
             r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#,
-            "its answer is no JSON: EOF",
+            "the server's response is not JSON: EOF",
         ),
         (
             r#"{"jsonrpc":"2.0","id":ID,"result":{"a":undefined}}"#,
-            "its answer is no JSON: expected value at column",
+            "the server's response is not JSON: expected value at column",
         ),
         (r#"{"jsonrpc":"2.0","id":ID,"error":{"code":-1}}"#, "an error without a message, code -1"),
         (r#"{"jsonrpc":"2.0","id":ID,"error":"boom"}"#, "boom"),
@@ -242,7 +238,7 @@ async fn progress_extends_timeout_up_to_limit() {
     assert_eq!(endless.kind, ObservationKind::Timeout, "{endless:?}");
     assert!(endless.text.contains("did not answer within 9s"), "{endless:?}");
     let next = works("count", 0).await;
-    assert!(next.text.ends_with("did not answer any more]\n1"), "{next:?}");
+    assert!(next.text.ends_with("did not respond any more]\n1"), "{next:?}");
     let idle = works("hangs", 0).await;
     assert_eq!(idle.kind, ObservationKind::Timeout, "{idle:?}");
     assert!(idle.text.contains("did not answer within 5s"), "{idle:?}");
@@ -271,7 +267,7 @@ async fn tools_are_renamed_for_agents() {
         .unwrap()
         .to_string();
     assert!(
-        error.contains("two of its tools would have the name \"count\"")
+        error.contains("two tools of the server would have the name \"count\"")
             && error.contains("rename"),
         "{error}"
     );
@@ -282,7 +278,7 @@ async fn tools_are_renamed_for_agents() {
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("it has no tool \"ecko\""), "{error}");
+    assert!(error.contains("the server has no tool \"ecko\""), "{error}");
 }
 
 #[tokio::test]
@@ -320,7 +316,7 @@ async fn tools_are_allowed_and_denied_by_name() {
     );
     let none = mcp(McpKeys { allow: vec!["ecko".into()], ..bad() });
     let error = none.open(&context("a")).await.err().unwrap().to_string();
-    assert!(error.contains("it has no tool \"ecko\"; it has count, echo"), "{error}");
+    assert!(error.contains("the server has no tool \"ecko\"; it has count, echo"), "{error}");
 }
 
 fn tool_names(session: Box<dyn Session>) -> Vec<String> {
@@ -375,9 +371,11 @@ time.sleep(60)
 ",
     )
     .await;
-    for part in
-        ["not ready within 3s", "no answer: \"listening\"", "it printed: waiting for the database"]
-    {
+    for part in [
+        "not ready within 3s",
+        "is not a response: \"listening\"",
+        "it printed: waiting for the database",
+    ] {
         assert!(error.contains(part), "{part}: {error}");
     }
     let error = timeout_error(

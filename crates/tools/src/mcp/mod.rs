@@ -40,20 +40,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
-use super::web::Services;
+use super::web::PermittedHosts;
 use super::{
     MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
-use connection::Connection;
+use connection::McpConnection;
 
 /// Maximum size of a message from a server, in bytes.
 pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Grace before the set's timeout: a call that reports progress ends this much earlier by its own
-/// timeout.
+/// Grace before the tool set's timeout: a call that reports progress ends this much earlier by its
+/// own timeout.
 const DEADLINE_GRACE: Duration = Duration::from_secs(1);
 
-/// `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
+/// Options of `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpKeys {
@@ -68,24 +68,26 @@ pub struct McpKeys {
     pub environment: Vec<String>,
     /// URL of the server, for streamable HTTP.
     pub url: String,
-    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
+    /// Name of the environment variable with an API key, which is sent as `Authorization: Bearer`.
+    /// If empty, no key is sent.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by header name.
+    /// Names of environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
     /// Names of the tools that agents can call. Empty allows all tools.
     pub allow: Vec<String>,
     /// Names of the tools that agents cannot call.
     pub deny: Vec<String>,
-    /// Names of tools for agents, by the server's names.
+    /// Names under which agents call tools, by the server's names of the tools.
     pub rename: BTreeMap<String, String>,
     /// Timeout for a call that reports progress, in seconds. The timeout `seconds` then applies to
     /// the time since the last report. `None` means that progress does not extend a call.
     pub progress_seconds: Option<f64>,
-    /// Whether all attempts share one connection, and thus one process. Only for stateless servers.
+    /// Whether all attempts share one connection, and thus one server process. Only for stateless
+    /// servers.
     pub shared: bool,
 }
 
-/// Default timeout, in seconds. It includes the start of the server.
+/// Default timeout for a call, in seconds. It includes the start of the server.
 const DEFAULT_TIMEOUT_SECONDS: f64 = 60.0;
 
 impl ToolOptions for McpKeys {
@@ -111,7 +113,7 @@ impl ToolOptions for McpKeys {
                 "key_env and headers_env apply only to a url; pass keys to a command with \
                  environment"
             }
-            (true, false) => return Ok(Services::for_any_host().check(&self.url)?),
+            (true, false) => return Ok(PermittedHosts::for_any_host().check(&self.url)?),
             _ => "set either command (a program) or url (streamable HTTP)",
         };
         Err(why.to_owned().into())
@@ -127,16 +129,16 @@ impl ToolOptions for McpKeys {
     }
 }
 
-/// Transport and location of a server.
+/// Transport and location of an MCP server.
 #[derive(Clone)]
 enum McpServer {
-    /// A program that communicates over standard input and output.
+    /// Server that is a program and communicates over standard input and output.
     Program { launch: Launch, supervisor: Supervisor },
-    /// A URL for streamable HTTP, with headers for every request, such as API keys.
+    /// Server at a URL for streamable HTTP, with headers for every request, such as API keys.
     Address { url: String, headers: Vec<(HeaderName, HeaderValue)>, client: Client },
 }
 
-/// Timeouts of a call that reports progress.
+/// Timeouts of an MCP call that reports progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProgressTimeout {
     /// Timeout for the next progress report.
@@ -145,15 +147,15 @@ struct ProgressTimeout {
     total_timeout: Duration,
 }
 
-/// A toolbox for a server of the Model Context Protocol. Attempts have separate connections, or
-/// share one.
+/// Toolbox for a server of the Model Context Protocol. Attempts have separate connections, or share
+/// a connection.
 #[derive(Clone)]
 pub struct Mcp {
     name: String,
     server: McpServer,
     keys: McpKeys,
     progress_timeout: Option<ProgressTimeout>,
-    shared_connection: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
+    shared_connection: Option<Arc<Mutex<Option<Arc<McpConnection>>>>>,
     wants_handshake: Arc<AtomicBool>,
     /// Output and state of the server at the last opening that timed out, as a suffix for the
     /// error.
@@ -182,7 +184,7 @@ impl Mcp {
                 McpServer::Program { launch, supervisor: supervisor.clone() }
             }
             url => {
-                let services = Services::for_any_host();
+                let services = PermittedHosts::for_any_host();
                 let headers = services.headers(&keys.key_env, &keys.headers_env)?;
                 let headers =
                     headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -205,12 +207,12 @@ impl Mcp {
         })
     }
 
-    /// Returns a working connection, and whether it replaces `last` because that connection has
+    /// Returns a working connection, and whether it replaces the connection `last`, which has
     /// ended.
     async fn connect(
         &self,
-        last: Option<&Arc<Connection>>,
-    ) -> Result<(Arc<Connection>, bool), String> {
+        last: Option<&Arc<McpConnection>>,
+    ) -> Result<(Arc<McpConnection>, bool), String> {
         let Some(shared_connection) = &self.shared_connection else {
             return match last.filter(|last| !last.has_ended()) {
                 Some(last) => Ok((Arc::clone(last), false)),
@@ -228,11 +230,11 @@ impl Mcp {
         Ok((connection, is_new))
     }
 
-    async fn open_connection(&self) -> Result<Arc<Connection>, String> {
-        Ok(Arc::new(Connection::open(&self.server, &self.wants_handshake, &self.late).await?))
+    async fn open_connection(&self) -> Result<Arc<McpConnection>, String> {
+        Ok(Arc::new(McpConnection::open(&self.server, &self.wants_handshake, &self.late).await?))
     }
 
-    /// Returns the tools for agents, with their names for agents.
+    /// Returns the server's tools that agents can call, under their names for agents.
     ///
     /// # Errors
     /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools
@@ -243,13 +245,13 @@ impl Mcp {
             named.into_iter().find(|name| !tools.iter().any(|tool| tool.name == **name))
         {
             let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-            return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
+            return Err(format!("the server has no tool {missing:?}; it has {}", all.join(", ")));
         }
         let mut offered: Vec<ToolSpec> = Vec::new();
         for spec in self.selected_tools(tools) {
             if offered.iter().any(|earlier| earlier.name == spec.name) {
                 return Err(format!(
-                    "two of its tools would have the name {:?}; rename one with `rename`",
+                    "two tools of the server would have the name {:?}; rename one with `rename`",
                     spec.name
                 ));
             }
@@ -258,7 +260,7 @@ impl Mcp {
         Ok(offered)
     }
 
-    /// Returns the tools that `allow` and `deny` leave, with their names for agents.
+    /// Returns the tools that `allow` and `deny` permit, under their names for agents.
     fn selected_tools<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let McpKeys { allow, deny, rename, .. } = &self.keys;
         let kept = tools.iter().filter(move |tool| {
@@ -270,7 +272,7 @@ impl Mcp {
         })
     }
 
-    /// Returns the server's name of a tool.
+    /// Returns the server's name for a tool, given its name for agents.
     fn server_name<'a>(&'a self, tool: &'a str) -> &'a str {
         self.keys.rename.iter().find(|(_, name)| *name == tool).map_or(tool, |(own, _)| own)
     }
@@ -296,21 +298,21 @@ impl Toolbox for Mcp {
     }
 }
 
-/// A session of a server for one attempt.
+/// Session of an MCP server for one attempt.
 struct McpSession {
     toolbox: Mcp,
     /// Tools as of the last call.
     specs: std::sync::Mutex<Vec<ToolSpec>>,
-    connection: Mutex<Option<Arc<Connection>>>,
+    connection: Mutex<Option<Arc<McpConnection>>>,
 }
 
 impl McpSession {
-    /// Returns the connection to use, and a note for the model if the server was restarted.
-    async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
+    /// Returns the connection to use, and a note for the model if the server has been restarted.
+    async fn current_connection(&self) -> Result<(Arc<McpConnection>, Option<String>), String> {
         let mut current = self.connection.lock().await;
         let restart_reason = match current.as_ref() {
-            Some(current) if current.end_if_hung().await => {
-                Some("; it did not answer any more".to_owned())
+            Some(current) if current.close_if_hung().await => {
+                Some("; the server did not respond any more".to_owned())
             }
             Some(current) if current.has_ended() => Some(current.stderr_suffix()),
             _ => None,
@@ -319,7 +321,7 @@ impl McpSession {
         *current = Some(Arc::clone(&connection));
         let notice = is_new.then(|| {
             let why = restart_reason.unwrap_or_default();
-            format!("[the server of this tool was started anew, and what it held is lost{why}]")
+            format!("[the server of this tool was restarted, and its state is lost{why}]")
         });
         Ok((connection, notice))
     }
@@ -343,17 +345,18 @@ impl Session for McpSession {
         true
     }
 
-    /// Calls the tool. The call may have an effect in the server, so it is not repeated.
+    /// Calls a tool of the server. The call may have an effect in the server, so it is never
+    /// repeated.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let (connection, notice) = match self.connection().await {
+        let (connection, notice) = match self.current_connection().await {
             Ok(found) => found,
             Err(why) => return call_result::unavailable_output(&self.toolbox.name, &why),
         };
         let name = self.toolbox.server_name(tool).to_owned();
         let request = CallToolRequestParams::new(name).with_arguments(arguments.clone());
         let response = connection.call(request, self.toolbox.progress_timeout).await;
-        let mut output = call_result::output(&self.toolbox.name, tool, response);
-        connection.follow_changes().await;
+        let mut output = call_result::to_tool_output(&self.toolbox.name, tool, response);
+        connection.refresh_changed_tools().await;
         let now = self.toolbox.selected_tools(&connection.tools()).collect();
         *self.specs.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if let Some(notice) = notice {

@@ -5,12 +5,12 @@ use rmcp::ServiceError;
 use rmcp::service::ClientInitializeError;
 use rmcp::transport::DynamicTransportError;
 
-use super::ledger::{Ledger, error_text};
+use super::ledger::{RequestLedger, error_text};
 
-/// Describes why a connection was not established.
-pub(super) fn start_reason(error: &ClientInitializeError, ledger: &Ledger) -> String {
+/// Describes why a connection to a server could not be established.
+pub(super) fn start_reason(error: &ClientInitializeError, ledger: &RequestLedger) -> String {
     let why = ledger.rejection().unwrap_or_else(|| initialize_reason(error));
-    match ledger.noise().filter(|_| ledger.rejection().is_none()) {
+    match ledger.last_noise().filter(|_| ledger.rejection().is_none()) {
         Some(noise) => {
             format!("{why}; the last text on its standard output is no message: {noise:?}")
         }
@@ -32,18 +32,22 @@ fn initialize_reason(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => initialize_reason(fallback),
         ClientInitializeError::JsonRpcError(error) => error_text(error),
-        ClientInitializeError::ConnectionClosed(_) => "it closed the connection".into(),
+        ClientInitializeError::ConnectionClosed(_) => "the server closed the connection".into(),
         ClientInitializeError::TransportError { error, .. } => transport_reason(error),
         ClientInitializeError::ExpectedInitResponse(_)
         | ClientInitializeError::ExpectedInitResult(_) => {
-            "its answer to the handshake is none of this protocol".into()
+            "the server's response to the handshake does not follow the protocol".into()
         }
         ClientInitializeError::ConflictInitResponseId(expected, got) => {
-            format!("its answer to the handshake has the id {got}, and the request had {expected}")
+            format!(
+                "the server's response to the handshake has the id {got}, but the request had \
+                 {expected}"
+            )
         }
         ClientInitializeError::UncorrelatedErrorResponse { expected, received } => {
             format!(
-                "its answer to the handshake has the id {received}, and the request had {expected}"
+                "the server's response to the handshake has the id {received}, but the request \
+                 had {expected}"
             )
         }
         ClientInitializeError::NoCompatibleProtocolVersion {
@@ -51,7 +55,7 @@ fn initialize_reason(error: &ClientInitializeError) -> String {
             server_supported,
         } => {
             format!(
-                "it speaks the versions {} of the protocol, and none of {}",
+                "the server supports the protocol versions {}, but none of {}",
                 join_versions(server_supported),
                 join_versions(client_supported)
             )
@@ -69,8 +73,10 @@ pub(super) fn call_reason(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => error_text(error),
         ServiceError::TransportSend(error) => transport_reason(error),
-        ServiceError::TransportClosed => "it closed the connection".into(),
-        ServiceError::UnexpectedResponse => "its answer is none of this protocol".into(),
+        ServiceError::TransportClosed => "the server closed the connection".into(),
+        ServiceError::UnexpectedResponse => {
+            "the server's response does not follow the protocol".into()
+        }
         other => other.to_string(),
     }
 }
@@ -84,13 +90,13 @@ fn transport_reason(error: &DynamicTransportError) -> String {
         }
     }
     match why.strip_prefix("Broken pipe") {
-        Some(_) => "it closed the connection".into(),
+        Some(_) => "the server closed the connection".into(),
         None => why,
     }
 }
 
-/// Returns the most informative lines of a server's standard error, as a suffix for a reason. Empty
-/// if there are none.
+/// Returns the most informative lines of a server's standard error, as a suffix for a reason. The
+/// text is empty if there are no such lines.
 pub(super) fn printed_suffix(stderr: &str) -> String {
     match &levade_process::explaining_lines(stderr)[..] {
         [] => String::new(),
@@ -108,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_shows_last_lines() {
+    fn printed_suffix_shows_last_stderr_lines() {
         assert_eq!(printed_suffix(" \n"), "");
         assert_eq!(printed_suffix("a\n\n"), "; it printed: a");
         assert_eq!(printed_suffix("a\nb\n"), "; it printed:\n  a\n  b");
@@ -121,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_shows_error_above_stack() {
+    fn printed_suffix_shows_error_above_stack_trace() {
         let text = format!(
             "starting\nError: Could not locate the bindings file. Tried:\n -> /a\n -> /b\n{}\n\
              Node.js v20.20.2\n",

@@ -28,7 +28,7 @@ use rmcp::transport::streamable_http_client::{
 };
 use sse_stream::{Error as SseError, Sse, SseStream};
 
-use super::ledger::Ledger;
+use super::ledger::RequestLedger;
 use super::lenient;
 use crate::web::retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};
 use body::*;
@@ -36,39 +36,43 @@ use body::*;
 type Error = StreamableHttpError<HttpError>;
 type Headers = HashMap<HeaderName, HeaderValue>;
 
-/// Maximum number of bytes of an error response that are read.
+/// Maximum number of bytes of an HTTP error response that are read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// Maximum number of characters of a response that an error shows.
+/// Maximum number of characters of a response that an error message shows.
 const MAX_SHOWN_CHARS: usize = 400;
 
-/// Timeout between chunks of a body of known length. A server that announces a length has the
-/// complete body already.
+/// Timeout between chunks of a response body of known length. A server that announces a length has
+/// the complete body already.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of retries of a message that a busy server has not accepted.
 const MAX_RETRIES: u32 = 2;
 
-/// HTTP client of one connection.
+/// HTTP client of one MCP connection.
 #[derive(Clone)]
 pub(super) struct HttpTransport {
     client: Client,
     /// Whether requests carry an API key.
     has_key: bool,
-    ledger: Arc<Ledger>,
-    /// The last request for which a new session was opened after a 400 or 404.
+    ledger: Arc<RequestLedger>,
+    /// Last request for which a new session was opened after HTTP status 400 or 404.
     renewed: Arc<Mutex<Option<RequestId>>>,
-    /// Requests whose events have ids, with the id of the last event. The SDK resumes their streams
-    /// from it.
+    /// Requests whose events have ids, with the id of the last event, from which the SDK resumes
+    /// the stream.
     resumable: ResumableRequests,
 }
 
-/// Requests, each with the id of its last event.
+/// Requests to a server, each with the id of its last event.
 type ResumableRequests = Arc<Mutex<Vec<(RequestId, String)>>>;
 
 impl HttpTransport {
     /// Creates a client that sends `headers` with its requests and registers messages in `ledger`.
-    pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
+    pub fn new(
+        client: Client,
+        headers: &[(HeaderName, HeaderValue)],
+        ledger: Arc<RequestLedger>,
+    ) -> Self {
         let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
         HttpTransport {
             client,
@@ -102,7 +106,7 @@ impl HttpTransport {
         }
         let request = request.body(Full::new(body)).map_err(|error| {
             StreamableHttpError::Client(HttpError::Invalid(format!(
-                "{uri} cannot be asked: {error}"
+                "cannot send a request to {uri}: {error}"
             )))
         })?;
         let mut wait = INITIAL_RETRY_WAIT;
@@ -122,15 +126,15 @@ impl HttpTransport {
             {
                 return Ok(response);
             }
-            self.ledger.note_wait(format!("it answers HTTP {}", response.status()));
+            self.ledger.note_wait(format!("the server responds with HTTP {}", response.status()));
             tokio::time::sleep(requested.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tries += 1;
         }
     }
 
-    /// Processes the response to a request. Returns the server's answer, or an error response with
-    /// the reason.
+    /// Processes the HTTP response to a request. Returns the server's message, or an error response
+    /// with the reason.
     async fn read_response(
         &self,
         id: RequestId,
@@ -142,7 +146,10 @@ impl HttpTransport {
         let session =
             head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
         let fail = |why: String| {
-            Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()))
+            Ok(StreamableHttpPostResponse::Json(
+                self.ledger.fail_request(&id, why),
+                session.clone(),
+            ))
         };
         if !head.status.is_success() {
             let (text, _) = read(body, MAX_ERROR_BYTES).await.unwrap_or_default();
@@ -167,16 +174,16 @@ impl HttpTransport {
             return fail(self.rejection_text(head.status, &head.headers, &text));
         }
         let is_stream = has_content_type(&head.headers, EVENT_STREAM_MIME_TYPE);
-        if is_stream && encoding(&head.headers).is_empty() {
-            let events =
-                self.parse_events(events(chunks(body), limits.max_sse_event_size), Some(id));
+        if is_stream && content_encoding(&head.headers).is_empty() {
+            let events = self
+                .parse_events(event_stream(body_chunks(body), limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let text = match read(body, limits.max_json_response_size).await {
             Ok((text, true)) => text,
             Ok((_, false)) => {
                 return fail(format!(
-                    "its answer is longer than {} bytes",
+                    "the server's response is longer than {} bytes",
                     limits.max_json_response_size
                 ));
             }
@@ -189,7 +196,7 @@ impl HttpTransport {
         };
         if is_stream {
             let all = stream::once(future::ready(Ok(Bytes::from(text))));
-            let events = self.parse_events(events(all, limits.max_sse_event_size), Some(id));
+            let events = self.parse_events(event_stream(all, limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let read = self.ledger.read(&text, Some(&id));
@@ -199,28 +206,31 @@ impl HttpTransport {
         if text.trim_ascii().is_empty() {
             return fail(match head.status {
                 status @ (StatusCode::ACCEPTED | StatusCode::NO_CONTENT) => {
-                    format!("it takes the request and gives no answer (HTTP {status})")
+                    format!("the server accepted the request without a response (HTTP {status})")
                 }
-                status => format!("its answer is empty (HTTP {status})"),
+                status => format!("the server's response is empty (HTTP {status})"),
             });
         }
         match (lenient::parse(&text), has_content_type(&head.headers, JSON_MIME_TYPE)) {
-            (Ok(_), _) => {
-                fail(format!("its answer is none to the request {id}: {}", shorten(&text)))
+            (Ok(_), _) => fail(format!(
+                "the server's response does not belong to the request {id}: {}",
+                shorten(&text)
+            )),
+            (Err(why), true) => {
+                fail(format!("the server's response is not JSON: {why}: {}", shorten(&text)))
             }
-            (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shorten(&text))),
             (Err(_), false) => {
                 let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
                 fail(format!(
-                    "it answers with {kind}, which is no message of this protocol (is `url` the \
-                     address of its MCP endpoint?): {}",
+                    "the server responded with {kind}, which is not a message of this protocol (is \
+                     `url` the address of its MCP endpoint?): {}",
                     shorten(&text)
                 ))
             }
         }
     }
 
-    /// Returns the pending request whose last event has the id `last`.
+    /// Returns the pending request whose last event has the id `last`, if there is one.
     fn resumed_request(&self, last: &str) -> Option<RequestId> {
         let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
         let found =
@@ -228,8 +238,8 @@ impl HttpTransport {
         found.map(|(id, _)| id.clone())
     }
 
-    /// Returns whether a 400 or 404 may mean that the session has expired. This is true once per
-    /// request.
+    /// Returns whether HTTP status 400 or 404 may mean that the session has expired. The result is
+    /// true once per request.
     fn may_renew_session(&self, id: &RequestId) -> bool {
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         renewed.replace(id.clone()).as_ref() != Some(id)
@@ -243,29 +253,30 @@ impl HttpTransport {
         };
         let way_out = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.has_key => {
-                "; it does not accept the key in the environment variable that key_env names"
+                "; the server does not accept the key in the environment variable that key_env \
+                 names"
                     .to_owned()
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                "; set key_env to the environment variable that holds its key".to_owned()
+                "; set key_env to the environment variable that holds the server's key".to_owned()
             }
             status if status.is_redirection() => match headers.get(LOCATION) {
                 Some(to) => format!(
-                    "; it redirects to {:?}: set url to that address",
+                    "; the server redirects to {:?}: set url to that address",
                     String::from_utf8_lossy(to.as_bytes())
                 ),
                 None => String::new(),
             },
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-                "; is `url` the address of its MCP endpoint?".to_owned()
+                "; is `url` the address of the server's MCP endpoint?".to_owned()
             }
             _ => String::new(),
         };
         format!("HTTP {status}{text}{way_out}")
     }
 
-    /// Parses the messages in events. If the events end before the response to `request` and cannot
-    /// be resumed, an error response to it follows.
+    /// Parses the MCP messages in events. If the events end before the response to `request` and
+    /// cannot be resumed, an error response to `request` follows.
     fn parse_events(
         &self,
         events: BoxStream<'static, Result<Sse, SseError>>,
@@ -285,17 +296,17 @@ impl HttpTransport {
     }
 }
 
-/// Stream of events that parses the messages in them.
+/// Stream of server-sent events, which parses the MCP messages in them.
 struct MessageStream {
     events: BoxStream<'static, Result<Sse, SseError>>,
-    /// Request that the events answer. `None` after they end.
+    /// Request to which the events respond. `None` after the events end.
     request: Option<RequestId>,
-    ledger: Arc<Ledger>,
-    /// Events that were parsed but not yet passed on.
+    ledger: Arc<RequestLedger>,
+    /// Events that have been parsed but not yet passed on.
     read: VecDeque<Sse>,
-    /// Text of the last event without a message.
+    /// Text of the last event that contains no message; `None` if there is none.
     noise: Option<String>,
-    /// Whether the server gives events ids, from which the SDK resumes the stream.
+    /// Whether the server gives its events ids, from which the SDK can resume the stream.
     can_resume: bool,
     resumable: ResumableRequests,
 }
@@ -313,13 +324,16 @@ impl MessageStream {
                 let Some(id) = pending else { return ended };
                 let why = match ended {
                     Some(Err(error)) => {
-                        format!("its answer broke off: {}", levade_http::causes(&error))
+                        format!(
+                            "the server's response was interrupted: {}",
+                            levade_http::causes(&error)
+                        )
                     }
-                    _ => "its events ended without the answer".to_owned(),
+                    _ => "the server's events ended without the response".to_owned(),
                 };
                 let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
                 let why = why + &noise.unwrap_or_default();
-                return Some(Ok(Sse::default().data(text_of(&self.ledger.fail(&id, why)))));
+                return Some(Ok(Sse::default().data(text_of(&self.ledger.fail_request(&id, why)))));
             }
         };
         if let Some(last) = event.id.clone().filter(|id| !id.is_empty()) {
@@ -434,7 +448,7 @@ impl StreamableHttpClient for HttpTransport {
             status if status.is_success() => Ok(()),
             // The server keeps its sessions according to its own policy.
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => Ok(()),
-            status => Err(status_error(status, "it does not end the session")),
+            status => Err(status_error(status, "the server does not end the session")),
         }
     }
 
@@ -458,21 +472,22 @@ impl StreamableHttpClient for HttpTransport {
             // The rest of the response is lost.
             status if let (true, Some(id)) = (status.is_client_error(), request) => {
                 let why = format!(
-                    "its events ended without the answer, and cannot be resumed (HTTP {status})"
+                    "the server's events ended without the response, and cannot be resumed (HTTP \
+                     {status})"
                 );
-                let event = Sse::default().data(text_of(&self.ledger.fail(&id, why)));
+                let event = Sse::default().data(text_of(&self.ledger.fail_request(&id, why)));
                 Ok(stream::once(future::ready(Ok(event))).boxed())
             }
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
             status if !status.is_success() => {
-                Err(status_error(status, "it has no stream of events"))
+                Err(status_error(status, "the server has no stream of events"))
             }
             _ if !has_content_type(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
             _ => Ok(self.parse_events(
-                events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES),
+                event_stream(body_chunks(response.into_body()), super::MAX_RESPONSE_BYTES),
                 None,
             )),
         }

@@ -172,12 +172,12 @@ const STALLS: &str = "connection: keep-alive";
 #[tokio::test]
 async fn invalid_http_response_fails_call_immediately() {
     let cases: &[(FaultInjector, &str)] = &[
-        (to_call!(m, { http("202 Accepted", "", "") }), "gives no answer (HTTP 202 Accepted)"),
+        (to_call!(m, { http("202 Accepted", "", "") }), "without a response (HTTP 202 Accepted)"),
         (
             to_call!(m, {
                 json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": 9999, "result": {} }))
             }),
-            "is none to the request",
+            "does not belong to the request",
         ),
         (
             to_call!(m, { http("200 OK", "content-type: application/json\r\n", "") }),
@@ -185,7 +185,7 @@ async fn invalid_http_response_fails_call_immediately() {
         ),
         (
             to_call!(m, { http("200 OK", "content-type: application/json\r\n", "{\"jsonrpc\":") }),
-            "is no JSON",
+            "is not JSON",
         ),
         (
             to_call!(m, {
@@ -200,17 +200,17 @@ async fn invalid_http_response_fails_call_immediately() {
         ),
         (
             to_call!(m, { http("200 OK", "content-type: text/html\r\n", "<html>login</html>") }),
-            "answers with text/html",
+            "responded with text/html",
         ),
         (to_call!(m, { http("200 OK", "content-encoding: br\r\n", "abc") }), "packed with \"br\""),
-        (to_call!(m, { http("200 OK", "content-encoding: x-gzip\r\n", "abc") }), "and damaged"),
+        (to_call!(m, { http("200 OK", "content-encoding: x-gzip\r\n", "abc") }), "is damaged"),
         (
             to_call!(m, { http("500 Oh", PACKED, "out of memory") }),
             "HTTP 500 Internal Server Error: out of memory",
         ),
         (
             to_call!(m, { http("200 OK", EVENTS, "id: 1\nretry: 10\ndata: \n\n") }),
-            "events ended without the answer, and cannot be resumed (HTTP 405",
+            "events ended without the response, and cannot be resumed (HTTP 405",
         ),
         (
             to_call!(m, {
@@ -224,13 +224,13 @@ async fn invalid_http_response_fails_call_immediately() {
         ),
         (
             to_call!(m, { http("200 OK", EVENTS, "event: error\ndata: out of memory\n\n") }),
-            "events ended without the answer; the last event is \"out of memory\"",
+            "events ended without the response; the last event is \"out of memory\"",
         ),
         (
             to_call!(m, {
                 http("200 OK", EVENTS, "data: {\"jsonrpc\":\"2.0\",\"id\":9999,\"result\":{}}\n\n")
             }),
-            "events ended without the answer",
+            "events ended without the response",
         ),
         (
             to_call!(m, { http("200 OK", EVENTS, "data: {\"error\":\"Session not found\"}\n\n") }),
@@ -244,7 +244,7 @@ async fn invalid_http_response_fails_call_immediately() {
                     &format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{},\"result\":{{\n\n", m["id"]),
                 )
             }),
-            "is no JSON: EOF",
+            "is not JSON: EOF",
         ),
     ];
     for (injector, why) in cases {
@@ -414,7 +414,8 @@ async fn open_timeout_names_status_of_busy_server() {
         ToolSet::new(vec![Arc::new(mcp(server(busy).await))], Duration::from_secs(1)).unwrap();
     let error = set.open(&context("a")).await.unwrap_err().to_string();
     assert!(
-        error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"),
+        error
+            .contains("not ready within 1s; the server responds with HTTP 503 Service Unavailable"),
         "{error}"
     );
 }
@@ -482,7 +483,7 @@ async fn open_explains_unusable_server() {
                 (m["method"] == "tools/list")
                     .then(|| http("500 Oh", "content-type: text/plain\r\n", "boom"))
             },
-            &["does not say which tools it has", "HTTP 500 Internal Server Error: boom"],
+            &["the server does not list its tools", "HTTP 500 Internal Server Error: boom"],
         ),
     ];
     for (injector, parts) in cases {
@@ -500,7 +501,7 @@ async fn passes(chunks: &[&'static str], max_bytes: usize) -> usize {
 }
 
 #[tokio::test]
-async fn event_size_is_bounded_but_stream_is_not() {
+async fn event_size_is_limited_but_stream_length_is_not() {
     assert_eq!(passes(&["data: 12\n\n", "data: 34\n", "\n", "data: 56\n\n"], 10).await, 4);
     assert_eq!(passes(&["data: 12\r\n\r\n", "data: 34\r", "\n\r\n"], 12).await, 3);
     assert_eq!(passes(&["data: 12\n", "data: 34\n", "\n"], 10).await, 1, "two lines are one event");

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
-use session::{PinnedInstances, PythonSession, describe};
+use session::{PinnedInstances, PythonSession, describe_error};
 use tool_schemas::ToolSchemas;
 pub use user::{PythonUser, PythonUserKeys, PythonUserResponse, PythonUsers};
 
@@ -45,25 +45,26 @@ const MODULES: [(&str, &str); 7] = [
     ("serve", include_str!("worker/serve.py")),
 ];
 
-/// Time in which a worker must stop a cancelled call. After it, the worker is killed.
+/// Time in which a worker must stop a cancelled call. A worker that takes longer is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
 
-/// Maximum number of workers if the recipe does not set one, on a machine with many processors.
+/// Maximum number of Python workers if the recipe does not set it, on a machine with many
+/// processors.
 const MAX_WORKERS: usize = 4;
 
-/// `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file` and `config`
-/// must be set.
+/// Options of `[[tool]] kind = "python"`: functions and classes in Python. At least one of `file`
+/// and `config` must be set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PythonKeys {
     /// Python file with the functions and classes.
     pub file: Option<PathBuf>,
-    /// Tool configuration in verl's format, in YAML or JSON.
+    /// Tool configuration file in verl's format, in YAML or JSON.
     pub config: Option<PathBuf>,
-    /// Names of the functions and classes of `file` that are tools. If empty, these are the ones
-    /// marked by the decorator, or all public ones if none is marked.
+    /// Names of the functions and classes of `file` that are tools. If empty, the functions and
+    /// classes marked by the decorator are tools, or all public ones if none is marked.
     pub functions: Vec<String>,
-    /// The Python interpreter: a command name, or a path such as that of a virtual environment's
+    /// Python interpreter: a command name, or a path, such as the path of a virtual environment's
     /// interpreter.
     pub python: String,
     /// Names of environment variables that workers get in addition to the
@@ -73,7 +74,7 @@ pub struct PythonKeys {
     pub workers: usize,
     /// Maximum number of concurrent calls in one worker.
     pub worker_calls: usize,
-    /// Timeout for a worker to load the file, in seconds. It must be positive.
+    /// Timeout for a worker to load the file, in seconds, which must be positive.
     pub start_seconds: f64,
 }
 
@@ -101,7 +102,7 @@ impl PythonKeys {
         let [file, config] = [&self.file, &self.config]
             .map(|path| path.as_deref().filter(|path| !path.as_os_str().is_empty()));
         if file.is_none() && config.is_none() {
-            return Err("it needs a `file` with functions, or a `config` of verl's tools".into());
+            return Err("neither `file` nor `config` is set; set one of them".into());
         }
         if file.is_none() && !self.functions.is_empty() {
             return Err("`functions` selects functions of a `file`, but `file` is not set".into());
@@ -144,16 +145,16 @@ fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS)
 }
 
-/// A toolbox of Python tools.
+/// Toolbox of tools that are written in Python.
 pub struct PythonTools {
     name: String,
     pool: Arc<Pool>,
-    /// The tools, which are known after a worker has started.
+    /// Tools of the toolbox, which are known after a worker has started.
     offered: Arc<OnceLock<Arc<ToolSchemas>>>,
 }
 
 impl PythonTools {
-    /// Creates a toolbox with the name `name`. No process is started yet.
+    /// Creates the toolbox `name`. No process is started yet.
     ///
     /// # Errors
     /// Returns an error if keys are missing, conflict or are out of range.
@@ -189,7 +190,7 @@ impl PythonTools {
             first: Some(python_first_line(&MODULES, first)),
             handshake: Some(Handshake {
                 timeout: start,
-                check: Arc::new(move |report| check(&known, report)),
+                check: Arc::new(move |report| check_report(&known, report)),
             }),
             id_key: "id",
             max_workers,
@@ -208,19 +209,20 @@ fn shown_path(path: Option<&Path>) -> Option<String> {
     path.map(|path| path.display().to_string())
 }
 
-/// Checks the start report of a worker, which lists its tools.
+/// Checks the start report of a worker, which lists the worker's tools.
 ///
 /// # Errors
 /// Returns an error if the report is malformed, or the tools differ from those of an earlier
 /// worker.
-fn check(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
+fn check_report(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
     let tools = serde_json::from_value(report["tools"].clone());
-    let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
+    let tools =
+        tools.map_err(|error| format!("the first line is not a worker's start report: {error}"))?;
     let schemas = Arc::new(ToolSchemas::new(tools)?);
     if known.get_or_init(|| Arc::clone(&schemas)).tools == schemas.tools {
         Ok(())
     } else {
-        Err("its tools are others than at the beginning: the file has changed".into())
+        Err("the tools differ from those of an earlier worker, because the file has changed".into())
     }
 }
 
@@ -235,11 +237,12 @@ impl Toolbox for PythonTools {
     }
 
     async fn check_ready(&self) -> Result<(), ToolError> {
-        self.pool.slot().await.map(drop).map_err(|error| self.open_error(describe(error)))
+        self.pool.slot().await.map(drop).map_err(|error| self.open_error(describe_error(error)))
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let slot = self.pool.slot().await.map_err(|error| self.open_error(describe(error)))?;
+        let slot =
+            self.pool.slot().await.map_err(|error| self.open_error(describe_error(error)))?;
         let schemas = self.offered.get().cloned();
         let schemas = schemas.ok_or_else(|| self.open_error("no worker is ready".into()))?;
         let mut pinned = None;

@@ -15,17 +15,17 @@ use crate::{CallError, Permit, Session, ToolError, ToolOutput};
 /// Counter that makes the session names in workers unique within this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The instances of an attempt, and the worker that holds them.
+/// Instances of Python tool classes for one attempt, with the worker that holds them.
 pub(super) struct PinnedInstances {
     worker: Affinity,
     session: String,
     is_closed: bool,
-    /// Text that the instances add to the prompt, if any.
+    /// Text that the instances add to the prompt; `None` if they add no text.
     pub opening: Option<String>,
 }
 
 impl PinnedInstances {
-    /// Creates the instances of an attempt in `worker`.
+    /// Creates the instances of an attempt's tool classes in `worker`.
     ///
     /// # Errors
     /// Returns an error message if an instance cannot be created. The other instances are then
@@ -60,7 +60,7 @@ impl PinnedInstances {
     ) -> Result<Value, String> {
         let mut order = json!({ "do": verb, "session": self.session });
         more(&mut order);
-        self.worker.request(Request::new(label, order)).await.map_err(describe)
+        self.worker.request(Request::new(label, order)).await.map_err(describe_error)
     }
 }
 
@@ -73,7 +73,7 @@ impl Drop for PinnedInstances {
     }
 }
 
-/// A session of Python tools for one attempt.
+/// Session of Python tools for one attempt.
 pub(super) struct PythonSession {
     pub toolbox: String,
     pub pool: Arc<Pool>,
@@ -85,7 +85,7 @@ impl PythonSession {
     /// Returns why the instances of the attempt are lost, or `None` if they are available or the
     /// attempt has none.
     fn lost_state(&self) -> Option<String> {
-        let why = describe(self.pinned.as_ref()?.worker.error()?);
+        let why = describe_error(self.pinned.as_ref()?.worker.error()?);
         Some(format!("the state of this attempt is lost: {why}"))
     }
 }
@@ -134,8 +134,10 @@ impl Session for PythonSession {
                 .await
                 .map_err(|why| self.lost_state().unwrap_or(why)),
             _ => match self.pool.slot().await {
-                Ok(slot) => slot.send(Request::new(tool, order)).response().await.map_err(describe),
-                Err(error) => Err(describe(error)),
+                Ok(slot) => {
+                    slot.send(Request::new(tool, order)).response().await.map_err(describe_error)
+                }
+                Err(error) => Err(describe_error(error)),
             },
         };
         match response {
@@ -166,13 +168,13 @@ impl Session for PythonSession {
     }
 }
 
-/// Returns a name of a session in a worker, which is unique within this process.
+/// Returns a new name for a session in a worker, which is unique within this process.
 pub(super) fn next_session(attempt: &str) -> String {
     format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Describes an error of a worker to the model.
-pub(super) fn describe(error: WorkerError) -> String {
+pub(super) fn describe_error(error: WorkerError) -> String {
     match error {
         WorkerError::Exited { code, last_line } => {
             let last = last_line.unwrap_or_else(|| "it printed nothing".into());
@@ -182,7 +184,7 @@ pub(super) fn describe(error: WorkerError) -> String {
     }
 }
 
-/// Returns the response of a worker, or its error message as an error.
+/// Returns the response of a worker. If it is an error, returns its error message as `Err`.
 pub(super) fn check_response(response: Value) -> Result<Value, String> {
     match response["error"].as_str() {
         Some(_) => Err(response["text"].as_str().unwrap_or_default().to_owned()),
@@ -190,7 +192,7 @@ pub(super) fn check_response(response: Value) -> Result<Value, String> {
     }
 }
 
-/// Converts the response to a call into a tool result.
+/// Converts a worker's response to a call into a tool result.
 fn output(response: &Value) -> ToolOutput {
     let text = || response["text"].as_str().unwrap_or_default();
     match response["error"].as_str() {
@@ -210,11 +212,16 @@ fn output(response: &Value) -> ToolOutput {
         .collect();
     let metrics = response["metrics"].as_object().into_iter().flatten();
     let metrics: BTreeMap<String, f64> =
-        metrics.filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
-    ToolOutput { parts, reward: number(&response["reward"]), metrics, ..ToolOutput::default() }
+        metrics.filter_map(|(name, value)| Some((name.clone(), parse_number(value)?))).collect();
+    ToolOutput {
+        parts,
+        reward: parse_number(&response["reward"]),
+        metrics,
+        ..ToolOutput::default()
+    }
 }
 
-/// Parses a number. Workers send non-finite numbers as strings.
-pub(super) fn number(value: &Value) -> Option<f64> {
+/// Parses a number from a worker. Workers send non-finite numbers as strings.
+pub(super) fn parse_number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -6,9 +6,9 @@ use levade_text::ToolSpec;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::arguments::Arguments;
+use crate::arguments::ArgumentValidator;
 
-/// A tool as a worker describes it.
+/// Tool as a Python worker describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct ToolDescription {
     pub name: String,
@@ -18,22 +18,22 @@ pub(super) struct ToolDescription {
     pub stateful: bool,
 }
 
-/// All tools of a toolbox, with their schemas.
+/// All tools of a Python toolbox, with their schemas.
 #[derive(Debug)]
 pub(super) struct ToolSchemas {
     pub tools: Vec<ToolDescription>,
-    arguments: BTreeMap<String, Arguments>,
+    arguments: BTreeMap<String, ArgumentValidator>,
 }
 
 impl ToolSchemas {
-    /// Creates the list from the descriptions of a worker.
+    /// Creates the schemas from the tool descriptions of a worker.
     ///
     /// # Errors
     /// Returns an error that names the tool if its schema is invalid.
     pub fn new(tools: Vec<ToolDescription>) -> Result<Self, String> {
         let mut arguments = BTreeMap::new();
         for tool in &tools {
-            let read = Arguments::new(&tool.parameters);
+            let read = ArgumentValidator::new(&tool.parameters);
             arguments.insert(
                 tool.name.clone(),
                 read.map_err(|why| {
@@ -44,7 +44,7 @@ impl ToolSchemas {
         Ok(ToolSchemas { tools, arguments })
     }
 
-    /// Returns the descriptions for the model.
+    /// Returns the descriptions of the tools for the model.
     pub fn specs(&self) -> Vec<ToolSpec> {
         self.tools
             .iter()
@@ -56,18 +56,18 @@ impl ToolSchemas {
             .collect()
     }
 
-    /// Returns whether any tool has an instance per attempt.
+    /// Returns whether any tool has an instance for each attempt.
     pub fn has_state(&self) -> bool {
         self.tools.iter().any(|tool| tool.stateful)
     }
 
-    /// Returns whether the tool `name` has an instance per attempt.
+    /// Returns whether the tool `name` has an instance for each attempt.
     pub fn is_stateful(&self, name: &str) -> bool {
         self.tools.iter().any(|tool| tool.stateful && tool.name == name)
     }
 
-    /// Returns the schema of the tool `name`.
-    pub fn arguments(&self, name: &str) -> Option<&Arguments> {
+    /// Returns the validator of the tool `name`'s arguments.
+    pub fn arguments(&self, name: &str) -> Option<&ArgumentValidator> {
         self.arguments.get(name)
     }
 }

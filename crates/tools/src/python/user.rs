@@ -15,36 +15,36 @@ use levade_process::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::session::{check_response, describe, next_session, number};
+use super::session::{check_response, describe_error, next_session, parse_number};
 use super::{CANCEL_GRACE, MODULES, default_workers};
 use crate::{OptionError, ToolContext};
 
-/// Name under which the modules of users import the server of Python tools.
+/// Name under which users' Python modules import the server of Python tools.
 const SERVER: &str = "server";
 
-/// `[user.NAME] kind = "python"`: a class in Python that plays the user.
+/// Options of `[user.NAME] kind = "python"`: a Python class that plays the user in conversations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PythonUserKeys {
-    /// Python file with the class. Empty if `config` is set.
+    /// Python file with the class; empty if `config` is set.
     pub file: PathBuf,
-    /// Configuration of verl's interactions, in YAML or JSON. Empty if `file` is set.
+    /// Configuration file of verl's interactions, in YAML or JSON; empty if `file` is set.
     pub config: PathBuf,
-    /// Name of the class in `file`, or of the interaction in `config`. Empty for the only one; with
-    /// a `config` of several, each row names one.
+    /// Name of the class in `file`, or of the interaction in `config`. If empty, the only class or
+    /// interaction is used. With several interactions in `config`, each dataset row names one.
     pub class: String,
-    /// Arguments of the class by name, or the configuration of verl's class. Only with `file`.
+    /// Arguments of the class by name, or the configuration of verl's class. Requires `file`.
     pub options: Map<String, Value>,
-    /// The Python interpreter, as a name or path.
+    /// Python interpreter: a command name or a path.
     pub python: String,
     /// Names of environment variables that workers get in addition to the
     /// [usual ones](levade_policy::environment::CHILD_VARIABLES).
     pub environment: Vec<String>,
     /// Maximum number of workers. 0 means one per processor, but at most four.
     pub workers: usize,
-    /// Maximum number of concurrent responses in one worker.
+    /// Maximum number of concurrent requests for a user's response in one worker.
     pub worker_calls: usize,
-    /// Timeout for a worker to load the file, in seconds. It must be positive.
+    /// Timeout for a worker to load the file, in seconds, which must be positive.
     pub start_seconds: f64,
 }
 
@@ -90,13 +90,13 @@ fn is_empty(path: &Path) -> bool {
     path.as_os_str().is_empty()
 }
 
-/// Users in Python, with the worker processes that play them.
+/// Simulated users in Python, with the worker processes that play them.
 pub struct PythonUsers {
     pool: Pool,
 }
 
 impl PythonUsers {
-    /// Creates the users `name`. No process is started yet.
+    /// Creates the simulated users `name`. No process is started yet.
     pub fn new(name: &str, keys: &PythonUserKeys, supervisor: Supervisor) -> Self {
         let source = if is_empty(&keys.file) { &keys.config } else { &keys.file };
         let first = json!({
@@ -134,17 +134,18 @@ impl PythonUsers {
         PythonUsers { pool }
     }
 
-    /// Starts the conversation of an attempt. `opens` is whether the user writes the first message.
+    /// Starts the conversation of an attempt with a simulated user. `opens` is whether the user
+    /// writes the first message.
     ///
     /// # Errors
     /// Returns an error message if no worker can be started, or if the class rejects the task.
     pub async fn open(&self, attempt: &ToolContext, opens: bool) -> Result<PythonUser, String> {
-        let slot = self.pool.slot().await.map_err(describe)?;
+        let slot = self.pool.slot().await.map_err(describe_error)?;
         let session = next_session(&attempt.attempt);
         let user = PythonUser { worker: slot.worker().affinity(), session, is_closed: false };
         let task = &attempt.task;
         let task = json!({ "id": task.id, "question": task.question, "row": *task.row });
-        user.send("open", json!({ "task": task, "opens": opens })).await?;
+        user.send_order("open", json!({ "task": task, "opens": opens })).await?;
         Ok(user)
     }
 }
@@ -153,18 +154,20 @@ fn shown_path(path: &Path) -> Option<String> {
     (!is_empty(path)).then(|| path.display().to_string())
 }
 
-/// Response of a user to a message of the agent.
+/// Response of a simulated user to a message of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PythonUserResponse {
     /// Text of the user's message. `None` if the class only ends the conversation.
     pub text: Option<String>,
     /// Whether the user ends the conversation.
     pub ends: bool,
-    /// Score that a class of verl's interactions gives the message to which it responds.
+    /// Score that a class of verl's interactions gives the agent's last message; `None` without a
+    /// score.
     pub score: Option<f64>,
 }
 
-/// User of one attempt. If it is dropped, its object is released.
+/// Simulated user of one attempt. When the value is dropped, the worker releases the user's Python
+/// object.
 pub struct PythonUser {
     worker: Affinity,
     session: String,
@@ -177,30 +180,31 @@ impl PythonUser {
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
     pub async fn respond_to(&self, messages: Value) -> Result<PythonUserResponse, String> {
-        let response = self.send("respond", json!({ "messages": messages })).await?;
+        let response = self.send_order("respond", json!({ "messages": messages })).await?;
         Ok(PythonUserResponse {
             text: response["text"].as_str().map(str::to_owned),
             ends: response["ends"] == true,
-            score: number(&response["score"]),
+            score: parse_number(&response["score"]),
         })
     }
 
-    /// Ends the conversation. Returns the score that the class gives it, if any.
+    /// Ends the conversation. Returns the score that the class gives the conversation, if it gives
+    /// one.
     ///
     /// # Errors
     /// Returns an error message if the class fails, or if its process has exited.
     pub async fn finish(mut self) -> Result<Option<f64>, String> {
-        let response = self.send("finish", json!({})).await;
-        let closed = self.send("close", json!({})).await;
+        let response = self.send_order("finish", json!({})).await;
+        let closed = self.send_order("close", json!({})).await;
         self.is_closed = true;
-        let score = number(&response?["score"]);
+        let score = parse_number(&response?["score"]);
         closed.map(|_| score)
     }
 
-    async fn send(&self, verb: &str, mut order: Value) -> Result<Value, String> {
+    async fn send_order(&self, verb: &str, mut order: Value) -> Result<Value, String> {
         (order["do"], order["session"]) = (json!(verb), json!(self.session));
         let response = self.worker.request(Request::new(verb, order)).await;
-        response.map_err(describe).and_then(check_response)
+        response.map_err(describe_error).and_then(check_response)
     }
 }
 

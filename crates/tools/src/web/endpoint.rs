@@ -11,20 +11,20 @@ use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{HttpCaller, Services, request_failure};
-use crate::arguments::Arguments;
+use super::{HttpCaller, PermittedHosts, request_failure};
+use crate::arguments::ArgumentValidator;
 use crate::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request with the
-/// arguments of the call.
+/// Options of `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request
+/// with the arguments of the call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpKeys {
-    /// Description for the model.
+    /// Description of the tool for the model.
     pub description: String,
-    /// JSON schema of the arguments. Empty permits any arguments.
+    /// JSON schema of the tool's arguments. If empty, any arguments are permitted.
     pub parameters: Map<String, Value>,
     /// URL of the endpoint. `{NAME}` is replaced by the percent-encoded value of an argument. If
     /// the URL consists of one placeholder only, its value is used unencoded. The remaining
@@ -33,18 +33,19 @@ pub struct HttpKeys {
     pub url: String,
     /// HTTP method: GET, POST, PUT, PATCH or DELETE.
     pub method: String,
-    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
+    /// Name of the environment variable with an API key, which is sent as `Authorization: Bearer`.
+    /// If empty, no key is sent.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by header name.
+    /// Names of environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
-    /// Public hosts that may be requested in addition to that of `url`. They are needed if an
+    /// Public hosts that may be requested in addition to the host of `url`. They are needed if an
     /// argument determines the host, or if the endpoint redirects to other hosts.
     pub hosts: Vec<String>,
-    /// Hosts of this machine or of a private network that may be requested in addition to that of
-    /// `url`.
+    /// Hosts of this machine or of a private network that may be requested in addition to the host
+    /// of `url`.
     pub private_hosts: Vec<String>,
-    /// JSON pointer (RFC 6901) to the part of a JSON response that the model reads. Empty means the
-    /// full response.
+    /// JSON pointer (RFC 6901) to the part of a JSON response that the model reads. If empty, the
+    /// model reads the full response.
     pub pointer: String,
     /// Maximum number of retries of a request that the service has not accepted.
     pub retries: u32,
@@ -68,7 +69,7 @@ impl Default for HttpKeys {
 }
 
 impl HttpKeys {
-    /// Returns the JSON schema of the arguments.
+    /// Returns the JSON schema of the tool's arguments.
     fn schema(&self) -> Value {
         if self.parameters.is_empty() {
             json!({ "type": "object", "properties": {} })
@@ -79,12 +80,12 @@ impl HttpKeys {
 
     /// Parses the options that do not need an API key: the permitted hosts, the HTTP method, and
     /// the validator of the arguments.
-    fn parts(&self) -> Result<(Services, Method, Arguments), String> {
+    fn parts(&self) -> Result<(PermittedHosts, Method, ArgumentValidator), String> {
         if self.url.is_empty() {
-            return Err("set url, the address of the service".into());
+            return Err("url is empty; set it to the address of the service".into());
         }
-        let services = Services::for_hosts(&self.url, &self.hosts, &self.private_hosts)?;
-        let arguments = arguments(&self.url, &self.schema())?;
+        let services = PermittedHosts::for_hosts(&self.url, &self.hosts, &self.private_hosts)?;
+        let arguments = argument_validator(&self.url, &self.schema())?;
         let method = services.method(&self.method)?;
         Ok((services, method, arguments))
     }
@@ -106,27 +107,27 @@ impl ToolOptions for HttpKeys {
         _: Option<f64>,
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
-        Ok(Arc::new(Endpoint::new(name, self.clone())?))
+        Ok(Arc::new(HttpEndpoint::new(name, self.clone())?))
     }
 }
 
-/// A toolbox with one tool for the endpoint in [`HttpKeys`].
+/// Toolbox with one tool, which calls the HTTP endpoint in [`HttpKeys`].
 #[derive(Debug, Clone)]
-pub struct Endpoint {
+pub struct HttpEndpoint {
     spec: ToolSpec,
     keys: HttpKeys,
     method: Method,
     caller: HttpCaller,
-    arguments: Arguments,
+    arguments: ArgumentValidator,
 }
 
-/// Creates the validator of a schema.
+/// Creates the validator of a tool's arguments from the JSON schema `parameters`.
 ///
 /// # Errors
 /// Returns an error if the schema is invalid, or if the URL has a placeholder that the schema does
 /// not define.
-fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
-    let arguments = Arguments::new(parameters)
+fn argument_validator(url: &str, parameters: &Value) -> Result<ArgumentValidator, String> {
+    let arguments = ArgumentValidator::new(parameters)
         .map_err(|why| format!("the tool's parameters are not a JSON schema: {why}"))?;
     for name in url_parts(url).filter_map(|(_, name)| name) {
         if !arguments.names().iter().any(|known| known == name) {
@@ -142,7 +143,7 @@ fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
     Ok(arguments)
 }
 
-impl Endpoint {
+impl HttpEndpoint {
     /// Creates the toolbox `name`.
     ///
     /// # Errors
@@ -155,15 +156,15 @@ impl Endpoint {
         let description = keys.description.clone();
         let parameters = keys.schema();
         let spec = ToolSpec { name: name.into(), description, parameters };
-        Ok(Endpoint { spec, keys, method, caller, arguments })
+        Ok(HttpEndpoint { spec, keys, method, caller, arguments })
     }
 
-    /// Substitutes the arguments into the URL. Returns the URL and the arguments that it does not
-    /// contain. A missing argument is replaced by its default.
+    /// Substitutes the arguments of a call into the URL. Returns the URL and the arguments that the
+    /// URL does not contain. A missing argument is replaced by its default.
     ///
     /// # Errors
     /// Returns an error if an argument is missing and has no default.
-    fn address(
+    fn build_url(
         &self,
         arguments: &Map<String, Value>,
     ) -> Result<(String, Map<String, Value>), String> {
@@ -180,7 +181,7 @@ impl Endpoint {
             // A URL cannot contain null.
             let present = arguments.get(name).filter(|value| !value.is_null());
             let value = present.or_else(|| default(name).filter(|value| !value.is_null()));
-            let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
+            let value = format_url_value(value.ok_or_else(|| format!("{name:?} is missing"))?);
             rest.shift_remove(name);
             url.push_str(&if is_full_url { value } else { percent_encode(&value) });
         }
@@ -188,8 +189,8 @@ impl Endpoint {
     }
 }
 
-/// Splits a URL into pieces: a literal text, and the name of the placeholder that follows it, if
-/// any.
+/// Splits a URL into pieces, each with a literal text and the name of the placeholder that follows
+/// the text; `None` if no placeholder follows.
 fn url_parts(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut remaining_url = Some(url);
     std::iter::from_fn(move || {
@@ -205,17 +206,17 @@ fn url_parts(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-/// Formats a value for a URL: strings as they are, other values as JSON.
-fn plain(value: &Value) -> String {
+/// Formats a JSON value for a URL: strings as they are, other values as JSON.
+fn format_url_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
 
-/// Returns the values of an argument in a query: the items of a list, or the value itself, without
-/// nulls.
-fn items(value: &Value) -> impl Iterator<Item = &Value> {
+/// Returns the values of an argument in a URL query: the items of a list, or the value itself,
+/// without nulls.
+fn argument_values(value: &Value) -> impl Iterator<Item = &Value> {
     let all = match value {
         Value::Array(items) => items.as_slice(),
         other => std::slice::from_ref(other),
@@ -238,7 +239,7 @@ fn percent_encode(text: &str) -> String {
 }
 
 #[async_trait]
-impl Toolbox for Endpoint {
+impl Toolbox for HttpEndpoint {
     fn name(&self) -> &str {
         &self.spec.name
     }
@@ -253,7 +254,7 @@ impl Toolbox for Endpoint {
 }
 
 #[async_trait]
-impl Session for Endpoint {
+impl Session for HttpEndpoint {
     fn specs(&self) -> Vec<ToolSpec> {
         vec![self.spec.clone()]
     }
@@ -265,20 +266,21 @@ impl Session for Endpoint {
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let HttpKeys { pointer, .. } = &self.keys;
         let (mut url, rest) =
-            match self.arguments.validate(arguments).and_then(|checked| self.address(&checked)) {
+            match self.arguments.validate(arguments).and_then(|checked| self.build_url(&checked)) {
                 Ok(address) => address,
                 Err(why) => return ToolOutput::error(CallError::BadArguments, why),
             };
         let mut body = Bytes::new();
         if matches!(self.method, Method::GET | Method::HEAD | Method::DELETE) {
-            for (name, value) in
-                rest.iter().flat_map(|(name, value)| items(value).map(move |item| (name, item)))
+            for (name, value) in rest
+                .iter()
+                .flat_map(|(name, value)| argument_values(value).map(move |item| (name, item)))
             {
                 url.push(if url.contains('?') { '&' } else { '?' });
                 url.push_str(&format!(
                     "{}={}",
                     percent_encode(name),
-                    percent_encode(&plain(value))
+                    percent_encode(&format_url_value(value))
                 ));
             }
         } else {
@@ -301,12 +303,12 @@ impl Session for Endpoint {
         }
         match serde_json::from_str::<Value>(&text)
             .ok()
-            .and_then(|value| value.pointer(pointer).map(plain))
+            .and_then(|value| value.pointer(pointer).map(format_url_value))
         {
             Some(part) => ToolOutput::text(part),
             None => ToolOutput::error(
                 CallError::Failed,
-                format!("the answer has nothing at {pointer}: {text}"),
+                format!("the response has no value at the JSON pointer {pointer}: {text}"),
             ),
         }
     }
@@ -317,7 +319,7 @@ mod tests {
     use super::*;
     use crate::web::testing::service;
 
-    fn endpoint(method: Method, url: String) -> Endpoint {
+    fn endpoint(method: Method, url: String) -> HttpEndpoint {
         let parameters = json!({
             "type": "object",
             "properties": {
@@ -327,11 +329,11 @@ mod tests {
         let parameters = parameters.as_object().unwrap().clone();
         let method = method.to_string();
         let hosts = vec!["*.example.org".to_owned()];
-        Endpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() })
+        HttpEndpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() })
             .unwrap()
     }
 
-    async fn call_endpoint(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
+    async fn call_endpoint(endpoint: &HttpEndpoint, arguments: Value) -> ToolOutput {
         endpoint.call("t", arguments.as_object().unwrap()).await
     }
 
@@ -380,13 +382,13 @@ mod tests {
     fn address_of(url: &str) -> String {
         let endpoint = endpoint(Method::GET, url.into());
         let values = json!({"url": "http://h/a b", "id": "../x"});
-        endpoint.address(values.as_object().unwrap()).unwrap().0
+        endpoint.build_url(values.as_object().unwrap()).unwrap().0
     }
 
     #[test]
     fn url_rejects_unknown_placeholders() {
         let parameters = json!({ "properties": { "city": { "type": "string" } } });
-        super::arguments("http://h/{city}?x=1", &parameters).unwrap();
+        super::argument_validator("http://h/{city}?x=1", &parameters).unwrap();
         for (url, parameters, want) in [
             (
                 "http://h/{ctiy}",
@@ -400,7 +402,7 @@ mod tests {
                 "the tool's parameters are not a JSON schema",
             ),
         ] {
-            let error = super::arguments(url, &parameters).unwrap_err();
+            let error = super::argument_validator(url, &parameters).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
     }
@@ -423,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_unaccepted_post_is_retried() {
+    async fn post_is_retried_only_if_not_accepted() {
         let (address, heard) = service(|at, _| match at {
             0 | 1 => (503, String::new()),
             2 => (200, "there".into()),

@@ -12,9 +12,9 @@ use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 use levade_http::{Bounds, Client, ClientRequest, ClientResponse, HttpError};
 
-pub use endpoint::{Endpoint, HttpKeys};
-pub use node::{McpapiKeys, Node};
-pub(super) use services::Services;
+pub use endpoint::{HttpEndpoint, HttpKeys};
+pub use node::{AgentDockNode, McpapiKeys};
+pub(super) use services::PermittedHosts;
 
 use super::{CallError, ToolOutput};
 use retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};
@@ -22,10 +22,10 @@ use retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};
 /// Maximum size of a response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Maximum number of redirects that are followed.
+/// Maximum number of redirects that a request follows.
 const MAX_REDIRECTS: u32 = 5;
 
-/// HTTP client of a service with its headers and retry limit.
+/// HTTP client of a service with the service's headers and retry limit.
 #[derive(Debug, Clone)]
 pub(super) struct HttpCaller {
     pub client: Client,
@@ -36,9 +36,9 @@ pub(super) struct HttpCaller {
 }
 
 impl HttpCaller {
-    /// Sends a request and returns the response. Retries if the connection fails or the service
-    /// responds with 429 or 503. After other failures, retries only GET and HEAD, which have no
-    /// effect.
+    /// Sends an HTTP request and returns the response. Retries if the connection fails or the
+    /// service responds with 429 or 503. After other failures, retries only GET and HEAD requests,
+    /// which have no effect.
     async fn send(
         &self,
         method: Method,
@@ -91,7 +91,7 @@ impl HttpCaller {
     }
 }
 
-/// Describes a failed request to the model.
+/// Describes a failed HTTP request to the model.
 fn request_failure(error: &HttpError) -> ToolOutput {
     match error {
         // The model, or a page that it requested, has named the host.

@@ -16,20 +16,21 @@ use levade_text::{ContentPart, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{HttpCaller, Services, request_failure};
+use super::{HttpCaller, PermittedHosts, request_failure};
 use crate::{
     CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
 };
 
-/// `[[tool]] kind = "mcpapi"`: a node of AgentDock.
+/// Options of `[[tool]] kind = "mcpapi"`: a node of AgentDock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct McpapiKeys {
-    /// URL of the node's routes, `http://HOST:PORT/mcpapi`.
+    /// URL of the node's routes, of the form `http://HOST:PORT/mcpapi`.
     pub url: String,
-    /// Environment variable with an API key, sent as `Authorization: Bearer`. Empty sends none.
+    /// Name of the environment variable with an API key, which is sent as `Authorization: Bearer`.
+    /// If empty, no key is sent.
     pub key_env: String,
-    /// Environment variables whose values are sent as headers, by header name.
+    /// Names of environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
     /// Names of tools that agents cannot call, with or without the server's prefix.
     pub deny: Vec<String>,
@@ -52,11 +53,14 @@ impl Default for McpapiKeys {
 impl ToolOptions for McpapiKeys {
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
         if self.url.is_empty() {
-            return Err("set url, the address of the node's routes, which ends with /mcpapi"
-                .to_owned()
-                .into());
+            return Err(
+                "url is empty; set it to the address of the node's routes, which ends with \
+                 /mcpapi"
+                    .to_owned()
+                    .into(),
+            );
         }
-        Ok(Services::for_any_host().check(&self.url)?)
+        Ok(PermittedHosts::for_any_host().check(&self.url)?)
     }
 
     fn toolbox(
@@ -65,13 +69,13 @@ impl ToolOptions for McpapiKeys {
         _: Option<f64>,
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
-        Ok(Arc::new(Node::new(name, self)?))
+        Ok(Arc::new(AgentDockNode::new(name, self)?))
     }
 }
 
-/// A node of AgentDock. All attempts share its state.
+/// Toolbox for a node of AgentDock. All attempts share the node's state.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct AgentDockNode {
     name: String,
     /// URL of the node's routes, without a trailing slash.
     url: String,
@@ -86,28 +90,28 @@ struct ToolListing {
 
 #[derive(Deserialize)]
 struct ListedTool {
-    function: Function,
+    function: ListedFunction,
 }
 
 #[derive(Deserialize)]
-struct Function {
+struct ListedFunction {
     name: String,
     description: Option<String>,
     parameters: Option<Value>,
 }
 
-impl Node {
+impl AgentDockNode {
     /// Creates the toolbox `name`.
     ///
     /// # Errors
     /// Returns an error if the URL is invalid or an environment variable with a key is not set.
     pub fn new(name: impl Into<String>, keys: &McpapiKeys) -> Result<Self, String> {
         keys.check(None).map_err(|error| error.to_string())?;
-        let services = Services::for_any_host();
+        let services = PermittedHosts::for_any_host();
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
         let caller = HttpCaller { client: services.client()?, headers, retries: keys.retries };
         let url = keys.url.trim_end_matches('/').to_owned();
-        Ok(Node { name: name.into(), url, caller, deny: keys.deny.clone() })
+        Ok(AgentDockNode { name: name.into(), url, caller, deny: keys.deny.clone() })
     }
 
     async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
@@ -116,7 +120,7 @@ impl Node {
         let response = response.map_err(|error| error.to_string())?;
         if !response.status.is_success() {
             return Err(format!(
-                "{}/tools returned HTTP {}: {}",
+                "the node's route {}/tools returned HTTP {}: {}",
                 self.url,
                 response.status,
                 response.text()
@@ -145,7 +149,7 @@ impl Node {
 }
 
 #[async_trait]
-impl Toolbox for Node {
+impl Toolbox for AgentDockNode {
     fn name(&self) -> &str {
         &self.name
     }
@@ -158,7 +162,7 @@ impl Toolbox for Node {
 }
 
 struct NodeSession {
-    node: Node,
+    node: AgentDockNode,
     specs: Vec<ToolSpec>,
 }
 
@@ -188,7 +192,7 @@ impl Session for NodeSession {
     }
 }
 
-/// Converts a response into a tool result.
+/// Converts a node's response into a tool result. `http` is the HTTP status.
 fn output(http: u16, response: Value) -> ToolOutput {
     // The node returns its errors with HTTP status 200, because it does not raise them.
     let reported_status = response.get("status_code").and_then(Value::as_u64);
@@ -246,7 +250,7 @@ mod tests {
         let url = format!("http://{address}/mcpapi/");
         let deny = vec!["read_file".into()];
         let keys = McpapiKeys { url, deny, retries: 1, ..McpapiKeys::default() };
-        let node = Node::new("dock", &keys).unwrap();
+        let node = AgentDockNode::new("dock", &keys).unwrap();
         let session = node.open(&context("a")).await.unwrap();
         let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
         assert_eq!(names, ["web.search", "web.back"]);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use hyper::header::{HeaderMap, RETRY_AFTER};
 
-/// Wait before the first retry. Each further wait is 1.5 times as long.
+/// Wait before the first retry of a request. Each further wait is 1.5 times as long.
 pub const INITIAL_RETRY_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum wait before a retry. A longer `Retry-After` counts as a failure.
+/// Maximum wait before a retry of a request. A longer `Retry-After` counts as a failure.
 pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(30);
 
 /// Parses the `Retry-After` header. Returns `None` if it is missing or is not a number of seconds.

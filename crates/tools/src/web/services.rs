@@ -7,23 +7,24 @@ use hyper::Method;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use levade_http::{Client, Hosts, HttpError};
 
-/// Hosts that may be requested. Checking a recipe creates no client.
+/// Hosts to which a tool may send requests. Checking a recipe creates no HTTP client.
 #[derive(Debug, Clone)]
-pub(crate) struct Services(Hosts);
+pub(crate) struct PermittedHosts(Hosts);
 
 fn error_text(error: HttpError) -> String {
     error.to_string()
 }
 
-impl Services {
-    /// Permits every host, because the author of the recipe chooses the address.
+impl PermittedHosts {
+    /// Creates a value that permits every host, because the author of the recipe chooses the
+    /// address.
     pub fn for_any_host() -> Self {
-        Services(Hosts::allow_all())
+        PermittedHosts(Hosts::allow_all())
     }
 
-    /// Permits the host of `url`, even if it is private, the public hosts matching `hosts`, and the
-    /// hosts in `private`. If an argument determines the host of `url`, that host is not permitted
-    /// by itself.
+    /// Creates a value that permits the host of `url`, even if it is private, the public hosts
+    /// matching `hosts`, and the hosts in `private`. If an argument determines the host of `url`,
+    /// that host is not permitted by itself.
     ///
     /// # Errors
     /// Returns an error if a host is invalid, or if an argument determines the host of `url` and
@@ -35,13 +36,13 @@ impl Services {
         let own = own.filter(|host| !host.contains('{'));
         if own.is_none() && hosts.is_empty() && private.is_empty() {
             return Err(format!(
-                "an argument sets the host of {url:?}; list the permitted hosts, such as hosts = \
-                 [\"*.example.org\"]"
+                "the tool's arguments set the host of {url:?}; list the permitted hosts, such as \
+                 hosts = [\"*.example.org\"]"
             ));
         }
         let private = own.into_iter().chain(private.iter().map(String::as_str));
         let hosts = Hosts::allow_public(hosts).and_then(|hosts| hosts.allow_private(private));
-        hosts.map(Services).map_err(error_text)
+        hosts.map(PermittedHosts).map_err(error_text)
     }
 
     /// Checks that an address uses HTTP and that its host is permitted.

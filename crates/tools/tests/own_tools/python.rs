@@ -170,7 +170,7 @@ async fn arguments_injected_by_frameworks_are_hidden() {
 }
 
 #[tokio::test]
-async fn invalid_arguments_are_named() {
+async fn python_call_error_names_invalid_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), TYPES, LONG);
     let mut open = open(&set, "a").await;

@@ -63,7 +63,7 @@ async fn python_user_keeps_state_of_each_attempt() {
 }
 
 #[tokio::test]
-async fn failures_of_python_user_are_named() {
+async fn python_user_errors_name_the_failure() {
     let dir = tempfile::tempdir().unwrap();
     let users = users_of(dir.path(), CUSTOMER);
     let missing = open(&users, "a", json!({ "mood": "calm" })).await.err().unwrap();

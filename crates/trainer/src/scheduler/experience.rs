@@ -1,7 +1,7 @@
 //! Groups whose attempts run one after another and read the final answers of earlier attempts.
 
 use levade_recipe::ExperienceKeys;
-use levade_tools::{ResultTruncation, Side};
+use levade_tools::{OmittedPart, ResultTruncation};
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String
     let newest = &ended[ended.len().saturating_sub(keys.attempts)..];
     let truncation = ResultTruncation {
         characters: Some(keys.max_characters),
-        side: Side::Middle,
+        side: OmittedPart::Middle,
         ..ResultTruncation::default()
     };
     let entry = |(attempt, number): &(&Attempt, usize)| {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::*;
-use crate::fetch::hex;
+use crate::fetch::to_hex;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -53,7 +53,7 @@ impl Server {
         self.state.lock().unwrap()
     }
 
-    fn hub(&self, offline: Option<&'static str>) -> Hub {
+    fn hub(&self, offline: Option<&'static str>) -> HubClient {
         hub(&self.address, self.cache.path(), offline)
     }
 
@@ -62,7 +62,7 @@ impl Server {
     }
 
     /// Returns the directory for the files of the only commit.
-    fn snapshot(&self) -> PathBuf {
+    fn snapshot_dir(&self) -> PathBuf {
         self.cache.path().join("models--owner--name/snapshots").join(COMMIT)
     }
 
@@ -71,14 +71,14 @@ impl Server {
     }
 }
 
-fn hub(address: &str, cache: &Path, offline: Option<&'static str>) -> Hub {
-    let settings = Settings {
+fn hub(address: &str, cache: &Path, offline: Option<&'static str>) -> HubClient {
+    let settings = HubSettings {
         endpoint: address.into(),
         token: Some("secret".into()),
         offline,
         cache: cache.to_owned(),
     };
-    Hub::new(settings, Duration::from_millis(1))
+    HubClient::new(settings, Duration::from_millis(1))
 }
 
 fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
@@ -113,7 +113,7 @@ fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
                 if name.ends_with(".safetensors") {
                     let hash = match &state.wrong_hash {
                         Some(wrong) if wrong == name => "00".repeat(32),
-                        _ => hex(&Sha256::digest(bytes)),
+                        _ => to_hex(&Sha256::digest(bytes)),
                     };
                     file["lfs"] = json!({ "sha256": hash, "size": bytes.len() });
                 }
@@ -185,7 +185,7 @@ fn fetch_downloads_model_once_and_repairs_damage() {
     names.sort();
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), weights);
-    assert_eq!(dir, server.snapshot());
+    assert_eq!(dir, server.snapshot_dir());
     let reference = server.cache.path().join("models--owner--name/refs/main");
     assert_eq!(std::fs::read_to_string(reference).unwrap(), COMMIT);
     assert_eq!(last["downloading model.safetensors"], (300_000, Some(300_000)));
@@ -232,7 +232,7 @@ fn only_shards_in_the_index_are_downloaded() {
 }
 
 #[test]
-fn truncated_download_resumes_in_same_run() {
+fn truncated_download_resumes_in_same_fetch() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
     server.state().truncate_at.insert("model.safetensors".into(), 100_000);
@@ -247,10 +247,10 @@ fn truncated_download_resumes_in_same_run() {
 }
 
 #[test]
-fn partial_file_resumes_in_later_run() {
+fn partial_file_resumes_in_later_fetch() {
     let weights = weights();
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", &weights)]);
-    let snapshot = server.snapshot();
+    let snapshot = server.snapshot_dir();
     std::fs::create_dir_all(&snapshot).unwrap();
     std::fs::write(snapshot.join("model.safetensors.partial"), &weights[..250_000]).unwrap();
     assert_eq!(server.fetch().unwrap(), snapshot);
@@ -279,7 +279,7 @@ fn wrong_checksum_is_rejected_and_file_removed() {
         matches!(&error, ModelError::Checksum { path, .. } if path.ends_with("model.safetensors")),
         "{error}"
     );
-    let snapshot = server.snapshot();
+    let snapshot = server.snapshot_dir();
     assert!(
         !snapshot.join("model.safetensors").exists()
             && !snapshot.join("model.safetensors.partial").exists()
@@ -333,7 +333,7 @@ fn unreachable_hub_error_suggests_alternatives() {
 #[test]
 fn revisions_are_encoded_for_urls_and_files() {
     assert_eq!(percent_encode("refs/pr/1"), "refs%2Fpr%2F1");
-    assert_eq!(file_name("../v1.0"), "revision-..+2Fv1.0");
+    assert_eq!(marker_name("../v1.0"), "revision-..+2Fv1.0");
 }
 
 /// Creates a model in the layout of `huggingface_hub`: a snapshot of links to blobs.
@@ -356,7 +356,7 @@ fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn python_download_is_used_without_network() {
+fn cached_download_of_huggingface_hub_is_used_offline() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
     let snapshot = fetched_by_python(
         server.cache.path(),
@@ -395,8 +395,8 @@ fn offline_fetch_names_missing_files_without_request() {
     assert!(message.contains("model.safetensors is missing"), "{message}");
     assert!(server.state().requests.is_empty());
     // With a network, the missing file is downloaded.
-    assert_eq!(server.fetch().unwrap(), server.snapshot());
-    assert_eq!(fetch().unwrap(), server.snapshot());
+    assert_eq!(server.fetch().unwrap(), server.snapshot_dir());
+    assert_eq!(fetch().unwrap(), server.snapshot_dir());
 }
 
 #[test]
@@ -428,13 +428,13 @@ fn model_of_earlier_version_is_found() {
 }
 
 #[test]
-fn snapshot_with_former_marker_needs_no_request() {
+fn snapshot_with_old_marker_name_needs_no_request() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
-    assert_eq!(server.fetch().unwrap(), server.snapshot());
+    assert_eq!(server.fetch().unwrap(), server.snapshot_dir());
     let model = server.cache.path().join("models--owner--name");
     std::fs::rename(model.join(".levade"), model.join(".dressage")).unwrap();
     server.state().requests.clear();
-    assert_eq!(server.fetch().unwrap(), server.snapshot());
+    assert_eq!(server.fetch().unwrap(), server.snapshot_dir());
     assert!(server.state().requests.is_empty());
 }
 

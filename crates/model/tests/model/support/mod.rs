@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use levade_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling, Windows};
+use levade_model::{AttentionPattern, Family, ModelConfig, ModelFiles, Rope, RopeScaling, Windows};
 use serde_json::{Value, json};
 
 /// Returns a model with 2 layers, 4 heads and 2 key and value heads of width 8. Its attention
@@ -27,7 +27,7 @@ pub fn tiny(family: Family) -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
-        pattern: Pattern::default(),
+        pattern: AttentionPattern::default(),
         query_scalar: None,
         bos: Some(1),
         eos: vec![2],
@@ -35,7 +35,8 @@ pub fn tiny(family: Family) -> ModelConfig {
     };
     let mut config = config.with_family(family);
     if matches!(family.traits().windows, Windows::Every | Windows::AllExceptEveryNth(_)) {
-        config.pattern = Pattern { window: Some(24), windowed: [0, 1].into(), ..config.pattern };
+        config.pattern =
+            AttentionPattern { window: Some(24), windowed: [0, 1].into(), ..config.pattern };
     }
     config.query_scalar = config.query_scalar.map(|_| config.head_dim as f32);
     config

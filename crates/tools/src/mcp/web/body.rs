@@ -11,35 +11,39 @@ pub(super) fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
 
-/// Returns the `Content-Encoding` of a body. Empty if it is not compressed.
-pub(super) fn encoding(headers: &HeaderMap) -> &str {
+/// Returns the `Content-Encoding` of a body. The text is empty if the body is not compressed.
+pub(super) fn content_encoding(headers: &HeaderMap) -> &str {
     let encoding =
         headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
 }
 
-/// Decompresses a body. A body that is not compressed, although its headers claim it, is returned
-/// unchanged.
+/// Decompresses a response body. A body that is not compressed, although its headers claim it, is
+/// returned unchanged.
 ///
 /// # Errors
-/// Returns an error if the body cannot be decompressed, or if it then exceeds `max_bytes` bytes.
+/// Returns an error if the body cannot be decompressed, or if the decompressed body exceeds
+/// `max_bytes` bytes.
 pub(super) fn unpack_body(
     headers: &HeaderMap,
     text: Vec<u8>,
     max_bytes: usize,
 ) -> Result<Vec<u8>, String> {
-    let encoding = encoding(headers);
+    let encoding = content_encoding(headers);
     let text = Bytes::from(text);
     match unpack(encoding, text.clone(), max_bytes) {
         Ok(unpacked) => Ok(unpacked.into()),
         Err(UnpackError::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
-        Err(UnpackError::Broken) => {
-            Err(format!("its answer is packed with {encoding:?}, and damaged"))
+        Err(UnpackError::Broken) => Err(format!(
+            "the server's response is compressed with {encoding:?}, but its data is damaged"
+        )),
+        Err(UnpackError::Unknown) => Err(format!(
+            "the server's response is compressed with {encoding:?}, which the request does \
+             not accept"
+        )),
+        Err(UnpackError::TooLarge) => {
+            Err(format!("the server's response is longer than {max_bytes} bytes"))
         }
-        Err(UnpackError::Unknown) => {
-            Err(format!("its answer is packed with {encoding:?}, which was not asked for"))
-        }
-        Err(UnpackError::TooLarge) => Err(format!("its answer is longer than {max_bytes} bytes")),
     }
 }
 
@@ -51,7 +55,8 @@ pub(super) fn shorten(text: &[u8]) -> String {
     }
 }
 
-/// Reads at most `max_bytes` bytes of a body. Returns them with whether the body is complete.
+/// Reads at most `max_bytes` bytes of a response body. Returns the bytes and whether the body is
+/// complete.
 ///
 /// # Errors
 /// Returns an error if the connection breaks, or if data stops before the announced length.
@@ -85,8 +90,8 @@ pub(super) async fn read(mut body: Incoming, max_bytes: usize) -> Result<(Vec<u8
     Ok((all, true))
 }
 
-/// Returns the data of a body as a stream of chunks.
-pub(super) fn chunks(
+/// Returns the data of a response body as a stream of chunks.
+pub(super) fn body_chunks(
     body: Incoming,
 ) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
     let frames = TryStreamExt::map_err(BodyStream::new(body), |error| {
@@ -95,8 +100,9 @@ pub(super) fn chunks(
     frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
 }
 
-/// Returns the events of a body. An event of more than `max_bytes` bytes is an error.
-pub(super) fn events(
+/// Returns the server-sent events of a response body. An event of more than `max_bytes` bytes is an
+/// error.
+pub(super) fn event_stream(
     bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
     max_bytes: usize,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
@@ -108,8 +114,8 @@ pub(super) fn events(
     .boxed()
 }
 
-/// Replaces bytes that are not UTF-8, which would end the event parser. A character may be split
-/// across chunks.
+/// Replaces bytes that are not UTF-8, because they would end the event parser. A character may be
+/// split across chunks.
 pub(super) fn replace_invalid_utf8(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
 ) -> impl Stream<Item = std::io::Result<Bytes>> {
@@ -126,7 +132,7 @@ pub(super) fn replace_invalid_utf8(
     })
 }
 
-/// Returns whether `bytes` are the start of an incomplete character.
+/// Returns whether `bytes` are the start of an incomplete UTF-8 character.
 pub(super) fn is_unfinished(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
