@@ -23,7 +23,8 @@ pub fn check_name(
     )))
 }
 
-/// Checks that the score, the reward and its parts are finite.
+/// Checks that the score, the reward and the step rewards of an attempt are finite. `None` is
+/// accepted.
 fn check_finite(
     score: Option<f64>,
     reward: Option<f64>,
@@ -36,28 +37,35 @@ fn check_finite(
         if let Some(value) = value
             && !value.is_finite()
         {
-            return Err(Failure::Unstorable(format!("the {name} is {value}, but must be finite")));
+            return Err(Failure::Unstorable(format!(
+                "the {name} of the attempt is {value}, but it must be finite"
+            )));
         }
     }
     Ok(())
 }
 
-/// Checks that an attempt can have this end.
+/// Checks the values of an attempt's end: the status must be an end, and the score and the rewards
+/// must be finite.
 pub fn check_end_values(end: &End) -> Result<(), Failure> {
     if !end.status.is_end() {
         return Err(Failure::Unstorable(format!(
-            "an attempt cannot end with the status {}",
+            "an attempt cannot end with the status {}; use a final status, such as completed",
             end.status.name()
         )));
     }
     check_finite(end.score, end.reward, &end.step_rewards)
 }
 
-/// Checks an attempt that is recorded in one call.
+/// Checks the values of a complete attempt that is recorded in one call: the id, the status, the
+/// rewards and the segments.
 pub fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
     check_name(run, &attempt.id, &attempt.slot, attempt.number)?;
     if attempt.status == Status::Withdrawn {
-        return Err(Failure::Unstorable("record the attempt first, then withdraw it".into()));
+        return Err(Failure::Unstorable(
+            "an attempt cannot be recorded as withdrawn; record the attempt first, then withdraw it"
+                .into(),
+        ));
     }
     check_finite(attempt.score, attempt.reward, &attempt.step_rewards)?;
     attempt.trajectory.segments().iter().try_for_each(check_segment)
@@ -69,12 +77,14 @@ fn check_segment(segment: &Segment) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Unstorable(format!(
-        "segment {} has temperature {}, but it must be finite",
+        "segment {} has the temperature {}, but a temperature must be finite",
         segment.id.0, segment.temperature
     )))
 }
 
-/// Checks a repeated start of an attempt against the stored attempt.
+/// Compares a repeated request to start an attempt with the stored attempt. Returns
+/// [`WriteOutcome::AlreadyRecorded`] if the tasks are equal and the attempt can be continued, and
+/// an error otherwise.
 pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
     if stored.task != start.task {
         return Err(Failure::Conflict(start.slot.to_string(), "task"));
@@ -85,8 +95,9 @@ pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutc
     }
 }
 
-/// Checks the end of an attempt against the stored attempt. Returns [`WriteOutcome::Written`] if
-/// the end must be written, and [`WriteOutcome::AlreadyRecorded`] if the attempt already has it.
+/// Compares the end of an attempt with the stored attempt. Returns [`WriteOutcome::Written`] if the
+/// end must be written, and [`WriteOutcome::AlreadyRecorded`] if the stored attempt already has
+/// this end.
 pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     match stored.status {
         Status::Running => Ok(WriteOutcome::Written),
@@ -103,12 +114,12 @@ pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     }
 }
 
-/// Returns the segments of `segments` that are not stored yet, in the form in which they must be
-/// stored.
+/// Returns the segments among `segments` that the store does not have yet, in the form in which
+/// they must be stored.
 ///
-/// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its
-/// number of tokens. Both are called only for segments that `segments` refers to, by their id or as
-/// a parent.
+/// `len` is the number of segments that the store has for the attempt. `stored` reads one of these
+/// segments, and `tokens` reads the number of tokens of a segment. Both are called only for
+/// segments that an item of `segments` names by its id or as its parent.
 pub fn new_segments(
     attempt: &Attempt,
     len: u32,
@@ -180,8 +191,8 @@ fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_segment(a, b))
 }
 
-/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that a
-/// NaN equals itself.
+/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that
+/// NaN equals NaN.
 fn same_segment(x: &Segment, y: &Segment) -> bool {
     x.parent == y.parent
         && x.after == y.after
@@ -196,7 +207,8 @@ fn same_segment(x: &Segment, y: &Segment) -> bool {
         && x.turn == y.turn
 }
 
-/// Checks that the numbers of a plan are finite and that its micro-batch plans fit their updates.
+/// Checks that all numbers of a step plan are finite and that each micro-batch plan fits the
+/// sequences of its update.
 pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     for sequence in plan.sequences() {
         let numbers = [
@@ -236,16 +248,18 @@ fn check_number(value: f64, what: &str) -> Result<(), Failure> {
     if value.is_finite() {
         Ok(())
     } else {
-        Err(Failure::Unstorable(format!("{what} is {value}, but must be finite")))
+        Err(Failure::Unstorable(format!("{what} in the step plan is {value}, but must be finite")))
     }
 }
 
-/// Returns whether two plans are equal. Numbers per token are compared by their bits.
+/// Returns whether two step plans are equal. Per-token numbers are compared by their bits, so that
+/// NaN equals NaN.
 pub fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
     a == b && a.sequences().map(number_bytes).eq(b.sequences().map(number_bytes))
 }
 
-/// Returns the bytes of the numbers per token of a sequence.
+/// Returns the per-token numbers of a sequence as bytes: advantages, weights, returns and values.
+/// `None` if the plan has no critic.
 fn number_bytes(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
     [
         Some(&sequence.advantage),

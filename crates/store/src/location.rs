@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Code;
 use crate::{Memory, MongoUrl, Sqlite, Store, StoreError};
 
-/// Default name of the SQLite file in a run directory.
+/// Default name of the store's SQLite file in a run directory.
 const FILE: &str = "run.db";
 
 /// The location of a run's store, as the recipe key `run.store` specifies it.
@@ -31,11 +31,11 @@ const FILE: &str = "run.db";
 pub enum Location {
     /// An SQLite file. A relative path is resolved against the run directory.
     Sqlite(PathBuf),
-    /// Memory of the process. All data is lost when the process exits.
+    /// Memory of the process. All recorded data is lost when the process exits.
     Memory,
-    /// A MongoDB database, which is named after the run directory.
+    /// A MongoDB database. Its name is derived from the name of the run directory.
     Mongo(MongoUrl),
-    /// A store server, by its URL.
+    /// A store server that is reached over HTTP.
     Server {
         /// URL of the server, without a final slash.
         url: String,
@@ -44,11 +44,12 @@ pub enum Location {
     },
 }
 
-/// Purpose for which a store is opened. To write, the caller must hold the lock of the run
-/// directory.
+/// Purpose for which a store is opened: to start a run, to resume a run, or only to read. To write,
+/// the caller must hold the lock of the run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access<'a> {
-    /// Writes a new run with this id. An existing file is accepted if it belongs to the same run.
+    /// Writes a new run with this id. An existing file is accepted if it belongs to a run with the
+    /// same id.
     Start(&'a RunId),
     /// Continues an existing store, whatever its run id. If the process that started the run was
     /// killed before it had created the store, a store is created for the run with this id.
@@ -109,7 +110,8 @@ impl Location {
         Ok(Arc::new(store))
     }
 
-    /// Returns the path of the store's file, or `None` if the store is not a file of this machine.
+    /// Returns the path of the store's SQLite file, or `None` if the store is not a file on this
+    /// machine.
     pub fn file(&self, run_dir: &Path) -> Option<PathBuf> {
         match self {
             Location::Sqlite(file) => Some(run_dir.join(file)),
@@ -117,7 +119,7 @@ impl Location {
         }
     }
 
-    /// Returns whether the data survives the exit of the process that writes it.
+    /// Returns whether recorded data survives the exit of the process that writes it.
     pub fn is_durable(&self) -> bool {
         match self {
             Location::Sqlite(_) | Location::Mongo(_) | Location::Server { .. } => true,
@@ -125,7 +127,7 @@ impl Location {
         }
     }
 
-    /// Returns the location for messages.
+    /// Returns the location as text for messages. The password of a MongoDB URL is left out.
     fn without_password(&self) -> String {
         match self {
             Location::Mongo(url) => format!("{url:?}"),
@@ -133,7 +135,7 @@ impl Location {
         }
     }
 
-    /// Returns whether this is the location that an empty `run.store` names.
+    /// Returns whether this is the default location, which an empty `run.store` selects.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -165,19 +167,20 @@ const KNOWN: &str = "use \"sqlite:PATH\", where PATH is relative to the run's di
                      \"memory:\", \"http://HOST:PORT/NAME\" for a store server, \
                      \"mongodb://HOST:PORT/PREFIX\", or \"\" for sqlite:run.db";
 
-/// Parses the URL of a server, with or without the name of a run. `rest` follows the scheme.
+/// Parses the URL of a store server, with or without the name of a run. `rest` is the URL without
+/// its scheme.
 fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
     let wrong = |why: &str| Err(format!("\"{text}\" is not a store location: {why}; {KNOWN}"));
-    let Some(rest) = rest.strip_prefix("//") else { return wrong("it has no host") };
+    let Some(rest) = rest.strip_prefix("//") else { return wrong("the URL has no host") };
     let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
     let name = name.trim_end_matches('/');
     if authority.is_empty() || authority.contains(['?', '#', ' ']) {
-        return wrong("it has no host");
+        return wrong("the URL has no host");
     }
     if let Some((_, host)) = authority.rsplit_once('@') {
         // The error must not show the key.
         return Err(format!(
-            "a store location with a user or a key before \"@{host}\" is not permitted; set \
+            "a store location must not contain a user or a key before \"@{host}\"; set \
              LEVADE_STORE_KEY to the key"
         ));
     }
@@ -189,8 +192,8 @@ fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
     Ok(Location::Server { url, name })
 }
 
-/// Returns whether a run on a server can have this name: at most 128 letters, digits, `-`, `_` and
-/// `.`, of which `.` is not the first.
+/// Returns whether `name` is a valid name for a run on a store server: at most 128 letters, digits,
+/// `-`, `_` and `.`, and no leading `.`.
 pub fn is_run_name(name: &str) -> bool {
     let is_permitted = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=128).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(is_permitted)

@@ -13,7 +13,7 @@ use crate::{
 };
 use crate::{checks, withdrawal};
 
-/// Location of the store in messages.
+/// Location of an in-memory store in error messages.
 const LOCATION: &str = "memory";
 
 /// A store in memory. All data is lost when the last handle is dropped or the process exits.
@@ -30,7 +30,7 @@ pub struct Memory {
 #[derive(Debug, Default)]
 struct Contents {
     attempts: BTreeMap<AttemptId, Attempt>,
-    /// Ids of the attempts, by slot and try.
+    /// Ids of the attempts, keyed by attempt slot and index of the try.
     tries: BTreeMap<(AttemptSlot, u32), AttemptId>,
     steps: BTreeMap<(u32, u32), StepPlan>,
     evals: BTreeMap<EvalKey, serde_json::Value>,
@@ -43,7 +43,8 @@ impl Memory {
         Memory { run, contents: Mutex::default() }
     }
 
-    /// Runs `work` under the lock. Callers hold the lock only while they compare or copy values.
+    /// Runs `work` on the contents under the lock. `work` only compares and copies values, so the
+    /// lock is held for a short time.
     fn with_contents<T>(
         &self,
         action: &'static str,
@@ -67,7 +68,7 @@ impl Contents {
         self.attempts.get_mut(id).ok_or(Failure::Unknown)
     }
 
-    /// Iterates over the tries of an attempt slot, in order.
+    /// Iterates over the tries of an attempt slot, in ascending order of their index.
     fn tries_in_slot(&self, slot: &AttemptSlot) -> impl DoubleEndedIterator<Item = &Attempt> {
         self.tries.range((*slot, 0)..=(*slot, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
     }
@@ -78,7 +79,7 @@ fn to_json_text(result: &serde_json::Value) -> String {
     result.to_string()
 }
 
-/// Replaces −0 by 0, as SQLite does.
+/// Replaces −0 by 0, as SQLite does when it stores a number.
 fn normalize_zero(number: Option<f64>) -> Option<f64> {
     number.map(|number| number + 0.0)
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::record::{AppliedKlPenalty, HighEntropy, PolicyPlan, Update};
 use crate::{PlannedSequence, StepPlan};
 
-/// A step plan without its sequences.
+/// The part of a step plan that is serialized as JSON: everything except its sequences.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepHeader {
@@ -68,7 +68,8 @@ impl From<&Update> for UpdateHeader {
 }
 
 impl StepHeader {
-    /// Returns the plan of a step, without sequences.
+    /// Creates the plan of step `step` of phase `phase` from this header. The updates have no
+    /// sequences yet.
     pub fn into_plan(self, phase: u32, step: u32) -> StepPlan {
         let policies = self.policies.into_iter().map(PolicyHeader::into_plan).collect();
         StepPlan { phase, step, group_positions: self.group_positions, policies }
@@ -97,7 +98,8 @@ impl UpdateHeader {
     }
 }
 
-/// Iterates over the sequences of a plan in order, each after the indices of its policy and update.
+/// Iterates over the sequences of a step plan in order, each with the index of its policy and the
+/// index of its update.
 pub fn indexed_sequences(plan: &StepPlan) -> impl Iterator<Item = (u32, u32, &PlannedSequence)> {
     plan.policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().flat_map(move |(update, update_plan)| {
@@ -107,7 +109,7 @@ pub fn indexed_sequences(plan: &StepPlan) -> impl Iterator<Item = (u32, u32, &Pl
     })
 }
 
-/// Adds a sequence to an update of a plan.
+/// Appends a sequence to update `update` of policy `policy` in a step plan.
 ///
 /// # Errors
 /// Returns a message if the plan has no such update.

@@ -290,9 +290,12 @@ pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
     let endless = StepReward { credit_target: CreditTarget::Turn(0), reward: f64::NEG_INFINITY };
     let bad = [
-        ("the score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
-        ("the reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
-        ("the step reward is -inf", Attempt { step_rewards: vec![endless], ..made.clone() }),
+        ("the score of the attempt is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
+        ("the reward of the attempt is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
+        (
+            "the step reward of the attempt is -inf",
+            Attempt { step_rewards: vec![endless], ..made.clone() },
+        ),
     ];
     for (why, bad) in &bad {
         let text = assert_rejected(store.record_attempt(bad), Code::Invalid).await;

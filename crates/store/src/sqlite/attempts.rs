@@ -12,12 +12,13 @@ use crate::{
     Attempt, AttemptStart, AttemptSummary, End, FailedAttempt, Status, Tries, WriteOutcome,
 };
 
-/// Returns the name of an attempt for errors.
+/// Returns the key that names an attempt in error messages.
 pub(super) fn key(id: &AttemptId) -> String {
     format!("attempt {id}")
 }
 
-/// Records the start of an attempt.
+/// Records the start of an attempt. If the attempt is already recorded, checks that it can be
+/// continued.
 pub(super) fn start(
     to: &Connection,
     run: &RunId,
@@ -52,7 +53,7 @@ pub(super) fn append(
     Ok(WriteOutcome::Written)
 }
 
-/// Records the end of an attempt that is running or unscored.
+/// Records the end of an attempt whose status is running or unscored.
 pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<WriteOutcome, Failure> {
     checks::check_end_values(end)?;
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
@@ -83,7 +84,8 @@ pub(super) fn abandon_running(to: &Connection) -> Result<u64, Failure> {
     Ok(to.prepare_cached(abandon)?.execute([])? as u64)
 }
 
-/// Records complete attempts.
+/// Records complete attempts with their segments. An attempt that is already recorded must be
+/// equal.
 pub(super) fn record(
     to: &Connection,
     run: &RunId,
@@ -108,7 +110,7 @@ pub(super) fn record(
     Ok(recorded)
 }
 
-/// Inserts an attempt without its segments and returns its row.
+/// Inserts an attempt without its segments and returns its row id.
 pub(super) fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = &attempt.slot;
     let segments = attempt.trajectory.segments();
@@ -154,7 +156,7 @@ fn tokens<'a>(segments: impl IntoIterator<Item = &'a Segment>) -> i64 {
     segments.into_iter().map(|segment| segment.tokens.len() as i64).sum()
 }
 
-/// Returns the attempt with an id, or `None` if it is not recorded.
+/// Returns the attempt with the id `name`, or `None` if it is not recorded.
 pub(super) fn read(from: &Connection, name: &AttemptId) -> Result<Option<Attempt>, Failure> {
     let Some((row, head)) = head(from, name)? else { return Ok(None) };
     Ok(Some(Attempt { trajectory: segments::trajectory(from, row)?, ..head }))
@@ -175,15 +177,16 @@ macro_rules! select {
     };
 }
 
-/// Returns an attempt without its segments, with its row, or `None` if it is not recorded.
+/// Returns the attempt with the id `name` without its segments, and its row id. Returns `None` if
+/// the attempt is not recorded.
 pub(super) fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, Failure> {
     let mut statement = from.prepare_cached(select!("name = ?1"))?;
     let mut rows = statement.query([name.bytes()])?;
     rows.next()?.map(|row| Ok((row.get(0)?, parse_head(row)?))).transpose()
 }
 
-/// Returns the attempt in a row, after verifying its checksums and counts. Uses no index. Returns
-/// `None` if there is no such row.
+/// Returns the attempt in the row `id`, after verifying its checksums and counts. Reads no index,
+/// because an index can be damaged. Returns `None` if there is no such row.
 pub(super) fn read_row(
     from: &Connection,
     run: &RunId,
@@ -195,21 +198,22 @@ pub(super) fn read_row(
     let head = parse_head(row)?;
     let is_intact: bool = row.get(14)?;
     checks::check_name(run, &head.id, &head.slot, head.number)
-        .map_err(|_| Failure::Corrupt("its id does not match its slot".into()))?;
+        .map_err(|_| Failure::Corrupt("the attempt's id does not match its slot".into()))?;
     if !is_intact {
-        return Err(Failure::Corrupt("its row has another checksum".into()));
+        return Err(Failure::Corrupt("the attempt's row has a wrong checksum".into()));
     }
     segments::check(from, id)?;
     let trajectory = segments::trajectory(from, id)?;
     let counts: [i64; 2] = [row.get(15)?, row.get(16)?];
     if counts != [sampled(trajectory.segments()), tokens(trajectory.segments())] {
-        return Err(Failure::Corrupt("segments are missing".into()));
+        return Err(Failure::Corrupt("segments of the attempt are missing".into()));
     }
     Ok(Some(Attempt { trajectory, ..head }))
 }
 
-/// Returns the slot of the attempt in a row, and its try if it is not the first one. Returns `None`
-/// if the row cannot be read or its id does not match. Does not check the segments.
+/// Returns the attempt slot of the row `id` as text, with the index of the try if it is above 0.
+/// Returns `None` if the row cannot be read or the id of the attempt is not derived from `run`.
+/// Does not check the segments.
 pub(super) fn slot_of(from: &Connection, run: &RunId, id: i64) -> Option<String> {
     let mut statement = from
         .prepare_cached(
@@ -254,7 +258,8 @@ fn parse_head(row: &Row<'_>) -> Result<Attempt, Failure> {
     })
 }
 
-/// Returns the try that counts in an attempt slot.
+/// Returns the try that counts in an attempt slot: the last try that is completed, unscored or
+/// failed.
 pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<Attempt>, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let name = from
@@ -268,7 +273,7 @@ pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<A
     name.map_or(Ok(None), |name| read(from, &AttemptId::from_bytes(name)))
 }
 
-/// Returns the number of tries in an attempt slot.
+/// Returns the counts of the tries in an attempt slot.
 pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let count =
@@ -282,7 +287,7 @@ pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Fail
     Ok(tries)
 }
 
-/// Returns the distinct tasks of all attempts for a purpose.
+/// Returns the distinct tasks of all attempts that were started for `purpose`.
 pub(super) fn tasks(
     from: &Connection,
     purpose: Purpose,
@@ -300,7 +305,7 @@ pub(super) fn tasks(
     Ok(tasks)
 }
 
-/// Returns summaries of the tries that count for a purpose.
+/// Returns summaries of the attempts for `purpose`: for each attempt slot, the try that counts.
 pub(super) fn summaries(
     from: &Connection,
     purpose: Purpose,
@@ -332,7 +337,7 @@ pub(super) fn summaries(
     Ok(summaries)
 }
 
-/// Returns the attempts for a purpose that broke.
+/// Returns the attempts for `purpose` that broke, with their errors.
 pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<FailedAttempt>, Failure> {
     let mut statement = from.prepare_cached(
         "SELECT phase, step, grp, sample, number, name, status, json_extract(outcome, '$.error') \

@@ -245,7 +245,7 @@ fn changed_token_is_found_by_its_slot() {
     };
     assert!(rest.iter().all(|finding| finding.kind == FindingKind::PlannedAttempt), "{rest:?}");
     assert!(subject.starts_with("train/1/"), "{subject}");
-    assert!(message.contains(&format!("segment {id} has another checksum")), "{message}");
+    assert!(message.contains(&format!("segment {id} has a wrong checksum")), "{message}");
     assert_eq!(report.attempts.whole, original.attempts.len() as u64 - 1);
 }
 

@@ -9,7 +9,7 @@ use rusqlite::functions::{Context, FunctionFlags};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Result};
 
-/// Defines the function on a connection.
+/// Defines the SQL function `checksum` on a connection.
 pub(super) fn register(connection: &Connection) -> Result<()> {
     let flags = FunctionFlags::SQLITE_UTF8
         | FunctionFlags::SQLITE_DETERMINISTIC
@@ -32,7 +32,7 @@ fn checksum(arguments: &Context<'_>) -> Result<i64> {
     Ok(i64::from(crc))
 }
 
-/// Appends the type, the length and the bytes of a value to a checksum.
+/// Extends a CRC-32C by the type, the length and the bytes of a value.
 fn append_value(crc: u32, kind: u8, bytes: &[u8]) -> u32 {
     let crc = crc32c::crc32c_append(crc, &[kind]);
     let crc = crc32c::crc32c_append(crc, &(bytes.len() as u64).to_le_bytes());

@@ -25,8 +25,8 @@ pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<WriteO
     }
 }
 
-/// Returns the result of an evaluation as JSON text, after comparing it with its checksum. Returns
-/// `None` if none is recorded.
+/// Returns the result of an evaluation as JSON text, after verifying its checksum. Returns `None`
+/// if no result is recorded under `key`.
 pub(super) fn read_checked(from: &Connection, key: EvalKey) -> Result<Option<String>, Failure> {
     let found: Option<(String, bool)> = from
         .prepare_cached(
@@ -40,7 +40,7 @@ pub(super) fn read_checked(from: &Connection, key: EvalKey) -> Result<Option<Str
     if is_intact && is_json {
         return Ok(Some(text));
     }
-    Err(Failure::Corrupt("its row has another checksum".into()))
+    Err(Failure::Corrupt("the evaluation's row has a wrong checksum".into()))
 }
 
 /// Returns the results of all evaluations, sorted by phase and step.

@@ -8,7 +8,8 @@ use crate::error::Failure;
 use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};
 use crate::{PerToken, PlannedSequence, StepPlan, WriteOutcome};
 
-/// Records a plan unless an equal one is recorded. A different recorded plan is a conflict.
+/// Records a step plan. An equal recorded plan is a no-op, and a different recorded plan is a
+/// conflict.
 pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, Failure> {
     checks::check_plan(plan)?;
     match read(to, plan.phase, plan.step)? {
@@ -18,7 +19,7 @@ pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, F
     }
 }
 
-/// Returns (phase, step) of all plans, in ascending order.
+/// Returns the keys (phase, step) of all recorded plans, in ascending order.
 pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
     let mut statement =
         from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
@@ -26,7 +27,7 @@ pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failur
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Inserts a plan that is not recorded yet.
+/// Inserts the plan of a step that has no recorded plan.
 pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
     let StepPlan { phase, step, .. } = plan;
     let head = serde_json::to_string(&StepHeader::from(plan))
@@ -60,7 +61,8 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
     Ok(())
 }
 
-/// Returns the plan of a step, or `None` if none is recorded.
+/// Returns the recorded plan of a step, or `None` if no plan is recorded. Does not verify
+/// checksums.
 pub(super) fn read(
     transaction: &Connection,
     phase: u32,
@@ -101,7 +103,7 @@ fn per_token(bytes: Vec<u8>) -> Result<PerToken, Failure> {
         .ok_or_else(|| Failure::Corrupt("a list of numbers is truncated".into()))
 }
 
-/// Returns the plan of a step, after checking its checksums and its number of sequences.
+/// Returns the recorded plan of a step, after verifying its checksums and its number of sequences.
 pub(super) fn read_checked(
     from: &Connection,
     phase: u32,
@@ -117,18 +119,20 @@ pub(super) fn read_checked(
     for query in queries {
         let count: i64 = from.prepare_cached(query)?.query_row([phase, step], |row| row.get(0))?;
         if count > 0 {
-            return Err(Failure::Corrupt(format!("{count} of its rows have other checksums")));
+            return Err(Failure::Corrupt(format!(
+                "{count} rows of the step plan have wrong checksums"
+            )));
         }
     }
     let plan = read(from, phase, step)?;
     if let Some(plan) = &plan {
         checks::check_plan(plan)
-            .map_err(|_| Failure::Corrupt("sequences are missing".to_owned()))?;
+            .map_err(|_| Failure::Corrupt("sequences of the step plan are missing".to_owned()))?;
     }
     Ok(plan)
 }
 
-/// Returns the name of a plan for errors.
+/// Returns the key that names a step plan in error messages.
 pub(super) fn key(phase: u32, step: u32) -> String {
     format!("plan of phase {phase}/step {step}")
 }

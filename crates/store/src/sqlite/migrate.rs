@@ -27,12 +27,13 @@ use crate::record::{
 /// The earliest schema version that this build reads.
 const OLDEST_VERSION: i32 = 3;
 
-/// Returns whether this build can read files of a schema version.
+/// Returns whether this build can read files with the schema version `version`.
 pub(super) fn is_known(version: i32) -> bool {
     (OLDEST_VERSION..=SCHEMA_VERSION).contains(&version)
 }
 
-/// Copies a file into a temporary directory, which is deleted when the returned value is dropped.
+/// Copies a database into a temporary directory, and opens the copy. The directory is deleted when
+/// the returned [`TempDir`] is dropped.
 pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
     let unwritable =
         |source| StoreError::Unwritable { location: file.display().to_string(), source };
@@ -44,7 +45,8 @@ pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDi
     Ok((connect(&copy_file, flags).map_err(|source| open_error(file, source))?, dir))
 }
 
-/// Migrates a file if it has an earlier schema.
+/// Migrates a file to the current schema, in one transaction. A file with the current or an unknown
+/// schema version is not changed.
 pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     let (_, version) = identity(connection).map_err(|source| open_error(file, source))?;
     if !is_known(version) || version == SCHEMA_VERSION {
@@ -72,7 +74,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
             )?;
             if broken > 0 {
                 return Err(Failure::Corrupt(format!(
-                    "{broken} rows refer to rows that do not exist"
+                    "{broken} rows of the migrated store refer to rows that do not exist"
                 )));
             }
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
@@ -90,7 +92,8 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     })
 }
 
-/// Adds the checksum columns of schema 5 to the tables that lack them. Rows that exist get none.
+/// Adds the checksum columns of schema 5 to the tables that lack them. Existing rows get no
+/// checksum.
 fn add_checksums(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in ["attempts", "segments", "steps", "planned_paths", "evals"] {
         let has_column: bool = transaction.query_row(
@@ -105,8 +108,8 @@ fn add_checksums(transaction: &Transaction<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates the tables of the current schema that do not exist. Rows that move into them have no
-/// checksum.
+/// Creates the tables of the current schema that do not exist. Their checksum columns permit NULL,
+/// because rows from old tables have no checksum.
 fn create_missing_tables(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     let tables = ["TABLE", "INDEX"].iter().fold(TABLES.to_owned(), |text, kind| {
         text.replace(&format!("CREATE {kind} "), &format!("CREATE {kind} IF NOT EXISTS "))
@@ -117,8 +120,8 @@ fn create_missing_tables(transaction: &Transaction<'_>) -> rusqlite::Result<()> 
 /// Tables whose columns differ between schema 3 and schema 4.
 const CHANGED_TABLES: [&str; 3] = ["attempts", "segments", "steps"];
 
-/// Migrates from schema 3, in which attempts had no ids and no tries, segments and plans had no
-/// policy, and the numbers of a plan were JSON.
+/// Migrates a file from schema 3. In schema 3, attempts had no ids and no tries, segments and plans
+/// had no policy, and the numbers of a plan were JSON.
 fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED_TABLES {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
@@ -143,8 +146,8 @@ fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Derives an id for a run without one from a hash of its tasks and outcomes, which no other run
-/// shares.
+/// Derives the id of a run from a hash of its tasks and outcomes, which no other run shares. Runs
+/// of schema 3 have no stored id.
 fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
     let mut hash = Sha256::new();
     let mut statement =
@@ -199,7 +202,7 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A step plan in the JSON format of schema 3.
+/// A step plan in the JSON format of schema 3, with one policy.
 #[derive(Deserialize)]
 struct Plan3 {
     phase: u32,
@@ -245,8 +248,8 @@ impl SequenceV3 {
 }
 
 impl Update3 {
-    /// Converts the update. In schema 3, one device trained the policy in its micro-batches, and
-    /// the critic in the same ones.
+    /// Converts an update of schema 3. In that schema, one device trained the policy, and the
+    /// critic used the same micro-batches.
     fn migrate(self, run: &RunId) -> Update {
         let sizes = self.micro_batches.iter().map(Vec::len);
         let micro_batch_plan = MicroBatchPlan::from_sizes(sizes);

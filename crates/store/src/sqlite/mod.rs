@@ -40,10 +40,11 @@ pub use check::{CheckReport, Finding, FindingKind, ValueCounts, check_file};
 pub use schema::SCHEMA_VERSION;
 use worker::{JobReceiver, QueuedJob, Worker};
 
-/// Timeout for the result of a job. It exceeds the time that a thread waits for another process.
+/// Timeout for the result of a job on a database thread. It exceeds the time for which a thread
+/// waits for another process.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Timeout for opening a file, which may have to be migrated or copied completely.
+/// Timeout for opening a file, because the file may have to be migrated or copied completely.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A store in an SQLite file. Several handles, in one process or many, may read and write at the
@@ -55,9 +56,9 @@ pub struct Sqlite {
     file: PathBuf,
     location: String,
     run: RunId,
-    /// Timeout for the result of a job.
+    /// Timeout for the result of a job on a database thread.
     timeout: Duration,
-    /// `None` if the store was opened only for reading.
+    /// Thread that writes. `None` if the store was opened only for reading.
     writer: Option<Worker>,
     reader: Worker,
 }
@@ -71,8 +72,8 @@ impl fmt::Debug for Sqlite {
     }
 }
 
-/// An open connection, with the directory of the temporary copy if a copy is read instead of the
-/// file.
+/// An open database connection, and the directory of the temporary copy if a copy is read instead
+/// of the file.
 pub(crate) type OpenedFile = (Connection, Option<TempDir>);
 
 impl Sqlite {
@@ -153,7 +154,7 @@ impl Sqlite {
         &self.file
     }
 
-    /// Runs `work` on the reading thread, on one consistent snapshot.
+    /// Runs `work` on the thread that reads, on one consistent snapshot.
     async fn read<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,
@@ -163,7 +164,7 @@ impl Sqlite {
         run_on_worker(&self.reader, (&self.location, "read", key), self.timeout, work).await
     }
 
-    /// Runs `work` on the writing thread. Commits all of its changes, or none of them.
+    /// Runs `work` on the thread that writes. Commits all changes of `work`, or none of them.
     async fn write<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,
@@ -180,7 +181,8 @@ impl Sqlite {
 }
 
 impl Sqlite {
-    /// Rewrites the file without its free pages, and empties its log. Waits at most an hour.
+    /// Rewrites the file without its free pages, and truncates its write-ahead log, so that erased
+    /// texts are gone. Waits at most an hour.
     async fn remove_free_pages(&self) -> Result<(), StoreError> {
         let (to, outcome) = oneshot::channel();
         let file = self.file.clone();
@@ -192,7 +194,8 @@ impl Sqlite {
     }
 }
 
-/// Runs `work` on a thread. Location, action and key name the operation in errors and logs.
+/// Runs `work` on a database thread and waits for its result. Location, action and key name the
+/// operation in errors and logs.
 async fn run_on_worker<T: Send + 'static>(
     worker: &Worker,
     (location, action, key): (&str, &'static str, String),
@@ -216,7 +219,8 @@ async fn run_on_worker<T: Send + 'static>(
     outcome
 }
 
-/// Waits for the result of a thread. A failure is returned with `key`.
+/// Waits for the result of a job. The outer error states that the thread exited or did not respond
+/// in time. An error of the job is returned with `key`.
 async fn wait_for_result<T, E>(
     location: &str,
     action: &'static str,
@@ -235,7 +239,8 @@ async fn wait_for_result<T, E>(
     })
 }
 
-/// Starts a thread on the file of a run. Returns the thread and the id of the run.
+/// Starts a database thread on the file of a run. Returns the thread and the id of the run in the
+/// file.
 async fn start_thread(
     file: &Path,
     name: &str,
@@ -252,9 +257,9 @@ async fn start_thread(
     start_worker(&location, (name, "the store"), OPEN_TIMEOUT, open, work).await
 }
 
-/// Starts a thread that opens a connection with `open` and then processes jobs with `work`. The
-/// pair names the thread, and what it opens in errors. Returns the thread and the value that `open`
-/// returned beside the connection.
+/// Starts a database thread, which opens a connection with `open` and then processes jobs with
+/// `work`. `name` is the name of the thread, and `key` names in errors what is opened. Returns the
+/// thread and the second value that `open` returned.
 async fn start_worker<T: Send + 'static>(
     location: &str,
     (name, key): (&str, &str),
@@ -408,7 +413,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// Maps an SQLite error to its code.
+/// Maps an SQLite error to a category of store errors.
 pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
     use rusqlite::{Error, ErrorCode};
     match error.sqlite_error_code() {
@@ -435,7 +440,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
     }
 }
 
-/// Copies an error, so that it can be sent to several callers.
+/// Copies an SQLite error, so that several callers can receive it.
 fn copy_error(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
         rusqlite::Error::SqliteFailure(code, text) => {

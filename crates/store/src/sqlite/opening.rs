@@ -13,7 +13,7 @@ use super::schema::{
 use super::{OpenedFile, migrate, read_only};
 use crate::StoreError;
 
-/// Opens the file of a run for writing. Creates the file if it does not exist.
+/// Opens the file of the run `run` for writing. Creates the file if it does not exist.
 pub(super) fn open(file: &Path, run: &RunId) -> Result<OpenedFile, StoreError> {
     let connection = connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE);
     let mut connection = connection.map_err(|source| open_error(file, source))?;
@@ -22,7 +22,8 @@ pub(super) fn open(file: &Path, run: &RunId) -> Result<OpenedFile, StoreError> {
     Ok((connection, None))
 }
 
-/// Opens an existing file for writing. An empty one becomes the store of the run `new`.
+/// Opens an existing file for writing, whatever its run. An empty file becomes the store of the run
+/// `new`.
 pub(super) fn resume(file: &Path, new: &RunId) -> Result<OpenedFile, StoreError> {
     let mut connection =
         connect(file, EXISTING_FILE_FLAGS).map_err(|source| open_error(file, source))?;
@@ -31,7 +32,7 @@ pub(super) fn resume(file: &Path, new: &RunId) -> Result<OpenedFile, StoreError>
     Ok((connection, None))
 }
 
-/// Opens, for reading, the file that a writer of this process has already opened and migrated.
+/// Opens a file for reading that a writer of this process has already opened and migrated.
 pub(super) fn open_reader(file: &Path) -> Result<OpenedFile, StoreError> {
     Ok((connect_reader(file).map_err(|source| open_error(file, source))?, None))
 }
@@ -63,8 +64,8 @@ pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
     Ok((connection, copy))
 }
 
-/// Creates the tables in a new file and migrates a file of an earlier build. A file of another
-/// program or of an unknown schema version is not changed.
+/// Creates the tables in a new file, or migrates a file of an earlier build. A file of another
+/// program or with an unknown schema version is not changed.
 fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
     let opening = |source| open_error(file, source);
     // Checked before anything else, so that a file of another program is not changed.

@@ -20,11 +20,11 @@ use tempfile::TempDir;
 
 use super::schema::connect;
 
-/// Maximum number of times that the files are copied if another process writes to them during the
-/// copy.
+/// Maximum number of times that a file is copied. A copy is repeated if another process writes to
+/// the file meanwhile.
 const MAX_COPY_TRIES: u32 = 5;
 
-/// Returns whether a file could not be opened because it cannot be written to.
+/// Returns whether SQLite could not open a file because it has no write permission.
 pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -32,8 +32,8 @@ pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// Opens a file without creating files next to it. Returns the directory of the copy if one was
-/// needed.
+/// Opens a database for reading without creating files next to it. Returns the directory of the
+/// temporary copy if one was needed.
 pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     let log = with_suffix(file, "-wal");
     if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
@@ -60,7 +60,10 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
             return Ok((connection, Some(dir)));
         }
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to the store"))
+    Err(io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "the store cannot be copied, because another process keeps writing to it; try again later",
+    ))
 }
 
 fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
@@ -83,7 +86,7 @@ fn make_writable(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, permissions)
 }
 
-/// Returns the SQLite URI of a database that no process changes.
+/// Returns the SQLite URI that opens a file as immutable: a database that no process changes.
 fn immutable_uri(file: &Path) -> io::Result<String> {
     let absolute = std::path::absolute(file)?;
     let path: String =

@@ -20,7 +20,7 @@ macro_rules! select {
     };
 }
 
-/// Inserts segments of the attempt in row `attempt`.
+/// Inserts segments of the attempt whose row id is `attempt`.
 pub(super) fn insert<'a>(
     to: &Connection,
     attempt: i64,
@@ -61,7 +61,7 @@ pub(super) fn insert<'a>(
     Ok(())
 }
 
-/// Returns the row of a prompt. Inserts the prompt if it is not stored yet.
+/// Returns the row id of the prompt with these tokens. Inserts the prompt if it is not stored yet.
 fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
     let digest = Sha256::digest(tokens);
     let find = "SELECT id FROM prompts WHERE digest = ?1";
@@ -75,7 +75,7 @@ fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
     }
 }
 
-/// Compares the segments of an attempt with their checksums.
+/// Verifies the checksums of all segments of an attempt.
 pub(super) fn check(from: &Connection, attempt: i64) -> Result<(), Failure> {
     let mut statement = from.prepare_cached(
         "SELECT s.id, p.digest, p.tokens,
@@ -92,7 +92,7 @@ pub(super) fn check(from: &Connection, attempt: i64) -> Result<(), Failure> {
             _ => true,
         };
         if !row.get::<_, bool>(3)? || !is_prompt_intact {
-            return Err(Failure::Corrupt(format!("segment {id} has another checksum")));
+            return Err(Failure::Corrupt(format!("segment {id} has a wrong checksum")));
         }
     }
     Ok(())
@@ -104,7 +104,7 @@ pub(super) fn count(from: &Connection, attempt: i64) -> Result<u32, Failure> {
     Ok(from.prepare_cached(count)?.query_row([attempt], |row| row.get(0))?)
 }
 
-/// Returns the number of tokens of a segment, or 0 if the segment is not stored.
+/// Returns the number of tokens in a segment, or 0 if the segment is not stored.
 pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<usize, Failure> {
     // SQLite returns the length of a blob without reading its bytes.
     let bytes: Option<i64> = from
@@ -119,7 +119,7 @@ pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<u
     Ok(bytes.unwrap_or(0) as usize / 4)
 }
 
-/// Returns one segment of an attempt, or `None` if it is not stored.
+/// Returns the segment with the id `id` of an attempt, or `None` if it is not stored.
 pub(super) fn get(
     from: &Connection,
     attempt: i64,
@@ -130,7 +130,7 @@ pub(super) fn get(
     rows.next()?.map(parse_segment).transpose()
 }
 
-/// Returns all segments of an attempt.
+/// Returns the complete trajectory of an attempt: all its segments.
 pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, Failure> {
     let mut statement = from.prepare_cached(select!("ORDER BY s.id"))?;
     let mut rows = statement.query([attempt])?;

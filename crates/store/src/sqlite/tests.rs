@@ -417,7 +417,10 @@ fn hanging_writer_returns_deadline_error() {
     assert!(error.is_retryable());
     let text = error.to_string();
     assert!(
-        text.contains("waited 30ms to record attempt train/phase 1/step 3/group 0/sample 0 in"),
+        text.contains(
+            "timed out after 30ms while waiting to record attempt train/phase 1/step 3/group \
+             0/sample 0 in"
+        ),
         "{text}"
     );
     assert!(text.contains("run.db"), "{text}");

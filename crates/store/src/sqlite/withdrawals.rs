@@ -16,7 +16,8 @@ use crate::error::{Code, Failure};
 use crate::withdrawal::unknown;
 use crate::{Status, WithdrawRequest, Withdrawal, erase_quotes};
 
-/// Adds the tombstones of a request. If the request erases, also erases the attempts.
+/// Adds the tombstones that a request demands, and returns them. If the request erases, also erases
+/// the texts and tokens of the attempts.
 pub(super) fn record(
     to: &Connection,
     request: &WithdrawRequest,
@@ -58,7 +59,7 @@ pub(super) fn record(
     Ok(added)
 }
 
-/// Adds a tombstone of the attempt in a row.
+/// Adds a tombstone of the attempt whose row id is `row`.
 pub(super) fn insert(to: &Connection, row: i64, tombstone: &Withdrawal) -> Result<(), Failure> {
     let Withdrawal { status, task, reason, at, erased, .. } = tombstone;
     to.prepare_cached(
@@ -69,7 +70,7 @@ pub(super) fn insert(to: &Connection, row: i64, tombstone: &Withdrawal) -> Resul
     Ok(())
 }
 
-/// Removes the texts and tokens of the attempt in a row.
+/// Erases the texts and tokens of the attempt whose row id is `row`.
 fn erase(to: &Connection, row: i64) -> Result<(), Failure> {
     let outcome = serde_json::to_string(&Outcome::initial())
         .map_err(|error| Failure::Unstorable(error.to_string()))?;
@@ -84,7 +85,8 @@ fn erase(to: &Connection, row: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes the texts of attempts that evaluations quote.
+/// Erases quotes of attempts from the results of evaluations. `names` are the names of the
+/// attempts' slots.
 fn erase_quoted(to: &Connection, names: &HashSet<String>) -> Result<(), Failure> {
     for (key, mut result) in super::evals::all(to)? {
         if erase_quotes(&mut result, names) {
@@ -124,7 +126,7 @@ pub(super) fn all(from: &Connection) -> Result<Vec<Withdrawal>, Failure> {
     Ok(found)
 }
 
-/// Rewrites a file without its free pages, and empties its log.
+/// Rewrites a database file without its free pages, and truncates its write-ahead log.
 pub(super) fn remove_free_pages(file: &Path) -> Result<(), Failure> {
     let connection = connect(file, EXISTING_FILE_FLAGS)?;
     connection.pragma_update(None, "secure_delete", true)?;

@@ -19,12 +19,12 @@ use tokio::sync::oneshot;
 use super::copy_error;
 use crate::error::{Code, Failure};
 
-/// Maximum number of writes in a transaction.
+/// Maximum number of writes that are committed in one transaction.
 const MAX_BATCH_JOBS: usize = 256;
 
-/// A job for the thread, together with the channel for its result.
+/// A job for a database thread, together with the channel for its result.
 pub(super) trait Job: Send {
-    /// Runs the job and returns whether it succeeded. It can run again if its transaction was
+    /// Runs the job and returns whether it succeeded. The job can run again if its transaction was
     /// rolled back.
     fn run(&mut self, connection: &Connection) -> bool;
     /// Sets the result to a failure whose cause lies outside the job.
@@ -41,7 +41,7 @@ pub(super) struct QueuedJob<T, W> {
 }
 
 impl<T, W> QueuedJob<T, W> {
-    /// Creates a job from `work`, and the receiver of its result.
+    /// Creates a job that runs `work`, and the receiver of its result.
     pub fn new(work: W) -> (Self, oneshot::Receiver<Result<T, Failure>>) {
         let (to, receiver) = oneshot::channel();
         (QueuedJob { work, result: None, to }, receiver)
@@ -71,7 +71,7 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
     }
 }
 
-/// Returns the message of a panic.
+/// Returns the message of a caught panic.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     format!(
@@ -80,30 +80,31 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     )
 }
 
-/// The queue of a worker's jobs.
+/// The receiving end of a database thread's job queue.
 pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
 
-/// Destination of the jobs that are sent to a worker.
+/// Destination of the jobs that a [`Worker`] gets: a thread, or the caller in tests.
 enum JobQueue {
     Thread(Sender<Box<dyn Job>>),
-    /// The caller runs them with this function.
+    /// The calling thread runs each job with this function on this connection.
     #[cfg(any(test, feature = "testing"))]
     Caller(Mutex<Connection>, fn(&mut Connection, &JobReceiver)),
 }
 
-/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `timeout` has
-/// passed.
+/// A handle to a database thread. Dropping it waits until all queued jobs are done, or until
+/// `timeout` has passed.
 pub(super) struct Worker {
-    /// `None` after the start of the drop.
+    /// Queue of the jobs. `None` while the handle is being dropped.
     queue: Option<JobQueue>,
-    /// Disconnected when the thread has closed its connection.
+    /// Channel that is disconnected when the thread has closed its connection.
     ended: Mutex<Receiver<Infallible>>,
     /// Timeout for the thread to close its connection.
     timeout: Duration,
 }
 
 impl Worker {
-    /// Starts a thread that runs `work`, which must process jobs until the queue is closed.
+    /// Starts a database thread that runs `work`, which must process jobs until the queue is
+    /// closed.
     ///
     /// # Errors
     /// Returns an error if the operating system cannot create a thread.
@@ -121,8 +122,8 @@ impl Worker {
         Ok(Worker { queue: Some(JobQueue::Thread(queue)), ended: Mutex::new(ended), timeout })
     }
 
-    /// Creates a worker without a thread: [`send`](Self::send) runs the job with `work`, so that
-    /// the order of jobs is that of their callers.
+    /// Creates a worker without a thread: [`send`](Self::send) runs each job in the calling thread,
+    /// so that jobs run in the order of the calls.
     #[cfg(any(test, feature = "testing"))]
     pub fn in_caller(connection: Connection, work: fn(&mut Connection, &JobReceiver)) -> Self {
         let (_, ended) = mpsc::channel();
@@ -130,7 +131,7 @@ impl Worker {
         Worker { queue, ended: Mutex::new(ended), timeout: Duration::ZERO }
     }
 
-    /// Queues a job. Returns `false` if the thread has exited.
+    /// Queues a job. Returns `false` if the thread has exited, which drops the job.
     pub fn send(&self, job: Box<dyn Job>) -> bool {
         match &self.queue {
             Some(JobQueue::Thread(queue)) => queue.send(job).is_ok(),
@@ -157,7 +158,7 @@ impl Drop for Worker {
     }
 }
 
-/// Processes writes until all handles are dropped.
+/// Processes write jobs until all handles of the queue are dropped. Queued jobs share one commit.
 pub(super) fn write(connection: &mut Connection, queue: &JobReceiver) {
     while let Ok(first) = queue.recv() {
         let mut jobs = vec![first];
@@ -170,7 +171,8 @@ pub(super) fn write(connection: &mut Connection, queue: &JobReceiver) {
     }
 }
 
-/// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back.
+/// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back, so that no
+/// job has an effect.
 fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     let transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
         Ok(transaction) => transaction,
@@ -198,7 +200,8 @@ fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     transaction.commit().is_ok()
 }
 
-/// Runs a statement that is parsed once. SQLite would parse rusqlite's savepoints for each job.
+/// Executes an SQL statement that is parsed once and cached. rusqlite's own savepoints would be
+/// parsed for each job.
 fn execute_cached(connection: &Connection, sql: &str) -> rusqlite::Result<usize> {
     connection.prepare_cached(sql)?.execute([])
 }
@@ -214,7 +217,8 @@ fn try_single(connection: &mut Connection, job: &mut dyn Job) -> rusqlite::Resul
     if job.run(&transaction) { transaction.commit() } else { Ok(()) }
 }
 
-/// Processes reads until all handles are dropped, each job on one consistent snapshot.
+/// Processes read jobs until all handles of the queue are dropped. Each job sees one consistent
+/// snapshot.
 pub(super) fn read(connection: &mut Connection, queue: &JobReceiver) {
     while let Ok(mut job) = queue.recv() {
         match connection.transaction() {

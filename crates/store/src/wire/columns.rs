@@ -4,12 +4,12 @@ use levade_tree::VersionRun;
 
 use crate::PerToken;
 
-/// Columns that are being written.
+/// Binary columns of a record that is being encoded.
 #[derive(Default)]
 pub struct Columns(pub(super) Vec<u8>);
 
 impl Columns {
-    /// Adds a column, and returns its length in bytes.
+    /// Appends a column, and returns its length in bytes.
     fn push(&mut self, bytes: impl IntoIterator<Item = u8>) -> u32 {
         let start = self.0.len();
         self.0.extend(bytes);
@@ -37,20 +37,21 @@ impl Columns {
     }
 }
 
-/// Columns that are being read, in the order in which they were written. Lengths are in bytes.
+/// Binary columns of a record that is being decoded. They are read in the order in which they were
+/// written. Lengths are in bytes.
 pub struct ColumnReader<'a>(pub(super) &'a [u8]);
 
 impl ColumnReader<'_> {
     fn take(&mut self, len: u32) -> Result<&[u8], String> {
         let split = self.0.split_at_checked(len as usize);
         let (column, rest) = split.ok_or_else(|| {
-            format!("a column of {len} bytes is truncated to {} bytes", self.0.len())
+            format!("a column of the record is truncated: {} of {len} bytes left", self.0.len())
         })?;
         self.0 = rest;
         Ok(column)
     }
 
-    /// Reads a column of numbers with `N` bytes each.
+    /// Reads a column that consists of numbers with `N` bytes each.
     fn take_numbers<T, const N: usize>(
         &mut self,
         len: u32,
@@ -60,7 +61,10 @@ impl ColumnReader<'_> {
         if rest.is_empty() {
             Ok(numbers.iter().map(number).collect())
         } else {
-            Err(format!("a column of {len} bytes does not consist of numbers of {N} bytes"))
+            Err(format!(
+                "a column of the record has {len} bytes, which is not a multiple of {N} bytes, \
+                 the size of its numbers"
+            ))
         }
     }
 
@@ -80,7 +84,11 @@ impl ColumnReader<'_> {
     }
 
     pub(super) fn take_per_token(&mut self, len: u32) -> Result<PerToken, String> {
-        PerToken::from_bytes(self.take(len)?)
-            .ok_or_else(|| format!("a column of {len} bytes does not consist of runs"))
+        PerToken::from_bytes(self.take(len)?).ok_or_else(|| {
+            format!(
+                "a column of the record has {len} bytes, which is not a list of run-length \
+                     encoded numbers"
+            )
+        })
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Code, Status, StoreError};
 
-/// Names of fields and actions in errors. Errors hold static texts.
+/// Names of fields and actions that errors can contain. [`StoreError`] requires static texts.
 const NAMES: [&str; 14] = [
     "task",
     "outcome",
@@ -22,10 +22,10 @@ const NAMES: [&str; 14] = [
     "remove",
 ];
 
-/// A [`StoreError`] as it is sent. The receiver replaces the location by its own.
+/// A [`StoreError`] in its serialized form. The receiver replaces the location by its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireError {
-    /// Location of the store.
+    /// Location of the store, as the sender names it.
     pub location: String,
     kind: Kind,
 }
@@ -144,7 +144,8 @@ impl From<WireError> for StoreError {
     }
 }
 
-/// Returns the static text that equals `name`, or `value` for a name of a later build.
+/// Returns the static text that equals `name`. Returns `value` for a name that only a later build
+/// knows.
 fn to_static(name: &str) -> &'static str {
     NAMES.into_iter().find(|known| *known == name).unwrap_or("value")
 }

@@ -15,15 +15,15 @@ use crate::{
     StepPlan, StepReward, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 
-/// A value that can be sent.
+/// A value that can be sent as a record: a JSON head and binary columns.
 pub trait Record: Sized {
-    /// Part of the value that is sent as JSON.
+    /// The part of the value that is sent as JSON.
     type Head: Serialize + DeserializeOwned;
 
-    /// Returns the head, and adds the columns.
+    /// Returns the head of the value, and appends the other parts to `columns`.
     fn split(&self, columns: &mut Columns) -> Self::Head;
 
-    /// Converts the head and the columns back to the value.
+    /// Restores the value from its head and its columns.
     ///
     /// # Errors
     /// Returns a message if the columns do not fit the head.
@@ -103,14 +103,14 @@ impl<A: Record, B: Record> Record for (A, B) {
     }
 }
 
-/// Head of a segment. Lengths of columns are in bytes.
+/// JSON head of a segment's record. Lengths of columns are in bytes.
 #[derive(Serialize, Deserialize)]
 pub struct SegmentHead {
     id: SegmentId,
     parent: Option<SegmentId>,
     after: Option<u32>,
     kind: Kind,
-    /// Bits of the temperature.
+    /// Bits of the temperature, an `f32`.
     temperature: u32,
     filtered: bool,
     agent: String,
@@ -159,8 +159,8 @@ impl Record for Segment {
     }
 }
 
-/// Head of an end. Numbers are sent as their bits: JSON reads a NaN back as null, which would
-/// remove a reward instead of being rejected.
+/// JSON head of the record of an attempt's end. Numbers are sent as their bits: JSON reads a NaN
+/// back as null, which would remove a reward instead of being rejected.
 #[derive(Serialize, Deserialize)]
 pub struct EndHead {
     outcome: Outcome,
@@ -234,7 +234,7 @@ impl Record for Attempt {
     }
 }
 
-/// Head of a step plan.
+/// JSON head of a step plan's record.
 #[derive(Serialize, Deserialize)]
 pub struct PlanHead {
     phase: u32,
@@ -243,7 +243,7 @@ pub struct PlanHead {
     sequences: Vec<SequenceHead>,
 }
 
-/// Head of a sequence of a step plan. Lengths of columns are in bytes.
+/// JSON head of one sequence of a step plan. Lengths of columns are in bytes.
 #[derive(Serialize, Deserialize)]
 struct SequenceHead {
     policy: u32,

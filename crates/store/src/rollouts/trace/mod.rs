@@ -30,53 +30,56 @@ use super::Span;
 pub use span::TRIPLET_REWARD;
 use span::{SpanReward, TracedSpan};
 
-/// Name of the spans that hold the calls which a client of Agent Lightning 0.1 reported.
+/// Name of the spans in which the store keeps the model calls that a client of Agent Lightning 0.1
+/// reported.
 pub const TRIPLET_SPAN: &str = "agentlightning.triplet";
 
-/// Prefix of the attributes by which Weave's tracer reports a call.
+/// Prefix of the attributes in which Weave's tracer reports a model call.
 const WEAVE: &str = "agentlightning.operation";
 
-/// Text that the names of spans of model calls contain.
+/// Text that the name of a span contains if the span is a model call.
 const CALL_NAME: &str = "openai.chat.completion";
 
-/// A reward that cannot be read. The try is then unscored.
+/// Error for a reported reward that is not a finite number. The try then counts as unscored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("span {span_id}: {text}")]
 pub struct UnreadableReward {
     /// Id of the span that reports the reward.
     pub span_id: String,
-    /// Reason why the reward is unusable.
+    /// Description of why the reported reward is unusable.
     text: String,
 }
 
-/// A model call that a span reports.
+/// A model call that a trace reports.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TracedCall {
-    /// Id of the span.
+    /// Id of the span that reports the call.
     pub span_id: String,
-    /// Name of the span.
+    /// Name of the span that reports the call.
     pub name: String,
-    /// Name of the innermost agent around the call, if a span names one.
+    /// Name of the innermost agent that encloses the call. `None` if no span names an agent.
     pub agent: Option<String>,
-    /// Id of the response, under which a gateway recorded the call.
+    /// Id of the response, under which a gateway recorded the call. `None` if the span has no
+    /// response id.
     pub response_id: Option<String>,
-    /// Token ids of the prompt. Empty if the tracer did not see them.
+    /// Token ids of the prompt. Empty if the tracer did not record them.
     pub prompt_token_ids: Vec<u32>,
-    /// Token ids of the completion. Empty if the tracer did not see them.
+    /// Token ids of the completion. Empty if the tracer did not record them.
     pub response_token_ids: Vec<u32>,
-    /// Messages of the prompt, as the tracer reports them.
+    /// Messages of the prompt as JSON, as the tracer reports them.
     pub prompt: Value,
-    /// Messages of the completion, as the tracer reports them.
+    /// Messages of the completion as JSON, as the tracer reports them.
     pub completion: Value,
-    /// Start of the span, by the client's clock.
+    /// Start of the call by the client's clock, as a Unix timestamp in seconds.
     pub start_time: f64,
-    /// End of the span, by the client's clock.
+    /// End of the call by the client's clock, as a Unix timestamp in seconds.
     pub end_time: f64,
     /// Reward that was reported for this call. `None` if no readable reward was reported.
     pub reward: Option<f64>,
 }
 
-/// A span or, if `span` is `None`, the lost parent of spans, in the tree of a trace.
+/// A node in the tree of a trace: a span, or a placeholder for a parent that is missing from the
+/// trace (`span` is `None`).
 #[derive(Debug)]
 struct Node {
     span: Option<usize>,
@@ -85,21 +88,21 @@ struct Node {
     end_time: f64,
 }
 
-/// The spans of one try, as a tree.
+/// The spans of one try, arranged as a tree.
 #[derive(Debug)]
 pub struct Trace {
     spans: Vec<TracedSpan>,
     nodes: Vec<Node>,
-    /// Nodes without a parent.
+    /// Indices of the nodes without a parent.
     roots: Vec<usize>,
 }
 
-/// Properties of a position in the tree that the enclosing spans determine.
+/// Context of a node in the tree of a trace, which its enclosing spans determine.
 #[derive(Clone, Copy)]
 struct EnclosingSpans<'a> {
-    /// Innermost enclosing agent. `None` outside of agents.
+    /// Name of the innermost enclosing agent. `None` outside of agents.
     agent: Option<&'a str>,
-    /// Whether calls at this position are selected.
+    /// Whether model calls in this context are selected.
     is_selected: bool,
     is_in_reward: bool,
     is_in_call: bool,
@@ -150,8 +153,8 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Moves the topmost siblings below the shortest node that encloses them in time: frameworks
-    /// that trace by several systems lose the parents of their model calls.
+    /// Moves each topmost sibling below the shortest node that encloses it in time. A framework
+    /// that traces by several systems loses the parents of its model calls; this restores them.
     fn repair(&mut self) {
         let mut parent = None;
         let mut siblings = self.roots.clone();
@@ -188,7 +191,7 @@ impl Trace {
         siblings.retain(|node| !moved.contains(node));
     }
 
-    /// Returns the nodes of subtrees, parents before children.
+    /// Returns the indices of all nodes below `roots`, each parent before its children.
     fn preorder(&self, roots: &[usize]) -> Vec<usize> {
         let mut found = Vec::new();
         let mut open: Vec<usize> = roots.iter().rev().copied().collect();
@@ -199,8 +202,8 @@ impl Trace {
         found
     }
 
-    /// Returns the final reward: the primary value of the last span that reports a reward. Returns
-    /// `None` if no span does.
+    /// Returns the final reward of the try: the primary value of the last span that reports a
+    /// reward. Returns `None` if no span reports a reward.
     ///
     /// # Errors
     /// Returns an error if the last reward is not a finite number.
@@ -208,7 +211,8 @@ impl Trace {
         Ok(self.final_rewards()?.first().map(|(_, value)| *value))
     }
 
-    /// Returns the dimensions of the final reward, the primary one first.
+    /// Returns all dimensions of the final reward as (name, value), the primary dimension first.
+    /// Empty if no span reports a reward.
     ///
     /// # Errors
     /// Returns an error if a dimension of the last reward is not a finite number.
@@ -270,8 +274,8 @@ impl Trace {
         found.into_iter().filter_map(|(node, agent)| self.call(node, agent, &rewards)).collect()
     }
 
-    /// Matches rewards with calls, in the order of time. A reward belongs to the latest call that
-    /// ended before it and has no reward yet.
+    /// Assigns the reported rewards to model calls, in the order of time. A reward belongs to the
+    /// latest call that ended before the reward and has no reward yet.
     fn rewards_of(&self, calls: &[usize]) -> HashMap<usize, Option<f64>> {
         let calls: HashSet<usize> = calls.iter().copied().collect();
         let mut by_time = self.preorder(&self.roots);

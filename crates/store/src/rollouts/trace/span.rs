@@ -5,19 +5,19 @@ use serde_json::{Map, Value};
 
 use crate::rollouts::Span;
 
-/// Prefix of the attributes that Agent Lightning 0.3 gives a reward: `PREFIX.INDEX.name` and
+/// Prefix of the attributes in which Agent Lightning 0.3 reports a reward: `PREFIX.INDEX.name` and
 /// `PREFIX.INDEX.value`. Index 0 is the primary reward.
 const REWARD: &str = "agentlightning.reward";
 
-/// Attribute with the reward of a call that a client of Agent Lightning 0.1 reported.
+/// Name of the attribute with the reward of a call that a client of Agent Lightning 0.1 reported.
 pub const TRIPLET_REWARD: &str = "agentlightning.triplet.reward";
 
-/// Reward that a span reports.
+/// The reward that a span reports, if any.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum SpanReward {
     /// The span reports no reward.
     Absent,
-    /// Dimensions with their values, the primary one first.
+    /// The span reports these dimensions of a reward as (name, value), the primary dimension first.
     Values(Vec<(String, f64)>),
     /// The span reports a reward that is not a finite number. The text contains the reported value.
     Malformed(String),
@@ -35,7 +35,7 @@ pub(super) struct TracedSpan {
     pub reward: SpanReward,
 }
 
-/// The fields of [`Span::body`] that are read.
+/// The fields of [`Span::body`] that rewards and calls are read from.
 #[derive(Deserialize)]
 struct Body {
     span_id: String,
@@ -52,7 +52,8 @@ struct Body {
 }
 
 impl TracedSpan {
-    /// Parses a stored span. A missing time is the other time of the span, or 0.
+    /// Parses a stored span. If the span has only a start or only an end, both times are equal.
+    /// Without either, both are 0.
     ///
     /// # Errors
     /// Returns an error if the body is not a span.
@@ -71,12 +72,14 @@ impl TracedSpan {
         })
     }
 
-    /// Returns the text of the first of `names` that is set to a text.
+    /// Returns the text of the first attribute among `names` that contains a text, or `None` if no
+    /// attribute does.
     pub fn text(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.attributes.get(*name)?.as_str())
     }
 
-    /// Returns the token ids of the first of `names` that is set to a list of them.
+    /// Returns the token ids of the first attribute among `names` that contains a list of token
+    /// ids. Empty if no attribute does.
     pub fn tokens(&self, names: &[&str]) -> Vec<u32> {
         let mut lists = names.iter().filter_map(|name| self.attributes.get(*name)?.as_array());
         lists
@@ -84,9 +87,9 @@ impl TracedSpan {
             .unwrap_or_default()
     }
 
-    /// Returns the attributes below the first prefix of `prefixes` that has attributes. They are
-    /// nested at the dots of their names, and names that count from 0 become a list. Names with too
-    /// many dots are left out. Returns null if no prefix has attributes.
+    /// Returns the attributes below the first prefix in `prefixes` that has attributes, as a JSON
+    /// tree: dots in the names separate levels, and names that count from 0 become a list. Names
+    /// with 64 or more dots are left out. Returns null if no prefix has attributes.
     pub fn nested(&self, prefixes: &[&str]) -> Value {
         for prefix in prefixes {
             let mut root = Value::Null;
@@ -106,8 +109,8 @@ impl TracedSpan {
         Value::Null
     }
 
-    /// Returns the agent that the span names, by the attributes of the frameworks that Agent
-    /// Lightning supports.
+    /// Returns the name of the agent that the span belongs to, from the attributes of the
+    /// frameworks that Agent Lightning supports. Returns `None` if the span names no agent.
     pub fn agent(&self) -> Option<&str> {
         let is_agentops_agent = self.text(&["agentops.span.kind"]) == Some("agent");
         let is_weave_agent = self.text(&["type"]) == Some("agent");
@@ -138,7 +141,8 @@ impl TracedSpan {
 /// and a client chooses the names.
 const MAX_DEPTH: usize = 64;
 
-/// Sets the value at a path of names that dots separate.
+/// Sets the value at `path` in a JSON tree, and creates the objects on the way. Dots separate the
+/// names in the path.
 fn insert(at: &mut Value, path: &str, value: &Value) {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     if !at.is_object() {
@@ -150,7 +154,7 @@ fn insert(at: &mut Value, path: &str, value: &Value) {
     }
 }
 
-/// Replaces objects whose names are `0`, `1`, … by lists.
+/// Converts every object in `value` whose keys are `0`, `1`, … to a list.
 fn with_lists(value: Value) -> Value {
     let Value::Object(fields) = value else { return value };
     let count = fields.len();
@@ -161,8 +165,8 @@ fn with_lists(value: Value) -> Value {
     list.filter(|list| !list.is_empty()).map_or(Value::Object(fields), Value::Array)
 }
 
-/// Reads the reward of a span in the formats of Agent Lightning 0.3, of AgentOps and of Agent
-/// Lightning 0.2, in this order.
+/// Parses the reward that the attributes of a span report. The formats of Agent Lightning 0.3,
+/// AgentOps and Agent Lightning 0.2 are tried in this order.
 fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
     let mut dimensions: Vec<(usize, &str)> = Vec::new();
     for (key, value) in attributes {
@@ -207,7 +211,8 @@ fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
     }
 }
 
-/// Converts a reward without dimensions. Returns `None` if the reward is missing or null.
+/// Converts the value of a reward that has no named dimensions. Returns [`SpanReward::Absent`] if
+/// the value is missing or null.
 fn single(key: &str, value: Option<&Value>) -> SpanReward {
     match value {
         None | Some(Value::Null) => SpanReward::Absent,

@@ -21,23 +21,23 @@ use super::super::{attempts, checksum, migrate, opening, read_only};
 use crate::StoreError;
 use crate::error::Code;
 
-/// Size of a page, which SQLite chooses for new files.
+/// Page size of the files in bytes, which is SQLite's default for new files.
 const PAGE_SIZE: usize = 4096;
 
-/// Maximum number of attempts whose ids are compared with the run.
+/// Maximum number of attempts whose ids are compared with the id of the run.
 const MAX_COMPARED_ROWS: i64 = 1000;
 
-/// An open file, repaired if necessary.
+/// A possibly damaged file of a run, opened for reading, and repaired if necessary.
 pub(super) struct OpenedStore {
     pub connection: Connection,
-    /// Whether the header was replaced.
+    /// Whether the file header was replaced, because it was damaged.
     pub is_restored: bool,
-    /// Directory of the copy, if a copy is read.
+    /// Temporary directory of the copy that is read. `None` if the file itself is read.
     _copy: Option<TempDir>,
 }
 
-/// Opens a file for reading: the file itself or, if necessary, a copy with a restored header or
-/// with the schema of this build.
+/// Opens a possibly damaged file for reading: the file itself or, if necessary, a copy with a
+/// repaired header or with the current schema.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened or is not a store.
@@ -93,7 +93,7 @@ fn unwritable(file: &Path, source: io::Error) -> StoreError {
     StoreError::Unwritable { location: file.display().to_string(), source }
 }
 
-/// Returns whether all tables and columns are defined.
+/// Returns whether SQLite can find all tables and columns of the current schema.
 fn can_query(connection: &Connection) -> bool {
     let columns = [
         "id FROM run",
@@ -110,7 +110,7 @@ fn can_query(connection: &Connection) -> bool {
     columns.iter().all(|columns| connection.prepare(&format!("SELECT {columns}")).is_ok())
 }
 
-/// Copies the file and its log to a temporary directory.
+/// Copies the database file and its write-ahead log to a temporary directory.
 fn copy_files(file: &Path) -> io::Result<TempDir> {
     let dir = TempDir::with_prefix("levade-check-")?;
     for suffix in ["", "-wal"] {
@@ -127,8 +127,9 @@ fn copy_files(file: &Path) -> io::Result<TempDir> {
     Ok(dir)
 }
 
-/// Repairs the header in a copy: first only the number of pages, which is wrong in a truncated
-/// file, then also the definitions of the tables. Returns `None` if the result is not a store.
+/// Repairs the header in a copy of the file: first only the number of pages, which is wrong in a
+/// truncated file, and then also the definitions of the tables. Returns `None` if the result is
+/// still not a store of the run.
 fn restore(
     file: &Path,
     expected: Option<&RunId>,
@@ -154,7 +155,7 @@ fn restore(
     Ok(None)
 }
 
-/// Replaces all pages of `copy` that define tables by the same pages of an empty store.
+/// Overwrites the pages of `copy` that define tables with the same pages of an empty store.
 fn replace_tables(dir: &TempDir, copy: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let empty = dir.path().join("empty.db");
     // Dropped at once, so that the log is written to the file.
@@ -175,7 +176,7 @@ fn replace_tables(dir: &TempDir, copy: &Path) -> Result<(), Box<dyn std::error::
     Ok(())
 }
 
-/// Sets the number of pages in the header to the number of pages in the file. Format of the header:
+/// Writes the actual number of pages to the file header. Format of the header:
 /// <https://sqlite.org/fileformat2.html#the_database_header>.
 fn set_page_count(file: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(file)?;
@@ -189,7 +190,8 @@ fn set_page_count(file: &Path) -> io::Result<()> {
     file.write_all(&change_counter)
 }
 
-/// Returns whether the id of an attempt in the first rows is derived from `run`.
+/// Returns whether an attempt in the first [`MAX_COMPARED_ROWS`] rows has an id that is derived
+/// from `run`.
 pub(super) fn names_attempts(connection: &Connection, run: &RunId, last_row: i64) -> bool {
     let rows = 1..=last_row.min(MAX_COMPARED_ROWS);
     rows.into_iter().any(|row| attempts::slot_of(connection, run, row).is_some())

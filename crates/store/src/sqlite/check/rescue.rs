@@ -9,25 +9,25 @@ use super::super::{attempts, evals, ledger, opening, segments, withdrawals};
 use crate::error::Failure;
 use crate::{Attempt, EvalKey, StepPlan, StoreError, Withdrawal};
 
-/// Number of values in a transaction.
+/// Number of values that are committed in one transaction.
 const BATCH: u32 = 256;
 
-/// A file that receives whole values.
+/// A new file that receives the intact values of a damaged file.
 pub(super) struct Rescue {
     path: PathBuf,
     connection: Connection,
-    /// Number of values in the open transaction.
+    /// Number of values in the open transaction that are not committed yet.
     pending: u32,
 }
 
 impl Rescue {
-    /// Creates a store at `path`.
+    /// Creates an empty store of the run `run` at `path`.
     pub fn create(path: &Path, run: &RunId) -> Result<Self, StoreError> {
         let (connection, _) = opening::open(path, run)?;
         Ok(Rescue { path: path.to_owned(), connection, pending: 0 })
     }
 
-    /// Adds an attempt in any state.
+    /// Adds an attempt with its segments, whatever its status.
     pub fn add_attempt(&mut self, attempt: &Attempt) -> Result<(), StoreError> {
         self.write(attempts::key(&attempt.id), |to| {
             let row = attempts::insert(to, attempt)?;
@@ -35,7 +35,7 @@ impl Rescue {
         })
     }
 
-    /// Adds a step plan.
+    /// Adds a step plan with its sequences.
     pub fn add_plan(&mut self, plan: &StepPlan) -> Result<(), StoreError> {
         self.write(ledger::key(plan.phase, plan.step), |to| ledger::write(to, plan))
     }
@@ -45,7 +45,7 @@ impl Rescue {
         self.write(key.to_string(), |to| evals::record(to, key, text).map(drop))
     }
 
-    /// Adds the tombstone of an attempt that was added before.
+    /// Adds the tombstone of an attempt. The attempt must have been added before.
     pub fn add_withdrawal(&mut self, tombstone: &Withdrawal) -> Result<(), StoreError> {
         self.write(attempts::key(&tombstone.id), |to| {
             let query = "SELECT id FROM attempts WHERE name = ?1";
@@ -54,7 +54,7 @@ impl Rescue {
         })
     }
 
-    /// Commits everything and returns the path of the file.
+    /// Commits all pending values and returns the path of the file.
     pub fn finish(mut self) -> Result<PathBuf, StoreError> {
         self.commit().map_err(|failure| self.error(failure, "the last values".into()))?;
         Ok(self.path)

@@ -7,7 +7,7 @@ use super::rows;
 use crate::error::Failure;
 use crate::rollouts::{Json, Resources, Worker};
 
-/// Adds a version of resources.
+/// Adds a version of the resources with the id `id`. If `id` is `None`, an id is generated.
 pub(super) fn put_resources(
     call: Call<'_>,
     id: Option<&str>,
@@ -45,7 +45,7 @@ pub(super) fn put_resources(
     })
 }
 
-/// Returns an id that no resources have. Clients expect `rs-` and 12 digits.
+/// Generates an unused id for resources. Clients expect `rs-` and 12 digits.
 fn new_id(call: Call<'_>) -> Result<String, Failure> {
     loop {
         let sql = "SELECT 'rs-' || lower(hex(randomblob(6)))";
@@ -57,7 +57,7 @@ fn new_id(call: Call<'_>) -> Result<String, Failure> {
     }
 }
 
-/// Records a heartbeat of a worker.
+/// Records a heartbeat of a worker. If `stats` is `None`, the previous statistics are kept.
 pub(super) fn beat_worker(
     call: Call<'_>,
     id: &str,

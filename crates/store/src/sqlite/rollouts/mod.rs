@@ -38,34 +38,35 @@ use crate::rollouts::{
 use crate::{StoreError, WriteOutcome};
 use control::Call;
 
-/// Location of a store in the memory of the process.
+/// Location that selects a store in the memory of the process.
 const IN_MEMORY: &str = "memory:";
 
-/// Number of threads that read a file.
+/// Number of threads that read the database file.
 const READERS: usize = 2;
 
-/// Maximum interval between two polls of a wait, which bounds the delay until it sees writes of
-/// other processes.
+/// Maximum interval between two polls of a waiting call, which bounds the delay until the call sees
+/// writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Minimum interval between two looks of a wait, which bounds its load while many writes arrive.
+/// Minimum interval between two polls of a waiting call, which bounds the load while many writes
+/// arrive.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rollouts in an SQLite database.
+/// A store of rollouts in an SQLite database.
 struct SqliteRollouts {
     location: String,
     clock: Arc<dyn Clock>,
     writer: Thread,
-    /// Empty if the store is in memory.
+    /// Threads that read the file. Empty if the store is in memory; then the writer reads, too.
     readers: Vec<Thread>,
     next_reader: AtomicUsize,
-    /// Notified of changes of rollouts. It wakes waits in their order, so that simulations are
-    /// repeatable.
+    /// Notified when rollouts change. It wakes waiting calls in their order, so that simulations
+    /// are repeatable.
     changes: Arc<Notify>,
 }
 
-/// Opens a store of rollouts: `memory:`, or the path of a file, which is created if it does not
-/// exist.
+/// Opens a store of rollouts. `location` is `memory:` or the path of a file. The file is created if
+/// it does not exist.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, belongs to another program, or has another schema
@@ -93,7 +94,7 @@ pub async fn open_rollouts(
     Ok(Arc::new(SqliteRollouts::new(location, clock, writer, readers)))
 }
 
-/// Opens a file of rollouts, or creates it. Every call runs in the task of its caller instead of a
+/// Opens or creates a file of rollouts. Every call runs in the task of its caller instead of on a
 /// thread, so that simulations are repeatable.
 ///
 /// # Errors
@@ -120,7 +121,8 @@ async fn start_thread(
     Ok(start_worker(location, names, RESPONSE_TIMEOUT, open, run).await?.0)
 }
 
-/// Announces a change when it is dropped. A job owns it, and is dropped after its commit.
+/// Notifies waiting calls of a change when it is dropped. A job owns it, so the drop follows the
+/// commit of the job.
 struct Announcement {
     changes: Arc<Notify>,
     is_due: bool,
@@ -148,8 +150,8 @@ impl SqliteRollouts {
         SqliteRollouts { location, clock, writer, readers, next_reader, changes }
     }
 
-    /// Runs `work` on the writing thread, in a transaction. `work` returns whether a rollout
-    /// changed.
+    /// Runs `work` on the thread that writes, in a transaction. `work` returns its result and
+    /// whether a rollout changed.
     async fn write<T: Send + 'static>(
         &self,
         key: &str,
@@ -167,7 +169,7 @@ impl SqliteRollouts {
         self.run(&self.writer, "record", key, work).await
     }
 
-    /// Runs `work` on a reading thread, on one consistent snapshot.
+    /// Runs `work` on a thread that reads, on one consistent snapshot.
     async fn read<T: Send + 'static>(
         &self,
         key: &str,
@@ -188,8 +190,8 @@ impl SqliteRollouts {
         Ok(run_on_worker(thread, operation, RESPONSE_TIMEOUT, work).await?)
     }
 
-    /// Calls `look` until it returns a value, or until `wait` is over. Looks again after every
-    /// change.
+    /// Calls `look` until it returns a value, or until `wait` is over. Calls it again after every
+    /// change of a rollout, and at least once per [`POLL_INTERVAL`].
     async fn poll<T, F>(
         &self,
         wait: Duration,
@@ -216,12 +218,12 @@ impl SqliteRollouts {
     }
 }
 
-/// Marks the result of an operation as a change of a rollout.
+/// Returns `result` with the flag that a rollout changed.
 fn changed<T>(result: T) -> (T, bool) {
     (result, true)
 }
 
-/// Marks the result of an operation as no change of a rollout.
+/// Returns `result` with the flag that no rollout changed.
 fn unchanged<T>(result: T) -> (T, bool) {
     (result, false)
 }

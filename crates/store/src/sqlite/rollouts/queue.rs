@@ -10,17 +10,18 @@ use crate::rollouts::{
     LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutError, RolloutStatus,
 };
 
-/// Time for which the leases of a request are remembered, in seconds. It must be longer than a
-/// client takes to repeat a request after a lost response.
+/// Time in seconds for which the leases of a request are kept for a repetition of the request. It
+/// must exceed the time in which a client repeats a request after a lost response.
 const REPEAT_SECONDS: f64 = 3600.0;
 
-/// Creates rollouts in their queues. Known keys return the rollouts that have them.
+/// Appends rollouts to their queues. For an id or a key that is already known, returns the existing
+/// rollout.
 pub(super) fn enqueue(call: Call<'_>, new: &[NewRollout]) -> Result<Vec<Rollout>, Failure> {
     let latest = latest_resources(call)?;
     new.iter().map(|new| Ok(create(call, new, latest.as_deref())?.0)).collect()
 }
 
-/// Creates a rollout with its first try.
+/// Creates a rollout and starts its first try.
 pub(super) fn start(
     call: Call<'_>,
     new: &NewRollout,
@@ -35,7 +36,7 @@ pub(super) fn start(
     start_try(call, &rollout.id, worker)
 }
 
-/// Starts another try of a rollout.
+/// Starts another try of the rollout with the id `id`.
 pub(super) fn start_try(
     call: Call<'_>,
     id: &str,
@@ -54,8 +55,8 @@ fn latest_resources(call: Call<'_>) -> Result<Option<String>, Failure> {
     Ok(call.db.prepare_cached(&sql)?.query_row([], |row| row.get(0)).optional()?)
 }
 
-/// Creates a rollout in its queue. Returns the rollout and `true`, or the existing rollout with the
-/// same id or key and `false`.
+/// Appends a rollout to its queue. Returns the new rollout and `true`, or the existing rollout with
+/// the same id or key and `false`.
 fn create(
     call: Call<'_>,
     new: &NewRollout,
@@ -127,14 +128,14 @@ fn create(
     Ok((rollout, true))
 }
 
-/// Returns the statuses after which a rollout is queued again, as a JSON list.
+/// Returns the statuses after which a rollout is queued again, as a JSON array.
 pub(super) fn retry_text(config: &RolloutConfig) -> String {
     let names = config.retry_on.iter().map(|status| format!("\"{}\"", status.name()));
     format!("[{}]", names.collect::<Vec<_>>().join(","))
 }
 
-/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated
-/// request returns the leases that it made before.
+/// Leases at most [`LeaseRequest::max`] rollouts, the oldest first within a priority. If a request
+/// is repeated, returns the leases that it made before.
 pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollout>, Failure> {
     if let Some(key) = &request.key {
         let leased = leased_before(call, key)?;
@@ -181,7 +182,8 @@ pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollou
     leased.iter().map(|rollout| rollout.load(call)).collect()
 }
 
-/// Returns the rollouts that an earlier request with this key leased, if the lease is in progress.
+/// Returns the rollouts that an earlier request with the same key leased and that are still in
+/// progress.
 fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
     let sql = format!(
         "SELECT {} FROM lease_requests l CROSS JOIN {} WHERE l.key = ?1 AND r.seq = l.rollout
@@ -194,7 +196,7 @@ fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
     Ok(leased.collect::<Result<_, _>>()?)
 }
 
-/// Records the leases of a request, and removes the leases of old requests.
+/// Stores the leases of a request under its key, and deletes the leases of expired requests.
 fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Result<(), Failure> {
     let sql = "DELETE FROM lease_requests WHERE time < ?1";
     call.db.prepare_cached(sql)?.execute([call.now - REPEAT_SECONDS])?;
@@ -206,8 +208,8 @@ fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Resul
     Ok(())
 }
 
-/// Returns whether a rollout waits in one of the queues, or whether an earlier copy of the request
-/// has leased one. A repeated request can arrive while the first one still waits.
+/// Returns whether a rollout waits in one of the queues, or an earlier copy of the request has
+/// leased a rollout. A repeated request can arrive while the first one still waits.
 pub(super) fn can_lease(call: Call<'_>, request: &LeaseRequest) -> Result<bool, Failure> {
     let marks = vec!["?"; request.queues.len()].join(", ");
     let sql = format!(
@@ -218,7 +220,7 @@ pub(super) fn can_lease(call: Call<'_>, request: &LeaseRequest) -> Result<bool, 
     Ok(call.db.prepare_cached(&sql)?.query_row(params_from_iter(values), |row| row.get(0))?)
 }
 
-/// Records that a worker found no rollout to lease.
+/// Records that a worker requested a lease and found no rollout.
 fn mark_idle(call: Call<'_>, worker: &str) -> Result<(), Failure> {
     let sql = "INSERT INTO workers (id, status, dequeue, idle) VALUES (?1, 'idle', ?2, ?2)
                ON CONFLICT (id) DO UPDATE SET dequeue = ?2, idle = CASE status WHEN 'idle' THEN idle ELSE ?2 END,
@@ -227,7 +229,7 @@ fn mark_idle(call: Call<'_>, worker: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Cancels rollouts that have not ended, and returns their number.
+/// Cancels the rollouts in `ids` that have not ended, and returns the number of cancelled rollouts.
 pub(super) fn cancel(call: Call<'_>, ids: &[String]) -> Result<u64, Failure> {
     let mut cancelled = 0;
     for id in ids {

@@ -11,7 +11,7 @@ use crate::rollouts::{
     RolloutFilter, Span, SpanFilter, Statistics, TextFilter, Try, TryName, Worker, WorkerFilter,
 };
 
-/// A field to sort by: its serialized name, and the expression of its value.
+/// A field to sort by: its serialized name, and the SQL expression of its value.
 type Field = (&'static str, &'static str);
 
 const ROLLOUT_FIELDS: &[Field] = &[
@@ -77,7 +77,7 @@ const SPAN_FIELDS: &[Field] = &[
     ("resource", "json_extract(s.body, '$.resource')"),
 ];
 
-/// Conditions of a query, with their values.
+/// The conditions of an SQL query, and the values of their parameters.
 #[derive(Default)]
 struct Conditions {
     required: Vec<String>,
@@ -91,7 +91,8 @@ impl Conditions {
         self.values.push(value.into());
     }
 
-    /// Adds `column IN names`. The names are constants of the crate.
+    /// Adds the condition `column IN names`. The names are not escaped, so they must be constants
+    /// of the crate.
     fn one_of<'a>(&mut self, column: &str, names: Option<impl Iterator<Item = &'a str>>) {
         if let Some(names) = names {
             let quoted: Vec<String> = names.map(|name| format!("'{name}'")).collect();
@@ -118,7 +119,8 @@ impl Conditions {
         self.contains(column, filter.contains.as_ref());
     }
 
-    /// Returns the clause WHERE. Values of required conditions must have been added first.
+    /// Returns the `WHERE` clause of the query. Values of required conditions must have been added
+    /// first.
     fn clause(&self, logic: Logic) -> String {
         let mut all = self.required.clone();
         if !self.joined.is_empty() {
@@ -129,14 +131,14 @@ impl Conditions {
     }
 }
 
-/// Tables, columns and order of a kind of rows.
+/// The SQL tables, columns and order from which a page of rows is read.
 struct Source<'a> {
     from: &'a str,
-    /// Tables for counting, if fewer suffice.
+    /// Tables for counting the rows, which can be fewer than `from`.
     count_from: &'a str,
     columns: &'a str,
     fields: &'a [Field],
-    /// Column of the order of creation.
+    /// Column that sorts the rows by their creation.
     order: &'a str,
 }
 
@@ -194,13 +196,13 @@ fn rows_of<T>(
     Ok(query.query_map(params_from_iter(&conditions.values), read)?.collect::<Result<_, _>>()?)
 }
 
-/// Returns a rollout, or `None` if it does not exist.
+/// Returns the rollout with the id `id`, or `None` if it does not exist.
 pub(super) fn rollout(db: &Connection, id: &str) -> Result<Option<Rollout>, Failure> {
     let sql = format!("SELECT {} FROM {} WHERE r.id = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
     Ok(db.prepare_cached(&sql)?.query_row([id], rows::rollout).optional()?)
 }
 
-/// Returns a page of rollouts.
+/// Returns one page of the rollouts that match `filter`.
 pub(super) fn rollouts(
     db: &Connection,
     filter: &RolloutFilter,
@@ -228,7 +230,7 @@ pub(super) fn rollouts(
     source.page(db, &conditions, filter.logic, page, rows::rollout)
 }
 
-/// Returns a page of the tries of a rollout.
+/// Returns one page of the tries of a rollout.
 pub(super) fn tries(
     db: &Connection,
     rollout_id: &str,
@@ -248,7 +250,8 @@ pub(super) fn tries(
     source.page(db, &conditions, Logic::And, page, rows::attempt)
 }
 
-/// Returns rollouts that changed after `since`, in the order of their change.
+/// Returns at most `max` rollouts that changed after the sequence number `since`, in the order of
+/// their last change.
 pub(super) fn changes(db: &Connection, since: u64, max: usize) -> Result<Vec<Rollout>, Failure> {
     let sql = format!(
         "SELECT {} FROM {} WHERE r.changed > ?1 ORDER BY r.changed LIMIT ?2",
@@ -261,8 +264,8 @@ pub(super) fn changes(db: &Connection, since: u64, max: usize) -> Result<Vec<Rol
     Ok(query.query_map((since, max), rows::rollout)?.collect::<Result<_, _>>()?)
 }
 
-/// Returns the rollouts of `ids` that have ended, in the order of `ids`, and whether any other is
-/// open.
+/// Returns the rollouts of `ids` that have ended, in the order of `ids`, and whether any other
+/// rollout of `ids` has not ended.
 pub(super) fn finished(db: &Connection, ids: &[String]) -> Result<(Vec<Rollout>, bool), Failure> {
     let sql = "SELECT status FROM rollouts WHERE id = ?1";
     let mut status_of = db.prepare_cached(sql)?;
@@ -281,7 +284,8 @@ pub(super) fn finished(db: &Connection, ids: &[String]) -> Result<(Vec<Rollout>,
     Ok((ended, has_open))
 }
 
-/// Returns a version of resources.
+/// Returns a version of resources, or `None` if it does not exist. `None` for `version` selects the
+/// latest version, and `None` for `id` the resources that were added last.
 pub(super) fn resources(
     db: &Connection,
     id: Option<&str>,
@@ -307,7 +311,7 @@ pub(super) fn resources(
     Ok(found.optional()?)
 }
 
-/// Returns a page of the latest versions of resources.
+/// Returns one page of the latest versions of the resources that match `filter`.
 pub(super) fn query_resources(
     db: &Connection,
     filter: &ResourcesFilter,
@@ -330,13 +334,13 @@ pub(super) fn query_resources(
     source.page(db, &conditions, Logic::And, page, rows::resources)
 }
 
-/// Returns a worker, or `None` if it is unknown.
+/// Returns the worker with the id `id`, or `None` if the worker is unknown.
 pub(super) fn worker(db: &Connection, id: &str) -> Result<Option<Worker>, Failure> {
     let sql = format!("SELECT {} FROM workers WHERE id = ?1", rows::WORKER);
     Ok(db.prepare_cached(&sql)?.query_row([id], rows::worker).optional()?)
 }
 
-/// Returns a page of workers.
+/// Returns one page of the workers that match `filter`.
 pub(super) fn workers(
     db: &Connection,
     filter: &WorkerFilter,
@@ -358,7 +362,7 @@ pub(super) fn workers(
     source.page(db, &conditions, filter.logic, page, rows::worker)
 }
 
-/// Returns a page of the spans of a rollout.
+/// Returns one page of the spans that match `filter`.
 pub(super) fn spans(
     db: &Connection,
     filter: &SpanFilter,
@@ -395,7 +399,7 @@ fn count(row: &Row<'_>, index: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(index).map(|count| count as u64)
 }
 
-/// Counts the stored rows.
+/// Counts the stored rollouts, tries, spans, resources and workers.
 pub(super) fn statistics(db: &Connection) -> Result<Statistics, Failure> {
     let sql =
         "SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM tries), (SELECT spans FROM totals),

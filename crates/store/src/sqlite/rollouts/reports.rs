@@ -12,8 +12,8 @@ use crate::rollouts::{
     Json, Lease, LeaseEnd, Rollout, RolloutError, RolloutUpdate, Try, TryName, TryUpdate,
 };
 
-/// Records that a try is in progress. Returns the time until which the next report must arrive, and
-/// whether the status of the rollout changed.
+/// Records a heartbeat of a worker for the try of `lease`. Returns the time until which the next
+/// progress report must arrive, and whether the status of the rollout changed.
 pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, bool), Failure> {
     let mut rollout = StoredRollout::get(call, &lease.rollout_id)?;
     let until = rollout.state.heartbeat(lease, call.now).map_err(reject)?;
@@ -21,7 +21,7 @@ pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, b
     Ok((until, rollout.state.is_changed))
 }
 
-/// Ends a lease, and the try with it.
+/// Ends a lease, and with it the try. `metadata` replaces the metadata of the try.
 pub(super) fn finish(
     call: Call<'_>,
     lease: &Lease,
@@ -46,7 +46,8 @@ fn set_metadata(call: Call<'_>, seq: i64, metadata: &Json) -> Result<(), Failure
     Ok(())
 }
 
-/// Replaces fields of a try. Its rollout follows if the try is the latest one.
+/// Replaces fields of a try. If the try is the latest one, the status of its rollout is updated to
+/// match.
 pub(super) fn update_try(
     call: Call<'_>,
     rollout_id: &str,
@@ -87,7 +88,7 @@ pub(super) fn update_try(
     load_try(call, seq)
 }
 
-/// Reads a complete try.
+/// Reads all fields of the try in row `seq`.
 fn load_try(call: Call<'_>, seq: i64) -> Result<Try, Failure> {
     let sql = format!(
         "SELECT {} FROM tries t JOIN rollouts r ON r.seq = t.rollout WHERE t.seq = ?1",
@@ -96,7 +97,7 @@ fn load_try(call: Call<'_>, seq: i64) -> Result<Try, Failure> {
     Ok(call.db.prepare_cached(&sql)?.query_row([seq], rows::attempt)?)
 }
 
-/// Replaces fields of a rollout.
+/// Replaces fields of the rollout with the id `id`.
 pub(super) fn update_rollout(
     call: Call<'_>,
     id: &str,
@@ -137,13 +138,13 @@ pub(super) fn update_rollout(
     rollout.load(call)
 }
 
-/// Returns whether a try has exceeded a timeout.
+/// Returns whether any try has exceeded a timeout.
 pub(super) fn has_expired(call: Call<'_>) -> Result<bool, Failure> {
     let sql = "SELECT EXISTS (SELECT 1 FROM rollouts WHERE expires < ?1)";
     Ok(call.db.prepare_cached(sql)?.query_row([call.now], |row| row.get(0))?)
 }
 
-/// Ends the tries that exceeded a timeout, and returns them.
+/// Ends all tries that exceeded a timeout, and returns them.
 pub(super) fn expire(call: Call<'_>) -> Result<Vec<Try>, Failure> {
     let sql = format!(
         "SELECT {} FROM {} WHERE r.expires < ?1 ORDER BY r.expires",

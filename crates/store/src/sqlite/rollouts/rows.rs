@@ -9,33 +9,33 @@ use crate::rollouts::{
     Worker, WorkerStatus,
 };
 
-/// Columns of [`rollout`]. `r` is the rollout and `t` its latest try.
+/// Columns that [`rollout`] reads: `r` is the rollout, and `t` its latest try.
 pub(super) const ROLLOUT: &str = "r.id, r.input, r.start_time, r.end_time, r.mode, r.resources_id, r.status, r.timeout, \
     r.unresponsive, r.max_tries, r.retry_on, r.metadata, r.queue, r.priority, r.key, r.changed, t.id, r.id, t.number, \
     t.start_time, t.end_time, t.status, t.worker, t.heartbeat, t.metadata";
 
-/// Tables of [`ROLLOUT`].
+/// Tables that contain the columns [`ROLLOUT`].
 pub(super) const ROLLOUT_FROM: &str =
     "rollouts r LEFT JOIN tries t ON t.rollout = r.seq AND t.number = r.tries";
 
-/// Columns of [`attempt`].
+/// Columns that [`attempt`] reads.
 pub(super) const TRY: &str =
     "t.id, r.id, t.number, t.start_time, t.end_time, t.status, t.worker, t.heartbeat, t.metadata";
 
-/// Columns of [`worker`].
+/// Columns that [`worker`] reads.
 pub(super) const WORKER: &str =
     "id, status, stats, heartbeat, dequeue, busy, idle, current_rollout, current_try";
 
-/// Columns of [`resources`].
+/// Columns that [`resources`] reads.
 pub(super) const RESOURCES: &str = "id, create_time, update_time, version, value";
 
-/// Returns the condition that resources do not announce a run to runners.
+/// Returns the SQL condition that is true for resources that do not announce a run to runners.
 pub(super) fn no_announcement() -> String {
     let start = format!("{{\"{ANNOUNCEMENT_KEY}\"");
     format!("substr(value, 1, {}) <> '{start}'", start.len())
 }
 
-/// Columns of [`span`].
+/// Columns that [`span`] reads.
 pub(super) const SPAN: &str = "r.id, t.id, s.number, s.body";
 
 /// Reads and writes a status by its name.
@@ -56,7 +56,7 @@ macro_rules! by_name {
 
 by_name!(RolloutStatus, TryStatus, WorkerStatus);
 
-/// JSON in a column.
+/// A column that contains JSON text.
 pub(super) struct JsonColumn(pub Json);
 
 impl FromSql for JsonColumn {
@@ -72,7 +72,7 @@ fn json(row: &Row<'_>, index: usize) -> rusqlite::Result<Option<Json>> {
     Ok(row.get::<_, Option<JsonColumn>>(index)?.map(|column| column.0))
 }
 
-/// Reads the configuration of a rollout from four columns that start at `index`.
+/// Reads the configuration of a rollout from the four columns that start at `index`.
 pub(super) fn config(row: &Row<'_>, index: usize) -> rusqlite::Result<RolloutConfig> {
     let retry_on = row.get_ref(index + 3)?.as_str()?;
     let retry_on =

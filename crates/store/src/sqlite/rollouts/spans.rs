@@ -9,10 +9,10 @@ use super::control::{Call, StoredRollout, StoredTry, save_try};
 use crate::error::Failure;
 use crate::rollouts::{NewSpan, SpanOutcome};
 
-/// Maximum sequence number. A larger number is replaced by this one.
+/// Maximum sequence number of a span. A larger number is replaced by this one.
 const MAX_NUMBER: u64 = i64::MAX as u64;
 
-/// Adds spans. Returns one outcome for each, and whether the status of a rollout changed.
+/// Stores spans. Returns one outcome for each span, and whether the status of a rollout changed.
 pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>, bool), Failure> {
     let mut outcomes = Vec::with_capacity(spans.len());
     let mut known: HashMap<(&str, &str), Found> = HashMap::new();
@@ -79,7 +79,7 @@ pub(super) fn add(call: Call<'_>, spans: &[NewSpan]) -> Result<(Vec<SpanOutcome>
     Ok((outcomes, is_changed))
 }
 
-/// A try with its rollout, or the outcome of spans that name an unknown one.
+/// A try with its rollout, or the outcome of a span whose rollout or try is unknown.
 type Found = Result<(StoredRollout, StoredTry), SpanOutcome>;
 
 fn find(call: Call<'_>, span: &NewSpan) -> Result<Found, Failure> {
@@ -90,15 +90,15 @@ fn find(call: Call<'_>, span: &NewSpan) -> Result<Found, Failure> {
     Ok(of.map(|of| (rollout, of)).ok_or(SpanOutcome::UnknownTry))
 }
 
-/// Prepares the statement of [`insert`]: once for a batch, because a look-up in the cache of
-/// statements takes a noticeable part of an insertion.
+/// Prepares the SQL statement of [`insert`]. It is prepared once for a batch, because a look-up in
+/// the statement cache takes a noticeable part of an insertion.
 fn prepare_insert(call: Call<'_>) -> Result<CachedStatement<'_>, Failure> {
     let sql = "INSERT INTO spans (rollout, try, number, trace_id, span_id, parent_id, name, start_time, end_time, body)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT (try, span_id) DO NOTHING";
     Ok(call.db.prepare_cached(sql)?)
 }
 
-/// Stores a span. Returns `false` if the try already has a span with its id.
+/// Inserts a span. Returns `false` if the try already has a span with the same id.
 fn insert(
     statement: &mut CachedStatement<'_>,
     (rollout, of): (i64, i64),
@@ -120,17 +120,18 @@ fn insert(
     Ok(inserted > 0)
 }
 
-/// Returns a number as SQLite stores it.
+/// Converts a sequence number to the integer type of SQLite.
 fn as_column(number: u64) -> i64 {
     number.min(MAX_NUMBER) as i64
 }
 
-/// The last sequence numbers of rollouts, read once and written once for a batch of spans.
+/// The last sequence numbers of spans by rollout. A batch of spans reads each number once and
+/// writes it once.
 #[derive(Default)]
 struct Numbers<'a>(HashMap<&'a str, (u64, u64)>);
 
 impl<'a> Numbers<'a> {
-    /// Returns the last number that is stored or reserved for a rollout.
+    /// Returns the last sequence number that is stored or reserved for a rollout.
     fn last(&mut self, call: Call<'_>, rollout_id: &'a str) -> Result<&mut u64, Failure> {
         if !self.0.contains_key(rollout_id) {
             let sql = "SELECT last FROM span_numbers WHERE rollout = ?1";
@@ -142,7 +143,7 @@ impl<'a> Numbers<'a> {
         Ok(&mut self.0.entry(rollout_id).or_default().1)
     }
 
-    /// Writes the numbers that have changed.
+    /// Writes the sequence numbers that have changed.
     fn save(self, call: Call<'_>) -> Result<(), Failure> {
         let sql = "INSERT INTO span_numbers VALUES (?1, ?2) ON CONFLICT (rollout) DO UPDATE SET last = excluded.last";
         for (rollout_id, (_, last)) in
@@ -154,7 +155,7 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// Reserves `count` consecutive numbers and returns the first.
+/// Reserves `count` consecutive sequence numbers of a rollout, and returns the first number.
 pub(super) fn reserve(call: Call<'_>, rollout_id: &str, count: u64) -> Result<u64, Failure> {
     let sql = "INSERT INTO span_numbers VALUES (?1, ?2)
                ON CONFLICT (rollout) DO UPDATE SET last = last + excluded.last RETURNING last";
