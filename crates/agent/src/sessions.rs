@@ -168,7 +168,7 @@ impl Sessions {
             number: 0,
             task: json!(task),
         };
-        if is_started && let Err(error) = store.start(&start).await {
+        if is_started && let Err(error) = store.start_attempt(&start).await {
             gateway.forget(&session);
             return Err(unrecorded(&error));
         }
@@ -339,9 +339,9 @@ impl SessionHost for Sessions {
 }
 
 async fn record_end(store: &dyn Store, attempt: &Attempt) -> Result<(), StoreError> {
-    store.append(&attempt.id, attempt.trajectory.segments()).await?;
+    store.append_segments(&attempt.id, attempt.trajectory.segments()).await?;
     let end: End = attempt.end();
-    store.end(&attempt.id, &end).await?;
+    store.end_attempt(&attempt.id, &end).await?;
     Ok(())
 }
 

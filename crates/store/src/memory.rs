@@ -94,7 +94,7 @@ impl Store for Memory {
         LOCATION
     }
 
-    async fn start(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+    async fn start_attempt(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
         self.with_contents("record", start.slot, |contents| {
             checks::check_name(&self.run, &start.id, &start.slot, start.number)?;
             match contents.attempts.get(&start.id) {
@@ -107,7 +107,7 @@ impl Store for Memory {
         })
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
@@ -133,7 +133,7 @@ impl Store for Memory {
         })
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+    async fn end_attempt(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
         self.with_contents("record", format_args!("attempt {id}"), |contents| {
             checks::check_end_values(end)?;
             let attempt = contents.get_mut(id)?;
@@ -203,7 +203,7 @@ impl Store for Memory {
         })
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
         self.with_contents("read", slot, |contents| {
             let next = contents.tries_in_slot(slot).next_back().map_or(0, |last| last.number + 1);
             let failed = contents
@@ -276,7 +276,7 @@ impl Store for Memory {
         })
     }
 
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
         let key = format_args!("plan of phase {phase}/step {step}");
         self.with_contents("read", key, |contents| Ok(contents.steps.get(&(phase, step)).cloned()))
     }

@@ -36,7 +36,7 @@ pub trait Store: Debug + Send + Sync {
     /// Returns [`StoreError::Unstorable`] if the id does not belong to this run, slot and try,
     /// [`StoreError::Conflict`] if an attempt with another task is recorded under the id, and
     /// [`StoreError::Ended`] if the attempt was abandoned.
-    async fn start(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError>;
+    async fn start_attempt(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError>;
 
     /// Appends all of `segments`, or none of them, to a running attempt.
     ///
@@ -50,7 +50,7 @@ pub trait Store: Debug + Send + Sync {
     /// but the attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has
     /// a temperature that is not finite, or does not fit the trajectory: its parent, the position
     /// of its fork or its number of values per token.
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
@@ -65,7 +65,7 @@ pub trait Store: Debug + Send + Sync {
     /// different end. Returns [`StoreError::Unstorable`] if the status is
     /// [`Running`](crate::Status::Running) or if a score, a reward or a part of a reward is not
     /// finite.
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError>;
+    async fn end_attempt(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError>;
 
     /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their
     /// number.
@@ -111,7 +111,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError>;
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError>;
 
     /// Returns the distinct tasks of all attempts that were started for `purpose`, including
     /// running attempts. Erased tasks are not returned.
@@ -148,7 +148,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError>;
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError>;
 
     /// Returns the keys (phase, step) of all recorded step plans, in ascending order.
     ///

@@ -39,11 +39,11 @@ async fn child() {
                 let new = NewRollout::new(to_raw_value(&worker).unwrap());
                 let created = store.enqueue(&[new]).await.unwrap();
                 println!("\nenqueued {}", created[0].id);
-                let leased = store.lease(&LeaseRequest::new(1, None)).await.unwrap();
+                let leased = store.lease_rollouts(&LeaseRequest::new(1, None)).await.unwrap();
                 let Some(leased) = leased.first() else { continue };
                 let lease = leased.latest_try.as_ref().unwrap().lease();
                 println!("\nleased {}", leased.id);
-                store.finish(&lease, LeaseEnd::Succeeded, None).await.unwrap();
+                store.end_lease(&lease, LeaseEnd::Succeeded, None).await.unwrap();
                 println!("\nfinished {}", leased.id);
             }
         });
@@ -86,7 +86,7 @@ async fn acknowledged_rollouts_survive_process_kill() {
 
         let store = open(&file).await;
         let all =
-            store.rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap().items;
+            store.query_rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap().items;
         let with = |statuses: &[RolloutStatus]| -> BTreeSet<String> {
             all.iter().filter(|of| statuses.contains(&of.status)).map(|of| of.id.clone()).collect()
         };

@@ -169,7 +169,7 @@ impl Rollouts for HttpRollouts {
         }
     }
 
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
         self.once("start", &(new, worker)).await
     }
 
@@ -177,7 +177,7 @@ impl Rollouts for HttpRollouts {
         self.once("start_try", &(rollout_id, worker)).await
     }
 
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
         if request.max == 0 {
             return Ok(Vec::new());
         }
@@ -196,11 +196,11 @@ impl Rollouts for HttpRollouts {
         }
     }
 
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         self.repeatable("heartbeat", &(lease,)).await
     }
 
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
@@ -209,11 +209,11 @@ impl Rollouts for HttpRollouts {
         self.repeatable("finish", &(lease, end, metadata)).await
     }
 
-    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
         self.repeatable("cancel", &(ids,)).await
     }
 
-    async fn expire(&self) -> Result<Vec<Try>> {
+    async fn expire_tries(&self) -> Result<Vec<Try>> {
         self.repeatable("expire", &()).await
     }
 
@@ -234,15 +234,15 @@ impl Rollouts for HttpRollouts {
         self.repeatable("rollout", &(rollout_id,)).await
     }
 
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+    async fn query_rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
         self.repeatable("rollouts", &(filter, page)).await
     }
 
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
         self.repeatable("tries", &(rollout_id, page)).await
     }
 
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
         let wait = WaitDeadline::new(wait);
         loop {
             let (hold, is_last) = wait.next_hold();
@@ -254,7 +254,7 @@ impl Rollouts for HttpRollouts {
         }
     }
 
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
         let wait = WaitDeadline::new(wait);
         loop {
             let (hold, is_last) = wait.next_hold();
@@ -282,7 +282,7 @@ impl Rollouts for HttpRollouts {
         self.repeatable("query_resources", &(filter, page)).await
     }
 
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
         self.repeatable("beat_worker", &(id, stats)).await
     }
 
@@ -290,7 +290,7 @@ impl Rollouts for HttpRollouts {
         self.repeatable("worker", &(id,)).await
     }
 
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+    async fn query_workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
         self.repeatable("workers", &(filter, page)).await
     }
 
@@ -298,7 +298,7 @@ impl Rollouts for HttpRollouts {
         self.repeatable("add_spans", &(spans,)).await
     }
 
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
         self.repeatable("spans", &(filter, page)).await
     }
 

@@ -279,11 +279,11 @@ impl Store for HttpStore {
         &self.server.location
     }
 
-    async fn start(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+    async fn start_attempt(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError> {
         self.write("start", started.slot, started).await
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
@@ -291,7 +291,7 @@ impl Store for HttpStore {
         self.write("append", attempt_key(id), &(*id, segments.to_vec())).await
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+    async fn end_attempt(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
         self.write("end", attempt_key(id), &(*id, end.clone())).await
     }
 
@@ -315,7 +315,7 @@ impl Store for HttpStore {
         self.read("last_try", slot, slot).await
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
         self.read("tries", slot, slot).await
     }
 
@@ -335,7 +335,7 @@ impl Store for HttpStore {
         self.write("record_step", plan_key(plan.phase, plan.step), plan).await
     }
 
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
         self.read("step", plan_key(phase, step), &(phase, step)).await
     }
 

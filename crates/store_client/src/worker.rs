@@ -274,7 +274,7 @@ impl<W: RolloutExecutor> Worker<W> {
             ..LeaseRequest::new(max, Some(name))
         };
         self.is_requesting.store(true, Ordering::Relaxed);
-        let leased = retry(&**store, "lease attempts", *wait, || store.lease(&request)).await;
+        let leased = retry(&**store, "lease attempts", *wait, || store.lease_rollouts(&request)).await;
         self.is_requesting.store(false, Ordering::Relaxed);
         Ok(leased?)
     }
@@ -285,7 +285,7 @@ impl<W: RolloutExecutor> Worker<W> {
             let queues = self.queues().clone();
             let stats = self.work.stats(queues, self.running.load(Ordering::Relaxed));
             // An error is ignored here: the requests for leases report an unreachable store.
-            if let Err(error) = self.options.store.beat_worker(&self.options.name, stats).await {
+            if let Err(error) = self.options.store.record_worker_heartbeat(&self.options.name, stats).await {
                 tracing::debug!(%error, "could not report that the runner is connected");
             }
             tokio::time::sleep(WORKER_INTERVAL).await;
@@ -307,7 +307,7 @@ impl<W: RolloutExecutor> Worker<W> {
             }
         };
         let WorkerOptions { store, wait, .. } = &self.options;
-        let finish = || store.finish(&lease, end, metadata.clone());
+        let finish = || store.end_lease(&lease, end, metadata.clone());
         let discarded = tokio::select! {
             biased;
             finished = retry(&**store, "report an attempt", *wait, finish) => {
@@ -324,7 +324,7 @@ impl<W: RolloutExecutor> Worker<W> {
     /// Sends heartbeats of a rollout until its lease is lost. Returns the reason for the loss.
     async fn keep_lease(&self, lease: &Lease, interval: Duration) -> String {
         loop {
-            match self.options.store.heartbeat(lease).await {
+            match self.options.store.record_heartbeat(lease).await {
                 Ok(_) => {}
                 Err(RolloutError::Store(error)) => tracing::warn!(%error, "could not report"),
                 Err(lost) => return lost.to_string(),
@@ -338,7 +338,7 @@ impl<W: RolloutExecutor> Worker<W> {
         let leases = std::mem::take(&mut *self.leases());
         let release = async {
             for lease in leases.into_values() {
-                let released = self.options.store.finish(&lease, LeaseEnd::Released, None).await;
+                let released = self.options.store.end_lease(&lease, LeaseEnd::Released, None).await;
                 if let Err(error) = released {
                     tracing::info!(%error, "could not return a lease; it expires");
                 }

@@ -81,7 +81,7 @@ async fn lost_lease_response_is_repeated_with_the_same_leases() {
     let server = start_server(Arc::clone(&store), &[]).await;
     let url = start_lossy_proxy(&server.url, "/v1/rollouts/lease", 2).await;
     let client = HttpRollouts::connect(&url, &options(10.0)).await.unwrap();
-    let leased = client.lease(&LeaseRequest::new(1, Some("w"))).await.unwrap();
+    let leased = client.lease_rollouts(&LeaseRequest::new(1, Some("w"))).await.unwrap();
     assert_eq!(leased.len(), 1);
     assert_eq!(store.statistics().await.unwrap().queued_rollouts, 1, "one rollout is still queued");
 }

@@ -94,17 +94,17 @@ store_contract!(over_http_in_memory, async || {
 async fn resumed_run_fences_the_earlier_trainer() {
     let server = RunServer::start(LONG).await;
     let first = server.open("a", Access::Start(&run())).await.unwrap();
-    first.start(&start_of(0)).await.unwrap();
+    first.start_attempt(&start_of(0)).await.unwrap();
     // The same run directory, whose lock the first trainer no longer holds.
     let second = server.open("a", Access::Resume(&RunId("ignored".into()))).await.unwrap();
     assert_eq!(*second.run(), run());
     assert_eq!(second.abandon_running().await.unwrap(), 1);
-    let error = first.start(&start_of(1)).await.unwrap_err();
+    let error = first.start_attempt(&start_of(1)).await.unwrap_err();
     assert!(matches!(&error, StoreError::Fenced { .. }), "{error}");
     assert!(error.is_user_error() && !error.is_retryable());
     assert!(error.to_string().contains("another trainer has resumed the run"), "{error}");
     assert!(error.to_string().contains(&server.server.url), "{error}");
-    second.start(&start_of(1)).await.unwrap();
+    second.start_attempt(&start_of(1)).await.unwrap();
     assert!(first.attempt(&start_of(1).id).await.unwrap().is_some(), "reading needs no lease");
 }
 
@@ -116,7 +116,7 @@ async fn trainer_of_another_directory_is_rejected_while_first_trainer_runs() {
     assert!(matches!(&error, StoreError::Leased { .. }), "{error}");
     let process = format!("process {}", std::process::id());
     assert!(error.is_user_error() && error.to_string().contains(&process), "{error}");
-    first.start(&start_of(0)).await.unwrap();
+    first.start_attempt(&start_of(0)).await.unwrap();
     // The lease of a trainer that has exited ends.
     drop(first);
     let second = server.open("b", Access::Resume(&run())).await.unwrap();
@@ -138,19 +138,19 @@ async fn copy_of_the_directory_is_another_trainer() {
 async fn lease_and_records_survive_a_restart_of_the_server() {
     let server = RunServer::start(LONG).await;
     let first = server.open("a", Access::Start(&run())).await.unwrap();
-    first.start(&start_of(0)).await.unwrap();
+    first.start_attempt(&start_of(0)).await.unwrap();
     let server = server.restart().await;
     // The trainer continues with its lease, without opening the run again.
-    first.start(&start_of(1)).await.unwrap();
+    first.start_attempt(&start_of(1)).await.unwrap();
     let reader = server.open("c", Access::Read).await.unwrap();
     assert_eq!(reader.tasks(Purpose::Train).await.unwrap(), ["task"]);
     let server = server.restart().await;
     let second = server.open("a", Access::Resume(&run())).await.unwrap();
     let server = server.restart().await;
     // The epoch did not start again, so the first trainer stays fenced.
-    let error = first.start(&start_of(2)).await.unwrap_err();
+    let error = first.start_attempt(&start_of(2)).await.unwrap_err();
     assert!(matches!(error, StoreError::Fenced { .. }), "{error}");
-    second.start(&start_of(2)).await.unwrap();
+    second.start_attempt(&start_of(2)).await.unwrap();
     drop(server);
 }
 
@@ -158,7 +158,7 @@ async fn lease_and_records_survive_a_restart_of_the_server() {
 async fn second_server_of_a_directory_writes_after_the_first_has_stopped() {
     let first = RunServer::start(LONG).await;
     let trainer = first.open("a", Access::Start(&run())).await.unwrap();
-    trainer.start(&start_of(0)).await.unwrap();
+    trainer.start_attempt(&start_of(0)).await.unwrap();
     let run_dir = first.run_dir("a");
     let second = RunServer::serve("127.0.0.1:0", first.dir.path(), LONG).await;
     let open = async |seconds: f64| {
@@ -172,7 +172,7 @@ async fn second_server_of_a_directory_writes_after_the_first_has_stopped() {
     let reads = options(10.0);
     let reader = HttpStore::open(&second.url, Some("sums"), &run_dir, Access::Read, &reads).await;
     assert_eq!(reader.unwrap().tasks(Purpose::Train).await.unwrap(), ["task"]);
-    trainer.start(&start_of(1)).await.unwrap();
+    trainer.start_attempt(&start_of(1)).await.unwrap();
     let RunServer { server, dir, .. } = first;
     server.stop().await;
     let resumed = open(10.0).await.unwrap();
@@ -187,7 +187,7 @@ async fn deleted_file_is_not_replaced_by_an_empty_one() {
     let file = server.dir.path().join("runs/sums.db");
     let server = server.restart().await;
     std::fs::remove_file(&file).unwrap();
-    let error = first.start(&start_of(0)).await.unwrap_err();
+    let error = first.start_attempt(&start_of(0)).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound, "{error}");
     assert!(!file.exists());
     drop(server);
@@ -216,7 +216,7 @@ async fn reader_of_unknown_run_gets_not_found_and_cannot_write() {
     assert!(error.to_string().contains("/sums: the server has no run"), "{error}");
     let writer = server.open("a", Access::Start(&run())).await.unwrap();
     let reader = server.open("b", Access::Read).await.unwrap();
-    let error = reader.start(&start_of(0)).await.unwrap_err();
+    let error = reader.start_attempt(&start_of(0)).await.unwrap_err();
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error}");
     drop(writer);
 }
@@ -242,7 +242,7 @@ async fn removed_run_starts_anew_with_a_later_epoch() {
     let error = remove_run(&url, "sums").await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound, "{error}");
     let first = server.open("a", Access::Start(&run())).await.unwrap();
-    first.start(&start_of(0)).await.unwrap();
+    first.start_attempt(&start_of(0)).await.unwrap();
     let listed = list_runs(&url).await.unwrap();
     assert_eq!((listed.len(), listed[0].name.as_str()), (1, "sums"));
     assert!(listed[0].bytes > 0 && listed[0].idle_seconds.is_some());

@@ -274,7 +274,7 @@ impl Store for MongoStore {
         &self.connection.location
     }
 
-    async fn start(&self, start: &AttemptStart) -> std::result::Result<WriteOutcome, StoreError> {
+    async fn start_attempt(&self, start: &AttemptStart) -> std::result::Result<WriteOutcome, StoreError> {
         self.write(start.slot.to_string(), || async {
             backend::check_name(&self.run, &start.id, &start.slot, start.number)?;
             let document = attempts::document(&Attempt::from_start(start), None)?;
@@ -286,7 +286,7 @@ impl Store for MongoStore {
         .await
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
@@ -295,7 +295,7 @@ impl Store for MongoStore {
             .await
     }
 
-    async fn end(
+    async fn end_attempt(
         &self,
         id: &AttemptId,
         end: &End,
@@ -375,7 +375,7 @@ impl Store for MongoStore {
         .await
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> std::result::Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> std::result::Result<Tries, StoreError> {
         self.read(slot.to_string(), || async {
             let names = doc! { "number": 1, "status": 1 };
             let attempts = self.attempts();
@@ -467,7 +467,7 @@ impl Store for MongoStore {
         .await
     }
 
-    async fn step(
+    async fn step_plan(
         &self,
         phase: u32,
         step: u32,

@@ -156,7 +156,7 @@ async fn second_trainer_is_rejected_until_the_lease_ends_and_then_fences_the_fir
     let of = TestDatabase::new(url);
     let first = open(&of, "host-a:/runs/x", "test").await.unwrap();
     let started = attempt(first.run(), 0);
-    first.start(&start_of(&started)).await.unwrap();
+    first.start_attempt(&start_of(&started)).await.unwrap();
     let error = resume(&of, "host-b:/runs/x").await.unwrap_err();
     assert!(matches!(error, StoreError::Leased { .. }), "{error}");
     assert!(error.to_string().contains("host-a:/runs/x"), "{error}");
@@ -166,9 +166,9 @@ async fn second_trainer_is_rejected_until_the_lease_ends_and_then_fences_the_fir
     let second = resume(&of, "host-b:/runs/x").await.unwrap();
     assert_eq!(second.abandon_running().await.unwrap(), 1);
     for error in [
-        first.start(&start_of(&attempt(first.run(), 1))).await.unwrap_err(),
-        first.append(&started.id, started.trajectory.segments()).await.unwrap_err(),
-        first.end(&started.id, &started.end()).await.unwrap_err(),
+        first.start_attempt(&start_of(&attempt(first.run(), 1))).await.unwrap_err(),
+        first.append_segments(&started.id, started.trajectory.segments()).await.unwrap_err(),
+        first.end_attempt(&started.id, &started.end()).await.unwrap_err(),
         first.record_attempt(&attempt(first.run(), 2)).await.unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::Fenced { .. }), "{error}");
@@ -209,8 +209,8 @@ async fn documents_of_a_killed_append_are_never_read() {
     let store = open(&of, "a", "test").await.unwrap();
     let complete = attempt(store.run(), 0);
     let segments = complete.trajectory.segments();
-    store.start(&start_of(&complete)).await.unwrap();
-    store.append(&complete.id, &segments[..1]).await.unwrap();
+    store.start_attempt(&start_of(&complete)).await.unwrap();
+    store.append_segments(&complete.id, &segments[..1]).await.unwrap();
     // A process was killed after it had written a segment, and before it changed the attempt.
     let connection = Connection::open(&of.url, &of.name).await.unwrap();
     let lost = [segment(1, Kind::Sampled, &[8, 9, 10]), segment(2, Kind::Context, &[11])];
@@ -220,9 +220,9 @@ async fn documents_of_a_killed_append_are_never_read() {
     let read = store.attempt(&complete.id).await.unwrap().unwrap();
     assert_eq!(read.trajectory.segments(), &segments[..1]);
     for outcome in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.append(&complete.id, segments).await.unwrap(), outcome);
+        assert_eq!(store.append_segments(&complete.id, segments).await.unwrap(), outcome);
     }
-    store.end(&complete.id, &complete.end()).await.unwrap();
+    store.end_attempt(&complete.id, &complete.end()).await.unwrap();
     assert_eq!(store.attempt(&complete.id).await.unwrap().unwrap(), complete);
     assert_eq!(store.record_attempt(&complete).await.unwrap(), WriteOutcome::AlreadyRecorded);
     of.drop_all().await;
@@ -283,16 +283,16 @@ async fn bytes_of_a_long_attempt_are_proportional_to_its_tokens() {
     let mut sizes = Vec::new();
     for (sample, turns) in [(0, 50_u32), (1, 100), (2, 200)] {
         let started = attempt(store.run(), sample);
-        store.start(&start_of(&started)).await.unwrap();
+        store.start_attempt(&start_of(&started)).await.unwrap();
         for turn in 0..turns {
             let tokens: Vec<u32> = (turn..turn + 300).collect();
             let of_turn = [
                 segment(2 * turn, Kind::Context, &tokens),
                 segment(2 * turn + 1, Kind::Sampled, &tokens[..150]),
             ];
-            store.append(&started.id, &of_turn).await.unwrap();
+            store.append_segments(&started.id, &of_turn).await.unwrap();
         }
-        store.end(&started.id, &started.end()).await.unwrap();
+        store.end_attempt(&started.id, &started.end()).await.unwrap();
         sizes.push((turns * 450, stored_bytes(&of, &started.id.to_string()).await));
     }
     for (tokens, bytes) in &sizes {

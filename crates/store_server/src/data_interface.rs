@@ -43,7 +43,7 @@ async fn task(State(service): State<Shared>, request: Request) -> RouteResult {
         let text = "a request for a task needs the header X-AgentLightning-Client: true";
         return Err(ApiError::new(StatusCode::FORBIDDEN, text));
     }
-    let leased = service.checked().await?.lease(&LeaseRequest::new(1, None)).await?;
+    let leased = service.checked().await?.lease_rollouts(&LeaseRequest::new(1, None)).await?;
     let Some(Rollout {
         latest_try: Some(of),
         id,
@@ -146,7 +146,7 @@ async fn report(State(service): State<Shared>, request: Request) -> RouteResult 
         store.add_spans(spans).await?;
     }
     let metadata = json!({ "logs": report.logs, "metadata": report.metadata });
-    store.finish(&lease, end, to_raw_value(&metadata).ok()).await?;
+    store.end_lease(&lease, end, to_raw_value(&metadata).ok()).await?;
     let message = format!("Rollout {rollout_id} received and stored.");
     ok(&json!({ "status": "ok", "message": message, "data": null }))
 }

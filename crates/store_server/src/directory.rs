@@ -80,7 +80,7 @@ async fn search_workers(State(service): State<Shared>, request: Request) -> Rout
 async fn found_workers(service: &Shared, query: WorkersQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(None)?;
-    ok(&WirePage::new(service.checked().await?.workers(&query.filter(), &page).await?, &paging))
+    ok(&WirePage::new(service.checked().await?.query_workers(&query.filter(), &page).await?, &paging))
 }
 
 async fn worker(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
@@ -101,7 +101,7 @@ async fn update_worker(
     let body: WorkerBody = optional_body(request).await?;
     let stats = not_null("heartbeat_stats", body.heartbeat_stats)?;
     stats.as_ref().map(|stats| object("heartbeat_stats", stats)).transpose()?;
-    ok(&service.store().beat_worker(&id, stats).await?)
+    ok(&service.store().record_worker_heartbeat(&id, stats).await?)
 }
 
 async fn list_resources(State(service): State<Shared>, request: Request) -> RouteResult {

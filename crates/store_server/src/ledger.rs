@@ -116,14 +116,14 @@ impl Call<'_> {
         let locked = self.service.runs().writer(self.run, self.epoch()?, &key).await?;
         let store: &dyn Store = locked.store(self.run)?;
         match self.method {
-            "start" => self.encode_result(&store.start(&self.arguments::<AttemptStart>()?).await?),
+            "start" => self.encode_result(&store.start_attempt(&self.arguments::<AttemptStart>()?).await?),
             "append" => {
                 let (id, segments): (AttemptId, Vec<Segment>) = self.arguments()?;
-                self.encode_result(&store.append(&id, &segments).await?)
+                self.encode_result(&store.append_segments(&id, &segments).await?)
             }
             "end" => {
                 let (id, end): (AttemptId, End) = self.arguments()?;
-                self.encode_result(&store.end(&id, &end).await?)
+                self.encode_result(&store.end_attempt(&id, &end).await?)
             }
             "abandon_running" => self.encode_result(&store.abandon_running().await?),
             "record_attempts" => self
@@ -149,7 +149,7 @@ impl Call<'_> {
             "last_try" => {
                 self.encode_result(&store.last_try(&self.arguments::<AttemptSlot>()?).await?)
             }
-            "tries" => self.encode_result(&store.tries(&self.arguments::<AttemptSlot>()?).await?),
+            "tries" => self.encode_result(&store.count_tries(&self.arguments::<AttemptSlot>()?).await?),
             "tasks" => self.encode_result(&store.tasks(self.arguments::<Purpose>()?).await?),
             "summaries" => {
                 self.encode_result(&store.summaries(self.arguments::<Purpose>()?).await?)
@@ -157,7 +157,7 @@ impl Call<'_> {
             "failures" => self.encode_result(&store.failures(self.arguments::<Purpose>()?).await?),
             "step" => {
                 let (phase, step): (u32, u32) = self.arguments()?;
-                self.encode_result(&store.step(phase, step).await?)
+                self.encode_result(&store.step_plan(phase, step).await?)
             }
             "planned_steps" => self.encode_result(&store.planned_steps().await?),
             "withdrawals" => self.encode_result(&store.withdrawals().await?),

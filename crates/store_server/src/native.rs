@@ -59,7 +59,7 @@ async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
     match method {
         "enqueue" => respond!(|new: Vec<NewRollout>| store.enqueue(&new)),
         "start" => respond!(|new: NewRollout, worker: Option<String>| {
-            store.start(&new, worker.as_deref())
+            store.start_rollout(&new, worker.as_deref())
         }),
         "start_try" => {
             respond!(|id: String, worker: Option<String>| {
@@ -67,12 +67,12 @@ async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
             })
         }
         "lease" => respond!(|request: LeaseRequest| lease(service, request)),
-        "heartbeat" => respond!(|lease: Lease| store.heartbeat(&lease)),
+        "heartbeat" => respond!(|lease: Lease| store.record_heartbeat(&lease)),
         "finish" => respond!(|lease: Lease, end: LeaseEnd, metadata: Option<Json>| {
-            store.finish(&lease, end, metadata)
+            store.end_lease(&lease, end, metadata)
         }),
-        "cancel" => respond!(|ids: Vec<String>| store.cancel(&ids)),
-        "expire" => to_response(store.expire().await),
+        "cancel" => respond!(|ids: Vec<String>| store.cancel_rollouts(&ids)),
+        "expire" => to_response(store.expire_tries().await),
         "update_rollout" => {
             respond!(|id: String, update: RolloutUpdate| { store.update_rollout(&id, &update) })
         }
@@ -81,9 +81,9 @@ async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
         }),
         "rollout" => respond!(|id: String| store.rollout(&id)),
         "rollouts" => {
-            respond!(|filter: RolloutFilter, page: PageRequest| { store.rollouts(&filter, &page) })
+            respond!(|filter: RolloutFilter, page: PageRequest| { store.query_rollouts(&filter, &page) })
         }
-        "tries" => respond!(|id: String, page: PageRequest| store.tries(&id, &page)),
+        "tries" => respond!(|id: String, page: PageRequest| store.query_tries(&id, &page)),
         "changes" => {
             respond!(|since: u64, max: usize, wait: Duration| {
                 changes(service, since, max, wait)
@@ -103,13 +103,13 @@ async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
         "query_resources" => respond!(|filter: ResourcesFilter, page: PageRequest| {
             store.query_resources(&filter, &page)
         }),
-        "beat_worker" => respond!(|id: String, stats: Option<Json>| store.beat_worker(&id, stats)),
+        "beat_worker" => respond!(|id: String, stats: Option<Json>| store.record_worker_heartbeat(&id, stats)),
         "worker" => respond!(|id: String| store.worker(&id)),
         "workers" => {
-            respond!(|filter: WorkerFilter, page: PageRequest| { store.workers(&filter, &page) })
+            respond!(|filter: WorkerFilter, page: PageRequest| { store.query_workers(&filter, &page) })
         }
         "add_spans" => respond!(|spans: Vec<NewSpan>| store.add_spans(spans)),
-        "spans" => respond!(|filter: SpanFilter, page: PageRequest| store.spans(&filter, &page)),
+        "spans" => respond!(|filter: SpanFilter, page: PageRequest| store.query_spans(&filter, &page)),
         "reserve_span_numbers" => {
             respond!(|id: String, count: u64| { store.reserve_span_numbers(&id, count) })
         }
@@ -124,7 +124,7 @@ async fn call(service: &Service, method: &str, body: &[u8]) -> RouteResult {
 async fn lease(service: &Service, mut request: LeaseRequest) -> Result<Vec<Rollout>> {
     request.wait = request.wait.min(MAX_HOLD);
     tokio::select! {
-        leased = service.store().lease(&request) => leased,
+        leased = service.store().lease_rollouts(&request) => leased,
         () = service.stopped(), if !request.wait.is_zero() => Ok(Vec::new()),
     }
 }
@@ -136,7 +136,7 @@ async fn changes(
     wait: Duration,
 ) -> Result<(Vec<Rollout>, u64)> {
     tokio::select! {
-        changes = service.store().changes(since, max, wait.min(MAX_HOLD)) => changes,
+        changes = service.store().wait_for_changes(since, max, wait.min(MAX_HOLD)) => changes,
         () = service.stopped(), if !wait.is_zero() => Ok((Vec::new(), since)),
     }
 }
@@ -150,8 +150,8 @@ async fn wait_finished(
 ) -> Result<(Vec<Rollout>, bool)> {
     let store = service.store();
     let finished = tokio::select! {
-        finished = store.wait_finished(ids, wait.min(MAX_HOLD)) => finished?,
-        () = service.stopped() => store.wait_finished(ids, Duration::ZERO).await?,
+        finished = store.wait_until_finished(ids, wait.min(MAX_HOLD)) => finished?,
+        () = service.stopped() => store.wait_until_finished(ids, Duration::ZERO).await?,
     };
     let is_done = finished.len() == ids.len() || !has_open(store, ids).await?;
     Ok((finished, is_done))

@@ -185,7 +185,7 @@ async fn dequeue(State(service): State<Shared>, request: Request) -> RouteResult
         ..LeaseRequest::new(usize::try_from(body.limit).unwrap_or(0), body.worker_id.as_deref())
     };
     tokio::select! {
-        leased = store.lease(&request) => ok(&leased?),
+        leased = store.lease_rollouts(&request) => ok(&leased?),
         () = service.stopped(), if !request.wait.is_zero() => ok(&[(); 0]),
     }
 }
@@ -199,7 +199,7 @@ async fn start(State(service): State<Shared>, request: Request) -> RouteResult {
     let mut body: RolloutBody = body(request).await?;
     let worker = body.worker_id.take();
     let new = body.into_new()?;
-    created(&service.checked().await?.start(&new, worker.as_deref()).await?)
+    created(&service.checked().await?.start_rollout(&new, worker.as_deref()).await?)
 }
 
 async fn list(State(service): State<Shared>, request: Request) -> RouteResult {
@@ -213,7 +213,7 @@ async fn search(State(service): State<Shared>, request: Request) -> RouteResult 
 async fn found(service: &Shared, query: RolloutsQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(None)?;
-    let rollouts = service.checked().await?.rollouts(&query.filter(), &page).await?;
+    let rollouts = service.checked().await?.query_rollouts(&query.filter(), &page).await?;
     ok(&WirePage::new(rollouts, &paging))
 }
 
@@ -305,7 +305,7 @@ async fn search_tries(
 async fn found_tries(service: &Shared, id: &str, query: &TriesQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(Some("sequence_id"))?;
-    ok(&WirePage::new(service.checked().await?.tries(id, &page).await?, &paging))
+    ok(&WirePage::new(service.checked().await?.query_tries(id, &page).await?, &paging))
 }
 
 async fn latest_try(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
@@ -363,8 +363,8 @@ async fn wait(State(service): State<Shared>, request: Request) -> RouteResult {
     // If a try exceeds its timeout during the wait, the server's timer ends it, which also ends
     // this wait.
     let finished = tokio::select! {
-        finished = store.wait_finished(&body.rollout_ids, wait) => finished?,
-        () = service.stopped() => store.wait_finished(&body.rollout_ids, Duration::ZERO).await?,
+        finished = store.wait_until_finished(&body.rollout_ids, wait) => finished?,
+        () = service.stopped() => store.wait_until_finished(&body.rollout_ids, Duration::ZERO).await?,
     };
     ok(&finished.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
 }

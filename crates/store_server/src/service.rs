@@ -78,7 +78,7 @@ impl Service {
 
     /// Ends the tries that exceeded a timeout.
     pub async fn scan(&self) -> Result<(), ApiError> {
-        for expired in self.store.expire().await? {
+        for expired in self.store.expire_tries().await? {
             let rollout = &expired.rollout_id;
             let number = expired.number;
             let status = expired.status.name();

@@ -159,7 +159,7 @@ async fn search(State(service): State<Shared>, request: Request) -> RouteResult 
 async fn found(service: &Shared, query: SpansQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(Some("sequence_id"))?;
-    let spans = service.checked().await?.spans(&query.filter()?, &page).await?;
+    let spans = service.checked().await?.query_spans(&query.filter()?, &page).await?;
     Ok(page_response(&spans.items, paging.limit, paging.offset, spans.total))
 }
 
@@ -190,14 +190,14 @@ async fn calls(
     }
     let name = try_name(query.attempt_id.unwrap_or_else(|| "latest".to_owned()));
     if let TryName::Id(try_id) = &name {
-        let tries = store.tries(&rollout_id, &PageRequest::default()).await?.items;
+        let tries = store.query_tries(&rollout_id, &PageRequest::default()).await?.items;
         if tries.iter().all(|of| of.id != *try_id) {
             let try_id = try_id.clone();
             return Err(RolloutError::UnknownTry { rollout_id, try_id }.into());
         }
     }
     let filter = SpanFilter { try_name: Some(name), ..SpanFilter::new(&rollout_id) };
-    let spans = store.spans(&filter, &by_number()).await?.items;
+    let spans = store.query_spans(&filter, &by_number()).await?.items;
     // Parsing a long trace takes milliseconds, so it runs on a blocking thread.
     let read = tokio::task::spawn_blocking(move || read_calls(&spans, &query.agent)).await;
     let read =

@@ -194,7 +194,7 @@ impl Rewind<'_> {
         let mut taken: HashSet<(u32, u64)> = HashSet::new();
         let mut plans = Vec::new();
         for at in from.planned_steps().await?.into_iter().filter(|at| *at < (phase, step)) {
-            let Some(plan) = from.step(at.0, at.1).await? else { continue };
+            let Some(plan) = from.step_plan(at.0, at.1).await? else { continue };
             if let Some(Phase::Rl(keys)) = self.earlier.phase.get(at.0 as usize) {
                 taken.extend(positions_of(&plan, keys).into_iter().map(|p| (at.0, p)));
             }

@@ -54,7 +54,7 @@ pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         let rollouts = open_rollouts(url, Arc::new(SystemClock::default())).await?;
         let statistics = rollouts.statistics().await?;
         let all = PageRequest { limit: None, ..PageRequest::default() };
-        let workers = rollouts.workers(&WorkerFilter::default(), &all).await?.items;
+        let workers = rollouts.query_workers(&WorkerFilter::default(), &all).await?.items;
         let now = rollouts.now();
         if args.json {
             let document = json!({

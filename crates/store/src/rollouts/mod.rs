@@ -78,7 +78,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Conflict`] if a rollout with the id or the key exists.
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout>;
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout>;
 
     /// Starts another try of a rollout, whatever the status of the rollout and the maximum number
     /// of tries.
@@ -94,7 +94,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>>;
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>>;
 
     /// Reports that a try is in progress, and returns the time until which the next report must
     /// arrive. Returns `None` if the try has no such timeout. Revives an unresponsive try.
@@ -102,14 +102,14 @@ pub trait Rollouts: Debug + Send + Sync {
     /// # Errors
     /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
     /// ended.
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>>;
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>>;
 
     /// Ends the lease of a try. Repeating the same end is a no-op.
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
     /// already ended differently.
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
@@ -122,14 +122,14 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn cancel(&self, ids: &[String]) -> Result<u64>;
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64>;
 
     /// Ends the tries that exceeded a timeout, and returns them. Their rollouts are queued again or
     /// fail.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn expire(&self) -> Result<Vec<Try>>;
+    async fn expire_tries(&self) -> Result<Vec<Try>>;
 
     /// Replaces fields of a rollout. The tries of the rollout and their workers are not changed.
     ///
@@ -155,13 +155,13 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if rollouts have no field with the name to sort by.
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>>;
+    async fn query_rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>>;
 
     /// Returns one page of the tries of a rollout. The page is empty if the rollout does not exist.
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if tries have no field with the name to sort by.
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>>;
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>>;
 
     /// Returns at most `max` rollouts that changed after the sequence number `since`, in the order
     /// of their last change. Also returns the sequence number for the next call. If no rollout has
@@ -169,14 +169,14 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)>;
+    async fn wait_for_changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)>;
 
     /// Waits until all known rollouts of `ids` have ended, or for at most `wait`. Returns the
     /// rollouts that have ended, in the order of `ids`.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>>;
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>>;
 
     /// Adds a version of the resources with the id `id`. If `id` is `None`, an id is generated.
     ///
@@ -207,7 +207,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker>;
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker>;
 
     /// Returns the worker with the id `id`, or `None` if the worker is unknown.
     ///
@@ -219,7 +219,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if workers have no field with the name to sort by.
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>>;
+    async fn query_workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>>;
 
     /// Stores trace spans, and returns one outcome for each span. A stored span counts as a
     /// progress report of its try.
@@ -232,7 +232,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if spans have no field with the name to sort by.
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>>;
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>>;
 
     /// Reserves `count` consecutive sequence numbers for spans of a rollout, and returns the first
     /// number. The numbers are above those of all stored spans. The rollout may be unknown.

@@ -259,7 +259,7 @@ impl RolloutState {
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if the lease is no longer valid.
-    pub fn heartbeat(&mut self, lease: &Lease, now: f64) -> Result<Option<f64>> {
+    pub fn record_heartbeat(&mut self, lease: &Lease, now: f64) -> Result<Option<f64>> {
         self.open_try(lease)?;
         self.report(now);
         Ok(self.latest.as_ref().and_then(|latest| latest.report_until(&self.config)))
@@ -269,7 +269,7 @@ impl RolloutState {
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if the lease is no longer valid.
-    pub fn finish(&mut self, lease: &Lease, end: LeaseEnd, now: f64) -> Result<WriteOutcome> {
+    pub fn end_lease(&mut self, lease: &Lease, end: LeaseEnd, now: f64) -> Result<WriteOutcome> {
         let status = match end {
             LeaseEnd::Succeeded => TryStatus::Succeeded,
             LeaseEnd::Failed => TryStatus::Failed,
@@ -308,7 +308,7 @@ impl RolloutState {
     }
 
     /// Ends the latest try if it exceeded a timeout at the time `now`. Returns whether it did.
-    pub fn expire(&mut self, now: f64) -> bool {
+    pub fn expire_latest_try(&mut self, now: f64) -> bool {
         if !self.status.is_active() {
             return false;
         }

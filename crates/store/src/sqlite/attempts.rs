@@ -19,7 +19,7 @@ pub(super) fn key(id: &AttemptId) -> String {
 
 /// Records the start of an attempt. If the attempt is already recorded, checks that it can be
 /// continued.
-pub(super) fn start(
+pub(super) fn start_attempt(
     to: &Connection,
     run: &RunId,
     start: &AttemptStart,
@@ -32,7 +32,7 @@ pub(super) fn start(
 }
 
 /// Appends segments to a running attempt.
-pub(super) fn append(
+pub(super) fn append_segments(
     to: &Connection,
     id: &AttemptId,
     given: &[Segment],
@@ -54,7 +54,7 @@ pub(super) fn append(
 }
 
 /// Records the end of an attempt whose status is running or unscored.
-pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<WriteOutcome, Failure> {
+pub(super) fn end_attempt(to: &Connection, id: &AttemptId, end: &End) -> Result<WriteOutcome, Failure> {
     checks::check_end_values(end)?;
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
     if checks::check_end(&head, end)? == WriteOutcome::AlreadyRecorded {
@@ -274,7 +274,7 @@ pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<A
 }
 
 /// Returns the counts of the tries in an attempt slot.
-pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Failure> {
+pub(super) fn count_tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Failure> {
     let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let count =
         "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status IN ('superseded', \

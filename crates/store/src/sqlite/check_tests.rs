@@ -47,10 +47,10 @@ fn original(dir: &Path) -> Original {
                 whole
             }
             remainder => {
-                wait(store.start(&start_of(&whole))).unwrap();
-                wait(store.append(&whole.id, whole.trajectory.segments())).unwrap();
+                wait(store.start_attempt(&start_of(&whole))).unwrap();
+                wait(store.append_segments(&whole.id, whole.trajectory.segments())).unwrap();
                 if remainder == 2 {
-                    wait(store.end(&whole.id, &End { status: Status::Failed, ..whole.end() }))
+                    wait(store.end_attempt(&whole.id, &End { status: Status::Failed, ..whole.end() }))
                         .unwrap();
                 }
                 wait(store.attempt(&whole.id)).unwrap().unwrap()
@@ -111,7 +111,7 @@ fn check_against(original: &Original, bytes: &[u8], name: &str) -> Option<CheckR
     assert_eq!(found, attempts, "{name}: attempts");
     let mut found = 0;
     for (phase, step) in wait(store.planned_steps()).unwrap() {
-        let plan = wait(store.step(phase, step)).unwrap();
+        let plan = wait(store.step_plan(phase, step)).unwrap();
         assert_eq!(plan.as_ref(), original.plans.get(&(phase, step)), "{name}: plan {step}");
         found += 1;
     }
@@ -288,7 +288,7 @@ fn schema_4_file_is_checked_and_migrated_without_checksums() {
     }
     let running = original.attempts.values().find(|attempt| attempt.status == Status::Running);
     let end = End { status: Status::Failed, ..running.unwrap().end() };
-    wait(store.end(&running.unwrap().id, &end)).unwrap();
+    wait(store.end_attempt(&running.unwrap().id, &end)).unwrap();
     drop(store);
     let migrated = check_file(&file, None, None).unwrap();
     assert!(migrated.is_clean(), "{:?}", migrated.findings);

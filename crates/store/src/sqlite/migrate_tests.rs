@@ -204,7 +204,7 @@ proptest! {
                 prop_assert_eq!((completion.agent.as_str(), completion.policy.as_str(), completion.turn), ("a", "default", 3));
                 prop_assert_eq!((completion.temperature, completion.filtered), (0.5, true));
             }
-            let plan = wait(store.step(1, 2)).unwrap().unwrap();
+            let plan = wait(store.step_plan(1, 2)).unwrap().unwrap();
             prop_assert_eq!(&plan.group_positions, &[7]);
             let [policy] = &plan.policies[..] else { panic!("{plan:?}") };
             prop_assert_eq!((policy.policy.as_str(), policy.version), ("default", 0));

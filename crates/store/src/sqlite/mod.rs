@@ -300,26 +300,26 @@ impl Store for Sqlite {
         &self.location
     }
 
-    async fn start(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+    async fn start_attempt(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
         let run = self.run.clone();
         let start = start.clone();
-        self.write(start.slot, move |to| attempts::start(to, &run, &start)).await
+        self.write(start.slot, move |to| attempts::start_attempt(to, &run, &start)).await
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
     ) -> Result<WriteOutcome, StoreError> {
         let id = *id;
         let segments = segments.to_vec();
-        self.write(attempts::key(&id), move |to| attempts::append(to, &id, &segments)).await
+        self.write(attempts::key(&id), move |to| attempts::append_segments(to, &id, &segments)).await
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+    async fn end_attempt(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
         let id = *id;
         let end = end.clone();
-        self.write(attempts::key(&id), move |to| attempts::end(to, &id, &end)).await
+        self.write(attempts::key(&id), move |to| attempts::end_attempt(to, &id, &end)).await
     }
 
     async fn abandon_running(&self) -> Result<u64, StoreError> {
@@ -346,9 +346,9 @@ impl Store for Sqlite {
         self.read(slot, move |from| attempts::last_try(from, &slot)).await
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
         let slot = *slot;
-        self.read(slot, move |from| attempts::tries(from, &slot)).await
+        self.read(slot, move |from| attempts::count_tries(from, &slot)).await
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
@@ -371,7 +371,7 @@ impl Store for Sqlite {
         self.write(ledger::key(plan.phase, plan.step), move |to| ledger::record(to, &plan)).await
     }
 
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
         self.read(ledger::key(phase, step), move |from| ledger::read(from, phase, step)).await
     }
 

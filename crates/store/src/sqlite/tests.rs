@@ -472,7 +472,7 @@ fn append_updates_token_counts() {
     let id = whole.id;
     let number = whole.number;
     let task = whole.task.clone();
-    wait(store.start(&AttemptStart { id, slot: whole.slot, number, task })).unwrap();
+    wait(store.start_attempt(&AttemptStart { id, slot: whole.slot, number, task })).unwrap();
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let sizes = || -> (i64, i64, String) {
         let query = "SELECT sampled_tokens, tokens, status FROM attempts";
@@ -481,7 +481,7 @@ fn append_updates_token_counts() {
     assert_eq!(sizes(), (0, 0, "running".into()));
     for (segment, expected) in whole.trajectory.segments().iter().zip([(0, 3), (2, 5)]) {
         for _ in 0..2 {
-            wait(store.append(&id, std::slice::from_ref(segment))).unwrap();
+            wait(store.append_segments(&id, std::slice::from_ref(segment))).unwrap();
             assert_eq!(sizes(), (expected.0, expected.1, "running".into()));
         }
     }
@@ -490,7 +490,7 @@ fn append_updates_token_counts() {
         after: Some(1),
         ..Segment::context(Some(SegmentId(1)), vec![9], 1)
     };
-    wait(store.append(&id, &[fork])).unwrap();
+    wait(store.append_segments(&id, &[fork])).unwrap();
     assert_eq!(sizes(), (2, 6, "running".into()));
     wait(store.abandon_running()).unwrap();
     assert_eq!(sizes(), (2, 6, "abandoned".into()));

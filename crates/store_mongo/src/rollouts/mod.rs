@@ -182,7 +182,7 @@ impl Rollouts for MongoRollouts {
         self.write("rollouts", || self.enqueue_as(ids, new)).await
     }
 
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
         self.write("a rollout", || async { self.start_as(&id_of(new), new, worker).await }).await
     }
 
@@ -190,7 +190,7 @@ impl Rollouts for MongoRollouts {
         self.write(rollout_id, || self.start_another(rollout_id, worker)).await
     }
 
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
         if request.max == 0 {
             return Ok(Vec::new());
         }
@@ -214,11 +214,11 @@ impl Rollouts for MongoRollouts {
         Ok(self.poll(request.wait, look).await?.unwrap_or_default())
     }
 
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         self.write(&lease.rollout_id, || self.report_heartbeat(lease)).await
     }
 
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
@@ -228,11 +228,11 @@ impl Rollouts for MongoRollouts {
         self.write(&lease.rollout_id, || self.end_lease(lease, end, metadata)).await
     }
 
-    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
         self.write("rollouts", || self.cancel_all(ids)).await
     }
 
-    async fn expire(&self) -> Result<Vec<Try>> {
+    async fn expire_tries(&self) -> Result<Vec<Try>> {
         self.write("timeouts", || self.expire_all()).await
     }
 
@@ -257,15 +257,15 @@ impl Rollouts for MongoRollouts {
         .await
     }
 
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+    async fn query_rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
         self.read("rollouts", || self.find_rollouts(filter, page)).await
     }
 
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
         self.read(rollout_id, || self.find_tries(rollout_id, page)).await
     }
 
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
         let look = || async {
             let changes = self.read("changes", || self.changed_after(since, max)).await?;
             Ok((!changes.is_empty()).then_some(changes))
@@ -275,7 +275,7 @@ impl Rollouts for MongoRollouts {
         Ok((changes, last))
     }
 
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
         let finished = || self.read("rollouts", || self.finished(ids));
         let look = || async {
             let (finished, has_open) = finished().await?;
@@ -311,7 +311,7 @@ impl Rollouts for MongoRollouts {
         self.read("resources", || self.find_latest_resources(filter, page)).await
     }
 
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
         let stats = stats.as_ref();
         self.write(id, || self.heartbeat_of_worker(id, stats)).await
     }
@@ -320,7 +320,7 @@ impl Rollouts for MongoRollouts {
         self.read(id, || self.find_worker(id)).await
     }
 
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+    async fn query_workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
         self.read("workers", || self.find_workers(filter, page)).await
     }
 
@@ -329,7 +329,7 @@ impl Rollouts for MongoRollouts {
         self.write("spans", || self.insert_spans(spans)).await
     }
 
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
         self.read(&filter.rollout_id, || self.find_spans(filter, page)).await
     }
 

@@ -289,7 +289,7 @@ impl MongoRollouts {
     /// Records that the try of a lease is still in progress.
     pub(super) async fn report_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         let report = |of: &mut StoredRollout, now| {
-            let until = of.state.heartbeat(lease, now)?;
+            let until = of.state.record_heartbeat(lease, now)?;
             of.save_state();
             Ok(until)
         };
@@ -305,7 +305,7 @@ impl MongoRollouts {
     ) -> Result<WriteOutcome> {
         let (outcome, finished) = self
             .update(&lease.rollout_id, |of, now| {
-                let outcome = of.state.finish(lease, end, now)?;
+                let outcome = of.state.end_lease(lease, end, now)?;
                 if outcome == WriteOutcome::Written {
                     of.save_state();
                     if let Some(metadata) = metadata {
@@ -355,7 +355,7 @@ impl MongoRollouts {
         for found in &found {
             let (is_expired, of) = self
                 .update(&fields::text(found, "_id")?, |of, now| {
-                    let is_expired = of.state.expire(now);
+                    let is_expired = of.state.expire_latest_try(now);
                     of.save_state();
                     Ok(is_expired)
                 })

@@ -116,7 +116,7 @@ async fn start(service: &Shared, id: &str) -> Result<GatewayRollout, ApiError> {
 
 /// Returns all events of a rollout in the order of their arrival, each with the id of its attempt.
 async fn events_of(store: &dyn Rollouts, id: &str) -> Result<Vec<(String, Value)>, ApiError> {
-    let spans = store.spans(&SpanFilter::new(id), &by_number()).await?.items;
+    let spans = store.query_spans(&SpanFilter::new(id), &by_number()).await?.items;
     Ok(spans.iter().filter_map(|span| event_of(span, id)).collect())
 }
 

@@ -142,7 +142,7 @@ async fn list(SharedState(service): SharedState<Shared>, request: Request) -> Ro
     let mut offset = 0;
     while found.len() < limit {
         let page = PageRequest { limit: Some(PAGE as u64), offset, ..PageRequest::default() };
-        let rollouts = store.rollouts(&filter, &page).await?.items;
+        let rollouts = store.query_rollouts(&filter, &page).await?.items;
         let is_last = rollouts.len() < PAGE;
         offset += rollouts.len() as u64;
         found.extend(
@@ -175,7 +175,7 @@ async fn terminal(SharedState(service): SharedState<Shared>, request: Request) -
     let mut items = Vec::new();
     while items.len() < limit {
         let page_limit = PAGE.min(limit - items.len());
-        let (changed, last) = store.changes(after, page_limit, Duration::ZERO).await?;
+        let (changed, last) = store.wait_for_changes(after, page_limit, Duration::ZERO).await?;
         after = last;
         let is_last = changed.len() < page_limit;
         let ended = changed.into_iter().map(GatewayRollout::new);
@@ -195,7 +195,7 @@ async fn terminal(SharedState(service): SharedState<Shared>, request: Request) -
         [RolloutStatus::Succeeded, RolloutStatus::Failed, RolloutStatus::Cancelled].to_vec();
     let filter = RolloutFilter { status_in: Some(ended), ..RolloutFilter::default() };
     let page = PageRequest { limit: Some(1), ..PageRequest::default() };
-    let total = store.rollouts(&filter, &page).await?.total;
+    let total = store.query_rollouts(&filter, &page).await?.total;
     ok(&json!({ "items": items, "next_after": after, "total_terminal": total }))
 }
 
@@ -296,7 +296,7 @@ async fn delete(
     let store = service.store();
     if let Some(rollout) = store.rollout(&id).await? {
         let GatewayRollout { metadata, extra, .. } = GatewayRollout::new(rollout);
-        store.cancel(std::slice::from_ref(&id)).await?;
+        store.cancel_rollouts(std::slice::from_ref(&id)).await?;
         save(store, &id, &metadata, &GatewayFields { is_deleted: true, ..extra }).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -240,14 +240,14 @@ impl Rollouts for SqliteRollouts {
 
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
         let new = new.to_vec();
-        self.write("rollouts", move |call| queue::enqueue(call, &new).map(changed)).await
+        self.write("rollouts", move |call| queue::enqueue_rollouts(call, &new).map(changed)).await
     }
 
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
         let new = new.clone();
         let worker = worker.map(str::to_owned);
         self.write("a rollout", move |call| {
-            queue::start(call, &new, worker.as_deref()).map(changed)
+            queue::start_rollout(call, &new, worker.as_deref()).map(changed)
         })
         .await
     }
@@ -260,14 +260,14 @@ impl Rollouts for SqliteRollouts {
         self.write(rollout_id, start).await
     }
 
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
         if request.max == 0 {
             return Ok(Vec::new());
         }
         let lease = || {
             let request = request.clone();
             let lease = move |call: Call<'_>| {
-                let leased = queue::lease(call, &request)?;
+                let leased = queue::lease_rollouts(call, &request)?;
                 let is_changed = !leased.is_empty();
                 Ok((leased, is_changed))
             };
@@ -291,12 +291,12 @@ impl Rollouts for SqliteRollouts {
         Ok(self.poll(request.wait, look).await?.unwrap_or_default())
     }
 
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         let of = lease.clone();
-        self.write(&lease.rollout_id, move |call| reports::heartbeat(call, &of)).await
+        self.write(&lease.rollout_id, move |call| reports::record_heartbeat(call, &of)).await
     }
 
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
@@ -304,21 +304,21 @@ impl Rollouts for SqliteRollouts {
     ) -> Result<WriteOutcome> {
         let of = lease.clone();
         let finish =
-            move |call: Call<'_>| reports::finish(call, &of, end, metadata.as_ref()).map(changed);
+            move |call: Call<'_>| reports::end_lease(call, &of, end, metadata.as_ref()).map(changed);
         self.write(&lease.rollout_id, finish).await
     }
 
-    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
         let ids = ids.to_vec();
-        self.write("rollouts", move |call| queue::cancel(call, &ids).map(changed)).await
+        self.write("rollouts", move |call| queue::cancel_rollouts(call, &ids).map(changed)).await
     }
 
-    async fn expire(&self) -> Result<Vec<Try>> {
+    async fn expire_tries(&self) -> Result<Vec<Try>> {
         let now = self.now();
         if !self.read("timeouts", move |db| reports::has_expired(Call { db, now })).await? {
             return Ok(Vec::new());
         }
-        self.write("timeouts", |call| reports::expire(call).map(changed)).await
+        self.write("timeouts", |call| reports::expire_tries(call).map(changed)).await
     }
 
     async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
@@ -345,24 +345,24 @@ impl Rollouts for SqliteRollouts {
 
     async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>> {
         let id = rollout_id.to_owned();
-        self.read(rollout_id, move |db| read::rollout(db, &id)).await
+        self.read(rollout_id, move |db| read::find_rollout(db, &id)).await
     }
 
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+    async fn query_rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
         let filter = filter.clone();
         let page = page.clone();
-        self.read("rollouts", move |db| read::rollouts(db, &filter, &page)).await
+        self.read("rollouts", move |db| read::query_rollouts(db, &filter, &page)).await
     }
 
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
         let id = rollout_id.to_owned();
         let page = page.clone();
-        self.read(rollout_id, move |db| read::tries(db, &id, &page)).await
+        self.read(rollout_id, move |db| read::query_tries(db, &id, &page)).await
     }
 
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
         let look = || async {
-            let changes = self.read("changes", move |db| read::changes(db, since, max)).await?;
+            let changes = self.read("changes", move |db| read::changed_rollouts(db, since, max)).await?;
             Ok((!changes.is_empty()).then_some(changes))
         };
         let changes = self.poll(wait, look).await?.unwrap_or_default();
@@ -370,10 +370,10 @@ impl Rollouts for SqliteRollouts {
         Ok((changes, last))
     }
 
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
         let finished = || {
             let ids = ids.to_vec();
-            self.read("rollouts", move |db| read::finished(db, &ids))
+            self.read("rollouts", move |db| read::finished_rollouts(db, &ids))
         };
         let look = || async {
             let (finished, has_open) = finished().await?;
@@ -397,7 +397,7 @@ impl Rollouts for SqliteRollouts {
     async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>> {
         let of = id.map(str::to_owned);
         let key = id.unwrap_or("the latest resources");
-        self.read(key, move |db| read::resources(db, of.as_deref(), version)).await
+        self.read(key, move |db| read::find_resources(db, of.as_deref(), version)).await
     }
 
     async fn query_resources(
@@ -410,32 +410,32 @@ impl Rollouts for SqliteRollouts {
         self.read("resources", move |db| read::query_resources(db, &filter, &page)).await
     }
 
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
         let of = id.to_owned();
         let beat =
-            move |call: Call<'_>| directory::beat_worker(call, &of, stats.as_ref()).map(unchanged);
+            move |call: Call<'_>| directory::record_worker_heartbeat(call, &of, stats.as_ref()).map(unchanged);
         self.write(id, beat).await
     }
 
     async fn worker(&self, id: &str) -> Result<Option<Worker>> {
         let of = id.to_owned();
-        self.read(id, move |db| read::worker(db, &of)).await
+        self.read(id, move |db| read::find_worker(db, &of)).await
     }
 
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+    async fn query_workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
         let filter = filter.clone();
         let page = page.clone();
-        self.read("workers", move |db| read::workers(db, &filter, &page)).await
+        self.read("workers", move |db| read::query_workers(db, &filter, &page)).await
     }
 
     async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>> {
         self.write("spans", move |call| spans::add(call, &spans)).await
     }
 
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
         let of = filter.clone();
         let page = page.clone();
-        self.read(&filter.rollout_id, move |db| read::spans(db, &of, &page)).await
+        self.read(&filter.rollout_id, move |db| read::query_spans(db, &of, &page)).await
     }
 
     async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64> {

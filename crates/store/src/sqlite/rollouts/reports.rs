@@ -16,7 +16,7 @@ use crate::rollouts::{
 /// progress report must arrive, and whether the status of the rollout changed.
 pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, bool), Failure> {
     let mut rollout = StoredRollout::get(call, &lease.rollout_id)?;
-    let until = rollout.state.heartbeat(lease, call.now).map_err(reject)?;
+    let until = rollout.state.record_heartbeat(lease, call.now).map_err(reject)?;
     rollout.save_latest(call)?;
     Ok((until, rollout.state.is_changed))
 }
@@ -29,7 +29,7 @@ pub(super) fn finish(
     metadata: Option<&Json>,
 ) -> Result<WriteOutcome, Failure> {
     let mut rollout = StoredRollout::get(call, &lease.rollout_id)?;
-    let outcome = rollout.state.finish(lease, end, call.now).map_err(reject)?;
+    let outcome = rollout.state.end_lease(lease, end, call.now).map_err(reject)?;
     if outcome == WriteOutcome::Written {
         rollout.save_latest(call)?;
         if let Some(metadata) = metadata {
@@ -156,7 +156,7 @@ pub(super) fn expire(call: Call<'_>) -> Result<Vec<Try>, Failure> {
         query.query_map([call.now], StoredRollout::read)?.collect::<Result<_, _>>()?;
     let mut expired = Vec::new();
     for mut rollout in due {
-        if rollout.state.expire(call.now) {
+        if rollout.state.expire_latest_try(call.now) {
             rollout.save_latest(call)?;
             rollout.sync_latest(call, false)?;
             expired.push(load_try(call, rollout.latest_seq)?);
