@@ -16,29 +16,31 @@ use std::time::{Duration, Instant};
 
 use crate::limits::Limits;
 
-/// Prefix of the directories that this module creates. The process id follows it.
+/// Name prefix of the cgroup directories that this module creates. The process id follows it.
 const PREFIX: &str = "levade-sandbox-";
 
-/// Additional memory of a run beyond its limits, in bytes, for the pages that its keeper modifies.
+/// Memory of a run's cgroup beyond the limit of the run, in bytes, for the pages that the run's
+/// keeper process modifies.
 const SUPERVISOR_MEMORY: u64 = 16 << 20;
 
-/// Additional processes of a run beyond its limit: the keeper, the runner and a reserve during a
-/// fork.
+/// Number of processes of a run's cgroup beyond the limit of the run: the keeper, the runner and a
+/// reserve during a fork.
 const EXTRA_PROCESSES: u32 = 4;
 
-/// Timeout for the kernel to release the cgroups of ended runs.
+/// Timeout for the kernel to release the cgroups of runs that have ended.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Parent cgroup of the runs' cgroups. Dropping it removes its directory.
+/// Parent cgroup that contains the cgroups of all runs. Dropping it removes its directory.
 #[derive(Debug)]
 pub(crate) struct Groups {
     path: PathBuf,
     created: AtomicUsize,
-    /// Directories of dropped cgroups, whose processes are still ending.
+    /// Directories of dropped cgroups that the kernel has not released yet, because their processes
+    /// are still ending.
     ended: Mutex<Vec<PathBuf>>,
 }
 
-/// Cgroup of a run. Dropping it kills all its processes.
+/// Cgroup of one run, which limits memory and processes. Dropping it kills all its processes.
 #[derive(Debug)]
 pub(crate) struct Group {
     path: PathBuf,
@@ -46,8 +48,8 @@ pub(crate) struct Group {
 }
 
 impl Groups {
-    /// Creates a parent cgroup, as close as possible to that of this process. Returns an error if
-    /// no cgroup that limits memory can be created.
+    /// Creates a parent cgroup for runs, as close as possible to the cgroup of this process.
+    /// Returns an error if no cgroup that limits memory can be created.
     pub(crate) fn create() -> Result<Arc<Self>, String> {
         let mounts =
             fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
@@ -91,8 +93,8 @@ impl Groups {
             .ok_or_else(|| std::io::Error::other("the test cgroup is still in use"))
     }
 
-    /// Removes directories of ended runs if the kernel permits it now. Returns whether all are
-    /// removed.
+    /// Removes the directories of ended cgroups that the kernel has released. Returns whether all
+    /// of them are removed.
     fn release(&self) -> bool {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.retain(|path| fs::remove_dir(path).is_err() && path.exists());
@@ -111,7 +113,8 @@ impl Drop for Groups {
 }
 
 impl Group {
-    /// Creates a cgroup with the limits of a run. Its memory includes the files of the run.
+    /// Creates a cgroup with the limits of a run. The memory of the cgroup includes the files of
+    /// the run.
     pub(crate) fn create(groups: &Arc<Groups>, limits: &Limits) -> std::io::Result<Self> {
         groups.release();
         let path = groups.path.join(groups.created.fetch_add(1, Ordering::Relaxed).to_string());
@@ -131,17 +134,18 @@ impl Group {
             .map_err(|error| std::io::Error::new(error.kind(), format!("{name}: {error}")))
     }
 
-    /// Opens the file through which a process moves into the cgroup.
+    /// Opens the file `cgroup.procs`, through which a process moves into the cgroup.
     pub(crate) fn processes(&self) -> std::io::Result<OwnedFd> {
         fs::OpenOptions::new().write(true).open(self.path.join("cgroup.procs")).map(OwnedFd::from)
     }
 
-    /// Returns whether the kernel has killed processes because of the memory limit.
+    /// Returns whether the kernel has killed a process of the cgroup because of the memory limit.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         self.number("memory.events", "oom_kill").is_some_and(|count| count > 0)
     }
 
     /// Returns the processor time of all current and former processes of the cgroup, in seconds.
+    /// `None` if the kernel does not report it.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         Some(self.number("cpu.stat", "usage_usec")? as f64 / 1e6)
     }
@@ -161,7 +165,7 @@ impl Drop for Group {
     }
 }
 
-/// Returns the mount point of version 2, and the directory of this process's cgroup.
+/// Returns the mount point of the cgroup 2 file system, and the directory of this process's cgroup.
 fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     let mount = mounts.lines().find_map(|line| {
         let (mount_fields, filesystem_fields) = line.split_once(" - ")?;
@@ -178,7 +182,7 @@ fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     Some((at, own))
 }
 
-/// Enables the memory and process limits for the children of a cgroup.
+/// Enables the memory and process controllers for the children of a cgroup.
 fn delegate(parent: &Path) -> std::io::Result<()> {
     let read = |name: &str| fs::read_to_string(parent.join(name)).unwrap_or_default();
     let on = read("cgroup.subtree_control");
@@ -188,7 +192,7 @@ fn delegate(parent: &Path) -> std::io::Result<()> {
             continue;
         }
         if !has_word(&offered, name) {
-            return Err(std::io::Error::other(format!("the controller {name} is not available")));
+            return Err(std::io::Error::other(format!("the cgroup controller {name} is not available")));
         }
         fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"))?;
     }
@@ -199,7 +203,7 @@ fn has_word(text: &str, name: &str) -> bool {
     text.split_whitespace().any(|found| found == name)
 }
 
-/// Removes directories of earlier processes that were killed.
+/// Removes the cgroup directories of earlier processes that were killed.
 fn remove_stale(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -22,7 +22,7 @@ macro_rules! numbers {
     ($($name:ident)*) => { [$(libc::$name),*] };
 }
 
-/// Calls that exist on all processors.
+/// System calls that code may use, which exist on all processors.
 const COMMON_CALLS: &[libc::c_long] = &numbers! {
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
     SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_lseek SYS_ioctl SYS_fcntl SYS_fsync SYS_fdatasync
@@ -54,7 +54,7 @@ const COMMON_CALLS: &[libc::c_long] = &numbers! {
     SYS_recvfrom SYS_recvmsg SYS_recvmmsg
 };
 
-/// Legacy calls that x86-64 has kept.
+/// Legacy system calls of x86-64 that code may use.
 #[cfg(target_arch = "x86_64")]
 const HERE: &[libc::c_long] = &numbers! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
@@ -65,7 +65,7 @@ const HERE: &[libc::c_long] = &numbers! {
 #[cfg(not(target_arch = "x86_64"))]
 const HERE: &[libc::c_long] = &[];
 
-/// Flags of `clone` that create namespaces.
+/// Flags of the system call `clone` that create namespaces.
 const NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWUTS,
@@ -77,13 +77,14 @@ const NAMESPACES: [libc::c_int; 8] = [
     0x80, // CLONE_NEWTIME
 ];
 
-/// Additional calls that the fork server and keepers need to build a jail.
+/// Additional system calls that the fork server and keepers need to build a jail.
 const BUILDER_CALLS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_mount_setattr SYS_unshare SYS_setgroups SYS_capset SYS_seccomp SYS_sendmsg
     SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
 };
 
-/// Calls that legitimate code may try. They fail with EACCES (no permission) instead of ENOSYS.
+/// System calls that legitimate code may try. They fail with EACCES (permission denied) instead of
+/// ENOSYS.
 const REJECTED_CALLS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_chroot SYS_pivot_root SYS_unshare SYS_setns SYS_ptrace SYS_settimeofday
     SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_reboot SYS_bpf SYS_perf_event_open SYS_userfaultfd
@@ -94,13 +95,13 @@ const REJECTED_CALLS: &[libc::c_long] = &numbers! {
     SYS_socket SYS_bind SYS_connect SYS_listen SYS_accept SYS_accept4 SYS_sendmsg SYS_sendmmsg
 };
 
-/// Calls that succeed without effect. The files of a run are in memory, so that they need no
-/// synchronization, and the disks of the host are not burdened.
+/// System calls that succeed without effect. The files of a run are in memory, so they need no
+/// synchronization, which would also burden the disks of the host.
 const NO_EFFECT_CALLS: &[libc::c_long] =
     &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
-/// Permitted commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file
-/// descriptions and changes of the pipe size are excluded.
+/// Commands of the system call `fcntl` that are permitted. Leases, notifications (`F_NOTIFY`),
+/// locks of open file descriptions and changes of the pipe size are excluded.
 const CONTROLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_GETFD,
@@ -122,15 +123,17 @@ const CONTROLS: &[libc::c_int] = &[
     libc::F_GET_SEALS,
 ];
 
-/// `prctl(PR_SCHED_CORE)`: prevents other runs from using the sibling of a core.
+/// Option `prctl(PR_SCHED_CORE)`, which prevents other runs from using the sibling of a processor
+/// core.
 const PR_SCHED_CORE: libc::c_int = 62;
 
-/// `prctl(PR_SET_MEMORY_MERGE)`: merges pages with those of other processes.
+/// Option `prctl(PR_SET_MEMORY_MERGE)`, which merges pages of a process with pages of other
+/// processes.
 const PR_SET_MEMORY_MERGE: libc::c_int = 67;
 
-/// Options of `prctl` that fail: further filters (whose memory is limited for all users together),
-/// the memory layout of a process, merging its pages, and options that hide a process from the
-/// memory watch.
+/// Options of the system call `prctl` that are rejected: further filters (whose memory is limited
+/// for all users together), the memory layout of a process, merging its pages, and options that
+/// hide a process from the memory watch.
 const PROCESS_OPTIONS: [libc::c_int; 5] = [
     libc::PR_SET_SECCOMP,
     libc::PR_SET_MM,
@@ -139,45 +142,49 @@ const PROCESS_OPTIONS: [libc::c_int; 5] = [
     PR_SET_MEMORY_MERGE,
 ];
 
-/// Socket options that attach programs to sockets: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
-/// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
+/// Socket options that attach programs to sockets, which are rejected: `SO_ATTACH_FILTER`,
+/// `SO_ATTACH_BPF`, `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
 const SOCKET_PROGRAMS: [u64; 4] = [26, 50, 51, 52];
 
-/// Socket options for buffer sizes. Setting one succeeds without effect, as Linux does above the
-/// system's maximum. Each socket then holds at most `net.core.wmem_default` bytes.
+/// Socket options for buffer sizes. Setting such an option succeeds without effect, as Linux does
+/// above the system's maximum. Each socket then holds at most `net.core.wmem_default` bytes.
 const BUFFER_SIZES: [libc::c_int; 4] =
     [libc::SO_SNDBUF, libc::SO_RCVBUF, libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
 
-/// Rules per call. A call matches if one of its rules does; a call without rules always matches.
+/// Filter rules by system call number. A system call matches if one of its rules matches; a system
+/// call without rules always matches.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Returns a condition that compares the low 32 bits of argument `index` with `value`.
+/// Returns a filter condition that compares the low 32 bits of argument `index` with `value`.
 fn argument(index: u8, compare: Compare, value: u64) -> Result<Condition, String> {
     Condition::new(index, Width::Dword, compare, value).map_err(|error| error.to_string())
 }
 
-/// Returns a condition that the address in argument `index` is null (`Eq`) or not null (`Ne`).
+/// Returns a filter condition that the pointer in argument `index` is null (`Eq`) or not null
+/// (`Ne`).
 fn pointer(index: u8, compare: Compare) -> Result<Condition, String> {
     Condition::new(index, Width::Qword, compare, 0).map_err(|error| error.to_string())
 }
 
-/// Returns a rule that matches if all conditions do.
+/// Returns a filter rule that matches if all `conditions` hold.
 fn all(conditions: Vec<Condition>) -> Result<SeccompRule, String> {
     SeccompRule::new(conditions).map_err(|error| error.to_string())
 }
 
-/// Returns rules of which one matches if argument `index` is one of `values`.
+/// Returns filter rules of which one matches if argument `index` equals one of `values`.
 fn any(index: u8, values: impl IntoIterator<Item = u64>) -> Result<Vec<SeccompRule>, String> {
     values.into_iter().map(|value| all(vec![argument(index, Compare::Eq, value)?])).collect()
 }
 
-/// Returns a rule that matches if the bits of argument `index` that `mask` selects equal `value`.
+/// Returns a filter rule that matches if the bits of argument `index` that `mask` selects equal
+/// `value`.
 fn bits(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
     all(vec![argument(index, Compare::MaskedEq(mask), value)?])
 }
 
-/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges all memory of a
-/// run to its cgroup. If not, memory that cannot be attributed to a process is rejected as well.
+/// Returns the rules for system calls that fail with EACCES. `counted` states whether the kernel
+/// charges all memory of a run to its cgroup. If not, system calls whose memory cannot be
+/// attributed to a process are rejected as well.
 fn rejection_rules(counted: bool) -> Result<Rules, String> {
     let mut rejection_rules: Rules =
         REJECTED_CALLS.iter().map(|number| (*number, Vec::new())).collect();
@@ -229,7 +236,7 @@ fn rejection_rules(counted: bool) -> Result<Rules, String> {
     Ok(rejection_rules)
 }
 
-/// Returns the calls that succeed without an effect.
+/// Returns the rules for system calls that succeed without effect.
 fn no_effect_rules() -> Result<Rules, String> {
     let mut ignored: Rules = NO_EFFECT_CALLS.iter().map(|number| (*number, Vec::new())).collect();
     let sizes = BUFFER_SIZES.iter().map(|option| {
@@ -251,19 +258,20 @@ fn core_limit(index: u8) -> Result<Condition, String> {
     argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE))
 }
 
-/// Filter programs in the kernel's binary format, in loading order. If two programs reject a call,
-/// the error of the program loaded last is returned.
+/// Seccomp filter programs in the kernel's binary format, in loading order. If two programs reject
+/// a system call, the error of the program that was loaded last is returned.
 pub(crate) struct Programs {
-    /// Programs of the fork server, which all its descendants inherit. Loading the long list takes
-    /// longer than everything that a run does afterwards. These programs also permit the calls that
-    /// build a jail.
+    /// Programs of the fork server, which all its descendants inherit. They also permit the system
+    /// calls that build a jail. Loading their long list once saves more time than everything that a
+    /// run does afterwards.
     pub server: [Vec<u8>; 2],
-    /// Program of each runner. It rejects the calls that build a jail, and further programs.
+    /// Program that each runner loads in addition. It rejects the system calls that build a jail or
+    /// load further programs.
     pub runner: Vec<u8>,
 }
 
-/// Returns the filter programs. `counted` is whether the kernel charges all memory of a run to its
-/// cgroup.
+/// Builds the seccomp filter programs. `counted` states whether the kernel charges all memory of a
+/// run to its cgroup.
 ///
 /// # Errors
 /// Returns an error if filters are not supported on this processor.
@@ -289,7 +297,7 @@ fn errno(number: libc::c_int) -> SeccompAction {
     SeccompAction::Errno(number as u32)
 }
 
-/// Encodes a program as an array of `struct sock_filter`.
+/// Encodes a filter program as an array of `struct sock_filter`.
 fn bytes(program: BpfProgram) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(program.len() * 8);
     for step in program {

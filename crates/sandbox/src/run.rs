@@ -9,17 +9,18 @@ use crate::limits::Limits;
 use crate::output::CapturedOutput;
 use crate::zygote::{Order, Zygote};
 
-/// Language of the code.
+/// Programming language of the code that a sandbox runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     /// Python, with the interpreter of the sandbox.
     Python,
-    /// `bash`, or `sh` if there is no bash.
+    /// Shell, with `bash`, or `sh` if there is no bash.
     Shell,
 }
 
 impl Language {
-    /// Returns the language with this name: a name of SandboxFusion or a common one, such as `sh`.
+    /// Returns the language with the name `name`, as in SandboxFusion or a common name such as
+    /// `sh`. Returns `None` if the name is unknown.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "python" | "python3" => Some(Language::Python),
@@ -36,20 +37,20 @@ pub struct Run {
     pub language: Language,
     /// Source code.
     pub code: String,
-    /// Standard input.
+    /// Bytes of the standard input.
     pub stdin: Vec<u8>,
-    /// Content of files in the work directory, by relative path.
+    /// Contents of files in the work directory, by relative path.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Paths in the work directory of files that are returned after the run.
+    /// Relative paths of the files in the work directory that are returned after the run.
     pub fetch: Vec<String>,
-    /// Environment variables of the code. No variable of this process is inherited.
+    /// Environment variables of the code. The code inherits no variable of this process.
     pub environment: BTreeMap<String, String>,
     /// Resource limits of the run.
     pub limits: Limits,
 }
 
 impl Run {
-    /// Creates a run without standard input or files, with default limits.
+    /// Creates a run with default limits, and without standard input and files.
     pub fn new(language: Language, code: impl Into<String>) -> Self {
         Run {
             language,
@@ -63,22 +64,22 @@ impl Run {
     }
 }
 
-/// How a run or session ended.
+/// Reason why a run or session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndReason {
-    /// The code exited with this code.
+    /// The code exited with this exit code.
     Exit(i32),
-    /// A signal ended the code, because of a crash or a limit that the kernel enforces.
+    /// This signal ended the code, because of a crash or of a limit that the kernel enforces.
     Signal(i32),
-    /// The code was stopped at its deadline.
+    /// The code was stopped because it exceeded the time limit.
     TimeLimit,
     /// The code was stopped because its processes together exceeded the memory limit.
     MemoryLimit,
 }
 
 impl EndReason {
-    /// Returns the exit code as in Python's `subprocess`, with signals as negative numbers, or
-    /// `None` if the time limit was exceeded.
+    /// Returns the exit code as in Python's `subprocess`, where signals are negative numbers.
+    /// Returns `None` if the time limit was exceeded.
     pub fn return_code(&self) -> Option<i32> {
         match self {
             EndReason::Exit(code) => Some(*code),
@@ -89,27 +90,27 @@ impl EndReason {
     }
 }
 
-/// Result of a run.
+/// Outcome of a run: how it ended, its output and its files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// How the run ended.
+    /// Reason why the run ended.
     pub ended: EndReason,
-    /// Standard output.
+    /// Captured standard output.
     pub stdout: CapturedOutput,
-    /// Standard error.
+    /// Captured standard error.
     pub stderr: CapturedOutput,
-    /// Wall-clock time, in seconds. It includes the start of the jail.
+    /// Wall-clock time of the run, in seconds. It includes the start of the jail.
     pub seconds: f64,
-    /// Processor time of all processes, in seconds. Without a cgroup, the time of a child is
-    /// missing if its parent did not wait for it and it ended between two observations.
+    /// Processor time of all processes of the run, in seconds. Without a cgroup, the time of a
+    /// child is missing if its parent did not wait for it and it ended between two observations.
     pub cpu_seconds: f64,
-    /// Content of the requested files that exist.
+    /// Contents of the requested files that exist, by relative path.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Reasons for the requested files that are not returned.
+    /// Reasons why requested files are not returned, by relative path.
     pub not_fetched: BTreeMap<String, String>,
 }
 
-/// Returns a name for the file with the code that differs from the names of all files of the run.
+/// Returns a file name for the code of the run that differs from the names of all files of the run.
 pub(crate) fn main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -> String {
     let ending = match language {
         Language::Python => "py",
@@ -122,7 +123,7 @@ pub(crate) fn main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -
     name
 }
 
-/// Checks that a path is inside the work directory.
+/// Checks that a path of a request is inside the work directory.
 ///
 /// # Errors
 /// Returns an error that names the path if it is not relative, or contains empty parts, `.` or
@@ -135,12 +136,12 @@ pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     is_inside.then_some(()).ok_or_else(|| {
         SandboxError::Request(format!(
-            "the path {path:?} must be relative, without \"..\", inside of the work directory"
+            "the path {path:?} must be relative, without \"..\", and inside of the work directory"
         ))
     })
 }
 
-/// Checks the paths and environment variables of a run.
+/// Checks that the paths and environment variables of a run are valid.
 ///
 /// # Errors
 /// Returns an error that names the first invalid path or variable.
@@ -153,14 +154,15 @@ pub(crate) fn check(
     for (name, value) in environment {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err(SandboxError::Request(format!(
-                "{name:?} cannot be the name of an environment variable"
+                "the environment variable {name:?} has an invalid name or value: the name must be \
+                 non-empty and without \"=\", and both must be without NUL"
             )));
         }
     }
     Ok(())
 }
 
-/// Starts a run and follows it to its end. Also returns the jail, which lists missing walls.
+/// Starts a run and waits until it ends. Also returns the jail, which contains the missing walls.
 pub(crate) async fn follow(
     zygote: &Zygote,
     order: &Order,
@@ -194,7 +196,7 @@ pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
 }
 
-/// Waits until the run ends, and stops it if it exceeds a limit.
+/// Waits until the run ends, and stops the run if it exceeds a limit.
 async fn wait_for_end(
     jail: &mut Jail,
     mut until: Deadline,
@@ -210,7 +212,7 @@ async fn wait_for_end(
     }
 }
 
-/// Returns how the runner ended by itself.
+/// Returns the reason why a runner ended that was not stopped.
 pub(crate) fn end_reason(report: &Report) -> EndReason {
     match (report.code, report.signal) {
         (Some(code), _) => EndReason::Exit(code),

@@ -18,22 +18,23 @@ use crate::zygote::{Order, Zygote, ZygoteConfig};
 /// Configuration of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The Python interpreter: a command name, a file, or the directory of a virtual environment.
+    /// The Python interpreter to use: a command name, a file, or the directory of a virtual
+    /// environment.
     pub python: PathBuf,
-    /// Names of modules that are imported before each run starts.
+    /// Names of Python modules that are imported before each run starts.
     pub preload: Vec<String>,
     /// Additional files and directories that code can read but not write.
     pub read: Vec<PathBuf>,
-    /// Required level of protection. If it is not available, nothing runs.
+    /// Required level of protection. If it is not available, no code runs.
     pub protection: Demand,
-    /// Maximum number of concurrent runs and session cells.
+    /// Maximum number of runs and session cells at the same time.
     pub concurrency: usize,
-    /// Maximum number of queued runs and session cells.
+    /// Maximum number of runs and session cells that wait in the queue.
     pub waiting: usize,
     /// Maximum number of open sessions.
     pub sessions: usize,
-    /// Whether each run gets a cgroup, if this process can create cgroups. Without one, memory is
-    /// limited by observing the processes.
+    /// Whether each run gets a cgroup, if this process can create cgroups. Without a cgroup, memory
+    /// is limited by observing the processes.
     pub cgroup: bool,
 }
 
@@ -53,8 +54,8 @@ impl Default for Options {
     }
 }
 
-/// A sandbox for untrusted code. Clones share the same sandbox. After the last clone and the last
-/// session are dropped, nothing of it is left.
+/// A sandbox for untrusted code. Clones share the same sandbox. When the last clone and the last
+/// session are dropped, all its processes and files are removed.
 #[derive(Clone)]
 pub struct Sandbox(pub(crate) Arc<Inner>);
 
@@ -68,7 +69,7 @@ pub(crate) struct Inner {
     pub(crate) sessions: Arc<Semaphore>,
     /// Parent of the work directories if there are no namespaces.
     scratch: Option<tempfile::TempDir>,
-    /// Number of work directories created in `scratch`.
+    /// Number of work directories that were created in `scratch`.
     dir_count: AtomicUsize,
 }
 
@@ -111,7 +112,7 @@ impl Sandbox {
             None
         } else {
             Some(scratch().map_err(|error| {
-                SandboxError::Broken(format!("cannot create the work directory: {error}"))
+                SandboxError::Broken(format!("cannot create the work directory of the sandbox: {error}"))
             })?)
         };
         let mut inner = Inner {
@@ -140,17 +141,17 @@ impl Sandbox {
         Ok(Sandbox(Arc::new(inner)))
     }
 
-    /// Returns the protection under which code runs.
+    /// Returns the protection under which the sandbox runs code.
     pub fn protection(&self) -> &Protection {
         &self.0.protection
     }
 
-    /// Returns whether each run has a cgroup, through which the kernel limits its memory.
+    /// Returns whether each run has a cgroup, by which the kernel limits its memory.
     pub fn has_cgroups(&self) -> bool {
         self.0.config.groups.is_some()
     }
 
-    /// Returns the version of the interpreter.
+    /// Returns the version of the Python interpreter.
     pub fn python(&self) -> &str {
         &self.0.config.python.version
     }
@@ -160,7 +161,8 @@ impl Sandbox {
         &self.0.options
     }
 
-    /// Runs code to its end. Dropping the future ends the run.
+    /// Runs code to its end. Dropping the future ends the run. Failures of the code are part of the
+    /// outcome.
     ///
     /// # Errors
     /// Returns an error if the request is invalid, the queue is full, or the sandbox itself fails.
@@ -174,7 +176,7 @@ impl Sandbox {
         if self.0.config.full && !jail.missing.is_empty() {
             let missing = describe_missing_walls(&jail.missing);
             return Err(SandboxError::Broken(format!(
-                "protection was lost, and the code was not run: {missing}"
+                "the protection of the sandbox was lost, so the code was not run: {missing}"
             )));
         }
         Ok(outcome)
@@ -182,12 +184,12 @@ impl Sandbox {
 }
 
 impl Inner {
-    /// Returns whether every wall is required.
+    /// Returns whether the sandbox requires every wall of full protection.
     pub(crate) fn is_full(&self) -> bool {
         self.config.full
     }
 
-    /// Acquires a permit to run, after waiting in the queue if necessary.
+    /// Acquires a permit to run code, after waiting in the queue if necessary.
     pub(crate) async fn acquire_permit(&self) -> Result<SemaphorePermit<'_>, SandboxError> {
         if let Ok(permit) = self.running.try_acquire() {
             return Ok(permit);
@@ -209,7 +211,7 @@ impl Inner {
         self.running.acquire().await.map_err(|_| SandboxError::Broken("it is closed".into()))
     }
 
-    /// Returns the fork server, and restarts it if it has exited.
+    /// Returns the fork server. If it has exited, starts another one.
     pub(crate) async fn zygote(&self) -> Result<Arc<Zygote>, SandboxError> {
         let mut zygote = self.zygote.lock().await;
         if let Some(zygote) = zygote.as_ref().filter(|zygote| zygote.is_alive()) {
@@ -227,7 +229,7 @@ impl Inner {
         Ok(started)
     }
 
-    /// Returns the walls that a first run reports as missing.
+    /// Runs a test program, and returns the walls that are missing for it.
     async fn probe_walls(&self, zygote: &Zygote) -> Result<Vec<MissingWall>, SandboxError> {
         // The run must be long enough for the memory watch to observe it.
         let run = Run::new(Language::Python, "import time; time.sleep(0.02)");
@@ -241,16 +243,16 @@ impl Inner {
         }
         if outcome.return_code() != Some(0) {
             let last_line = outcome.stderr.text();
-            let last_line = last_line.lines().last().unwrap_or("it printed nothing").to_owned();
+            let last_line = last_line.lines().last().unwrap_or("the code printed nothing").to_owned();
             return Err(SandboxError::Broken(format!(
-                "the test run ended with {:?}: {last_line}",
+                "the test run of the sandbox ended with {:?}: {last_line}",
                 outcome.ended
             )));
         }
         Ok(missing)
     }
 
-    /// Creates the message that describes a run to its keeper.
+    /// Creates the message that describes a run to its keeper process.
     pub(crate) fn order(&self, run: &Run, session: bool) -> Order {
         let dir = self.scratch.as_ref().map(|scratch| {
             let number = self.dir_count.fetch_add(1, Ordering::Relaxed);
@@ -298,14 +300,14 @@ impl Inner {
 }
 
 impl Outcome {
-    /// Returns the exit code as in Python's `subprocess`, or `None` if the run exceeded its time
-    /// limit.
+    /// Returns the exit code of a run as in Python's `subprocess`, or `None` if the run exceeded
+    /// its time limit.
     pub fn return_code(&self) -> Option<i32> {
         self.ended.return_code()
     }
 }
 
-/// Creates a directory through which an unprivileged user can reach its own directory.
+/// Creates a temporary directory through which an unprivileged user can reach its own directory.
 fn scratch() -> std::io::Result<tempfile::TempDir> {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;

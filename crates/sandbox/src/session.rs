@@ -19,30 +19,31 @@ use crate::sandbox::Sandbox;
 /// Configuration of a session.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SessionOptions {
-    /// Content of files in the work directory, by relative path. Each interpreter that the session
-    /// starts gets them.
+    /// Contents of files in the work directory, by relative path. Each interpreter that the session
+    /// starts gets these files.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Environment variables of the interpreter.
+    /// Environment variables of the interpreter. It inherits no variable of this process.
     pub environment: BTreeMap<String, String>,
-    /// Paths of files that [`Session::finish`] returns.
+    /// Relative paths of the files that [`Session::finish`] returns.
     pub fetch: Vec<String>,
-    /// Resource limits. `seconds` is the maximum time of a cell.
+    /// Resource limits of the session. `seconds` is the maximum time of each cell.
     pub limits: Limits,
 }
 
-/// A session with an interpreter. If there is none yet, or it was lost, the next cell starts one.
+/// A session with a Python interpreter that keeps variables between cells. If the interpreter was
+/// lost or has not started yet, the next cell starts one.
 #[derive(Debug)]
 pub struct Session {
     sandbox: Sandbox,
     options: SessionOptions,
     idle: Option<IdleSession>,
-    /// Whether an interpreter was lost and no cell has reported that yet.
+    /// Whether an interpreter was lost and no later cell has reported the loss yet.
     is_fresh: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 /// An interpreter between two cells. Threads and processes that cells have left continue to run.
-/// Their memory is limited to that of the session, and their processor time between two cells to
+/// They share the session's memory limit, and their processor time between two cells is limited to
 /// the time limit of a cell. Dropping this value ends them.
 #[derive(Debug)]
 struct IdleSession {
@@ -56,38 +57,40 @@ impl IdleSession {
         IdleSession { watch: tokio::spawn(jail.watch_idle(cpu, woken)), wake }
     }
 
-    /// Stops the observation. Returns the interpreter, and the event that occurred, if any.
+    /// Stops the observation of the idle interpreter. Returns the interpreter, and the event that
+    /// occurred meanwhile, if any.
     async fn end(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
         // The observing task may have ended already.
         let _ = self.wake.send(());
         self.watch
             .await
-            .map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
+            .map_err(|error| SandboxError::Broken(format!("the session cannot be observed: {error}")))
     }
 }
 
-/// Result of a cell.
+/// Result of a cell that a session has run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    /// Standard output.
+    /// Captured standard output of the cell.
     pub stdout: CapturedOutput,
-    /// Standard error, without the traceback.
+    /// Captured standard error of the cell, without the traceback.
     pub stderr: CapturedOutput,
-    /// Values that the cell displayed, formatted with `repr`: that of its last expression, and
-    /// those passed to `display`.
+    /// Values that the cell displayed, formatted with `repr`: the value of its last expression, and
+    /// the values passed to `display`.
     pub shown: Vec<String>,
-    /// Exception that ended the cell, if any.
+    /// Exception that ended the cell. `None` if the cell raised none.
     pub error: Option<CellError>,
-    /// How the interpreter ended if the cell ended it. All variables are then lost.
+    /// Reason why the interpreter ended. `None` if it is still running. If it ended, all variables
+    /// are lost.
     pub ended: Option<EndReason>,
     /// Whether the cell started without variables because an earlier cell had ended the
     /// interpreter.
     pub is_fresh: bool,
-    /// Wall-clock time, in seconds, without the time in the queue.
+    /// Wall-clock time of the cell, in seconds, without the time in the queue.
     pub seconds: f64,
 }
 
-/// An exception raised by a cell.
+/// An exception that a cell raised.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CellError {
     /// Name of the exception's class.
@@ -105,7 +108,7 @@ struct CellResult {
 }
 
 impl Sandbox {
-    /// Opens a session: an interpreter that keeps its variables between cells. The interpreter
+    /// Opens a session with an interpreter that keeps its variables between cells. The interpreter
     /// starts with the first cell.
     ///
     /// # Errors
@@ -121,12 +124,12 @@ impl Sandbox {
 }
 
 impl Session {
-    /// Sets the maximum time of later cells, in seconds.
+    /// Sets the maximum time of each later cell, in seconds.
     pub fn set_seconds(&mut self, seconds: f64) {
         self.options.limits.seconds = seconds;
     }
 
-    /// Runs a cell. If the cell exceeds the time or memory limit, or ends the interpreter, the next
+    /// Runs a cell. If the cell exceeds the time or memory limit or ends the interpreter, the next
     /// cell starts with a new interpreter. Dropping the future ends the interpreter.
     ///
     /// # Errors
@@ -215,8 +218,8 @@ impl Session {
         })
     }
 
-    /// Ends the interpreter and returns the requested files. A file that cannot be returned has an
-    /// error with the reason.
+    /// Ends the interpreter and returns the requested files. For a file that cannot be returned,
+    /// contains the reason as an error.
     ///
     /// # Errors
     /// Returns an error if the sandbox itself fails.
@@ -233,7 +236,7 @@ impl Session {
             }
         };
         let (mut jail, Some(report)) = report else {
-            return Err(SandboxError::Broken("the session did not end when it was told to".into()));
+            return Err(SandboxError::Broken("the session did not end after the request to stop".into()));
         };
         Ok(jail.fetch_files(&report).await?.into_iter().collect())
     }

@@ -41,7 +41,7 @@ use crate::protection::{MissingWall, NAMESPACE_WALLS};
 use crate::python::Python;
 use crate::wire::{Frames, send_descriptors};
 
-/// Python program of the fork server.
+/// Source code of the Python program that is the fork server.
 const PROGRAM: &str = concat!(
     include_str!("zygote/jail.py"),
     include_str!("zygote/keeper.py"),
@@ -49,24 +49,24 @@ const PROGRAM: &str = concat!(
     include_str!("zygote/server.py")
 );
 
-/// User id of the code on the host if this process is root. It is outside all ranges that are
-/// usually assigned.
+/// User id of the sandboxed code on the host if this process is root. The id is outside all ranges
+/// that are usually assigned.
 const USER: u32 = 0x7000_0d5e;
 
 /// Timeout for the fork server to start and to import the preloaded modules.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A fork server, which starts runs from a preloaded interpreter.
+/// A fork server process, which starts each run from a preloaded interpreter.
 pub(crate) struct Zygote {
     control: UnixDatagram,
-    /// The process exits when the control socket closes. Dropping it kills the process if
-    /// necessary.
+    /// The fork server process. It exits when the control socket closes. Dropping this value kills
+    /// the process if necessary.
     _process: Child,
     /// Whether each run has its own namespaces.
     pub jailed: bool,
-    /// Walls that the fork server could not build.
+    /// Walls that the fork server could not build, with the reasons.
     pub missing: Vec<MissingWall>,
-    /// Parent cgroup of the runs, if this process can create cgroups.
+    /// Parent cgroup of the runs. `None` if this process cannot create cgroups.
     groups: Option<Arc<Groups>>,
 }
 
@@ -74,17 +74,17 @@ pub(crate) struct Zygote {
 #[derive(Debug, Clone)]
 pub(crate) struct ZygoteConfig {
     pub python: Python,
-    /// Modules that are imported before runs are forked.
+    /// Names of Python modules that are imported before runs are forked.
     pub preload: Vec<String>,
-    /// Whether a run ends if it cannot drop a right.
+    /// Whether a run ends if it cannot drop a privilege.
     pub full: bool,
-    /// Whether to try namespaces.
+    /// Whether the fork server tries to create namespaces.
     pub namespaces: bool,
-    /// Parent cgroup of the runs, if this process can create cgroups.
+    /// Parent cgroup of the runs. `None` if this process cannot create cgroups.
     pub groups: Option<Arc<Groups>>,
 }
 
-/// First message of the fork server.
+/// First message of the fork server, which describes its protection.
 #[derive(Deserialize)]
 struct ZygoteHello {
     missing: std::collections::BTreeMap<String, String>,
@@ -92,29 +92,29 @@ struct ZygoteHello {
     preload: std::collections::BTreeMap<String, String>,
 }
 
-/// Description of a run for its keeper, without the contents of files.
+/// Description of a run for its keeper process, without the contents of files.
 #[derive(Debug, Serialize)]
 pub(crate) struct Order {
     /// Command to execute instead of Python code. `None` runs the code in the forked interpreter.
     pub command: Option<Vec<String>>,
-    /// Name of the file with the code.
+    /// Name of the file that contains the code.
     pub main: String,
     pub session: bool,
-    /// Maximum length of the text of a value that a cell displays.
+    /// Maximum length of the text of a value that a cell displays, in characters.
     pub shown: usize,
     pub environment: std::collections::BTreeMap<String, String>,
-    /// Name and size of each file, in bytes.
+    /// Name of each file, and its size in bytes.
     pub files: Vec<(String, usize)>,
     pub fetch: Vec<String>,
     pub fetch_bytes: u64,
-    /// Work directory if there are no namespaces.
+    /// Work directory of the run if there are no namespaces. `None` with namespaces.
     #[serde(rename = "folder")]
     pub dir: Option<String>,
-    /// Resource limits, in bytes and seconds.
+    /// Resource limits as JSON, in bytes and seconds.
     pub limits: Value,
 }
 
-/// This process's ends of a run's streams.
+/// The ends of a run's streams that belong to this process.
 pub(crate) struct Streams {
     pub line: Frames,
     pub stdout: pipe::Receiver,
@@ -123,7 +123,7 @@ pub(crate) struct Streams {
 }
 
 impl Zygote {
-    /// Starts a fork server.
+    /// Starts a fork server process.
     ///
     /// # Errors
     /// Returns an error if the server does not start, or a module cannot be imported.
@@ -180,21 +180,21 @@ impl Zygote {
                     timeout(Duration::from_secs(2), stderr_text).await.ok().and_then(Result::ok);
                 let stderr_text = stderr_text.unwrap_or_default();
                 return Err(SandboxError::Broken(format!(
-                    "the fork server ended at its start: {stderr_text}"
+                    "the fork server exited during its start: {stderr_text}"
                 )));
             }
             Err(_) => {
                 return Err(SandboxError::Broken(format!(
-                    "the fork server did not start in {START_TIMEOUT:?}"
+                    "the fork server did not start within {START_TIMEOUT:?}"
                 )));
             }
         };
         let greeting: ZygoteHello = serde_json::from_slice(&greeting).map_err(|error| {
-            SandboxError::Broken(format!("the fork server's greeting: {error}"))
+            SandboxError::Broken(format!("the first message of the fork server is invalid: {error}"))
         })?;
         if let Some((module, why)) = greeting.preload.first_key_value() {
             return Err(SandboxError::Request(format!(
-                "preload: the module {module:?} cannot be loaded in the jail: {why}"
+                "the module {module:?} in `preload` cannot be loaded in the jail: {why}"
             )));
         }
         let mut missing = Vec::new();
@@ -207,7 +207,7 @@ impl Zygote {
         Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing, groups })
     }
 
-    /// Returns whether the fork server is running.
+    /// Returns whether the fork server process is running.
     pub(crate) fn is_alive(&self) -> bool {
         let mut polled = [rustix::event::PollFd::new(&self.control, rustix::event::PollFlags::IN)];
         // The server sends nothing after its greeting, so the socket becomes readable only when the
@@ -218,17 +218,17 @@ impl Zygote {
         )
     }
 
-    /// Creates the cgroup of a run, if this process can create cgroups.
+    /// Creates the cgroup of a run. Returns `None` if this process cannot create cgroups.
     ///
     /// # Errors
-    /// Returns an error if the kernel rejects it. Then the run must not start, because the call
-    /// filter relies on the cgroup.
+    /// Returns an error if the kernel rejects the cgroup. Then the run must not start, because the
+    /// system call filter relies on the cgroup.
     pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
         let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
-        created.map_err(|error| SandboxError::Broken(format!("the cgroup of the run: {error}")))
+        created.map_err(|error| SandboxError::Broken(format!("cannot create the cgroup of the run: {error}")))
     }
 
-    /// Forks the keeper of a run, in `group`.
+    /// Forks the keeper process of a run, in the cgroup `group`.
     ///
     /// # Errors
     /// Returns an error if the fork server has exited, or this process has no free descriptors.
@@ -280,8 +280,8 @@ fn to_frames(stream: StdStream) -> std::io::Result<Frames> {
     UnixStream::from_std(stream).map(Frames::new)
 }
 
-/// Creates the standard input of a run: an immutable file. Code can read its size, read at any
-/// offset and open the file again.
+/// Creates the standard input of a run as an immutable file. The code can read its size, read at
+/// any offset, and open the file again.
 fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     let mut file = std::fs::File::from(memfd_create(
         "stdin",
@@ -297,7 +297,7 @@ fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Creates a pipe for output and returns its read end and its write end. Code of another user can
+/// Creates a pipe for output, and returns its read end and its write end. Code of another user can
 /// open the write end again, for writing only, as `/dev/stdout` does.
 fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -305,7 +305,8 @@ fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok((read, write))
 }
 
-/// Receives the next packet. It is empty if the peer has exited.
+/// Receives the next packet from the fork server. The packet is empty if the fork server has
+/// exited.
 async fn receive_response(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 64 << 10];
     let count = from.recv(&mut bytes).await?;
@@ -313,7 +314,7 @@ async fn receive_response(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads and logs the output of the fork server until it exits. Returns the last line.
+/// Reads and logs the standard error of the fork server until it exits. Returns the last line.
 fn read_stderr_tail(from: Option<tokio::process::ChildStderr>) -> tokio::task::JoinHandle<String> {
     use tokio::io::{AsyncBufReadExt, BufReader};
     tokio::spawn(async move {

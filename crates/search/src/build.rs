@@ -19,41 +19,42 @@ use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, checksum};
 use crate::vectors::VectorWriter;
 use crate::{Analyzer, Passage, SearchError};
 
-/// Number of passages per embedding batch.
+/// Number of passages that are embedded in one batch.
 const BATCH: usize = 256;
-/// Timeout for embedding a batch.
+/// Timeout for embedding one batch of passages.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(600);
-/// Name of the file that the building process locks.
+/// Name of the file that the process which builds an index locks.
 const LOCK: &str = ".lock";
 
-/// Progress of building an index.
+/// Progress of building an index, for display to the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Description of the current stage, for people: `indexing`, `writing the index`, ….
+    /// Description of the current stage, such as `indexing` or `writing the index`.
     pub stage: &'a str,
-    /// Bytes of the corpus read so far.
+    /// Number of bytes of the corpus that have been read.
     pub done: u64,
     /// Size of the corpus, in bytes.
     pub total: u64,
-    /// Passages indexed so far.
+    /// Number of passages that have been indexed.
     pub passages: u64,
 }
 
-/// The embedding model for the vectors of a new index.
+/// Embedding model that computes the vectors of a new index.
 pub struct DenseModel<'a> {
-    /// Source of the model, from which it is loaded again to embed queries.
+    /// Source of the model, from which a server loads it again to embed queries.
     pub source: String,
-    /// Text that `embedder` puts before queries. `None` if it is the model's own prefix.
+    /// Text that `embedder` prepends to queries. `None` if it uses the model's own prefix.
     pub query_prefix: Option<String>,
-    /// Text that `embedder` puts before passages. `None` if it is the model's own prefix.
+    /// Text that `embedder` prepends to passages. `None` if it uses the model's own prefix.
     pub passage_prefix: Option<String>,
-    /// The loaded model.
+    /// The loaded embedding model.
     pub embedder: &'a dyn Embedder,
     /// Tokio runtime on which the build waits for `embedder`.
     pub runtime: Handle,
 }
 
-/// Builds the index of a corpus in `dir`, which must be absent or empty. Blocks the thread.
+/// Builds the index of the corpus file `corpus` in the directory `dir`, which must be absent or
+/// empty. Blocks the calling thread.
 ///
 /// # Errors
 /// Returns an error if a row of the corpus is invalid, `dir` is not empty or cannot be replaced,
@@ -90,7 +91,7 @@ pub fn build(
     Ok(manifest)
 }
 
-/// The temporary directory of an index that is being built, locked by this process.
+/// Temporary directory of an index that is being built. This process has locked it.
 struct BuildDir {
     location: PathBuf,
     _lock: File,
@@ -127,7 +128,8 @@ impl BuildDir {
         }
     }
 
-    /// Renames the temporary directory to the index, and flushes the parent directory.
+    /// Renames the temporary directory to the index directory `dir`, and flushes the parent
+    /// directory.
     fn publish(self, dir: &Path) -> Result<(), SearchError> {
         let lock = self.location.join(LOCK);
         std::fs::remove_file(&lock).map_err(SearchError::io("remove", &lock))?;
@@ -144,9 +146,9 @@ impl BuildDir {
     }
 }
 
-/// Tests that an existing empty directory can be replaced, by replacing it with another empty
-/// directory. A directory that cannot be replaced, such as a mount point, thus fails before hours
-/// of work.
+/// Tests that an existing empty directory can be replaced by another directory, by replacing it
+/// with an empty one. A directory that cannot be replaced, such as a mount point, then causes an
+/// error before hours of work.
 fn check_replaceable(dir: &Path) -> std::io::Result<()> {
     if !dir.exists() {
         return Ok(());
@@ -160,12 +162,12 @@ fn check_replaceable(dir: &Path) -> std::io::Result<()> {
     })
 }
 
-/// Flushes a file or the entries of a directory to the disk.
+/// Flushes a file, or the entries of a directory, to the disk.
 fn flush(path: &Path) -> Result<(), SearchError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(SearchError::io("flush", path))
 }
 
-/// Embeds passages in batches and writes their vectors.
+/// Embeds passages in batches, and writes their vectors to the index.
 struct DenseWriter<'a> {
     model: DenseModel<'a>,
     writer: VectorWriter,
@@ -208,7 +210,7 @@ impl<'a> DenseWriter<'a> {
     }
 }
 
-/// Writes all files of an index into the directory `location`, the manifest last.
+/// Writes all files of an index to the directory `location`. The manifest is written last.
 fn write(
     corpus: &mut Corpus,
     location: &Path,
@@ -252,7 +254,7 @@ fn write(
     Ok(manifest)
 }
 
-/// Flushes all files of an index and returns their manifest entries, sorted by name.
+/// Flushes all files of an index to the disk, and returns their manifest entries, sorted by name.
 fn files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
     let mut found = Vec::new();
     for (dir, prefix) in

@@ -58,7 +58,7 @@ fn failed_build_leaves_no_files() {
     assert!(build("\n \n").contains("contains no passage"));
     assert!(
         build("{\"id\": \"a\", \"text\": \"x\"}\n{}")
-            .ends_with("c.jsonl, line 2: `id` is missing; give every row a unique id")
+            .ends_with("c.jsonl, line 2: the field `id` is missing; give every row a unique id")
     );
 }
 

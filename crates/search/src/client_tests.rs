@@ -76,7 +76,7 @@ async fn transient_failures_are_retried() {
     assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
     for (response, why) in [
         (busy_response(), "503 Service Unavailable: later"),
-        ((0, String::new()), "no answer within 400ms"),
+        ((0, String::new()), "no response within 400ms"),
         ((500, r#"{"detail": "index lost"}"#.into()), "index lost"),
     ] {
         let url = server(vec![response]).await;
@@ -102,9 +102,9 @@ async fn unusable_responses_fail_without_retry() {
     for (status, body, why) in [
         (422, r#"{"detail": [{"loc": ["topk"]}]}"#, "422"),
         (200, "<html>", "no JSON"),
-        (200, r#"{"results": []}"#, "it has no list `result`"),
-        (200, r#"{"result": []}"#, "it has 0 results for 1 queries"),
-        (200, r#"{"result": [5]}"#, "a result is no list"),
+        (200, r#"{"results": []}"#, "the response has no list `result`"),
+        (200, r#"{"result": []}"#, "the response has 0 results for 1 queries"),
+        (200, r#"{"result": [5]}"#, "a result in the response is not a list"),
         (200, r#"{"result": [[{"document": {"id": 1}}]]}"#, "neither `contents` nor `text`"),
     ] {
         let url = server(vec![(status, body.into())]).await;

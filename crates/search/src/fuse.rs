@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 
-/// The constant of the paper. It prevents the first ranks of a single list from dominating the
-/// result.
+/// Constant of reciprocal-rank fusion, as in the paper. It prevents the first ranks of a single
+/// list from dominating the result.
 const RANK_CONSTANT: f32 = 60.0;
 
-/// Fuses `lists`, each of which is sorted best first, and returns the `count` best rows with their
-/// scores. Rows with equal scores are in ascending order.
+/// Fuses ranked lists by reciprocal-rank fusion, and returns the `count` best rows with their
+/// scores. Each list must be sorted by rank, the best row first. Rows with equal scores are in
+/// ascending order.
 pub fn fuse(lists: &[&[(u32, f32)]], count: usize) -> Vec<(u32, f32)> {
     let mut scores: HashMap<u32, f32> = HashMap::new();
     for list in lists {

@@ -22,17 +22,17 @@ use tracing::debug;
 
 use crate::{Hit, Mode, SearchError, Searcher};
 
-/// Value of the `Retry-After` header of a busy server, in seconds.
+/// Value of the `Retry-After` header in the responses of a busy server, in seconds.
 const RETRY_AFTER: u64 = 1;
 
-/// Options of the HTTP service.
+/// Options of the HTTP search service.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// API keys, one of which each request except `/health` must carry. If empty, no key is
+    /// API keys. Each request except `/health` must contain one of these keys. If empty, no key is
     /// required.
     pub keys: Vec<String>,
-    /// Host names that the service accepts if it requires no key, and origins whose web pages can
-    /// call it.
+    /// Host names that the service accepts if no key is required, and origins whose web pages can
+    /// call the service.
     pub access: Access,
     /// Number of passages per query if the request does not set it. Defaults to 3.
     pub top_k: usize,
@@ -53,7 +53,7 @@ struct Service {
 
 type SharedState = Arc<Service>;
 
-/// An error response to a rejected or failed request.
+/// An HTTP error response to a request that was rejected or failed.
 struct ErrorResponse {
     status: StatusCode,
     message: String,
@@ -68,7 +68,7 @@ impl ErrorResponse {
         ErrorResponse::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// Returns the error code of the JSON body.
+    /// Returns the error code that the JSON body of the response contains.
     fn code(&self) -> &'static str {
         match self.status {
             StatusCode::BAD_REQUEST => "invalid",
@@ -116,7 +116,7 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-/// A request of Search-R1's `/retrieve`.
+/// Request body of Search-R1's route `/retrieve`.
 #[derive(Deserialize)]
 struct RetrieveRequest {
     queries: Vec<String>,
@@ -126,7 +126,7 @@ struct RetrieveRequest {
     return_scores: bool,
 }
 
-/// A request of Agent-R1's `/search`. Exactly one of `query` and `queries` must be set.
+/// Request body of Agent-R1's route `/search`. Exactly one of `query` and `queries` must be set.
 #[derive(Deserialize)]
 struct SearchRequest {
     #[serde(default)]
@@ -137,8 +137,8 @@ struct SearchRequest {
     top_k: Option<usize>,
 }
 
-/// A passage in Search-R1's format. Its dense server returns only `contents`; its BM25 server also
-/// returns the title and the text.
+/// A passage in Search-R1's response format. Its dense server returns only `contents`; its BM25
+/// server also returns the title and the text.
 #[derive(Serialize)]
 struct Document {
     id: String,
@@ -159,7 +159,7 @@ impl Service {
         Document { id: hit.passage.id, contents, title, text }
     }
 
-    /// Rejects a request without a valid key if a key is required.
+    /// Rejects a request without a valid API key if the service requires a key.
     fn admit(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
         if service::is_valid_key(&self.options.keys, service::key_of(headers)) {
             Ok(())
@@ -168,7 +168,7 @@ impl Service {
         }
     }
 
-    /// Checks the key of a request, and parses its body as JSON.
+    /// Checks the API key of a request, and parses its body as JSON.
     async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, ErrorResponse> {
         self.admit(request.headers())?;
         let (parts, body) = request.into_parts();
@@ -178,8 +178,8 @@ impl Service {
         service::read_json(&body).map_err(|malformed| ErrorResponse::invalid(malformed.message))
     }
 
-    /// Finds passages for `queries`. A `top_k` of `None` or 0 requests the default number, as in
-    /// Search-R1.
+    /// Finds the best passages for each query. A `top_k` of `None` or 0 selects the default number,
+    /// as in Search-R1.
     async fn find(
         &self,
         queries: Vec<String>,
@@ -189,16 +189,16 @@ impl Service {
         Ok(self.searcher.search(queries, count).await?)
     }
 
-    /// Runs a request of Agent-R1 and returns its response body.
+    /// Runs a search request in Agent-R1's format, and returns the response body.
     async fn search(&self, search: SearchRequest) -> Result<Json<Value>, ErrorResponse> {
         let started = Instant::now();
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
             (None, Some(query)) => vec![query],
-            (None, None) => return Err(ErrorResponse::invalid("`query` or `queries` is missing")),
+            (None, None) => return Err(ErrorResponse::invalid("the request has neither `query` nor `queries`; set one of them")),
             (Some(_), Some(_)) => {
                 return Err(ErrorResponse::invalid(
-                    "`query` and `queries` are both set; set only one of them",
+                    "the request sets both `query` and `queries`; set only one of them",
                 ));
             }
         };
@@ -264,7 +264,7 @@ async fn search_by_url(
                 let count = value.parse();
                 search.top_k = Some(count.map_err(|_| {
                     ErrorResponse::invalid(format!(
-                        "`top_k` is {value:?}, but must be a whole number"
+                        "the parameter `top_k` is {value:?}, but it must be a whole number"
                     ))
                 })?);
             }
@@ -281,7 +281,7 @@ async fn health(State(service): State<SharedState>) -> Json<Value> {
     }))
 }
 
-/// Creates the HTTP routes that serve `searcher`.
+/// Creates the HTTP routes of a search service for `searcher`.
 pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
     let access = options.access.clone();
     let needs_key = !options.keys.is_empty();
@@ -304,7 +304,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
     .with_state(service)
 }
 
-/// Serves `searcher` on `listener` until `stop` resolves, then finishes the requests in flight.
+/// Serves `searcher` on `listener` until `stop` resolves. Then completes the requests in progress.
 ///
 /// # Errors
 /// Returns an error if the listener fails.

@@ -29,18 +29,19 @@ macro_rules! widened {
     };
 }
 
-/// Number of partial sums of the f32 product.
+/// Number of partial sums in the f32 inner product.
 const LANES: usize = 16;
 
 widened! {
-    /// Returns Σ cᵢ qᵢ for 8-bit codes c, passed as bytes, and a query q widened to 16 bits.
+    /// Computes the inner product Σ cᵢ qᵢ of 8-bit codes c, passed as bytes, and a query q that is
+    /// widened to 16 bits.
     fn dot_codes(codes: &[u8], query: &[i16]) -> i32 {
         codes.iter().zip(query).map(|(code, q)| i32::from(*code as i8) * i32::from(*q)).sum()
     }
 }
 
 widened! {
-    /// Returns Σ xᵢ qᵢ for a vector x of little-endian f32 and a query q.
+    /// Computes the inner product Σ xᵢ qᵢ of a vector x of little-endian f32 and a query q.
     fn dot(x: &[u8], query: &[f32]) -> f32 {
         let mut sums = [0f32; LANES];
         let mut rows = x.chunks_exact(4 * LANES);
@@ -57,7 +58,7 @@ widened! {
     }
 }
 
-/// Returns the number at index `at` of an array of little-endian f32.
+/// Returns the f32 at index `at` of an array of little-endian f32.
 #[inline(always)]
 fn number(bytes: &[u8], at: usize) -> f32 {
     f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]])

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 /// A passage of a corpus: a short text, usually from a page with a title.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
-    /// Identifier, unique in its corpus.
+    /// Identifier of the passage, unique in its corpus.
     pub id: String,
-    /// Title of the page that the passage is from. Empty if there is none.
+    /// Title of the page that the passage is from. Empty if the passage has no title.
     pub title: String,
-    /// Text, without the title.
+    /// Text of the passage, without the title.
     pub text: String,
 }
 
@@ -28,7 +28,7 @@ impl Passage {
         }
     }
 
-    /// Returns title and text in Search-R1's format. This string is what is indexed and embedded.
+    /// Returns the title and the text in Search-R1's format. This string is indexed and embedded.
     pub fn contents(&self) -> String {
         if self.title.is_empty() {
             self.text.clone()
@@ -43,8 +43,8 @@ impl Passage {
 pub struct Hit {
     /// The passage that was found.
     pub passage: Passage,
-    /// Score; higher is better. Depending on the mode, the BM25 score, the cosine similarity or the
-    /// sum of reciprocal ranks.
+    /// Score of the passage; higher is better. Depending on the search mode, it is the BM25 score,
+    /// the cosine similarity or the sum of reciprocal ranks.
     pub score: f32,
 }
 

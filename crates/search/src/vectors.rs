@@ -22,26 +22,28 @@ use memmap2::Mmap;
 use crate::SearchError;
 use crate::kernel::{dot, dot_codes};
 
-/// File names: f32 values row by row, 8-bit codes row by row, and one f32 scale per row.
+/// Name of the file that contains the f32 values of the vectors, row by row. The other two files
+/// contain 8-bit codes row by row, and one f32 scale per row.
 const VALUES: &str = "vectors.f32";
 const CODES: &str = "vectors.i8";
 const SCALES: &str = "vectors.scale";
-/// Maximum absolute value of a code.
+/// Maximum absolute value of an 8-bit code.
 const MAX_CODE: f32 = 127.0;
-/// Rows per block. All queries scan a block before the next one, so that its codes stay in the
-/// cache.
+/// Number of rows in a block. All queries scan a block before the next block, so that its codes
+/// stay in the cache.
 const BLOCK: usize = 128;
-/// Minimum work per thread: rows × dimensions × queries, in bytes of codes.
+/// Minimum work for an additional thread: rows × dimensions × queries, in bytes of codes.
 const MIN_WORK_PER_THREAD: usize = 1 << 20;
-/// Bound on the error of rounding in f32, as a fraction of |q| |x|.
+/// Bound on the rounding error of the f32 inner product, as a fraction of |q| |x|.
 const ROUNDING_ERROR: f32 = 1e-5;
-/// Maximum number of queries per scan. Each query has candidates on every thread, which take
-/// memory.
+/// Maximum number of queries per scan. Each query has a list of candidates on every thread, which
+/// takes memory.
 const MAX_QUERIES_PER_SCAN: usize = 256;
-/// Minimum number of candidates of a query before those below the current threshold are dropped.
+/// Minimum number of a query's candidates at which candidates below the current threshold are
+/// dropped.
 const MIN_PRUNED_CANDIDATES: usize = 4096;
 
-/// Writes the vectors of an index to files.
+/// Writes the vectors of an index and their 8-bit quantizations to files.
 pub struct VectorWriter {
     values: BufWriter<File>,
     codes: BufWriter<File>,
@@ -52,7 +54,7 @@ pub struct VectorWriter {
 }
 
 impl VectorWriter {
-    /// Creates the vector files in `dir`, for vectors of `dimensions` numbers.
+    /// Creates the vector files in `dir`, for vectors with `dimensions` numbers each.
     ///
     /// # Errors
     /// Returns an error if a file cannot be created.
@@ -63,7 +65,7 @@ impl VectorWriter {
         Ok(VectorWriter { values, codes, scales, dir: dir.to_owned(), dimensions, residual: 0.0 })
     }
 
-    /// Appends the vector of the next row.
+    /// Appends a vector, which belongs to the next row.
     ///
     /// # Errors
     /// Returns an error if the vector has a different length, a number is not finite, or a file
@@ -88,8 +90,8 @@ impl VectorWriter {
             .map_err(SearchError::io("write vectors to", &self.dir))
     }
 
-    /// Flushes the files. Returns the maximum distance |x − x̂| between a vector and its 8-bit
-    /// quantization.
+    /// Flushes the vector files. Returns the maximum Euclidean distance |x − x̂| between a vector
+    /// and its 8-bit quantization.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, for example because the disk is full.
@@ -106,7 +108,7 @@ fn create_file(dir: &Path, name: &str) -> Result<BufWriter<File>, SearchError> {
     File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
 }
 
-/// The 8-bit quantization of a vector: x̂ᵢ = scale · cᵢ, with codes cᵢ.
+/// The 8-bit quantization x̂ of a vector: x̂ᵢ = scale · cᵢ, with the codes cᵢ.
 struct QuantizedVector {
     codes: Vec<i16>,
     scale: f32,
@@ -139,36 +141,38 @@ fn norm(vector: &[f32]) -> f32 {
     vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
 }
 
-/// The vectors of an index, opened for searching.
+/// The vectors of an index, open for searching.
 pub struct Vectors {
     values: Mmap,
     codes: Mmap,
     scales: Vec<f32>,
     dimensions: usize,
     residual: f32,
-    /// Maximum |x̂| of all rows.
+    /// Maximum norm |x̂| of the quantized vectors of all rows.
     max_norm: f32,
 }
 
-/// A query, prepared for the scan.
+/// A query vector that is prepared for the scan.
 struct Query<'a> {
     exact: &'a [f32],
     quantised: QuantizedVector,
-    /// Bound on the difference between a product of codes and the product in f32.
+    /// Bound on the difference between the inner product of the codes and the inner product in f32.
     bound: f32,
 }
 
-/// Rows that may be among the best for a query, of those that a thread has scanned so far.
+/// Candidates of a query on one thread: the rows scanned so far that may be among the best.
 struct Candidates {
     count: usize,
-    /// The `count` best products of codes so far, as a heap with the smallest on top.
+    /// The `count` largest inner products of codes so far, as a heap with the smallest product on
+    /// top.
     top: BinaryHeap<Reverse<TotalF32>>,
-    /// Candidate rows with their products of codes. They include every row within twice the bound
-    /// of the smallest product in `top`, and rows that were within it when they were added.
+    /// Candidate rows with their inner products of codes. The list includes every row within twice
+    /// the bound of the smallest product in `top`, and rows that were within it when they were
+    /// added.
     candidates: Vec<(u32, f32)>,
 }
 
-/// A totally ordered `f32`.
+/// An `f32` with a total order.
 #[derive(Clone, Copy, PartialEq)]
 struct TotalF32(f32);
 
@@ -191,7 +195,7 @@ impl Candidates {
         Candidates { count, top: BinaryHeap::with_capacity(count + 1), candidates: Vec::new() }
     }
 
-    /// Returns the minimum product of codes with which a row can still be among the best.
+    /// Returns the minimum inner product of codes with which a row can still be among the best.
     fn min_product(&self, bound: f32) -> f32 {
         match self.top.peek() {
             Some(Reverse(TotalF32(min_product))) if self.top.len() == self.count => {
@@ -258,13 +262,13 @@ impl Vectors {
         Ok(Vectors { values, codes, scales, dimensions, residual, max_norm })
     }
 
-    /// Returns the number of dimensions of a vector.
+    /// Returns the number of dimensions of each vector.
     pub fn dimensions(&self) -> usize {
         self.dimensions
     }
 
-    /// Returns the rows and inner products of the `count` best vectors for each query, best first.
-    /// Uses up to `threads` threads.
+    /// Returns the rows and inner products of the `count` best vectors for each query, the best
+    /// first. Uses at most `threads` threads.
     ///
     /// # Errors
     /// Returns an error if a query has a different number of dimensions.
@@ -277,8 +281,8 @@ impl Vectors {
         let wrong = queries.iter().find(|query| query.len() != self.dimensions);
         if let Some(query) = wrong {
             return Err(SearchError::Query(format!(
-                "a query's vector has {} numbers, but those of the index have {}: it is of \
-                 another model",
+                "the vector of a query has {} numbers, but the vectors of the index have {}: the \
+                 query was embedded by another model",
                 query.len(),
                 self.dimensions
             )));
@@ -294,8 +298,7 @@ impl Vectors {
         Ok(found)
     }
 
-    /// Returns rows and inner products for `queries`, which are answered in one scan over the
-    /// vectors.
+    /// Returns the rows and inner products for all `queries` after one scan over the vectors.
     fn scan_batch(
         &self,
         queries: &[Vec<f32>],
@@ -346,7 +349,7 @@ impl Vectors {
         Query { exact, quantised, bound }
     }
 
-    /// Scans the codes of `rows` and returns the candidates of each query.
+    /// Scans the codes of the rows in `rows`, and returns the candidates of each query.
     fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Candidates> {
         let mut candidates: Vec<Candidates> =
             queries.iter().map(|_| Candidates::new(count)).collect();
@@ -368,7 +371,8 @@ impl Vectors {
         candidates
     }
 
-    /// Computes the f32 products of the candidate rows and returns the best rows, best first.
+    /// Computes the f32 inner products of the candidate rows, and returns the best rows, the best
+    /// first.
     fn rescore(&self, query: &Query, candidates: Candidates) -> Vec<(u32, f32)> {
         let min_product = candidates.min_product(query.bound);
         let width = 4 * self.dimensions;
@@ -398,7 +402,7 @@ fn map_file(dir: &Path, rows: u64, name: &str, width: usize) -> Result<Mmap, Sea
         let found = bytes.len();
         Err(SearchError::damaged_error(
             &path,
-            format!("it has {found} bytes, not {rows} × {width}"),
+            format!("the file has {found} bytes, not {rows} × {width}"),
         ))
     }
 }

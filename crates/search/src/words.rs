@@ -5,23 +5,23 @@
 
 use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 
-/// A tokenizer that splits texts into words.
+/// A tokenizer of tantivy that splits texts into words.
 #[derive(Clone)]
 pub struct WordTokenizer {
-    /// Whether each Han or Hiragana character is a word of its own.
+    /// Whether each Han or Hiragana character is a separate word.
     divides: bool,
     token: Token,
 }
 
 impl WordTokenizer {
-    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a word of its
-    /// own.
+    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a separate
+    /// word.
     pub fn new(divides: bool) -> Self {
         WordTokenizer { divides, token: Token::default() }
     }
 }
 
-/// An iterator over the remaining words of a text.
+/// Iterator over the words of a text that remain.
 pub struct Stream<'a> {
     text: &'a str,
     at: usize,
@@ -70,7 +70,7 @@ impl TokenStream for Stream<'_> {
     }
 }
 
-/// Returns whether `c` is a Han or Hiragana character.
+/// Returns whether `c` is a Han or Hiragana character, which is a word without spaces around it.
 fn needs_no_spaces(c: char) -> bool {
     matches!(
         c,

@@ -305,7 +305,10 @@ fn run_long_stage(stage: &str, turns: u32, file: &Path) {
     let new = runtime.block_on(async {
         if stage == "record" {
             let store = Sqlite::open(file, &run()).await.unwrap();
-            store.start_attempt(&AttemptStart { id, slot, number: 0, task: json!("?") }).await.unwrap();
+            store
+                .start_attempt(&AttemptStart { id, slot, number: 0, task: json!("?") })
+                .await
+                .unwrap();
             let mut trajectory = Trajectory::new();
             let mut parent = None;
             for turn in 0..turns {

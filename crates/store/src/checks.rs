@@ -4,12 +4,12 @@ use levade_tree::{AttemptId, AttemptSlot, RunId, Segment, SegmentId, Trajectory}
 
 use crate::error::Failure;
 use crate::{
-    Attempt, AttemptStart, End, PerToken, PlannedSequence, Status, StepPlan, StepReward,
+    Attempt, AttemptEnd, AttemptStart, PerToken, PlannedSequence, Status, StepPlan, StepReward,
     WriteOutcome,
 };
 
 /// Checks that the id of an attempt is derived from its run, slot and try.
-pub fn check_name(
+pub fn check_attempt_id(
     run: &RunId,
     id: &AttemptId,
     slot: &AttemptSlot,
@@ -47,7 +47,7 @@ fn check_finite(
 
 /// Checks the values of an attempt's end: the status must be an end, and the score and the rewards
 /// must be finite.
-pub fn check_end_values(end: &End) -> Result<(), Failure> {
+pub fn check_end_values(end: &AttemptEnd) -> Result<(), Failure> {
     if !end.status.is_end() {
         return Err(Failure::Unstorable(format!(
             "an attempt cannot end with the status {}; use a final status, such as completed",
@@ -60,7 +60,7 @@ pub fn check_end_values(end: &End) -> Result<(), Failure> {
 /// Checks the values of a complete attempt that is recorded in one call: the id, the status, the
 /// rewards and the segments.
 pub fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
-    check_name(run, &attempt.id, &attempt.slot, attempt.number)?;
+    check_attempt_id(run, &attempt.id, &attempt.slot, attempt.number)?;
     if attempt.status == Status::Withdrawn {
         return Err(Failure::Unstorable(
             "an attempt cannot be recorded as withdrawn; record the attempt first, then withdraw it"
@@ -98,16 +98,16 @@ pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutc
 /// Compares the end of an attempt with the stored attempt. Returns [`WriteOutcome::Written`] if the
 /// end must be written, and [`WriteOutcome::AlreadyRecorded`] if the stored attempt already has
 /// this end.
-pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
+pub fn check_end(stored: &Attempt, end: &AttemptEnd) -> Result<WriteOutcome, Failure> {
     match stored.status {
         Status::Running => Ok(WriteOutcome::Written),
         // The attempt waited for its score.
         Status::Unscored if end.status != Status::Unscored => Ok(WriteOutcome::Written),
         Status::Withdrawn => Err(Failure::Ended(stored.status)),
-        Status::Abandoned if end_difference(&stored.end(), end).is_some() => {
+        Status::Abandoned if find_end_difference(&stored.end(), end).is_some() => {
             Err(Failure::Ended(stored.status))
         }
-        _ => match end_difference(&stored.end(), end) {
+        _ => match find_end_difference(&stored.end(), end) {
             None => Ok(WriteOutcome::AlreadyRecorded),
             Some(field) => Err(Failure::Conflict(stored.slot.to_string(), field)),
         },
@@ -120,7 +120,7 @@ pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
 /// `len` is the number of segments that the store has for the attempt. `stored` reads one of these
 /// segments, and `tokens` reads the number of tokens of a segment. Both are called only for
 /// segments that an item of `segments` names by its id or as its parent.
-pub fn new_segments(
+pub fn select_new_segments(
     attempt: &Attempt,
     len: u32,
     segments: &[Segment],
@@ -156,7 +156,7 @@ pub fn new_segments(
         let existing =
             if id.0 < len { stored(id)? } else { new.get((id.0 - len) as usize).cloned() };
         match existing {
-            Some(existing) if same_segment(&existing, &incoming) => {}
+            Some(existing) if are_segments_equal(&existing, &incoming) => {}
             Some(_) => return Err(Failure::Conflict(attempt.slot.to_string(), "segment")),
             None => new.push(incoming),
         }
@@ -165,7 +165,7 @@ pub fn new_segments(
 }
 
 /// Returns the name of the first field in which two ends differ, or `None` if they are equal.
-fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
+fn find_end_difference(stored: &AttemptEnd, end: &AttemptEnd) -> Option<&'static str> {
     if stored.outcome != end.outcome || stored.status != end.status {
         return Some("outcome");
     }
@@ -177,23 +177,23 @@ fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
 
 /// Returns the name of the first field in which two attempts with the same id differ, or `None` if
 /// they are equal.
-pub fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
+pub fn find_attempt_difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");
     }
-    end_difference(&a.end(), &b.end())
-        .or_else(|| (!same_tokens(&a.trajectory, &b.trajectory)).then_some("trajectory"))
+    find_end_difference(&a.end(), &b.end())
+        .or_else(|| (!are_trajectories_equal(&a.trajectory, &b.trajectory)).then_some("trajectory"))
 }
 
-fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
+fn are_trajectories_equal(a: &Trajectory, b: &Trajectory) -> bool {
     let a = a.segments();
     let b = b.segments();
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_segment(a, b))
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| are_segments_equal(a, b))
 }
 
 /// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that
 /// NaN equals NaN.
-fn same_segment(x: &Segment, y: &Segment) -> bool {
+fn are_segments_equal(x: &Segment, y: &Segment) -> bool {
     x.parent == y.parent
         && x.after == y.after
         && x.kind == y.kind
@@ -220,7 +220,7 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
         for (what, numbers) in numbers {
             for number in numbers.into_iter().flat_map(PerToken::run_values) {
                 let what = format!("the {what} of attempt {}", sequence.attempt);
-                check_number(f64::from(number), &what)?;
+                check_is_finite(f64::from(number), &what)?;
             }
         }
     }
@@ -234,17 +234,17 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     }
     for policy in &plan.policies {
         for threshold in policy.high_entropy.iter().flat_map(|high| &high.thresholds) {
-            check_number(*threshold, "an entropy threshold")?;
+            check_is_finite(*threshold, "an entropy threshold")?;
         }
         if let Some(kl) = &policy.kl {
-            check_number(kl.coefficient, "a KL coefficient")?;
-            check_number(kl.found, "a KL divergence")?;
+            check_is_finite(kl.coefficient, "a KL coefficient")?;
+            check_is_finite(kl.found, "a KL divergence")?;
         }
     }
     Ok(())
 }
 
-fn check_number(value: f64, what: &str) -> Result<(), Failure> {
+fn check_is_finite(value: f64, what: &str) -> Result<(), Failure> {
     if value.is_finite() {
         Ok(())
     } else {
@@ -254,13 +254,16 @@ fn check_number(value: f64, what: &str) -> Result<(), Failure> {
 
 /// Returns whether two step plans are equal. Per-token numbers are compared by their bits, so that
 /// NaN equals NaN.
-pub fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
-    a == b && a.sequences().map(number_bytes).eq(b.sequences().map(number_bytes))
+pub fn are_plans_equal(a: &StepPlan, b: &StepPlan) -> bool {
+    a == b
+        && a.sequences()
+            .map(encode_per_token_numbers)
+            .eq(b.sequences().map(encode_per_token_numbers))
 }
 
 /// Returns the per-token numbers of a sequence as bytes: advantages, weights, returns and values.
 /// `None` if the plan has no critic.
-fn number_bytes(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
+fn encode_per_token_numbers(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
     [
         Some(&sequence.advantage),
         Some(&sequence.weight),

@@ -5,7 +5,7 @@ use levade_tree::{Kind, Segment, VersionRun};
 /// The per-token values of a segment as the store keeps them: little-endian bytes, one list for
 /// each value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Columns {
+pub struct SegmentColumns {
     /// Token ids of the segment, 4 bytes (`u32`) each.
     pub tokens: Vec<u8>,
     /// Log-probabilities of the tokens, 4 bytes (`f32`) each.
@@ -15,11 +15,11 @@ pub struct Columns {
     pub versions: Vec<u8>,
 }
 
-impl Columns {
+impl SegmentColumns {
     /// Encodes the per-token values of `segment` as little-endian bytes.
     pub fn encode(segment: &Segment) -> Self {
         let versions = segment.versions.iter();
-        Columns {
+        SegmentColumns {
             tokens: segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect(),
             logprobs: segment.logprobs.iter().flat_map(|value| value.to_le_bytes()).collect(),
             versions: versions
@@ -29,7 +29,7 @@ impl Columns {
     }
 }
 
-/// Returns `segment` with the per-token values that [`Columns::encode`] has encoded. Returns `None`
+/// Returns `segment` with the per-token values that [`SegmentColumns::encode`] has encoded. Returns `None`
 /// if the length of a list is not a multiple of its item size.
 pub fn decode_columns(
     segment: Segment,
@@ -43,12 +43,12 @@ pub fn decode_columns(
     Some(Segment {
         tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
         logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
-        versions: versions.iter().map(version_run).collect::<Option<_>>()?,
+        versions: versions.iter().map(parse_version_run).collect::<Option<_>>()?,
         ..segment
     })
 }
 
-fn version_run(bytes: &[u8; 12]) -> Option<VersionRun> {
+fn parse_version_run(bytes: &[u8; 12]) -> Option<VersionRun> {
     let (version, len) = bytes.split_first_chunk::<8>()?;
     let len = u32::from_le_bytes(len.try_into().ok()?);
     Some(VersionRun { version: u64::from_le_bytes(*version), len })

@@ -165,7 +165,7 @@ pub enum StoreError {
         holder: String,
     },
     /// Reading or writing failed.
-    #[error("cannot {action} {key} in the store {location}: {source}{}", remedy(*code))]
+    #[error("cannot {action} {key} in the store {location}: {source}{}", suggest_remedy(*code))]
     Failed {
         /// Location of the store.
         location: String,
@@ -264,7 +264,7 @@ pub enum StoreError {
 
 /// Returns the remedy that is appended to the message of a backend error. Empty if the cause
 /// already names the remedy.
-fn remedy(code: Code) -> &'static str {
+fn suggest_remedy(code: Code) -> &'static str {
     match code {
         Code::Full => "; free space on its disk: everything recorded so far is intact",
         _ => "",

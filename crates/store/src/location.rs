@@ -47,7 +47,7 @@ pub enum Location {
 /// Purpose for which a store is opened: to start a run, to resume a run, or only to read. To write,
 /// the caller must hold the lock of the run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access<'a> {
+pub enum StoreAccess<'a> {
     /// Writes a new run with this id. An existing file is accepted if it belongs to a run with the
     /// same id.
     Start(&'a RunId),
@@ -64,22 +64,22 @@ impl Location {
     ///
     /// # Errors
     /// - Returns [`StoreError::NotDurable`] if the location is [`Memory`](Self::Memory) and
-    ///   `access` is not [`Start`](Access::Start).
-    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
+    ///   `access` is not [`Start`](StoreAccess::Start).
+    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
     ///   file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
-    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file
+    /// - For [`Resume`](StoreAccess::Resume), returns the errors of [`Sqlite::resume`] if the file
     ///   exists, and the errors of [`Sqlite::open`] if it does not.
-    /// - For [`Start`](Access::Start), returns the errors of [`Sqlite::open`], including
+    /// - For [`Start`](StoreAccess::Start), returns the errors of [`Sqlite::open`], including
     ///   [`StoreError::OtherRun`] if the file belongs to another run.
     /// - Returns [`StoreError::Open`] with [`Code::Invalid`] if the location is a server.
     pub async fn open_local(
         &self,
         run_dir: &Path,
-        access: Access<'_>,
+        access: StoreAccess<'_>,
     ) -> Result<Arc<dyn Store>, StoreError> {
         let (file, access) = match (self, access) {
             (Location::Sqlite(file), access) => (run_dir.join(file), access),
-            (Location::Memory, Access::Start(run)) => {
+            (Location::Memory, StoreAccess::Start(run)) => {
                 return Ok(Arc::new(Memory::new(run.clone())));
             }
             (Location::Memory, _) => {
@@ -87,14 +87,14 @@ impl Location {
             }
             (Location::Mongo(_) | Location::Server { .. }, _) => {
                 return Err(StoreError::Open {
-                    location: self.without_password(),
+                    location: self.to_text_without_password(),
                     code: Code::Invalid,
                     source: "it is on a server".into(),
                 });
             }
         };
         let store = match access {
-            Access::Read if !file.exists() => {
+            StoreAccess::Read if !file.exists() => {
                 let location = file.display().to_string();
                 let source = std::io::ErrorKind::NotFound.into();
                 return Err(StoreError::Open {
@@ -103,9 +103,9 @@ impl Location {
                     source: Box::<std::io::Error>::new(source),
                 });
             }
-            Access::Read => Sqlite::open_existing(&file).await?,
-            Access::Resume(run) if file.exists() => Sqlite::resume(&file, run).await?,
-            Access::Start(run) | Access::Resume(run) => Sqlite::open(&file, run).await?,
+            StoreAccess::Read => Sqlite::open_existing(&file).await?,
+            StoreAccess::Resume(run) if file.exists() => Sqlite::resume(&file, run).await?,
+            StoreAccess::Start(run) | StoreAccess::Resume(run) => Sqlite::open(&file, run).await?,
         };
         Ok(Arc::new(store))
     }
@@ -128,7 +128,7 @@ impl Location {
     }
 
     /// Returns the location as text for messages. The password of a MongoDB URL is left out.
-    fn without_password(&self) -> String {
+    fn to_text_without_password(&self) -> String {
         match self {
             Location::Mongo(url) => format!("{url:?}"),
             other => other.to_string(),
@@ -273,12 +273,12 @@ mod tests {
         let location = Location::Sqlite("records.db".into());
         let run = RunId("run".into());
         let other = RunId("other".into());
-        let error = wait(location.open_local(dir.path(), Access::Read)).err().unwrap();
+        let error = wait(location.open_local(dir.path(), StoreAccess::Read)).err().unwrap();
         assert!(error.is_user_error() && error.to_string().contains("records.db"), "{error}");
-        drop(wait(location.open_local(dir.path(), Access::Start(&run))).unwrap());
+        drop(wait(location.open_local(dir.path(), StoreAccess::Start(&run))).unwrap());
         assert!(location.file(dir.path()).unwrap().is_file());
-        assert!(wait(location.open_local(dir.path(), Access::Start(&other))).is_err());
-        for access in [Access::Resume(&other), Access::Read] {
+        assert!(wait(location.open_local(dir.path(), StoreAccess::Start(&other))).is_err());
+        for access in [StoreAccess::Resume(&other), StoreAccess::Read] {
             assert_eq!(*wait(location.open_local(dir.path(), access)).unwrap().run(), run);
         }
     }
@@ -288,10 +288,10 @@ mod tests {
         let dir = Path::new("runs/a");
         let run = RunId("run".into());
         assert_eq!(
-            *wait(Location::Memory.open_local(dir, Access::Start(&run))).unwrap().run(),
+            *wait(Location::Memory.open_local(dir, StoreAccess::Start(&run))).unwrap().run(),
             run
         );
-        for access in [Access::Resume(&run), Access::Read] {
+        for access in [StoreAccess::Resume(&run), StoreAccess::Read] {
             let error = wait(Location::Memory.open_local(dir, access)).err().unwrap();
             assert!(error.is_user_error() && error.to_string().contains("runs/a"), "{error}");
         }

@@ -76,7 +76,7 @@ impl MongoUrl {
     /// Returns the URL to pass to the MongoDB driver, without the path: with a path, the driver
     /// would look for the user in that database instead of in `admin`. `password` is inserted if
     /// the URL contains only a user name.
-    pub fn for_driver(&self, password: Option<&str>) -> String {
+    pub fn to_driver_url(&self, password: Option<&str>) -> String {
         let MongoUrl { credentials, hosts, options, .. } = self;
         let credentials = match (credentials.strip_suffix('@'), password) {
             (Some(user), Some(password)) if !user.contains(':') => {
@@ -94,18 +94,18 @@ impl MongoUrl {
 
     /// Returns the name of the database that stores rollouts: the path of the URL, or `levade` if
     /// the path is empty.
-    pub fn rollouts_database(&self) -> String {
-        if self.path.is_empty() { "levade".to_owned() } else { database_name(&self.path) }
+    pub fn rollouts_database_name(&self) -> String {
+        if self.path.is_empty() { "levade".to_owned() } else { to_database_name(&self.path) }
     }
 
     /// Returns the name of the database that stores the run in `run_dir`: the name of the
     /// directory. If the URL has a path, the path and an underscore are prepended.
-    pub fn run_database(&self, run_dir: &Path) -> String {
+    pub fn run_database_name(&self, run_dir: &Path) -> String {
         let absolute = run_dir.canonicalize().or_else(|_| std::path::absolute(run_dir));
         let absolute = absolute.unwrap_or_else(|_| run_dir.to_owned());
         let name = absolute.file_name().unwrap_or_default().to_string_lossy();
         let separator = if self.path.is_empty() { "" } else { "_" };
-        database_name(&format!("{}{separator}{name}", self.path))
+        to_database_name(&format!("{}{separator}{name}", self.path))
     }
 }
 
@@ -123,7 +123,7 @@ fn percent_encode(text: &str) -> String {
 
 /// Converts `name` to a database name that every MongoDB server accepts. If characters must be
 /// changed, a hash is appended, so that different names stay different.
-fn database_name(name: &str) -> String {
+fn to_database_name(name: &str) -> String {
     // Servers that ignore case, as on Windows, reject names that differ only in case.
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
@@ -147,14 +147,14 @@ mod tests {
         let text = "mongodb://u:s%40cret@a:1,b:2/runs?authSource=x";
         let url: MongoUrl = text.parse().unwrap();
         assert_eq!(url.to_string(), text);
-        assert_eq!(url.for_driver(Some("z")), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
+        assert_eq!(url.to_driver_url(Some("z")), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
         assert_eq!(url.location("d"), "mongodb://a:1,b:2/d");
-        assert_eq!(url.rollouts_database(), "runs");
+        assert_eq!(url.rollouts_database_name(), "runs");
         assert!(!format!("{url:?}").contains("s%40cret"));
         let plain: MongoUrl = "mongodb://u@a".parse().unwrap();
-        assert_eq!(plain.for_driver(Some("p@:/ä")), "mongodb://u:p%40%3A%2F%C3%A4@a/");
-        assert_eq!(plain.for_driver(None), "mongodb://u@a/");
-        assert_eq!(plain.rollouts_database(), "levade");
+        assert_eq!(plain.to_driver_url(Some("p@:/ä")), "mongodb://u:p%40%3A%2F%C3%A4@a/");
+        assert_eq!(plain.to_driver_url(None), "mongodb://u@a/");
+        assert_eq!(plain.rollouts_database_name(), "levade");
         assert_eq!(plain.to_string(), "mongodb://u@a");
         for bad in
             ["mongodb+srv://u:secret@h/x", "mongodb://", "mongodb://u:secret@h/a/b", "http://h"]
@@ -167,10 +167,10 @@ mod tests {
     #[test]
     fn database_names_are_valid_and_distinct() {
         let url = "mongodb://h/team".parse::<MongoUrl>().unwrap();
-        assert_eq!(url.run_database(Path::new("/runs/calculator")), "team_calculator");
+        assert_eq!(url.run_database_name(Path::new("/runs/calculator")), "team_calculator");
         let long = "x".repeat(200);
         let names = ["/r/a.b", "/r/a_b", "/r/a b", &format!("/r/{long}1"), &format!("/r/{long}2")]
-            .map(|dir| url.run_database(Path::new(dir)));
+            .map(|dir| url.run_database_name(Path::new(dir)));
         for (index, one) in names.iter().enumerate() {
             assert!(one.len() <= MAX_NAME && !one.contains(['.', ' ', '/']), "{one}");
             assert!(names[..index].iter().all(|other| other != one), "{one}");

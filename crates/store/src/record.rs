@@ -130,11 +130,11 @@ impl Attempt {
     }
 
     /// Returns the end of the attempt: its outcome, score, rewards and status.
-    pub fn end(&self) -> End {
+    pub fn end(&self) -> AttemptEnd {
         let Attempt { outcome, score, reward, step_rewards, status, .. } = self;
         let outcome = outcome.clone();
         let step_rewards = step_rewards.clone();
-        End { outcome, score: *score, reward: *reward, step_rewards, status: *status }
+        AttemptEnd { outcome, score: *score, reward: *reward, step_rewards, status: *status }
     }
 }
 
@@ -153,7 +153,7 @@ pub struct AttemptStart {
 
 /// The end of an attempt: its outcome, score, rewards and status.
 #[derive(Debug, Clone, PartialEq)]
-pub struct End {
+pub struct AttemptEnd {
     /// Outcome of the attempt: why it ended and what it returned.
     pub outcome: Outcome,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
@@ -169,7 +169,7 @@ pub struct End {
 
 /// Counts of the tries in an attempt slot, from which the next try is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Tries {
+pub struct TryCounts {
     /// Index of the next try: one more than the index of the last try that started. 0 if no try has
     /// started.
     pub next: u32,

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, StoreError,
-    Tries, WithdrawRequest, Withdrawal, WriteOutcome,
+    Attempt, AttemptEnd, AttemptStart, AttemptSummary, EvalKey, FailedAttempt, StepPlan,
+    StoreError, TryCounts, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 
 /// The store of one run. Share it as `Arc<dyn Store>`.
@@ -65,7 +65,11 @@ pub trait Store: Debug + Send + Sync {
     /// different end. Returns [`StoreError::Unstorable`] if the status is
     /// [`Running`](crate::Status::Running) or if a score, a reward or a part of a reward is not
     /// finite.
-    async fn end_attempt(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError>;
+    async fn end_attempt(
+        &self,
+        id: &AttemptId,
+        end: &AttemptEnd,
+    ) -> Result<WriteOutcome, StoreError>;
 
     /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their
     /// number.
@@ -111,7 +115,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn count_tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError>;
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<TryCounts, StoreError>;
 
     /// Returns the distinct tasks of all attempts that were started for `purpose`, including
     /// running attempts. Erased tasks are not returned.

@@ -96,12 +96,12 @@ pub struct Withdrawal {
 }
 
 /// Creates the error for a requested attempt that is not recorded.
-pub(crate) fn unknown(id: &AttemptId) -> Failure {
+pub(crate) fn unknown_attempt_error(id: &AttemptId) -> Failure {
     Failure::Unstorable(format!("attempt {id} is not recorded"))
 }
 
 /// Erases the task, the outcome and the tokens of an attempt.
-pub(crate) fn erase(attempt: &mut Attempt) {
+pub(crate) fn erase_attempt(attempt: &mut Attempt) {
     attempt.task = Value::Null;
     attempt.outcome = Outcome::initial();
     attempt.trajectory = Trajectory::new();

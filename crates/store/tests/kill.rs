@@ -145,7 +145,11 @@ async fn recorded_data_survives_process_kill() {
         for &sample in &recorded {
             let id = attempt(sample).id;
             assert_eq!(store.attempt(&id).await.unwrap(), Some(attempt(sample)), "round {round}");
-            assert_eq!(store.step_plan(0, sample).await.unwrap(), Some(plan(sample)), "round {round}");
+            assert_eq!(
+                store.step_plan(0, sample).await.unwrap(),
+                Some(plan(sample)),
+                "round {round}"
+            );
         }
         // Each writer may have completed at most one more attempt without reporting it.
         let present = store.summaries(Purpose::Train).await.unwrap();

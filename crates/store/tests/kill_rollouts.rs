@@ -85,8 +85,11 @@ async fn acknowledged_rollouts_survive_process_kill() {
         lines.for_each(&mut note);
 
         let store = open(&file).await;
-        let all =
-            store.query_rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap().items;
+        let all = store
+            .query_rollouts(&RolloutFilter::default(), &PageRequest::default())
+            .await
+            .unwrap()
+            .items;
         let with = |statuses: &[RolloutStatus]| -> BTreeSet<String> {
             all.iter().filter(|of| statuses.contains(&of.status)).map(|of| of.id.clone()).collect()
         };

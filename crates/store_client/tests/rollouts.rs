@@ -105,7 +105,8 @@ async fn unreachable_server_error_names_url_timeout_and_cause() {
     let error = HttpRollouts::connect(&url, &options(1.5)).await.err().unwrap();
     let text = error.to_string();
     assert!(error.is_retryable() && text.contains(&url), "{text}");
-    for part in ["waited 1.5s", "LEVADE_STORE_TIMEOUT", "cannot connect", "levade store serve"] {
+    let parts = ["after 1.5s", "LEVADE_STORE_TIMEOUT", "cannot connect", "levade store serve"];
+    for part in parts {
         assert!(text.contains(part), "{text}");
     }
 }

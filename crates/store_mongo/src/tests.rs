@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use levade_store::{
-    Access, Attempt, AttemptStart, Code, MongoUrl, Status, Store, StoreError, WriteOutcome,
+    Attempt, AttemptStart, Code, MongoUrl, Status, Store, StoreAccess, StoreError, WriteOutcome,
 };
 use levade_tree::{
     AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory,
@@ -15,7 +15,7 @@ use mongodb::bson::{Bson, doc};
 use serde_json::json;
 
 use crate::MongoStore;
-use crate::connection::{Connection, all};
+use crate::connection::{Connection, collect_documents};
 use crate::segments::Segments;
 
 /// Name of the variable with the URL of a server.
@@ -71,13 +71,13 @@ macro_rules! contract {
 /// Opens the ledger of a test for the trainer `owner`.
 async fn open(of: &TestDatabase, owner: &str, run: &str) -> Result<MongoStore, StoreError> {
     let run = RunId(run.to_owned());
-    MongoStore::open_database(&of.url, &of.name, owner, Access::Start(&run)).await
+    MongoStore::open_database(&of.url, &of.name, owner, StoreAccess::Start(&run)).await
 }
 
 /// Opens the ledger of a test to continue it.
 async fn resume(of: &TestDatabase, owner: &str) -> Result<MongoStore, StoreError> {
     let new = RunId("new".to_owned());
-    MongoStore::open_database(&of.url, &of.name, owner, Access::Resume(&new)).await
+    MongoStore::open_database(&of.url, &of.name, owner, StoreAccess::Resume(&new)).await
 }
 
 mod ledger {
@@ -187,14 +187,15 @@ async fn second_trainer_is_rejected_until_the_lease_ends_and_then_fences_the_fir
 async fn open_distinguishes_missing_own_and_other_runs() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
-    let read = || MongoStore::open_database(&of.url, &of.name, "a", Access::Read);
+    let read = || MongoStore::open_database(&of.url, &of.name, "a", StoreAccess::Read);
     let error = read().await.unwrap_err();
     assert!(error.is_user_error() && error.code() == Code::NotFound, "{error}");
     drop(open(&of, "a", "test").await.unwrap());
     let error = open(&of, "a", "other").await.unwrap_err();
     assert!(matches!(error, StoreError::OtherRun { .. }), "{error}");
     let other = RunId("other".to_owned());
-    let resumed = MongoStore::open_database(&of.url, &of.name, "a", Access::Resume(&other)).await;
+    let resumed =
+        MongoStore::open_database(&of.url, &of.name, "a", StoreAccess::Resume(&other)).await;
     assert_eq!(resumed.unwrap().run().0, "test");
     let reader = read().await.unwrap();
     let error = reader.record_attempt(&attempt(reader.run(), 0)).await.unwrap_err();
@@ -241,12 +242,12 @@ async fn long_segments_are_stored_in_chunks() {
     }
     let id = attempt(&RunId("test".to_owned()), 0).id;
     let last = segments.write(&id, None, written.segments()).await.unwrap();
-    assert_eq!(segments.trajectory(&id, 3, last.as_deref()).await.unwrap(), written);
+    assert_eq!(segments.read_trajectory(&id, 3, last.as_deref()).await.unwrap(), written);
     let chunks = connection.collection("chunks");
     // 4000 bytes of the prompt, 600 × 8 and one run of versions, 200 × 4.
     assert_eq!(chunks.count_documents(doc! {}).await.unwrap(), 40 + 49 + 8);
     chunks.delete_one(doc! { "index": 3 }).await.unwrap();
-    assert!(segments.trajectory(&id, 3, last.as_deref()).await.is_err());
+    assert!(segments.read_trajectory(&id, 3, last.as_deref()).await.is_err());
     of.drop_all().await;
 }
 
@@ -316,7 +317,7 @@ async fn stored_bytes(of: &TestDatabase, attempt: &str) -> usize {
         [("segments", doc! { "attempt": attempt }), ("attempts", doc! { "_id": attempt })]
     {
         let found = connection.collection(collection).find(filter).await.unwrap();
-        documents.extend(all(found).await.unwrap());
+        documents.extend(collect_documents(found).await.unwrap());
     }
     documents.iter().map(|document| mongodb::bson::serialize_to_vec(document).unwrap().len()).sum()
 }
@@ -325,7 +326,7 @@ async fn stored_bytes(of: &TestDatabase, attempt: &str) -> usize {
 async fn unreachable_server_is_reported_after_the_timeout_without_the_password() {
     let url = "mongodb://u:secret@127.0.0.1:1/x?serverSelectionTimeoutMS=300&directConnection=true";
     let url: MongoUrl = url.parse().unwrap();
-    let error = MongoStore::open_database(&url, "d", "a", Access::Read).await.unwrap_err();
+    let error = MongoStore::open_database(&url, "d", "a", StoreAccess::Read).await.unwrap_err();
     assert!(matches!(error, StoreError::Deadline { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("mongodb://127.0.0.1:1/d") && text.contains("300ms"), "{text}");

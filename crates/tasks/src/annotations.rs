@@ -10,12 +10,12 @@ use levade_reward::Rational;
 use super::expression::{Number, calculation, evaluate};
 use super::{DemonstratedCall, Demonstration};
 
-/// Reason why a solution does not become a demonstration.
+/// Reason why an annotated solution cannot be converted to a demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipReason {
     /// The solution has no annotation.
     NoCalls,
-    /// The solution has more annotations than allowed.
+    /// The solution has more annotations than the limit allows.
     TooManyCalls,
     /// An annotation does not have the form `<<expression=number>>`, or the calculator cannot parse
     /// the expression.
@@ -26,7 +26,8 @@ pub enum SkipReason {
     NoAnswer,
 }
 
-/// Converts an annotated solution to a demonstration with at most `max_calls` calls.
+/// Converts a solution with calculator annotations, as in GSM8K, to a demonstration with at most
+/// `max_calls` tool calls.
 ///
 /// # Errors
 /// Returns [`SkipReason`] if the solution cannot be converted.
@@ -60,8 +61,8 @@ pub fn parse_annotations(solution: &str, max_calls: usize) -> Result<Demonstrati
     Ok(Demonstration { calls, answer: rest.trim().to_owned() })
 }
 
-/// Returns whether the value is the stated number, or rounds to it at the number of decimals in the
-/// text.
+/// Returns whether `value` equals the number in the text `stated`, or rounds to that number at its
+/// number of decimals.
 fn is_equal_to_stated(value: &Number, stated: &str) -> Result<bool, SkipReason> {
     let stated = stated.replace(',', "");
     let number = Rational::parse(&stated).ok_or(SkipReason::Unreadable)?;

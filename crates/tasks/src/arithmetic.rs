@@ -10,22 +10,23 @@ use super::term::Term;
 use super::wording::Wording;
 use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
 
-/// Inverse of the fraction of operand sets that are held out.
+/// Inverse of the fraction of operand sets that are held out from training.
 const HELD_OUT_FRACTION: u64 = 8;
 
-/// Sizes and wordings of generated tasks.
+/// Options of generated arithmetic tasks: number and size of the operands, and wordings.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticOptions {
-    /// Number of operands in an expression, 2 to 6.
+    /// Number of operands in an expression, from 2 to 6.
     pub operands: u32,
-    /// Minimum number of digits of an operand, at least 1.
+    /// Minimum number of decimal digits of an operand, at least 1.
     pub min_digits: u32,
-    /// Maximum number of digits of an operand, at most 6. All numbers of digits are equally likely.
+    /// Maximum number of decimal digits of an operand, at most 6. All numbers of digits are equally
+    /// likely.
     pub max_digits: u32,
-    /// Fraction of tasks in words, in 0..=1; the remaining tasks are in symbols.
+    /// Fraction of tasks that are in words, from 0 to 1. The remaining tasks are in symbols.
     pub words: f64,
-    /// Whether a task in words may be a story, which does not name the operations.
+    /// Whether a task in words may be a story, in which the operations are not named.
     pub stories: bool,
 }
 
@@ -35,15 +36,15 @@ impl Default for ArithmeticOptions {
     }
 }
 
-/// Part of the tasks of a generator.
+/// Part of a generator's tasks, for training or for evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
     /// Tasks for training.
     Train,
-    /// Wordings of training with operands that never occur in training.
+    /// Wordings that occur in training, with operands that never occur in training.
     HeldOut,
-    /// Wordings and operands that never occur in training.
+    /// Wordings that never occur in training, with operands that never occur in training.
     HeldOutWording,
 }
 
@@ -78,8 +79,8 @@ impl Arithmetic {
         Ok(Arithmetic { options, seed })
     }
 
-    /// Returns task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the
-    /// calculator, then the answer.
+    /// Returns task `index` (below 2⁵⁶) of a split. Its demonstration consists of one call of the
+    /// calculator and the answer.
     pub fn task(&self, split: Split, index: u64) -> Task {
         let (purpose, name) = match split {
             Split::Train => (Purpose::Training, "train"),

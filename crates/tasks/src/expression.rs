@@ -21,7 +21,7 @@ use levade_reward::Rational;
 use levade_text::ToolCall;
 use serde_json::{Map, Value};
 
-/// Name of the tool that evaluates expressions, in demonstrations and for agents.
+/// Name of the tool that evaluates arithmetic expressions, in demonstrations and for agents.
 pub const CALCULATOR: &str = "calculator";
 
 /// Maximum length of an expression, in characters.
@@ -33,7 +33,7 @@ const MAX_DEPTH: usize = 100;
 /// Maximum number of significant decimals of a printed result.
 const DECIMALS: u32 = 10;
 
-/// Errors in an expression. Positions count characters from 1.
+/// Error in an arithmetic expression. Positions count characters from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// The expression is empty or contains only spaces.
@@ -42,65 +42,65 @@ pub enum ExpressionError {
     /// The expression has more than 1,000 characters.
     #[error("the expression has {length} characters, but at most {MAX_LENGTH} are allowed")]
     TooLong {
-        /// Number of characters.
+        /// Number of characters in the expression.
         length: usize,
     },
     /// The expression has more than 100 levels of parentheses, signs and powers.
     #[error("the expression is nested more than {MAX_DEPTH} levels deep at character {at}")]
     TooDeep {
-        /// Position at which the limit is exceeded.
+        /// Position of the character at which the limit is exceeded.
         at: usize,
     },
-    /// A character is invalid at its position.
+    /// A character is not permitted at its position.
     #[error("unexpected '{found}' at character {at}: {expected}")]
     Unexpected {
-        /// Character that was found.
+        /// Character that is not permitted.
         found: char,
-        /// Position of the character.
+        /// Position of that character.
         at: usize,
-        /// Description of the expected characters.
+        /// Description of the characters that are permitted there.
         expected: &'static str,
     },
-    /// The expression ends too early.
+    /// The expression ends where a number or a parenthesis is expected.
     #[error("the expression ends where a number or '(' is expected")]
     Ends,
-    /// A parenthesis is not closed.
+    /// An opening parenthesis is never closed.
     #[error("'(' at character {at} is never closed")]
     Unclosed {
         /// Position of the opening parenthesis.
         at: usize,
     },
-    /// Division by zero, or zero to a negative power.
+    /// A division by zero, or zero to a negative power.
     #[error("division by zero at character {at}")]
     DivisionByZero {
-        /// Position of the operator.
+        /// Position of the division or power operator.
         at: usize,
     },
-    /// A fractional power of a negative number.
+    /// A fractional power of a negative number has no real value.
     #[error("the power at character {at} has no real value")]
     NotReal {
-        /// Position of the operator.
+        /// Position of the power operator.
         at: usize,
     },
-    /// The value exceeds the range of f64.
+    /// A value exceeds the range of f64.
     #[error("the result at character {at} is too large")]
     TooLarge {
-        /// Position of the operator or number.
+        /// Position of the operator or number with that value.
         at: usize,
     },
 }
 
-/// A number, exact if possible.
+/// A number that is exact if possible: a fraction, or an approximate f64.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Number {
-    /// The exact fraction.
+    /// An exact fraction of two integers.
     Exact(Rational),
     /// An approximate value, always finite.
     Approximate(f64),
 }
 
 impl Number {
-    /// Returns the nearest f64.
+    /// Returns the f64 that is nearest to the number.
     pub fn to_f64(&self) -> f64 {
         match self {
             Number::Exact(value) => value.to_f64(),
@@ -131,7 +131,7 @@ pub fn evaluate(text: &str) -> Result<Number, ExpressionError> {
     }
 }
 
-/// Returns the call of the [`CALCULATOR`] that requests the value of `expression`.
+/// Returns a tool call of the [`CALCULATOR`] that evaluates `expression`.
 pub fn calculation(expression: &str) -> ToolCall {
     let arguments = Map::from_iter([("expression".to_owned(), Value::from(expression))]);
     ToolCall { id: String::new(), name: CALCULATOR.to_owned(), arguments: arguments.into() }
@@ -166,8 +166,8 @@ impl Parser {
         }
     }
 
-    /// Advances past `length` characters and the spaces after them. Returns the position of the
-    /// first, from 1.
+    /// Advances past `length` characters and the spaces that follow. Returns the position of the
+    /// first character, from 1.
     fn take(&mut self, length: usize) -> usize {
         let position = self.at + 1;
         self.at += length;
@@ -182,7 +182,7 @@ impl Parser {
         }
     }
 
-    /// Runs `inner` at a nesting depth increased by one.
+    /// Runs the parsing function `inner` at a nesting depth that is increased by one.
     fn parse_nested<T>(
         &mut self,
         inner: impl FnOnce(&mut Self) -> Result<T, ExpressionError>,
@@ -310,7 +310,8 @@ impl Parser {
         approximate(text.parse().unwrap_or(f64::INFINITY), start + 1)
     }
 
-    /// Returns whether exactly three digits follow the comma at this position.
+    /// Returns whether the comma at the current position is followed by exactly three digits, as a
+    /// thousands separator is.
     fn group_follows(&self) -> bool {
         let digit = |by| self.peek_ahead(by).is_some_and(|c: char| c.is_ascii_digit());
         (1..=3).all(digit) && !digit(4)
@@ -332,7 +333,8 @@ fn approximate(value: f64, at: usize) -> Result<Number, ExpressionError> {
     }
 }
 
-/// Returns whether a fraction fits 128-bit integers. Only such fractions are exact.
+/// Returns whether numerator and denominator of a fraction fit in 128-bit integers. Only such
+/// fractions are exact.
 fn fits(value: &Rational) -> bool {
     value.to_parts().is_some()
 }
@@ -388,8 +390,8 @@ fn raise(base: Number, exponent: Number, at: usize) -> Result<Number, Expression
     approximate(value, at)
 }
 
-/// Returns an integer power by repeated squaring, or `None` if the exponent is not an integer or
-/// the result does not fit.
+/// Computes an integer power by repeated squaring. Returns `None` if the exponent is not an integer
+/// or the result is not exact in 128 bits.
 fn exact_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
     let (exponent, 1) = exponent.to_parts()? else { return None };
     // For exponents beyond 32 bits, only powers of 0 and ±1 fit; they depend only on the sign and
@@ -400,9 +402,9 @@ fn exact_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
 }
 
 impl fmt::Display for Number {
-    /// Writes integers in full. Decimals are rounded to ten decimals (below 1, to ten digits after
-    /// the leading zeros), without trailing zeros. Approximate values that are very large or very
-    /// small get an exponent.
+    /// Formats the number as the calculator prints it. Integers are printed in full. Decimals are
+    /// rounded to ten decimals (below 1, to ten digits after the leading zeros), without trailing
+    /// zeros. Approximate values that are very large or very small get an exponent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Number::Exact(value) if value.is_integer() => write!(f, "{}", value.numerator()),
@@ -415,8 +417,8 @@ impl fmt::Display for Number {
     }
 }
 
-/// Rounds a fraction half away from zero, in decimals. Returns `None` if the digits do not fit 128
-/// bits.
+/// Rounds a fraction half away from zero, and returns it in decimal notation. Returns `None` if the
+/// digits do not fit in 128 bits.
 fn round(value: &Rational) -> Option<String> {
     let (numerator, denominator) = value.to_parts()?;
     let top = numerator.unsigned_abs();
@@ -450,7 +452,7 @@ fn decimal(value: f64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(&trim(&format!("{value:.decimals$}", decimals = DECIMALS as usize)))
 }
 
-/// Removes trailing zeros of the decimals, and a minus before zero.
+/// Removes trailing zeros of the decimals, and a minus sign before zero.
 fn trim(text: &str) -> String {
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }

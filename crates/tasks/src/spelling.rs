@@ -31,11 +31,12 @@ const ANSWER_NAMES: &str = "answer a ans solution response output assistant resu
                             جواب الجواب उत्तर উত্তর";
 /// Words that a label may contain in addition to a name.
 const FILLERS: &str = "of the this following please here is new now your next to so";
-/// Roles of the last turn, which a chat template opens without content.
+/// Names of the role whose turn a chat template opens at the end, without content.
 const TURNS: [&str; 2] = ["assistant", "model"];
-/// Zeros of other scripts. The code points after each zero are the other digits.
+/// Digit zero in other scripts. The code points that follow each zero are the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
-/// Returns a text in normalized spelling; empty if nothing else is left.
+/// Returns a text in normalized spelling, so that different spellings of a question are equal.
+/// Empty if nothing but labels and punctuation is left.
 pub(super) fn normalize_spelling(text: &str) -> String {
     let lines: Vec<String> =
         normalize_unicode(text).lines().map(|line| line.trim().to_owned()).collect();
@@ -58,7 +59,7 @@ pub(super) fn normalize_spelling(text: &str) -> String {
     remove_spaces(&lines.join(" "))
 }
 
-/// Removes labels before a line, such as `Question 3:`, `Q3.` and `3)`, and bullets.
+/// Removes bullets and labels such as `Question 3:`, `Q3.` and `3)` from the start of a line.
 fn without_label(mut line: &str) -> &str {
     // `- 3 + 5` starts with a sign.
     while let Some(item) = ["- ", "* ", "> "].iter().find_map(|mark| line.strip_prefix(mark))
@@ -89,19 +90,19 @@ fn without_label(mut line: &str) -> &str {
     line
 }
 
-/// Role of a part of a text, by its label.
+/// Role of a part of a text, which the label of the part determines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// The part has no label.
     Plain,
-    /// The part has a label of a question: `Q:`.
+    /// The part has a label that names a question, such as `Q:`.
     Question,
-    /// The part has a label of an answer: `A:`.
+    /// The part has a label that names an answer, such as `A:`.
     Answer,
 }
 
-/// Returns the parts of a text: its lines, cells of tables and sides of arrows, split before each
-/// label within them. Bullets and blank parts are removed. A part that consists of a label has an
+/// Splits a text into parts: its lines, cells of tables and sides of arrows, which are also split
+/// before each label. Bullets and blank parts are removed. A part that consists of a label has an
 /// empty text.
 pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
     let mut text = normalize_unicode(text);
@@ -136,7 +137,8 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
     found
 }
 
-/// Returns the questions of several lines in a text, each from its label to the next label.
+/// Returns the questions in a text that have several lines. Each extends from its label to the next
+/// label.
 pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut is_open = false;
@@ -176,7 +178,7 @@ fn classify_label(text: &str) -> Part {
     }
 }
 
-/// Removes a label after the last sentence of a line, such as `Answer:`.
+/// Removes a label such as `Answer:` after the last sentence of a line.
 fn without_label_behind(line: &str) -> &str {
     let Some(label) = line.strip_suffix(':') else { return line };
     let end = label.rfind(['?', '.', '!']).map(|at| at + 1);
@@ -190,7 +192,7 @@ fn is_label(line: &str, names: &str) -> bool {
     line.strip_suffix(':').is_some_and(|label| is_label_text(label, names))
 }
 
-/// Returns whether a text consists only of label words and numbers, and contains one of `names`.
+/// Returns whether a text consists only of label words and numbers, and contains a word of `names`.
 fn is_label_text(text: &str, names: &str) -> bool {
     let mut named = false;
     for word in text
@@ -210,15 +212,15 @@ fn is_label_text(text: &str, names: &str) -> bool {
     named && text.len() <= 60
 }
 
-/// Returns whether a character is invisible: zero-width spaces and joiners, soft hyphens, direction
-/// marks and byte-order marks.
+/// Returns whether a character is invisible: a zero-width space or joiner, a soft hyphen, a
+/// direction mark or a byte-order mark.
 pub(super) fn is_unseen(c: char) -> bool {
     matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{2064}' | '\u{FEFF}')
 }
 
-/// Converts a text to lower case and NFKC, with one sign for each kind of quote, dash and operator.
-/// Digits that NFKC would merge with other digits stay separate: `2²` becomes `2^2`, and `3½`
-/// becomes `3 1/2`.
+/// Converts a text to lower case and the Unicode form NFKC, with one character for each kind of
+/// quote, dash and operator. Digits that NFKC would merge with other digits stay separate: `2²`
+/// becomes `2^2`, and `3½` becomes `3 1/2`.
 fn normalize_unicode(text: &str) -> String {
     let text = &without_markup(text);
     if text.is_ascii() {
@@ -268,7 +270,7 @@ fn digit(zero: char, value: u32) -> char {
     char::from_u32(u32::from(zero) + value).unwrap_or(zero)
 }
 
-/// Replaces spaces between groups of digits by commas.
+/// Replaces spaces between groups of three digits by commas: `1 000` becomes `1,000`.
 fn join_thousands(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
@@ -278,7 +280,7 @@ fn join_thousands(text: &str) -> String {
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
-/// Replaces quotes, dashes and operators by one sign for each kind.
+/// Replaces quotes, dashes and operators by one character for each kind.
 fn signs(folded: &str) -> String {
     let mut found = String::with_capacity(folded.len());
     for c in folded.chars() {
@@ -313,7 +315,8 @@ fn signs(folded: &str) -> String {
     found.replace("''", "\"")
 }
 
-/// Removes braces around exponents and indices of letters and digits: `x^{10}` becomes `x^10`.
+/// Removes braces around exponents and indices that consist of letters and digits: `x^{10}` becomes
+/// `x^10`.
 fn without_braces(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
@@ -334,8 +337,8 @@ fn without_braces(text: &str) -> String {
     found
 }
 
-/// Removes white space from a line except between letters and digits. Also removes thousands
-/// separators, quotation marks, emphasis and punctuation at the end.
+/// Removes white space from a line, except between letters and digits. Also removes thousands
+/// separators, quotation marks, emphasis, and punctuation at the end.
 fn remove_spaces(text: &str) -> String {
     // Pairs of dollar signs delimit mathematics.
     let is_paired = text.matches('$').count().is_multiple_of(2);
@@ -428,8 +431,8 @@ fn is_operand(c: Option<&char>) -> bool {
     c.is_some_and(|c| is_word_char(*c) || "()".contains(*c))
 }
 
-/// Returns whether a character belongs to a word. π does not: LaTeX has a space after its name,
-/// which is not significant.
+/// Returns whether a character belongs to a word. π does not count, because the space that LaTeX
+/// needs after its name is not significant.
 fn is_word_char(c: char) -> bool {
     c.is_alphanumeric() && c != 'π'
 }
@@ -438,7 +441,7 @@ fn is_blank(c: Option<&char>) -> bool {
     c.is_some_and(|c| c.is_whitespace())
 }
 
-/// Removes single stars around words: `*first*`.
+/// Removes single asterisks around words: `*first*` becomes `first`.
 fn without_emphasis(chars: &[char]) -> Vec<char> {
     let is_star = |at: usize| chars.get(at) == Some(&'*');
     let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
@@ -469,7 +472,7 @@ fn is_outside(c: char) -> bool {
     c.is_whitespace() || ".,;:!?()[]\"'-".contains(c)
 }
 
-/// Replaces several dashes between words by one: `king--and`.
+/// Replaces several dashes between words by one dash: `king--and` becomes `king-and`.
 fn without_long_dashes(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
@@ -489,8 +492,9 @@ fn are_letters(pair: Option<&[char]>) -> bool {
     pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()))
 }
 
-/// Splits a line after each sentence that is followed by a sign or a bracket, as in `Who was it? =
-/// Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such position.
+/// Splits a line after each sentence that is followed by an equals sign or a bracket, as in `Who
+/// was it? = Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such
+/// position.
 pub(super) fn split_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -511,17 +515,17 @@ pub(super) fn split_sentences(line: &str) -> Vec<&str> {
     found
 }
 
-/// Consecutive digits and separators of one kind.
+/// Extent of consecutive digits and separators of one kind.
 struct NumberSpan {
     separator: char,
     start: usize,
-    /// Index after the last character.
+    /// Index after the last character of the span.
     end: usize,
 }
 
-/// Returns whether a character is a thousands separator: exactly three digits follow it. A number
-/// that fills its brackets is a list of numbers: `(1,234)`. `number` caches the span around the
-/// separator, so that each span is searched only once.
+/// Returns whether the character at index `at` is a thousands separator: exactly three digits
+/// follow it. A number that fills its brackets, such as `(1,234)`, is a list of numbers instead.
+/// `number` caches the span around the separator, so that each span is searched only once.
 fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
     if !number
@@ -547,7 +551,7 @@ fn count_digits(from: &[char]) -> usize {
     from.iter().take(4).take_while(|c| c.is_ascii_digit()).count()
 }
 
-/// Returns whether an `x` is a multiplication sign: numbers are on both sides.
+/// Returns whether the `x` at index `at` is a multiplication sign, with numbers on both sides.
 fn is_sign(chars: &[char], at: usize) -> bool {
     is_digit(chars[..at].iter().rev().find(|c| !c.is_whitespace()))
         && is_digit(chars[at + 1..].iter().find(|c| !c.is_whitespace()))

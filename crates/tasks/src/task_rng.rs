@@ -2,21 +2,21 @@
 
 use levade_policy::uniform;
 
-/// Purpose of a stream of random numbers. Streams of one seed with different purposes are
-/// independent.
+/// Purpose of a stream of random numbers. Streams with different purposes are independent even if
+/// they have the same seed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose {
-    /// The order of the rows of a file.
+    /// Shuffles the rows of a file.
     Shuffle = 0x51,
-    /// A generated training task.
+    /// Generates a training task.
     Training = 0x52,
-    /// A generated held-out task.
+    /// Generates a held-out task.
     HeldOut = 0x53,
-    /// A generated held-out task with a held-out wording.
+    /// Generates a held-out task with a held-out wording.
     HeldOutWording = 0x54,
 }
 
-/// A stream of random numbers.
+/// A deterministic stream of random numbers for one item of a task source.
 #[derive(Debug, Clone)]
 pub(super) struct TaskRng {
     seed: u64,
@@ -30,18 +30,18 @@ impl TaskRng {
         TaskRng { seed, stream: (purpose as u64) << 56 | index & ((1 << 56) - 1), next: 0 }
     }
 
-    /// Returns a number in [0, 1).
+    /// Returns a uniform random number in [0, 1).
     pub fn uniform(&mut self) -> f64 {
         self.next += 1;
         uniform(self.seed, self.stream, self.next - 1)
     }
 
-    /// Returns an integer in 0..n. `n` must be far below 2⁵³.
+    /// Returns a uniform random integer in 0..n. `n` must be far below 2⁵³.
     pub fn uniform_index(&mut self, n: usize) -> usize {
         (self.uniform() * n as f64) as usize
     }
 
-    /// Shuffles `items` (Fisher and Yates).
+    /// Shuffles `items` uniformly (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.uniform_index(last + 1));

@@ -2,7 +2,7 @@
 
 use super::task_rng::TaskRng;
 
-/// Operator that joins two terms.
+/// Arithmetic operator that joins two terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operator {
     Plus,
@@ -30,7 +30,7 @@ impl Term {
         Term::Binary(operator, Box::new(lhs), Box::new(Term::sample(rhs, sampler)))
     }
 
-    /// Returns the value. Six numbers of six digits stay far within 128 bits.
+    /// Evaluates the term. A term with six numbers of six digits stays far within 128 bits.
     pub fn value(&self) -> i128 {
         match self {
             Term::Number(number) => *number,
@@ -42,19 +42,20 @@ impl Term {
         }
     }
 
-    /// Writes the term with `times` for multiplication, and parentheses only if they change the
-    /// value.
+    /// Formats the term in symbols, with `times` for multiplication, and with parentheses only if
+    /// they change the value.
     pub fn symbols(&self, times: &str) -> String {
         self.write(times, &mut |number| number.to_string())
     }
 
-    /// Returns the notation with letters in place of numbers, such as `(a + b) * c`.
+    /// Formats the term with letters in place of numbers, such as `(a + b) * c`.
     pub fn shape(&self) -> String {
         let mut letters = 'a'..='z';
         self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
-    /// Moves a number that multiplies a longer term before that term: `3 * (12 + 7)` for `(12 + 7)
+    /// Moves a number that multiplies a longer term before that term: `(12 + 7) * 3` becomes `3 *
+    /// (12 + 7)`.
     /// * 3`.
     pub fn factor_first(self) -> Term {
         match self {
@@ -67,7 +68,7 @@ impl Term {
         }
     }
 
-    /// Returns the positions of parentheses among the numbers, such as `(··)·`.
+    /// Formats only the parentheses of the term, with a dot for each number, such as `(··)·`.
     pub fn grouping(&self) -> String {
         self.shape()
             .chars()
@@ -108,8 +109,8 @@ impl Term {
         }
     }
 
-    /// Returns the first number, and the operator and number of each following step on the result
-    /// so far. `None` if the term is not such a chain.
+    /// Splits the term into its first number and the following steps, each an operator and a number
+    /// that apply to the result so far. Returns `None` if the term is not such a chain.
     pub fn steps(&self) -> Option<(i128, Vec<(Operator, i128)>)> {
         match self {
             Term::Number(number) => Some((*number, Vec::new())),
@@ -122,7 +123,7 @@ impl Term {
         }
     }
 
-    /// Returns the numbers, from left to right.
+    /// Returns the numbers of the term, from left to right.
     pub fn numbers(&self) -> Vec<i128> {
         match self {
             Term::Number(number) => vec![*number],

@@ -6,31 +6,31 @@
 use super::task_rng::TaskRng;
 use super::term::{Operator, Term};
 
-/// Format of the text that replaces `{}` in a wording.
+/// Format in which a wording states the arithmetic expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WordingFormat {
-    /// Symbols, such as `(12 + 7) * 3`.
+    /// The expression is in symbols, such as `(12 + 7) * 3`.
     Symbols,
-    /// Nested phrases, such as `the product of 3 and the sum of 12 and 7`. A number that multiplies
-    /// a phrase precedes the phrase, in the words and in the term.
+    /// The expression is in nested phrases, such as `the product of 3 and the sum of 12 and 7`. A
+    /// number that multiplies a phrase precedes the phrase, in the words and in the term.
     Nested,
-    /// Spoken order, such as `12 plus 7 minus 3`, if reading from left to right agrees with
-    /// precedence.
+    /// The expression is in spoken order, such as `12 plus 7 minus 3`. Permitted only if reading
+    /// from left to right agrees with precedence.
     Spoken,
-    /// Instructions, such as `Multiply the result by 7. Add 3.`, with the first number as
-    /// `{first}`. The condition of `Spoken` applies.
+    /// The expression becomes instructions, such as `Multiply the result by 7. Add 3.`, with the
+    /// first number as `{first}`. The condition of `Spoken` applies.
     Steps,
-    /// A story with the numbers as `{a}`, `{b}`, `{c}`, for a term of exactly this shape whose
-    /// result is not negative.
+    /// The expression becomes a story that contains the numbers as `{a}`, `{b}`, `{c}`. The term
+    /// must have exactly this shape, and its result must not be negative.
     Story(&'static str),
 }
 
-/// A wording of a task.
+/// A wording of an arithmetic task.
 #[derive(Debug)]
 pub(super) struct Wording {
-    /// Name of the wording in [`Task::template`](super::Task::template).
+    /// Name of the wording, as in [`Task::template`](super::Task::template).
     pub id: &'static str,
-    /// Whether the wording is never used in training.
+    /// Whether the wording is held out: it is never used in training.
     pub reserved: bool,
     format: WordingFormat,
     text: &'static str,
@@ -172,8 +172,9 @@ const WORDINGS: &[Wording] = &[
 ];
 
 impl Wording {
-    /// Samples a wording that fits the term, from the reserved wordings or from the others, in
-    /// symbols or in words. If `stories` is false, stories are excluded.
+    /// Samples a wording that fits the term. `reserved` selects the held-out wordings or the
+    /// training wordings, and `use_words` selects words or symbols. If `stories` is false, stories
+    /// are excluded.
     pub fn sample(
         term: &Term,
         reserved: bool,
@@ -192,7 +193,7 @@ impl Wording {
         fitting[sampler.uniform_index(fitting.len())]
     }
 
-    /// Returns the term in the order in which the wording names its parts.
+    /// Reorders the term to the order in which the wording names its parts.
     pub fn reorder(&self, term: Term) -> Term {
         if self.format == WordingFormat::Nested { term.factor_first() } else { term }
     }
@@ -218,7 +219,7 @@ impl Wording {
         }
     }
 
-    /// Returns the text of the question.
+    /// Returns the text of the question that states `term` in this wording.
     pub fn render(&self, term: &Term, sampler: &mut TaskRng) -> String {
         match self.format {
             WordingFormat::Symbols => {
@@ -242,9 +243,9 @@ impl Wording {
     }
 }
 
-/// Writes a term like [`nested_phrase`], but puts an addition or subtraction of a number at the
-/// outermost level last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are
-/// hard to read.
+/// Phrases a term like [`nested_phrase`], except that an outermost addition or subtraction of a
+/// number comes last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are hard
+/// to read.
 fn phrase(term: &Term) -> String {
     let Term::Binary(operator, lhs, rhs) = term else { return nested_phrase(term) };
     match (operator, &**lhs, &**rhs) {
@@ -258,8 +259,8 @@ fn phrase(term: &Term) -> String {
     }
 }
 
-/// Writes a term in prefix words, which are unambiguous without parentheses: the difference of a
-/// and b is a − b.
+/// Phrases a term in prefix words, which are unambiguous without parentheses. For example, "the
+/// difference of a and b" is a − b.
 fn nested_phrase(term: &Term) -> String {
     match term {
         Term::Number(number) => number.to_string(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use levade_recipe::{Phase, Recipe};
-use levade_store::{Access, Status, StepPlan, Store};
+use levade_store::{Status, StepPlan, Store, StoreAccess};
 use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
@@ -151,7 +151,7 @@ impl<'a> ReplayRun<'a> {
         dir: &Path,
         policies: Vec<Policy>,
     ) -> Result<Self, TrainerError> {
-        let store = levade_store_client::open(&recipe.run.store, dir, Access::Read).await?;
+        let store = levade_store_client::open(&recipe.run.store, dir, StoreAccess::Read).await?;
         let origin = Origin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, policy_learner) in policies.trained() {

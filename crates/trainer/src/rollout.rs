@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{IntervalTimer, SamplingParams, crash_point};
-use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries, person_subject};
+use levade_store::{
+    Attempt, AttemptEnd, AttemptStart, Status, Store, StoreError, TryCounts, person_subject,
+};
 use levade_tasks::Task;
 use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Outcome, Purpose, TimedPart};
 use serde_json::json;
@@ -226,7 +228,7 @@ impl AttemptMaker {
         task: &Task,
     ) -> Result<GeneratedAttempt, TrainerError> {
         let retries = self.agents.agent_for(task)?.keys.retries;
-        let Tries { failed, .. } = self.store.count_tries(&attempt.slot).await?;
+        let TryCounts { failed, .. } = self.store.count_tries(&attempt.slot).await?;
         Ok(GeneratedAttempt { attempt, may_retry: failed < retries })
     }
 
@@ -278,7 +280,7 @@ impl AttemptMaker {
                 // An attempt that waits for its score is scored by the resumed run, and not
                 // repeated.
                 if self.store.last_try(&attempt.slot).await?.is_none() {
-                    let end = End { status: Status::Abandoned, ..attempt.end() };
+                    let end = AttemptEnd { status: Status::Abandoned, ..attempt.end() };
                     self.store.end_attempt(&attempt.id, &end).await?;
                 }
             }
@@ -310,7 +312,7 @@ impl SlotTries {
     /// recorded as superseded, and a lost try as abandoned.
     pub async fn run(self, store: &dyn Store) -> Result<(Attempt, u32), StoreError> {
         let SlotTries { slot, retries, needs_tokens, agent_loop, context } = self;
-        let Tries { next: mut number, mut failed } = store.count_tries(&slot).await?;
+        let TryCounts { next: mut number, mut failed } = store.count_tries(&slot).await?;
         let mut lost = 0;
         loop {
             let id = AttemptId::new(store.run(), &slot, number);
@@ -343,7 +345,7 @@ impl SlotTries {
                 return Ok((attempt, failed));
             };
             number += 1;
-            store.end_attempt(&attempt.id, &End { status, ..attempt.end() }).await?;
+            store.end_attempt(&attempt.id, &AttemptEnd { status, ..attempt.end() }).await?;
         }
     }
 }

@@ -72,7 +72,12 @@ impl Bench {
             wait: Duration::from_secs(10),
             ..LeaseRequest::new(1, Some("r"))
         };
-        self.store.lease_rollouts(&request).await.unwrap().pop().expect("an attempt waits for a runner")
+        self.store
+            .lease_rollouts(&request)
+            .await
+            .unwrap()
+            .pop()
+            .expect("an attempt waits for a runner")
     }
 }
 

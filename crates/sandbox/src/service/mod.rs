@@ -40,10 +40,10 @@ pub use fusion::{
 };
 use fusion::{LANGUAGES, command, decode_files};
 
-/// Maximum size of a request, in bytes.
+/// Maximum size of a request body, in bytes.
 const MAX_BYTES: usize = 128 << 20;
 
-/// HTTP service for a sandbox.
+/// HTTP service with SandboxFusion's API, which runs code in a sandbox.
 #[derive(Clone)]
 pub struct Service(Arc<Inner>);
 
@@ -55,14 +55,14 @@ struct Inner {
 }
 
 impl Service {
-    /// Creates a service. Its requests must have one of `keys`, unless `keys` is empty. `limits`
-    /// are the maxima of a request: a larger memory limit is reduced to the maximum, and a longer
-    /// time is rejected.
+    /// Creates a service. Requests must have one of the API keys `keys`; if `keys` is empty, no key
+    /// is required. `limits` are the maxima of a request: a larger memory limit is reduced to the
+    /// maximum, and a longer time is rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
         Service(Arc::new(Inner { sandbox, limits, keys: keys.to_vec(), access }))
     }
 
-    /// Returns a router with all routes of the service.
+    /// Returns a router with all HTTP routes of the service.
     pub fn router(&self) -> Router {
         let routes = Router::new()
             .route("/run_code", post(run_code))
@@ -81,7 +81,8 @@ impl Service {
         routes.with_state(self.clone())
     }
 
-    /// Returns the limits of a request. `name` is the request's field for the time limit.
+    /// Returns the resource limits of a request. `name` is the name of the request's field for the
+    /// time limit.
     ///
     /// # Errors
     /// Returns an error if the time exceeds the maximum of the service.
@@ -89,8 +90,8 @@ impl Service {
         let max_limits = self.0.limits;
         if seconds > max_limits.seconds {
             return Err(SandboxError::Request(format!(
-                "`{name}` is {seconds}, but this service runs code for at most {} seconds; ask \
-                 for less, or start it with a higher --max-seconds",
+                "the request has `{name}` = {seconds}, but this service runs code for at most \
+                 {} seconds; request less time, or start the service with a higher --max-seconds",
                 max_limits.seconds
             )));
         }
@@ -102,7 +103,7 @@ impl Service {
     }
 }
 
-/// Serves until `stop` completes, and until the requests in flight have ended.
+/// Serves requests until `stop` completes and the requests in progress have ended.
 ///
 /// # Errors
 /// Returns an error if the listener fails.
@@ -114,7 +115,7 @@ pub async fn serve(
     service::serve(service.router(), listener, stop).await
 }
 
-/// Rejects requests without a valid key.
+/// Rejects a request that has no valid API key.
 async fn authenticate(State(service): State<Service>, request: Request, next: Next) -> Response {
     if service::is_valid_key(&service.0.keys, service::key_of(request.headers())) {
         return next.run(request).await;
@@ -122,7 +123,7 @@ async fn authenticate(State(service): State<Service>, request: Request, next: Ne
     detail(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
 }
 
-/// Creates an error response in FastAPI's format.
+/// Creates an error response in FastAPI's format: `{"detail": …}`.
 fn detail(status: StatusCode, detail: impl Serialize) -> Response {
     (status, Json(json!({ "detail": detail }))).into_response()
 }
@@ -131,8 +132,8 @@ fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
     serde_json::from_slice(sent).map_err(|error| SandboxError::Request(error.to_string()))
 }
 
-/// Converts an error of the sandbox: to an HTTP error if the client can act on it, otherwise to the
-/// response of `failed`.
+/// Converts an error of the sandbox to a response: an HTTP error if the client can act on it, and
+/// otherwise the response that `failed` creates.
 fn to_response(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } => {
@@ -207,7 +208,8 @@ async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
     }
 }
 
-/// Runs cells up to the last one, or up to one that ends the interpreter.
+/// Runs the cells of a request in order, up to the last cell or to a cell that ends the
+/// interpreter.
 async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse, SandboxError> {
     if request.kernel != "python3" {
         return Err(SandboxError::Request(format!(

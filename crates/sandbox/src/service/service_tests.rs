@@ -198,7 +198,7 @@ async fn invalid_request_returns_422_with_field() {
             "at most 60 seconds",
         ),
         ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 1e999}"#, "range"),
-        ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` is 61"),
+        ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` = 61"),
         ("/run_jupyter", r#"{"cells": [], "kernel": "r"}"#, "kernel"),
     ] {
         let (status, response) = post(&service, path, None, body).await;
@@ -272,7 +272,7 @@ async fn request_limits_are_capped_by_service() {
     }
     let error = limits(service_limits.seconds + 1.0, 64).unwrap_err().to_string();
     assert!(
-        error.contains("`run_timeout` is 61, but this service runs code for at most 60 seconds"),
+        error.contains("`run_timeout` = 61, but this service runs code for at most 60 seconds"),
         "{error}"
     );
 }

@@ -18,8 +18,8 @@ use levade_tree::{AttemptId, AttemptSlot, Component, Kind, Outcome, Purpose, Seg
 use serde_json::json;
 
 use crate::{
-    AppliedKlPenalty, Attempt, Code, CreditTarget, End, EvalKey, HighEntropy, PolicyPlan, Status,
-    StepPlan, StepReward, Store, StoreError, Tries, WriteOutcome,
+    AppliedKlPenalty, Attempt, AttemptEnd, Code, CreditTarget, EvalKey, HighEntropy, PolicyPlan,
+    Status, StepPlan, StepReward, Store, StoreError, TryCounts, WriteOutcome,
 };
 pub use plans::*;
 pub(crate) use test_data::{attempt, forest, plan, start_of};
@@ -168,8 +168,11 @@ pub async fn incremental_writes_equal_single_write(store: TestStore) {
     // The attempt does not count before it has ended.
     assert_eq!(store.last_try(&complete.slot).await.unwrap(), None);
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
-    assert_eq!(store.count_tries(&complete.slot).await.unwrap(), Tries { next: 1, failed: 0 });
-    assert_eq!(store.end_attempt(&complete.id, &complete.end()).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.count_tries(&complete.slot).await.unwrap(), TryCounts { next: 1, failed: 0 });
+    assert_eq!(
+        store.end_attempt(&complete.id, &complete.end()).await.unwrap(),
+        WriteOutcome::Written
+    );
     assert_eq!(store.last_try(&complete.slot).await.unwrap().as_ref(), Some(&complete));
     assert_eq!(store.record_attempt(&complete).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else {
@@ -186,8 +189,14 @@ pub async fn incremental_writes_are_idempotent(store: TestStore) {
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.start_attempt(&start).await.unwrap(), expected);
     }
-    assert_eq!(store.append_segments(&complete.id, &[]).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.append_segments(&complete.id, &segments[..1]).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(
+        store.append_segments(&complete.id, &[]).await.unwrap(),
+        WriteOutcome::AlreadyRecorded
+    );
+    assert_eq!(
+        store.append_segments(&complete.id, &segments[..1]).await.unwrap(),
+        WriteOutcome::Written
+    );
     // The first of these segments is already recorded.
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.append_segments(&complete.id, segments).await.unwrap(), expected);
@@ -197,7 +206,10 @@ pub async fn incremental_writes_are_idempotent(store: TestStore) {
     }
     // A client may repeat an earlier call after the end, for example because its response was lost.
     assert_eq!(store.start_attempt(&start).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.append_segments(&complete.id, segments).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(
+        store.append_segments(&complete.id, segments).await.unwrap(),
+        WriteOutcome::AlreadyRecorded
+    );
     assert_eq!(store.attempt(&complete.id).await.unwrap(), Some(complete));
 }
 
@@ -213,9 +225,11 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let third =
         Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Context, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
-    let text =
-        assert_rejected(store.append_segments(&complete.id, &[third.clone(), changed]), Code::Conflict)
-            .await;
+    let text = assert_rejected(
+        store.append_segments(&complete.id, &[third.clone(), changed]),
+        Code::Conflict,
+    )
+    .await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
     let bad = [
         (
@@ -228,7 +242,8 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
         (Segment { temperature: f32::NAN, ..third.clone() }, "temperature NaN"),
     ];
     for (bad, why) in bad {
-        let text = assert_rejected(store.append_segments(&complete.id, &[bad]), Code::Invalid).await;
+        let text =
+            assert_rejected(store.append_segments(&complete.id, &[bad]), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     // The rejected writes have left no data. A fork at the end of its parent is stored as a plain
@@ -249,7 +264,7 @@ pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
     let complete = attempt(store.run(), 0, 0);
     assert_rejected(store.end_attempt(&complete.id, &complete.end()), Code::NotFound).await;
     store.start_attempt(&start_of(&complete)).await.unwrap();
-    let running = End { status: Status::Running, ..complete.end() };
+    let running = AttemptEnd { status: Status::Running, ..complete.end() };
     let text = assert_rejected(store.end_attempt(&complete.id, &running), Code::Invalid).await;
     assert!(text.contains("an attempt cannot end with the status running"), "{text}");
     append_incrementally(&store, &complete).await.unwrap();
@@ -257,11 +272,11 @@ pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
     let text = assert_rejected(store.append_segments(&complete.id, &[more]), Code::Conflict).await;
     assert!(text.contains("is completed and accepts no more writes"), "{text}");
     let other_attempts = [
-        ("outcome", End { outcome: Outcome::initial(), ..complete.end() }),
-        ("outcome", End { status: Status::Superseded, ..complete.end() }),
-        ("score", End { score: Some(0.5), ..complete.end() }),
-        ("reward", End { reward: None, ..complete.end() }),
-        ("reward", End { step_rewards: Vec::new(), ..complete.end() }),
+        ("outcome", AttemptEnd { outcome: Outcome::initial(), ..complete.end() }),
+        ("outcome", AttemptEnd { status: Status::Superseded, ..complete.end() }),
+        ("score", AttemptEnd { score: Some(0.5), ..complete.end() }),
+        ("reward", AttemptEnd { reward: None, ..complete.end() }),
+        ("reward", AttemptEnd { step_rewards: Vec::new(), ..complete.end() }),
     ];
     for (field, other) in other_attempts {
         let text = assert_rejected(store.end_attempt(&complete.id, &other), Code::Conflict).await;
@@ -309,7 +324,7 @@ pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     }
     assert_eq!(store.attempt(&made.id).await.unwrap().unwrap().status, Status::Running);
     // −0 reads back as 0.
-    let zero = End { reward: Some(-0.0), ..made.end() };
+    let zero = AttemptEnd { reward: Some(-0.0), ..made.end() };
     store.end_attempt(&made.id, &zero).await.unwrap();
     let reward = store.attempt(&made.id).await.unwrap().unwrap().reward;
     assert_eq!(reward.map(f64::to_bits), Some(0));
@@ -332,7 +347,10 @@ pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
         append_incrementally(&store, &made).await.unwrap();
         // No number is NaN or −0 here, so equal numbers have equal bits.
         assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));
-        assert_eq!(store.end_attempt(&made.id, &made.end()).await.unwrap(), WriteOutcome::AlreadyRecorded);
+        assert_eq!(
+            store.end_attempt(&made.id, &made.end()).await.unwrap(),
+            WriteOutcome::AlreadyRecorded
+        );
     }
 }
 
@@ -364,7 +382,8 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
             WriteOutcome::AlreadyRecorded
         );
         assert_rejected(
-            store.end_attempt(&waits.id, &End { outcome: Outcome::initial(), ..waits.end() }),
+            store
+                .end_attempt(&waits.id, &AttemptEnd { outcome: Outcome::initial(), ..waits.end() }),
             Code::Conflict,
         )
         .await;
@@ -372,11 +391,14 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
             assert_eq!(store.end_attempt(&scored.id, &scored.end()).await.unwrap(), expected);
         }
         assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
-        assert_eq!(store.count_tries(&scored.slot).await.unwrap().failed, u32::from(!status.can_count()));
+        assert_eq!(
+            store.count_tries(&scored.slot).await.unwrap().failed,
+            u32::from(!status.can_count())
+        );
         // After its score, the attempt cannot become unscored again or get another score.
         assert_rejected(store.end_attempt(&waits.id, &waits.end()), Code::Conflict).await;
         assert_rejected(
-            store.end_attempt(&waits.id, &End { score: Some(0.5), ..scored.end() }),
+            store.end_attempt(&waits.id, &AttemptEnd { score: Some(0.5), ..scored.end() }),
             Code::Conflict,
         )
         .await;
@@ -525,12 +547,15 @@ pub async fn unknown_keys_return_nothing(store: TestStore) {
     let made = attempt(store.run(), 7, 7);
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
     assert_eq!(store.last_try(&made.slot).await.unwrap(), None);
-    assert_eq!(store.count_tries(&made.slot).await.unwrap(), Tries::default());
+    assert_eq!(store.count_tries(&made.slot).await.unwrap(), TryCounts::default());
     assert_eq!(store.step_plan(0, 0).await.unwrap(), None);
     assert_eq!(store.planned_steps().await.unwrap(), []);
     assert_eq!(store.evals().await.unwrap(), []);
     assert_eq!(store.abandon_running().await.unwrap(), 0);
-    let text =
-        assert_rejected(store.append_segments(&made.id, made.trajectory.segments()), Code::NotFound).await;
+    let text = assert_rejected(
+        store.append_segments(&made.id, made.trajectory.segments()),
+        Code::NotFound,
+    )
+    .await;
     assert!(text.contains(&made.id.to_string()) && text.contains("start it first"), "{text}");
 }

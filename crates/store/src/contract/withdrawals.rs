@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::test_data::{attempt, next_try, plan, start_of, train_slot};
 use super::{TestStore, assert_rejected};
-use crate::{Attempt, Code, EvalKey, Status, Tries, WithdrawRequest, Withdrawal};
+use crate::{Attempt, Code, EvalKey, Status, TryCounts, WithdrawRequest, Withdrawal};
 
 fn request(attempts: &[&Attempt], erase: bool) -> WithdrawRequest {
     let attempts = attempts.iter().map(|attempt| attempt.id).collect();
@@ -35,7 +35,7 @@ pub async fn withdrawn_attempt_leaves_every_list(store: TestStore) {
     let listed = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(listed.iter().map(|summary| summary.id).collect::<Vec<_>>(), [kept.id]);
     assert_eq!(store.failures(Purpose::Train).await.unwrap(), []);
-    assert_eq!(store.count_tries(&withdrawn.slot).await.unwrap(), Tries { next: 1, failed: 1 });
+    assert_eq!(store.count_tries(&withdrawn.slot).await.unwrap(), TryCounts { next: 1, failed: 1 });
     for write in [
         assert_rejected(store.start_attempt(&start_of(&withdrawn)), Code::Conflict).await,
         assert_rejected(store.end_attempt(&withdrawn.id, &withdrawn.end()), Code::Conflict).await,

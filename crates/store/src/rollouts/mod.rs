@@ -40,13 +40,13 @@ use async_trait::async_trait;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::RolloutError;
 pub use query::{
-    LeaseRequest, Logic, Order, Page, PageRequest, ResourcesFilter, RolloutFilter, SpanFilter,
-    TextFilter, WorkerFilter,
+    LeaseRequest, LogicalOperator, Page, PageRequest, ResourcesFilter, RolloutFilter, SortOrder,
+    SpanFilter, TextFilter, WorkerFilter,
 };
 pub use types::{
     ANNOUNCEMENT_KEY, DEFAULT_QUEUE, Json, Lease, LeaseEnd, NewRollout, NewSpan, Resources,
-    Rollout, RolloutConfig, RolloutStatus, RolloutUpdate, Span, SpanOutcome, Statistics, Try,
-    TryName, TryStatus, TryUpdate, Worker, WorkerStatus,
+    Rollout, RolloutConfig, RolloutStatistics, RolloutStatus, RolloutUpdate, Span, SpanOutcome,
+    Try, TrySelector, TryStatus, TryUpdate, Worker, WorkerStatus,
 };
 
 use crate::WriteOutcome;
@@ -142,8 +142,12 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the rollout or the try does not exist.
-    async fn update_try(&self, rollout_id: &str, name: &TryName, update: &TryUpdate)
-    -> Result<Try>;
+    async fn update_try(
+        &self,
+        rollout_id: &str,
+        name: &TrySelector,
+        update: &TryUpdate,
+    ) -> Result<Try>;
 
     /// Returns the rollout with the id `rollout_id`, or `None` if it does not exist.
     ///
@@ -155,7 +159,11 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if rollouts have no field with the name to sort by.
-    async fn query_rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>>;
+    async fn query_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>>;
 
     /// Returns one page of the tries of a rollout. The page is empty if the rollout does not exist.
     ///
@@ -169,7 +177,12 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn wait_for_changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)>;
+    async fn wait_for_changes(
+        &self,
+        since: u64,
+        max: usize,
+        wait: Duration,
+    ) -> Result<(Vec<Rollout>, u64)>;
 
     /// Waits until all known rollouts of `ids` have ended, or for at most `wait`. Returns the
     /// rollouts that have ended, in the order of `ids`.
@@ -219,7 +232,11 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if workers have no field with the name to sort by.
-    async fn query_workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>>;
+    async fn query_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>>;
 
     /// Stores trace spans, and returns one outcome for each span. A stored span counts as a
     /// progress report of its try.
@@ -245,5 +262,5 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn statistics(&self) -> Result<Statistics>;
+    async fn statistics(&self) -> Result<RolloutStatistics>;
 }

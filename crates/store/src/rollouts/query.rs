@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{RolloutStatus, TryName, WorkerStatus};
+use super::types::{RolloutStatus, TrySelector, WorkerStatus};
 
 /// Logical operator that combines the conditions of a query.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Logic {
+pub enum LogicalOperator {
     /// All conditions must hold.
     #[default]
     And,
@@ -20,7 +20,7 @@ pub enum Logic {
 /// Sort direction. Rows with equal values are sorted by creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
+pub enum SortOrder {
     /// Ascending: the smallest value comes first.
     #[default]
     Asc,
@@ -39,13 +39,13 @@ pub struct PageRequest {
     /// sorted as if the value were the latest time, the empty text or 0.
     pub sort_by: Option<String>,
     /// Direction in which the rows are sorted.
-    pub order: Order,
+    pub order: SortOrder,
 }
 
 impl Default for PageRequest {
     /// Selects all rows in the order of their creation.
     fn default() -> Self {
-        PageRequest { limit: None, offset: 0, sort_by: None, order: Order::Asc }
+        PageRequest { limit: None, offset: 0, sort_by: None, order: SortOrder::Asc }
     }
 }
 
@@ -68,7 +68,7 @@ pub struct RolloutFilter {
     /// Text that the id of the rollout must contain. `None` sets no condition.
     pub id_contains: Option<String>,
     /// Logical operator that combines the conditions.
-    pub logic: Logic,
+    pub logic: LogicalOperator,
 }
 
 /// Conditions on workers. An empty list matches no worker, and `None` sets no condition.
@@ -79,7 +79,7 @@ pub struct WorkerFilter {
     /// Text that the id of the worker must contain. `None` sets no condition.
     pub id_contains: Option<String>,
     /// Logical operator that combines the conditions.
-    pub logic: Logic,
+    pub logic: LogicalOperator,
 }
 
 /// Conditions on resources, all of which must hold.
@@ -109,7 +109,7 @@ pub struct SpanFilter {
     /// Id of the rollout, which must always match, whatever `logic` is.
     pub rollout_id: String,
     /// Try of the rollout, which must always match, whatever `logic` is. `None` permits every try.
-    pub try_name: Option<TryName>,
+    pub try_name: Option<TrySelector>,
     /// Condition on the id of the span's trace.
     pub trace_id: TextFilter,
     /// Condition on the id of the span.
@@ -119,7 +119,7 @@ pub struct SpanFilter {
     /// Condition on the name of the span.
     pub name: TextFilter,
     /// Logical operator that combines the conditions on texts.
-    pub logic: Logic,
+    pub logic: LogicalOperator,
 }
 
 impl SpanFilter {
@@ -133,7 +133,7 @@ impl SpanFilter {
             span_id: any(),
             parent_id: any(),
             name: any(),
-            logic: Logic::And,
+            logic: LogicalOperator::And,
         }
     }
 }

@@ -39,23 +39,23 @@ pub struct TryState {
 impl TryState {
     /// Returns the time at which the try becomes unresponsive if no progress report arrives.
     /// Returns `None` if there is no such timeout.
-    pub fn report_until(&self, config: &RolloutConfig) -> Option<f64> {
+    pub fn report_deadline(&self, config: &RolloutConfig) -> Option<f64> {
         let seconds = config.unresponsive_seconds.into_iter().chain(self.ttl).reduce(f64::min)?;
         Some(self.heartbeat.unwrap_or(self.start_time) + seconds)
     }
 
     /// Returns the time at which the try exceeds its timeout, or `None` if it has no timeout.
-    fn timeout_at(&self, config: &RolloutConfig) -> Option<f64> {
+    fn timeout_deadline(&self, config: &RolloutConfig) -> Option<f64> {
         Some(self.start_time + config.timeout_seconds?)
     }
 
     /// Returns the status that a try gets because a timeout has passed, or `None` if no timeout has
     /// passed.
-    fn expired(&self, config: &RolloutConfig, now: f64) -> Option<TryStatus> {
-        if self.timeout_at(config).is_some_and(|at| now > at) {
+    fn status_after_timeout(&self, config: &RolloutConfig, now: f64) -> Option<TryStatus> {
+        if self.timeout_deadline(config).is_some_and(|at| now > at) {
             Some(TryStatus::Timeout)
         } else {
-            let is_late = self.report_until(config).is_some_and(|at| now > at);
+            let is_late = self.report_deadline(config).is_some_and(|at| now > at);
             is_late.then_some(TryStatus::Unresponsive)
         }
     }
@@ -154,7 +154,7 @@ impl RolloutState {
     /// timeout.
     pub fn expires(&self) -> Option<f64> {
         let latest = self.latest.as_ref().filter(|_| self.status.is_active())?;
-        let ends = [latest.timeout_at(&self.config), latest.report_until(&self.config)];
+        let ends = [latest.timeout_deadline(&self.config), latest.report_deadline(&self.config)];
         ends.into_iter().flatten().reduce(f64::min)
     }
 
@@ -170,7 +170,7 @@ impl RolloutState {
 
     /// Updates the status of the rollout to match the status of the latest try. A cancelled rollout
     /// stays cancelled.
-    fn follow(&mut self, now: f64) {
+    fn follow_latest_try(&mut self, now: f64) {
         let Some(status) = self.latest.as_ref().map(|latest| latest.status) else { return };
         let next = match status {
             TryStatus::Preparing => RolloutStatus::Preparing,
@@ -231,16 +231,16 @@ impl RolloutState {
     }
 
     /// Returns the latest try if `lease` belongs to it and its worker can still report on it.
-    fn open_try(&mut self, lease: &Lease) -> Result<&mut TryState> {
+    fn find_open_try(&mut self, lease: &Lease) -> Result<&mut TryState> {
         let latest = self.latest.as_mut().filter(|latest| latest.number == lease.number);
         let Some(latest) = latest else {
-            return Err(lost(lease, format!("try {} has started", self.started)));
+            return Err(lost_lease_error(lease, format!("try {} has started", self.started)));
         };
         if self.status == RolloutStatus::Cancelled {
-            return Err(lost(lease, "the rollout was cancelled".to_owned()));
+            return Err(lost_lease_error(lease, "the rollout was cancelled".to_owned()));
         }
         if latest.released {
-            return Err(lost(lease, "the worker has released the try".to_owned()));
+            return Err(lost_lease_error(lease, "the worker has released the try".to_owned()));
         }
         let is_open = match latest.status {
             TryStatus::Preparing | TryStatus::Running => true,
@@ -250,7 +250,7 @@ impl RolloutState {
         if is_open {
             Ok(latest)
         } else {
-            Err(lost(lease, format!("the try is {}", latest.status.name())))
+            Err(lost_lease_error(lease, format!("the try is {}", latest.status.name())))
         }
     }
 
@@ -260,9 +260,9 @@ impl RolloutState {
     /// # Errors
     /// Returns [`RolloutError::Lost`] if the lease is no longer valid.
     pub fn record_heartbeat(&mut self, lease: &Lease, now: f64) -> Result<Option<f64>> {
-        self.open_try(lease)?;
+        self.find_open_try(lease)?;
         self.report(now);
-        Ok(self.latest.as_ref().and_then(|latest| latest.report_until(&self.config)))
+        Ok(self.latest.as_ref().and_then(|latest| latest.report_deadline(&self.config)))
     }
 
     /// Ends the lease of the latest try with the result `end`.
@@ -285,7 +285,7 @@ impl RolloutState {
         if has_end {
             return Ok(WriteOutcome::AlreadyRecorded);
         }
-        let latest = self.open_try(lease)?;
+        let latest = self.find_open_try(lease)?;
         latest.status = status;
         latest.end_time = Some(now);
         if end == LeaseEnd::Released {
@@ -293,7 +293,7 @@ impl RolloutState {
             self.released += 1;
             self.set_status(RolloutStatus::Requeuing, QueuePosition::Old, now);
         } else {
-            self.follow(now);
+            self.follow_latest_try(now);
         }
         Ok(WriteOutcome::Written)
     }
@@ -303,7 +303,7 @@ impl RolloutState {
     pub fn update_latest(&mut self, update: &TryUpdate, now: f64) -> bool {
         let Some(latest) = &mut self.latest else { return false };
         let needs_sync = latest.update(update, now);
-        self.follow(now);
+        self.follow_latest_try(now);
         needs_sync
     }
 
@@ -313,15 +313,15 @@ impl RolloutState {
             return false;
         }
         let Some(latest) = &mut self.latest else { return false };
-        let Some(status) = latest.expired(&self.config, now) else { return false };
+        let Some(status) = latest.status_after_timeout(&self.config, now) else { return false };
         latest.status = status;
-        self.follow(now);
+        self.follow_latest_try(now);
         true
     }
 }
 
 /// Creates the error for a call with a lease that is no longer valid.
-fn lost(lease: &Lease, reason: String) -> RolloutError {
+fn lost_lease_error(lease: &Lease, reason: String) -> RolloutError {
     RolloutError::Lost { rollout_id: lease.rollout_id.clone(), number: lease.number, reason }
 }
 

@@ -12,7 +12,7 @@ pub type Json = Box<RawValue>;
 
 /// Deserializes a field that is present. The JSON `null` is then a value; a missing field is
 /// `None`.
-fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+fn deserialize_present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
@@ -165,7 +165,11 @@ pub struct NewRollout {
     /// Timeouts and retry policy of the rollout.
     pub config: RolloutConfig,
     /// Metadata that the caller attaches. `None` is stored as an empty object.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
     pub metadata: Option<Json>,
 }
 
@@ -294,27 +298,43 @@ pub enum LeaseEnd {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RolloutUpdate {
     /// New task of the rollout, as JSON.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
     pub input: Option<Json>,
     /// New purpose of the rollout.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
     pub mode: Option<Option<String>>,
     /// New id of the resources that the rollout uses.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
     pub resources_id: Option<Option<String>>,
     /// New status of the rollout. Every transition is permitted.
     pub status: Option<RolloutStatus>,
     /// New timeouts and retry policy.
     pub config: Option<RolloutConfig>,
     /// New metadata of the rollout.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
     pub metadata: Option<Option<Json>>,
 }
 
 /// Selects a try of a rollout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TryName {
+pub enum TrySelector {
     /// The try with the highest number of the rollout.
     Latest,
     /// The try with this id.
@@ -332,7 +352,11 @@ pub struct TryUpdate {
     /// New time of the worker's last progress report, as a Unix timestamp in seconds.
     pub last_heartbeat_time: Option<f64>,
     /// New metadata of the try.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
     pub metadata: Option<Json>,
 }
 
@@ -438,7 +462,7 @@ pub enum SpanOutcome {
 
 /// Numbers of stored rollouts, tries, spans, resources and workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Statistics {
+pub struct RolloutStatistics {
     /// Number of stored rollouts.
     #[serde(rename = "total_rollouts")]
     pub rollouts: u64,

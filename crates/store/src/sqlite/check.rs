@@ -24,12 +24,12 @@ use rusqlite::limits::Limit;
 use rusqlite::{Connection, OptionalExtension};
 use serde::Serialize;
 
-use super::schema::{open_error, run_of};
+use super::schema::{open_error, read_run_id};
 use super::{attempts, evals, ledger, withdrawals};
 use crate::error::{Code, Failure};
 use crate::{EvalKey, StoreError};
 use damaged_file::OpenedStore;
-use rescue::Rescue;
+use rescue::RescueFile;
 
 /// Maximum number of messages that SQLite's `integrity_check` returns.
 const MAX_SQLITE_MESSAGES: u32 = 100;
@@ -112,7 +112,12 @@ impl CheckReport {
         self.findings.is_empty()
     }
 
-    fn find(&mut self, kind: FindingKind, subject: impl Into<String>, message: impl Into<String>) {
+    fn add_finding(
+        &mut self,
+        kind: FindingKind,
+        subject: impl Into<String>,
+        message: impl Into<String>,
+    ) {
         self.findings.push(Finding { kind, subject: subject.into(), message: message.into() });
     }
 }
@@ -153,9 +158,10 @@ pub fn check_file(
         findings: Vec::new(),
         rescued: None,
     };
-    let OpenedStore { connection, is_restored, .. } = &damaged_file::open(file, expected)?;
+    let OpenedStore { connection, is_restored, .. } =
+        &damaged_file::open_damaged_file(file, expected)?;
     if *is_restored {
-        report.find(
+        report.add_finding(
             FindingKind::Header,
             "the header",
             "The header of the file does not fit its contents: the file is truncated, or its first \
@@ -171,9 +177,9 @@ pub fn check_file(
     opened.map_err(|source| open_error(file, source))?;
     check_structure(connection, &mut report);
     let last_row = last_attempt_row(connection, bytes);
-    let run = find_run(connection, file, expected, last_row, &mut report);
+    let run = determine_run_id(connection, file, expected, last_row, &mut report);
     let mut rescue = match (&run, rescue_to) {
-        (Some(run), Some(path)) => Some(Rescue::create(path, run)?),
+        (Some(run), Some(path)) => Some(RescueFile::create(path, run)?),
         _ => None,
     };
     if let Some(run) = &run {
@@ -198,7 +204,7 @@ fn check_structure(connection: &Connection, report: &mut CheckReport) {
         messages.push(error.to_string());
     }
     for message in messages.iter().filter(|message| *message != "ok") {
-        report.find(
+        report.add_finding(
             FindingKind::Structure,
             "the file",
             format!("SQLite reports a broken structure: {message}."),
@@ -241,17 +247,17 @@ fn last_attempt_row(connection: &Connection, bytes: u64) -> i64 {
 
 /// Determines the id of the run. If the stored id and `expected` differ, returns the id from which
 /// the ids of the attempts are derived. If no attempt is readable, returns `expected`.
-fn find_run(
+fn determine_run_id(
     connection: &Connection,
     file: &Path,
     expected: Option<&RunId>,
     last_row: i64,
     report: &mut CheckReport,
 ) -> Option<RunId> {
-    let stored = run_of(connection, file).ok();
+    let stored = read_run_id(connection, file).ok();
     let known: Vec<RunId> = [stored.as_ref(), expected].into_iter().flatten().cloned().collect();
     let named =
-        known.into_iter().find(|run| damaged_file::names_attempts(connection, run, last_row));
+        known.into_iter().find(|run| damaged_file::matches_attempt_ids(connection, run, last_row));
     let is_named = named.is_some();
     let run = named.or_else(|| expected.cloned()).or_else(|| stored.clone());
     if run.is_none() || run != stored {
@@ -259,13 +265,13 @@ fn find_run(
             format!("the correct id is {run}")
         });
         let message = format!("The id of the run is damaged: {id}. {RUN_HINT}");
-        report.find(FindingKind::Run, "the run", message);
+        report.add_finding(FindingKind::Run, "the run", message);
     } else if !is_named && last_row > 0 && expected.is_none() {
         let message = format!(
             "The id of the run does not match the ids of its first attempts, which are derived \
              from it. {RUN_HINT}"
         );
-        report.find(FindingKind::Run, "the run", message);
+        report.add_finding(FindingKind::Run, "the run", message);
     }
     run
 }
@@ -276,13 +282,13 @@ fn check_attempts(
     run: &RunId,
     last_row: i64,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<HashSet<AttemptId>, StoreError> {
     let mut whole = HashSet::new();
     // Rows with the same reason, about which nothing else is known, are reported as one finding.
     let mut unknown: Option<(i64, i64, String)> = None;
     for row in 1..=last_row {
-        let reason = match attempts::read_row(connection, run, row) {
+        let reason = match attempts::read_attempt_row(connection, run, row) {
             Ok(Some(attempt)) => {
                 if whole.insert(attempt.id) {
                     report.attempts.whole += 1;
@@ -292,30 +298,30 @@ fn check_attempts(
                 }
                 continue;
             }
-            Ok(None) => "its row is missing".to_owned(),
+            Ok(None) => "the row is missing".to_owned(),
             Err(failure) => describe_failure(failure),
         };
         report.attempts.lost += 1;
-        if let Some(slot) = attempts::slot_of(connection, run, row) {
+        if let Some(slot) = attempts::read_slot_name(connection, run, row) {
             let message = format!("Attempt {slot} is lost: {reason}.");
-            report.find(FindingKind::Attempt, slot, message);
+            report.add_finding(FindingKind::Attempt, slot, message);
             continue;
         }
         match &mut unknown {
             Some((_, last, same)) if *last == row - 1 && *same == reason => *last = row,
             _ => {
-                report_rows(unknown.take(), report);
+                report_lost_rows(unknown.take(), report);
                 unknown = Some((row, row, reason));
             }
         }
     }
-    report_rows(unknown, report);
+    report_lost_rows(unknown, report);
     Ok(whole)
 }
 
 /// Reports lost attempts of which only the row numbers are known. `rows` contains the first row,
 /// the last row and the reason.
-fn report_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
+fn report_lost_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
     let Some((first, last, reason)) = rows else { return };
     let (subject, attempts) = if first == last {
         (format!("row {first}"), format!("The attempt in row {first} is lost"))
@@ -323,7 +329,7 @@ fn report_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
         let rows = format!("rows {first} to {last}");
         (rows.clone(), format!("The attempts in {rows} are lost"))
     };
-    report.find(FindingKind::Attempt, subject, format!("{attempts}: {reason}."));
+    report.add_finding(FindingKind::Attempt, subject, format!("{attempts}: {reason}."));
 }
 
 /// Checks all step plans, and adds the intact ones to `rescue`. `whole` contains the ids of the
@@ -332,11 +338,11 @@ fn check_plans(
     connection: &Connection,
     whole: &HashSet<AttemptId>,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<(), StoreError> {
-    let mut keys = keys_of(connection, "steps", (FindingKind::Plan, "step plans"), report);
+    let mut keys = read_keys(connection, "steps", (FindingKind::Plan, "step plans"), report);
     let sequences = (FindingKind::Plan, "sequences of step plans");
-    keys.extend(keys_of(connection, "planned_paths", sequences, report));
+    keys.extend(read_keys(connection, "planned_paths", sequences, report));
     keys.sort_unstable();
     keys.dedup();
     // A phase must have a plan for each step from 0 on. The keys are sorted, so the last key of a
@@ -350,8 +356,8 @@ fn check_plans(
     all.sort_unstable();
     all.dedup();
     for (phase, step) in all {
-        let key = ledger::key(phase, step);
-        let reason = match ledger::read_checked(connection, phase, step) {
+        let key = ledger::plan_key(phase, step);
+        let reason = match ledger::read_verified_plan(connection, phase, step) {
             Ok(Some(plan)) => {
                 report.plans.whole += 1;
                 let ids = plan.sequences().map(|sequence| sequence.attempt);
@@ -363,19 +369,19 @@ fn check_plans(
                          this step.",
                         lost.len()
                     );
-                    report.find(FindingKind::PlannedAttempt, key, message);
+                    report.add_finding(FindingKind::PlannedAttempt, key, message);
                 }
                 if let Some(rescue) = rescue {
                     rescue.add_plan(&plan)?;
                 }
                 continue;
             }
-            Ok(None) => "its row is missing".to_owned(),
+            Ok(None) => "the row is missing".to_owned(),
             Err(failure) => describe_failure(failure),
         };
         report.plans.lost += 1;
         let message = format!("The {key} is lost: {reason}.");
-        report.find(FindingKind::Plan, key, message);
+        report.add_finding(FindingKind::Plan, key, message);
     }
     Ok(())
 }
@@ -384,12 +390,12 @@ fn check_plans(
 fn check_evals(
     connection: &Connection,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<(), StoreError> {
     let evaluations = (FindingKind::Evaluation, "evaluations");
-    for (phase, step) in keys_of(connection, "evals", evaluations, report) {
+    for (phase, step) in read_keys(connection, "evals", evaluations, report) {
         let key = EvalKey { phase, step };
-        match evals::read_checked(connection, key) {
+        match evals::read_verified_eval(connection, key) {
             Ok(Some(text)) => {
                 report.evaluations.whole += 1;
                 if let Some(rescue) = rescue {
@@ -400,7 +406,7 @@ fn check_evals(
             Err(failure) => {
                 report.evaluations.lost += 1;
                 let message = format!("The {key} is lost: {}.", describe_failure(failure));
-                report.find(FindingKind::Evaluation, key.to_string(), message);
+                report.add_finding(FindingKind::Evaluation, key.to_string(), message);
             }
         }
     }
@@ -413,9 +419,9 @@ fn check_withdrawals(
     connection: &Connection,
     whole: &HashSet<AttemptId>,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<(), StoreError> {
-    match withdrawals::all(connection) {
+    match withdrawals::read_tombstones(connection) {
         Ok(tombstones) => {
             let mut kept = tombstones.iter().filter(|tombstone| whole.contains(&tombstone.id));
             if let Some(rescue) = rescue {
@@ -431,7 +437,7 @@ fn check_withdrawals(
                  withdrawn.",
                 describe_failure(failure)
             );
-            report.find(FindingKind::Withdrawal, "withdrawals", message);
+            report.add_finding(FindingKind::Withdrawal, "withdrawals", message);
             Ok(())
         }
     }
@@ -440,7 +446,7 @@ fn check_withdrawals(
 /// Returns the keys (phase, step) of all readable rows of `table`, in order. After an unreadable
 /// row, the following keys are tried. Keys outside the range of `u32` are omitted. If no further
 /// row is readable, adds a finding of kind `kind`: an unknown number of `values` is lost.
-fn keys_of(
+fn read_keys(
     connection: &Connection,
     table: &str,
     (kind, values): (FindingKind, &str),
@@ -473,7 +479,7 @@ fn keys_of(
     }
     if skipped == MAX_SKIPPED_KEYS {
         let found = keys.len();
-        report.find(
+        report.add_finding(
             kind,
             values,
             format!(

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::contract::{attempt, forest, plan, start_of};
 use crate::testing::wait;
-use crate::{Attempt, End, Sqlite, Status, StepPlan, Store};
+use crate::{Attempt, AttemptEnd, Sqlite, Status, StepPlan, Store};
 
 const ATTEMPTS: u32 = 60;
 
@@ -50,8 +50,11 @@ fn original(dir: &Path) -> Original {
                 wait(store.start_attempt(&start_of(&whole))).unwrap();
                 wait(store.append_segments(&whole.id, whole.trajectory.segments())).unwrap();
                 if remainder == 2 {
-                    wait(store.end_attempt(&whole.id, &End { status: Status::Failed, ..whole.end() }))
-                        .unwrap();
+                    wait(store.end_attempt(
+                        &whole.id,
+                        &AttemptEnd { status: Status::Failed, ..whole.end() },
+                    ))
+                    .unwrap();
                 }
                 wait(store.attempt(&whole.id)).unwrap().unwrap()
             }
@@ -287,7 +290,7 @@ fn schema_4_file_is_checked_and_migrated_without_checksums() {
         assert_eq!(format!("{stored:?}"), format!("{:?}", Some(attempt)));
     }
     let running = original.attempts.values().find(|attempt| attempt.status == Status::Running);
-    let end = End { status: Status::Failed, ..running.unwrap().end() };
+    let end = AttemptEnd { status: Status::Failed, ..running.unwrap().end() };
     wait(store.end_attempt(&running.unwrap().id, &end)).unwrap();
     drop(store);
     let migrated = check_file(&file, None, None).unwrap();

@@ -8,7 +8,7 @@ use levade_tree::RunId;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{checksum, code_of};
+use super::{checksum, classify_error};
 use crate::StoreError;
 use crate::error::Code;
 
@@ -120,14 +120,14 @@ CREATE TABLE withdrawals (
 ";
 
 /// Returns the id of the run that is stored in the file.
-pub(super) fn run_of(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
+pub(super) fn read_run_id(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
     let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
     run.map(RunId).map_err(|source| open_error(file, source))
 }
 
 /// Creates the error for a file that SQLite cannot open.
 pub(super) fn open_error(file: &Path, source: rusqlite::Error) -> StoreError {
-    let code = match code_of(&source) {
+    let code = match classify_error(&source) {
         Code::Forbidden if !file.exists() => Code::NotFound,
         code => code,
     };
@@ -138,8 +138,8 @@ pub(super) fn open_error(file: &Path, source: rusqlite::Error) -> StoreError {
 pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    checksum::register(&connection)?;
-    keep_plans(&connection)?;
+    checksum::register_checksum_function(&connection)?;
+    keep_query_plans(&connection)?;
     Ok(connection)
 }
 
@@ -153,13 +153,13 @@ pub(super) fn connect_reader(file: &Path) -> rusqlite::Result<Connection> {
 /// Lets a cached statement keep its query plan. By default, SQLite prepares a statement again
 /// whenever a parameter of its `WHERE` clause changes, in case another index fits the new value
 /// better. Here the best index never depends on a value.
-pub(super) fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
+pub(super) fn keep_query_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
 /// Kind of a file, as one transaction sees it: application id, schema version, and whether the file
 /// is empty.
-pub(super) struct Contents {
+pub(super) struct FileFormat {
     pub application: i32,
     pub version: i32,
     /// Whether the file has no tables.
@@ -169,11 +169,11 @@ pub(super) struct Contents {
 /// Reads the application id and the schema version of a file in one transaction. If another process
 /// creates the tables at the same time, the result contains both tables and application id, or
 /// neither.
-pub(super) fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
+pub(super) fn read_file_format(connection: &Connection) -> rusqlite::Result<FileFormat> {
     let transaction = connection.unchecked_transaction()?;
     let is_empty = is_empty(&transaction)?;
-    let (application, version) = identity(&transaction)?;
-    Ok(Contents { application, version, is_empty })
+    let (application, version) = read_identity(&transaction)?;
+    Ok(FileFormat { application, version, is_empty })
 }
 
 /// Switches a file to a write-ahead log. SQLite does not wait for other connections that switch the
@@ -195,7 +195,7 @@ pub(super) fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<(
 }
 
 /// Returns the SQLite application id and the schema version of a file.
-pub(super) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+pub(super) fn read_identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
     let application = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     Ok((application, version))

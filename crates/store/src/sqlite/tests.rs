@@ -457,7 +457,7 @@ fn drop_waits_for_queued_writes() {
 #[test]
 fn exited_writer_thread_returns_error() {
     let (_dir, mut store) = open();
-    store.writer = Some(Worker::start("test", Duration::from_secs(9), |_| ()).unwrap());
+    store.writer = Some(DatabaseThread::start("test", Duration::from_secs(9), |_| ()).unwrap());
     let error = wait(store.record_eval(FIRST, &json!(1))).unwrap_err();
     assert_eq!(error.code(), Code::Internal);
     assert!(error.to_string().contains("the thread of the store has exited"), "{error}");

@@ -1,4 +1,4 @@
-//! Columns of numbers behind the JSON head of a record.
+//! ColumnWriter of numbers behind the JSON head of a record.
 
 use levade_tree::VersionRun;
 
@@ -6,26 +6,26 @@ use crate::PerToken;
 
 /// Binary columns of a record that is being encoded.
 #[derive(Default)]
-pub struct Columns(pub(super) Vec<u8>);
+pub struct ColumnWriter(pub(super) Vec<u8>);
 
-impl Columns {
+impl ColumnWriter {
     /// Appends a column, and returns its length in bytes.
-    fn push(&mut self, bytes: impl IntoIterator<Item = u8>) -> u32 {
+    fn push_column(&mut self, bytes: impl IntoIterator<Item = u8>) -> u32 {
         let start = self.0.len();
         self.0.extend(bytes);
         (self.0.len() - start) as u32
     }
 
     pub(super) fn push_tokens(&mut self, tokens: &[u32]) -> u32 {
-        self.push(tokens.iter().flat_map(|token| token.to_le_bytes()))
+        self.push_column(tokens.iter().flat_map(|token| token.to_le_bytes()))
     }
 
     pub(super) fn push_floats(&mut self, values: &[f32]) -> u32 {
-        self.push(values.iter().flat_map(|value| value.to_le_bytes()))
+        self.push_column(values.iter().flat_map(|value| value.to_le_bytes()))
     }
 
     pub(super) fn push_versions(&mut self, versions: &[VersionRun]) -> u32 {
-        self.push(
+        self.push_column(
             versions
                 .iter()
                 .flat_map(|run| run.version.to_le_bytes().into_iter().chain(run.len.to_le_bytes())),
@@ -33,7 +33,7 @@ impl Columns {
     }
 
     pub(super) fn push_per_token(&mut self, values: &PerToken) -> u32 {
-        self.push(values.to_bytes())
+        self.push_column(values.to_bytes())
     }
 }
 
@@ -42,7 +42,7 @@ impl Columns {
 pub struct ColumnReader<'a>(pub(super) &'a [u8]);
 
 impl ColumnReader<'_> {
-    fn take(&mut self, len: u32) -> Result<&[u8], String> {
+    fn take_column(&mut self, len: u32) -> Result<&[u8], String> {
         let split = self.0.split_at_checked(len as usize);
         let (column, rest) = split.ok_or_else(|| {
             format!("a column of the record is truncated: {} of {len} bytes left", self.0.len())
@@ -57,7 +57,7 @@ impl ColumnReader<'_> {
         len: u32,
         number: impl Fn(&[u8; N]) -> T,
     ) -> Result<Vec<T>, String> {
-        let (numbers, rest) = self.take(len)?.as_chunks::<N>();
+        let (numbers, rest) = self.take_column(len)?.as_chunks::<N>();
         if rest.is_empty() {
             Ok(numbers.iter().map(number).collect())
         } else {
@@ -84,7 +84,7 @@ impl ColumnReader<'_> {
     }
 
     pub(super) fn take_per_token(&mut self, len: u32) -> Result<PerToken, String> {
-        PerToken::from_bytes(self.take(len)?).ok_or_else(|| {
+        PerToken::from_bytes(self.take_column(len)?).ok_or_else(|| {
             format!(
                 "a column of the record has {len} bytes, which is not a list of run-length \
                      encoded numbers"

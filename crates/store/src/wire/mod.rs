@@ -21,7 +21,7 @@ mod records;
 #[cfg(test)]
 mod tests;
 
-pub use columns::{ColumnReader, Columns};
+pub use columns::{ColumnReader, ColumnWriter};
 pub use error::WireError;
 pub use lease::{OpenRequest, OpenedRun, RunEntry, Trainer};
 pub use records::Record;
@@ -37,8 +37,8 @@ pub const MEDIA_TYPE: &str = "application/vnd.levade.record";
 /// # Errors
 /// Returns a message if the head is larger than 4 GiB.
 pub fn encode(record: &impl Record) -> Result<Vec<u8>, String> {
-    let mut columns = Columns::default();
-    let head = record.split(&mut columns);
+    let mut columns = ColumnWriter::default();
+    let head = record.to_head(&mut columns);
     let head = serde_json::to_vec(&head).map_err(|error| error.to_string())?;
     let len = u32::try_from(head.len())
         .map_err(|_| format!("the head has {} bytes, but at most 4 GiB can be sent", head.len()))?;

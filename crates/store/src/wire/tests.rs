@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::contract::test_data::{attempt, forest, plan, segment};
 use crate::{
-    AppliedKlPenalty, Attempt, CreditTarget, End, HighEntropy, PerToken, StepPlan, StepReward,
+    AppliedKlPenalty, Attempt, AttemptEnd, CreditTarget, HighEntropy, PerToken, StepPlan,
+    StepReward,
 };
 
 /// Converts a record to bytes and back.
@@ -123,6 +124,6 @@ fn size_is_proportional_to_tokens() {
 
 #[test]
 fn not_a_number_reward_is_not_sent_as_no_reward() {
-    let made = End { reward: Some(f64::NAN), ..attempt(&RunId("run".into()), 0, 0).end() };
+    let made = AttemptEnd { reward: Some(f64::NAN), ..attempt(&RunId("run".into()), 0, 0).end() };
     assert!(round_trip(&made).reward.is_some_and(f64::is_nan));
 }

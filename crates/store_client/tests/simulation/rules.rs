@@ -169,7 +169,8 @@ impl Rules {
 
     /// Checks the rollouts that have changed since the last check.
     pub async fn check_store(&mut self, world: &World, store: &dyn Rollouts) {
-        let (changed, last) = store.wait_for_changes(self.since, 10_000, Duration::ZERO).await.unwrap();
+        let (changed, last) =
+            store.wait_for_changes(self.since, 10_000, Duration::ZERO).await.unwrap();
         self.since = last;
         for rollout in changed {
             let tries = store.query_tries(&rollout.id, &by_number()).await.unwrap().items;

@@ -87,7 +87,10 @@ async fn two_processes_lease_from_one_queue_and_wake_each_other() {
     let [first, second] = [open(&of, Arc::clone(&clock)).await, open(&of, clock).await];
     let wait = Duration::from_secs(60);
     let waiting = tokio::spawn(async move {
-        second.lease_rollouts(&LeaseRequest { wait, ..LeaseRequest::new(1, Some("w")) }).await.unwrap()
+        second
+            .lease_rollouts(&LeaseRequest { wait, ..LeaseRequest::new(1, Some("w")) })
+            .await
+            .unwrap()
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
     first.enqueue(&[new("7")]).await.unwrap();

@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use super::template;
 
-/// Common pairs of fields for question and answer. The first pair whose fields a row has is used.
+/// Common pairs of the fields for question and answer, most specific first. The first pair that a
+/// row has is used.
 const LAYOUTS: [(&str, &str); 7] = [
     ("question", "answer"),
     // Layout of verl, and Search-R1's variant of it.
@@ -17,11 +18,12 @@ const LAYOUTS: [(&str, &str); 7] = [
     ("Question", "Final answer"),
 ];
 
-/// Fields of the question and of the instructions in a task of AgentRL.
+/// Names of the fields for the question and the instructions in a task of AgentRL.
 pub(super) const QUERY_PROMPT: &str = "query_prompt";
 pub(super) const SYSTEM_PROMPT: &str = "system_prompt";
 
-/// Names that are suggested if a field is missing, most likely first.
+/// Common names of question fields, most likely first. They are suggested if the question field is
+/// missing.
 const QUESTIONS: [&str; 9] = [
     "question",
     "prompt",
@@ -50,17 +52,17 @@ const ANSWERS: [&str; 14] = [
     "gold",
 ];
 
-/// Field that names the agent, as in verl's layout.
+/// Name of the field that names the agent, as in verl's layout.
 pub(super) const AGENT: &str = "agent_name";
 
-/// Paths of the fields for question and answer.
+/// Paths of the fields that contain the question and the answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Layout {
     pub question: String,
     pub answer: String,
 }
 
-/// Returns the layouts, with the fields that the recipe sets in place of the default ones.
+/// Returns the common layouts, in which the recipe's fields replace the default fields.
 fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
     let (default_question, default_answer) = LAYOUTS[0];
     LAYOUTS.map(|(q, a)| {
@@ -72,8 +74,9 @@ fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
 }
 
 impl Layout {
-    /// Returns the first layout whose fields a row has, given the fields of the recipe. If a field
-    /// is missing, returns a layout whose columns the row has, so that the error names this field.
+    /// Returns the first layout whose fields the row has, with the recipe's fields `question` and
+    /// `answer`. If no layout matches, returns a layout whose columns the row has, so that an error
+    /// names the missing field.
     pub fn for_row(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
         let layouts = layouts(question, answer);
         // An empty name means that the field is not needed.
@@ -94,8 +97,8 @@ impl Layout {
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
-    /// Returns whether a column can contain a field of any layout. These columns must be readable;
-    /// other columns may be left out.
+    /// Returns whether `column` can contain a field of any layout. Such columns must be readable;
+    /// other columns can be left out.
     pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
         let leads = |path: &str| leads_to(column, path);
         column == AGENT
@@ -105,12 +108,12 @@ impl Layout {
     }
 }
 
-/// Returns whether a path names a column or a field within it.
+/// Returns whether `path` is the name of the column, or leads to a field within it.
 pub(super) fn leads_to(column: &str, path: &str) -> bool {
     path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns the paths of all layouts, with the fields that the recipe sets.
+/// Returns the paths of the fields of all layouts, with the recipe's fields.
 pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
     let layouts = layouts(question, answer);
     let questions = layouts.iter().flat_map(|(question, _)| template::paths(question));
@@ -121,8 +124,8 @@ pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
     paths
 }
 
-/// Returns the value at a path such as `reward_model.ground_truth`: a field with exactly this name,
-/// or else a nested field. Items of a list are indexed from 0.
+/// Returns the value at a path such as `reward_model.ground_truth`. A field with exactly this name
+/// takes precedence over a nested field. Items of a list are indexed from 0.
 pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
     if let Some(value) = row.get(path) {
         return Some(value);
@@ -144,7 +147,8 @@ fn find_in_value<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
     }
 }
 
-/// Returns the paths of the fields of a row. Fields of a nested object follow the object itself.
+/// Returns the paths of all fields of a row. The fields of a nested object follow the object
+/// itself.
 pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     fn add(row: &Map<String, Value>, before: &str, paths: &mut Vec<String>) {
         for (name, value) in row {
@@ -160,14 +164,15 @@ pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     found
 }
 
-/// A column that cannot be read and is missing in all rows.
+/// A column that is left out of all rows because it cannot be read, with the reason.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SkippedColumn {
     pub column: String,
     pub why: String,
 }
 
-/// Returns advice for a row without the field `path`, which the recipe sets with `key`.
+/// Returns advice for the error that a row lacks the field `path`, which the recipe sets with the
+/// key `key`.
 pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
     let known_paths = paths(row);
     let usual: &[&str] = match key {

@@ -14,26 +14,27 @@ use serde_json::{Deserializer, Value};
 
 use crate::RowLocation;
 
-/// An error in a row, and its location.
+/// A JSON error in a row, with its line and column.
 #[derive(Debug, PartialEq)]
 pub(super) struct JsonRowError {
     pub line: usize,
     pub column: usize,
-    /// Message of the parser.
+    /// Message of the JSON parser.
     pub why: String,
 }
 
-/// A value, with the original notation of its numbers if the value does not keep it.
+/// A parsed JSON value, together with the original notation of its numbers if the value does not
+/// preserve it.
 #[derive(Debug, PartialEq)]
 pub(super) struct ParsedValue {
     pub value: Value,
-    /// The value with strings in place of numbers whose exponents have another notation; `None` if
-    /// there are none.
+    /// The value with strings in place of numbers whose exponents the parsed value writes
+    /// differently. `None` if there are no such numbers.
     pub spelled: Option<Value>,
 }
 
 impl ParsedValue {
-    /// Splits an array into its items.
+    /// Splits a JSON array into its items.
     fn items(self) -> Vec<ParsedValue> {
         let mut spelled = self.spelled.map(to_list).into_iter().flatten();
         to_list(self.value)
@@ -47,8 +48,8 @@ fn to_list(value: Value) -> Vec<Value> {
     if let Value::Array(items) = value { items } else { Vec::new() }
 }
 
-/// Passes the rows of a text to `each` one by one. Returns the number of lone surrogates that were
-/// replaced.
+/// Parses the rows of a JSON or JSON lines text, and passes them to `each` one by one. Returns the
+/// number of lone surrogates that were replaced.
 ///
 /// # Errors
 /// Returns an error if a row is not JSON, or if `each` fails.
@@ -102,15 +103,15 @@ pub(super) fn rows<E>(
     Ok(halves)
 }
 
-/// Returns the complete value at the start of a text, or `None` if there is none.
+/// Returns the complete JSON value at the start of a text, or `None` if there is no complete value.
 fn first_value(text: &str) -> Option<&str> {
     let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(&text[..values.byte_offset()])
 }
 
-/// Parses a text as one value. Also returns the number of lone surrogates that were replaced.
-/// `line` is the number of the first line.
+/// Parses a text as one JSON value. Also returns the number of lone surrogates that were replaced.
+/// `line` is the line number at which the text starts.
 fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> {
     // The original text is validated, so that columns in errors are right.
     let checked = serde_json::from_str::<IgnoredAny>(text);
@@ -125,7 +126,7 @@ fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> 
     Ok((ParsedValue { value, spelled }, halves))
 }
 
-/// Parses JSON within a field by the rules of rows.
+/// Parses JSON text within a field by the same rules as rows: lone surrogates are replaced.
 ///
 /// # Errors
 /// Returns an error if the text is not JSON.
@@ -134,7 +135,7 @@ pub(super) fn parse_lenient(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str(&replace_surrogates(text).0)
 }
 
-/// Returns the number of lone surrogates in valid JSON.
+/// Counts the escapes of lone surrogates in valid JSON.
 pub(super) fn count_surrogates(text: &str) -> usize {
     replace_surrogates(text).1
 }
@@ -258,8 +259,8 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     (Cow::Owned(plain), halves)
 }
 
-/// Puts quotation marks around the numbers in valid JSON whose exponents serde_json writes in
-/// another notation. Returns `None` if there are none.
+/// Converts the numbers in valid JSON to strings if serde_json would write their exponents
+/// differently. Returns `None` if there are no such numbers.
 fn exponents_as_text(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut spelled = String::new();
@@ -298,7 +299,8 @@ fn exponents_as_text(text: &str) -> Option<String> {
     (kept > 0).then(|| spelled + &text[kept..])
 }
 
-/// Returns the surrogate that is escaped at an offset.
+/// Returns the code of the surrogate whose escape starts at the offset `at`, or `None` if no
+/// surrogate is escaped there.
 fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 
 use super::json;
 
-/// Parses messages from a string: JSON of a list of objects with a role, a list of JSON strings of
-/// such objects, or an object with only such a list. Returns `None` if the string is a plain
-/// question.
+/// Parses a list of messages from a string: JSON of a list of objects with a role, a list of JSON
+/// strings of such objects, or an object that contains only such a list. Returns `None` if the
+/// string is a plain question.
 ///
 /// # Errors
 /// Returns the expected form if the string was meant as a list of messages but is not valid.
@@ -18,22 +18,24 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
     }
     match json::parse_lenient(text) {
         Ok(value) => message_list(value),
-        Err(_) if is_python(text) => {
-            Err("JSON if it is a list of messages; it is a list as Python prints it: save it with \
-                json.dumps")
-        }
+        Err(_) if is_python(text) => Err(
+            "the JSON of a list of messages, not a list as Python prints it: save the list with \
+                 json.dumps",
+        ),
         Err(error)
             if starts_messages(text)
                 && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) =>
         {
-            Err("JSON if it is a list of messages; it is truncated, or not JSON: save it with \
-                 json.dumps")
+            Err(
+                "the complete JSON of a list of messages; this text is truncated or not JSON: save \
+                 the list with json.dumps",
+            )
         }
         Err(_) => Ok(None),
     }
 }
 
-/// Returns whether a text starts like the JSON of a message or a list of messages.
+/// Returns whether a text starts like the JSON of a message or of a list of messages.
 fn starts_messages(text: &str) -> bool {
     let start = text.trim_start().trim_start_matches('[').trim_start();
     let name = start.strip_prefix('{').map(str::trim_start);
@@ -41,7 +43,8 @@ fn starts_messages(text: &str) -> bool {
     name.is_some_and(|name| names.iter().any(|known| name.starts_with(known)))
 }
 
-/// Returns the list of messages in a parsed value.
+/// Returns the list of messages that a parsed value contains, or `None` if the value contains no
+/// messages.
 fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
     match value {
         Value::Array(items) => {
@@ -77,7 +80,7 @@ fn is_message(item: &Value) -> bool {
     has(&["role", "from"]) && has(&["content", "value", "tool_calls"])
 }
 
-/// Returns whether a text is a list of messages in Python's notation.
+/// Returns whether a text is a list of messages in the notation of Python.
 fn is_python(text: &str) -> bool {
     let text = text.trim();
     let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
@@ -89,8 +92,8 @@ fn is_python(text: &str) -> bool {
             || text.contains("'from'") && text.contains("'value'"))
 }
 
-/// Replaces the column of a nested path by its value if it is the JSON of an object or a list.
-/// Returns the column's name and original text if it was replaced.
+/// Parses the column of a nested path if the column contains the JSON of an object or a list as a
+/// string. Returns the name and the original text of the column if it was replaced.
 ///
 /// # Errors
 /// Returns the column and its expected form if it is an object in Python's notation.
@@ -111,14 +114,14 @@ pub(super) fn open_column<'p>(
         }
         Err(_) if is_printed(text, '{', '}') => Err((
             column,
-            "a JSON object; it is a dictionary as Python prints it: save it with json.dumps",
+            "a JSON object, not a dictionary as Python prints it: save the dictionary with json.dumps",
         )),
         _ => Ok(None),
     }
 }
 
-/// Replaces options that are the JSON of a list or an object by their value. Returns the original
-/// text if they were replaced.
+/// Parses a column of answer options that contains the JSON of a list or an object as a string.
+/// Returns the original text if the column was replaced.
 pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
     let Some(Value::String(text)) = row.get(column) else { return None };
     let value =
@@ -128,14 +131,14 @@ pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option
     Some(text)
 }
 
-/// Returns whether an answer is the notation of a list of right answers, and not of a list of
-/// tests.
+/// Returns whether an expected answer is the notation of a list of right answers. A list of tests
+/// (with `assert`) does not count.
 pub(super) fn is_list_of_answers(answer: &str) -> bool {
     is_printed(answer, '[', ']') && !answer.contains("assert")
 }
 
-/// Returns whether a text is a list or object of strings in JSON or Python notation, within the
-/// given brackets.
+/// Returns whether a text is the notation of a list or object of strings, in JSON or Python,
+/// between the brackets `open` and `close`.
 pub(super) fn is_printed(text: &str, open: char, close: char) -> bool {
     let inside = text.trim().strip_prefix(open).and_then(|text| text.strip_suffix(close));
     inside.is_some_and(|inside| inside.trim_start().starts_with(['\'', '"']))

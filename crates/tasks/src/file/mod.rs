@@ -31,25 +31,27 @@ use super::{MatchingRule, QuestionKey, RowLocation, SkipReason, Task, TaskError,
 pub use options::{AnswerPart, FileOptions, HeldOutCount};
 pub use paths::{Paths, without_endings};
 
-/// Tasks of a source of files.
+/// Tasks that were read from the files of a source, split into training and held-out tasks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FileTasks {
-    /// Tasks that are not held out, in row order.
+    /// Tasks that are not held out, in the order of the rows.
     pub rest: Vec<Task>,
-    /// Held-out tasks, which are never trained on, in an order that depends only on the split.
+    /// Held-out tasks, which are never trained on. Their order depends only on the split.
     pub held_out: Vec<Task>,
-    /// Number of rows left out because they repeat an earlier row.
+    /// Number of rows that were left out because they repeat an earlier row.
     pub repeated: usize,
-    /// Counts of converted and skipped annotations over all rows; 0 if annotations were not read.
+    /// Counts of the solutions that were converted to demonstrations, and of those that were
+    /// skipped. All counts are 0 if annotations were not read.
     pub demonstrations: DemonstrationCounts,
-    /// Notes for the user on how the files were read.
+    /// Notes for the user about how the files were read.
     pub notes: Vec<String>,
 }
 
-/// Number of solutions that became demonstrations, and of those that did not, by reason.
+/// Numbers of annotated solutions that were converted to demonstrations, and that were skipped, by
+/// reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DemonstrationCounts {
-    /// Number of solutions that became demonstrations.
+    /// Number of solutions that were converted to demonstrations.
     pub converted: usize,
     /// Number of solutions skipped as [`SkipReason::NoCalls`].
     pub no_calls: usize,
@@ -77,7 +79,8 @@ impl DemonstrationCounts {
 }
 
 impl FileOptions {
-    /// Reads the files like [`load_with_rule`](Self::load_with_rule), by the rules of new runs.
+    /// Reads the tasks of the files like [`load_with_rule`](Self::load_with_rule), with the
+    /// matching rule of new runs.
     ///
     /// # Errors
     /// Returns the errors of [`load_with_rule`](Self::load_with_rule).
@@ -85,8 +88,9 @@ impl FileOptions {
         self.load_with_rule(split_seed, MatchingRule::default())
     }
 
-    /// Reads the files and holds out the questions of the split. Every row is checked, also rows
-    /// that `limit` leaves out. `matching` determines which rows are repeats.
+    /// Reads the tasks of the files, and holds out the questions of the split. Every row is
+    /// checked, including rows that `limit` leaves out. `matching` determines which rows are
+    /// repeats.
     ///
     /// The held-out questions are those with the smallest hashes of question and `split_seed`. The
     /// order of files and rows and the seed of a run have no effect, and additional rows change few
@@ -150,8 +154,8 @@ impl FileOptions {
         }
     }
 
-    /// Reads all rows, also rows that repeat another row or contain no task, with notes for the
-    /// user.
+    /// Reads all rows of the files, including rows that repeat another row or contain no task. Also
+    /// returns notes for the user.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or there are no rows.
@@ -167,13 +171,13 @@ impl FileOptions {
         Ok((rows, loader.tasks.notes))
     }
 
-    /// Returns whether a field contains the question or the expected answer.
+    /// Returns whether the field `field` can contain the question or the expected answer.
     pub fn uses(&self, field: &str) -> bool {
         template::paths(&self.question).contains(&field) || self.answer == field
     }
 
-    /// Returns the training tasks from tasks that no source holds out: in random order, limited by
-    /// `limit` and repeated `repeat` times.
+    /// Selects the training tasks from `rest`, the tasks that no source holds out: in random order,
+    /// at most `limit` tasks, and each repeated `repeat` times.
     pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
         TaskRng::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
@@ -181,26 +185,27 @@ impl FileOptions {
     }
 }
 
-/// A row of a file, with the task that it contains.
+/// A row of a data file, with the task that the row contains.
 #[derive(Debug)]
 pub struct FileRow {
-    /// Identifier of the row: the name of the file, and the number of the row.
+    /// Identifier of the row: the name of the file, followed by the number of the row.
     pub id: String,
-    /// Fields of the row.
+    /// All fields of the row.
     pub fields: TaskRow,
-    /// Task of the row, or the reason why the row contains none.
+    /// Task that the row contains, or the reason why the row contains none.
     pub task: Result<Task, TaskError>,
 }
 
 impl FileRow {
-    /// Returns the value of the field at a path.
+    /// Returns the value of the field at a path, or `None` if the row has no such field.
     pub fn field(&self, path: &str) -> Option<&Value> {
         fields::find(&self.fields, path)
     }
 }
 
 impl TaskRow {
-    /// Returns the value of the field at a path such as `extra_info.level`.
+    /// Returns the value of the field at a path such as `extra_info.level`, or `None` if the row
+    /// has no such field.
     pub fn field(&self, path: &str) -> Option<&Value> {
         fields::find(self, path)
     }
@@ -210,47 +215,47 @@ impl TaskRow {
 /// in memory.
 const MAX_REPEATED: usize = 1 << 24;
 
-/// A row of a file.
+/// A row of a data file while the file is read.
 struct Row<'f> {
-    /// Index of the file in its source.
+    /// Index of the file within its source, from 0.
     number: usize,
     path: &'f Path,
     location: RowLocation,
     fields: Map<String, Value>,
-    /// Fields with numbers as strings in their original notation, if `fields` changes the notation
-    /// of any number.
+    /// The fields with numbers as strings in their original notation. `None` if `fields` preserves
+    /// the notation of all numbers.
     spelled: Option<Value>,
-    /// Whether columns that cannot be read are missing in the row.
+    /// Whether the row lacks columns that cannot be read.
     is_partial: bool,
 }
 
-/// State of reading the files of a source.
+/// State of reading the tasks of a source from its files.
 struct Loader<'o> {
     options: &'o FileOptions,
     source: String,
     several: bool,
-    /// Fields of question and answer, determined from the first row.
+    /// Fields of question and answer, which the first row determines. `None` before the first row.
     layout: Option<Layout>,
     matching: MatchingRule,
-    /// Keys of the rows read so far.
+    /// Keys of the rows that were read so far, to find repeated rows.
     known: HashSet<QuestionKey>,
-    /// Columns that contained JSON as a string.
+    /// Names of the columns that contained JSON as a string.
     opened: BTreeSet<String>,
-    /// Number of lone surrogates in JSON strings.
+    /// Number of lone surrogates that were replaced in JSON strings.
     halves: usize,
-    /// Number of rows with empty items among their right answers.
+    /// Number of rows whose list of right answers contains empty items.
     blanks: usize,
     /// Number of rows whose answer is a string in the notation of a list of strings.
     printed: usize,
-    /// Number of rows with choices that their question does not show.
+    /// Number of rows with choices that the question does not show.
     unseen_choices: usize,
-    /// Rank of each task in the split, and its index in `tasks`.
+    /// Pairs (rank in the split, index in `tasks`) of all tasks.
     ranked: Vec<(u64, usize)>,
     split_seed: u64,
     tasks: FileTasks,
-    /// Columns already reported as left out.
+    /// Names of the columns that a note already reports as left out.
     skipped_columns: BTreeSet<String>,
-    /// All rows, if rows are requested instead of tasks.
+    /// All rows. `None` if only the tasks are requested.
     all: Option<Vec<FileRow>>,
 }
 
@@ -297,7 +302,8 @@ impl<'o> Loader<'o> {
             }
             Content::Text(_) if ending == "parquet" => {
                 return Err(to_error(
-                    "has the extension of a Parquet file, but is not a Parquet file".into(),
+                    "the file has the extension of a Parquet file, but is not a Parquet file"
+                        .into(),
                 ));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
@@ -404,7 +410,7 @@ impl<'o> Loader<'o> {
         Ok(())
     }
 
-    /// Returns the task of a row, without the row itself.
+    /// Converts a row to a task, without the field [`Task::row`].
     fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let path = row.path;
@@ -471,7 +477,7 @@ impl<'o> Loader<'o> {
     }
 }
 
-/// Returns the ID of a row's task: the name of its source, and the number of the row.
+/// Returns the id of a row's task: the name of its source, followed by the number of the row.
 fn id_of(source: &str, several: bool, row: &Row<'_>) -> String {
     let number = row.location.number();
     if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }

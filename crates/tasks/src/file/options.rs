@@ -15,43 +15,46 @@ use super::{DemonstrationCounts, Paths, Row};
 use crate::person::{PERSON, keys_of};
 use crate::{Task, TaskError, parse_annotations};
 
-/// Options of a source of files: which files to read, and which fields contain question and answer.
+/// Options of a source of data files: which files to read, and which fields contain question and
+/// answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileOptions {
-    /// A file, a directory of files, a pattern such as `train-*.parquet`, or a list of these.
+    /// Files to read: a file, a directory of files, a pattern such as `train-*.parquet`, or a list
+    /// of these.
     pub path: Paths,
-    /// Field with the question, a string or a list of messages. A path such as
+    /// Field that contains the question, as a string or a list of messages. A path such as
     /// `extra_info.question` selects nested fields. A template such as `"{Body} {Question}"`
-    /// combines several fields. Rows in verl's layout without `question` have the question in
-    /// `prompt`.
+    /// combines several fields. If rows in verl's layout have no field `question`, the question is
+    /// read from `prompt`.
     #[serde(default = "question_field")]
     pub question: String,
-    /// Field with the expected answer, or with a list of right answers; empty if scorers need no
-    /// answer. Rows in verl's layout without `answer` have the answer in
+    /// Field that contains the expected answer, or a list of right answers. Empty if scorers need
+    /// no answer. If rows in verl's layout have no field `answer`, the answer is read from
     /// `reward_model.ground_truth`.
     #[serde(default = "answer_field")]
     pub answer: String,
-    /// Part of the answer field that is the answer.
+    /// Part of the answer field that contains the expected answer.
     #[serde(default)]
     pub answer_from: AnswerPart,
-    /// Number of questions that are held out from training, or `"all"` for a source that is only
-    /// used for evaluation. Questions that any source holds out are never trained on.
+    /// Number of questions that are held out from training, or `"all"` if the source is used only
+    /// for evaluation. A question that any source holds out is never trained on.
     #[serde(default)]
     pub held_out: HeldOutCount,
-    /// Maximum number of training rows; unlimited by default.
+    /// Maximum number of training rows. `None` sets no limit.
     #[serde(default)]
     pub limit: Option<usize>,
-    /// Number of repetitions of each training row in one pass over the tasks, at least 1, so that a
-    /// small file can have the weight of a large one.
+    /// Number of repetitions of each training row in one pass over the tasks, at least 1. With
+    /// repetitions, a small file can have the weight of a large one.
     #[serde(default = "once")]
     pub repeat: usize,
-    /// Maximum number of calls in a demonstration that is read from the calculator annotations of
-    /// the answer field (see [`parse_annotations`]). By default, annotations are not read.
+    /// Maximum number of tool calls in a demonstration that is read from the calculator annotations
+    /// of the answer field (see [`parse_annotations`]). `None` does not read annotations.
     #[serde(default)]
     pub annotated_calls: Option<usize>,
-    /// Field with the key of the person whom the row came from, by which attempts at it are found
-    /// and withdrawn; a path like `question`. By default, the row's own field [`PERSON`].
+    /// Field that contains the key of the person whom the row came from, as a path like `question`.
+    /// Attempts at the row are found and withdrawn by this key. `None` uses the row's own field
+    /// [`PERSON`].
     #[serde(default)]
     pub person: Option<String>,
 }
@@ -68,25 +71,25 @@ fn answer_field() -> String {
     "answer".to_owned()
 }
 
-/// Part of the answer field that is the answer.
+/// Part of the answer field that contains the expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerPart {
-    /// The complete field.
+    /// The expected answer is the complete field.
     #[default]
     #[serde(alias = "whole")]
     Full,
-    /// The text after the last `####`, up to the end of its line. The remaining text is the
-    /// solution (GSM8K).
+    /// The expected answer is the text after the last `####`, up to the end of its line. The text
+    /// before it is the solution, as in GSM8K.
     Hashes,
 }
 
-/// Number of questions of a source that are held out from training.
+/// Number of a source's questions that are held out from training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeldOutCount {
-    /// This number of questions.
+    /// This number of questions is held out.
     Count(usize),
-    /// All questions: the source is only used for evaluation. Written as `"all"`.
+    /// All questions are held out: the source is used only for evaluation. Written as `"all"`.
     All,
 }
 
@@ -141,7 +144,8 @@ impl<'de> Deserialize<'de> for HeldOutCount {
 }
 
 impl FileOptions {
-    /// Creates options for files with default fields, all of them for training.
+    /// Creates options for the files at `path` with the default fields. All questions are for
+    /// training.
     pub fn new(path: impl Into<Paths>) -> Self {
         FileOptions {
             path: path.into(),
@@ -156,8 +160,8 @@ impl FileOptions {
         }
     }
 
-    /// Returns the task of a row, without the row itself. Updates the counts of demonstrations, and
-    /// in `blanks` the number of lists of right answers with empty items.
+    /// Converts a row to a task, without the field [`Task::row`]. Updates the counts of
+    /// demonstrations. Increments `blanks` if the list of right answers has empty items.
     pub(super) fn task(
         &self,
         row: &Row<'_>,
@@ -186,7 +190,11 @@ impl FileOptions {
             })?,
             AnswerPart::Hashes => {
                 field.as_str().and_then(text_after_hashes).map(Value::from).ok_or_else(|| {
-                    row.type_error(&layout.answer, field, "a string with an answer after ####")
+                    row.type_error(
+                        &layout.answer,
+                        field,
+                        "a string that contains an answer after ####",
+                    )
                 })?
             }
         };
@@ -220,7 +228,8 @@ impl FileOptions {
 }
 
 impl Row<'_> {
-    /// Copies the key of the person whom the row came from to the field [`PERSON`].
+    /// Copies the key of the person whom the row came from, in the field at `path`, to the field
+    /// [`PERSON`].
     pub(super) fn set_person(&mut self, path: &str) -> Result<(), TaskError> {
         let found = self.field("person", path)?.clone();
         if keys_of(&found).is_none() {
@@ -232,7 +241,8 @@ impl Row<'_> {
     }
 }
 
-/// Returns the question of a row, and its messages if it is a conversation.
+/// Returns the question of a row. Also returns the messages if the question is a conversation;
+/// otherwise, the list of messages is empty.
 fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
     if let Some(parts) = template(row, path)? {
         let question = fill_template(row, &parts)?;
@@ -284,19 +294,19 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
     }
 }
 
-/// Returns the parts of a question template, or `None` if the question is a single field.
+/// Parses `question` as a template. Returns `None` if `question` is a single field of the row.
 fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>>, TaskError> {
     if row.fields.contains_key(question) {
         return Ok(None);
     }
     template::parts(question).map_err(|why| TaskError::Format {
         path: row.path.to_owned(),
-        why: format!("cannot be read with question = {question:?}, because the template {why}"),
+        why: format!("the rows cannot be read with question = {question:?}: {why}"),
     })
 }
 
-/// Fills a template with the fields of a row. White space at the ends of the template is removed,
-/// and so are line breaks next to empty fields at its ends.
+/// Fills a question template with the fields of a row. White space at both ends of the template is
+/// removed, and so are line breaks next to empty fields at both ends.
 fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let mut question = String::new();
@@ -318,8 +328,8 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
                         if template::CHOICES.contains(path)
                             && json_text::is_printed(text, '[', ']') =>
                     {
-                        Err("a list of options; it is a list as Python prints it: save it with \
-                             json.dumps")
+                        Err("a list of options, not a list as Python prints it: save the list \
+                             with json.dumps")
                     }
                     value => template::shown(value),
                 };
@@ -335,10 +345,10 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
     Ok(question)
 }
 
-/// Returns the answer if it is the complete field, or `None` if the field is empty. If an f64 or a
-/// 64-bit integer would print a number with other digits, the answer is a string with the digits in
-/// `spelled`. Within lists and objects, numbers stay numbers. Increments `blanks` for a list with
-/// empty items.
+/// Returns the expected answer if it is the complete field, or `None` if the field is empty. Within
+/// lists and objects, numbers stay numbers. A single number becomes a string with its original
+/// digits (from `spelled`) if an f64 or a 64-bit integer would print it differently. Increments
+/// `blanks` for a list with empty items.
 fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     match field {
         value if is_blank(value) => None,
@@ -363,7 +373,7 @@ fn is_blank(value: &Value) -> bool {
     value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
 }
 
-/// Returns whether the number keeps its digits after any other program has read it.
+/// Returns whether any other program that reads the number prints the same digits.
 fn is_portable(number: &Number) -> bool {
     let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
     integer

@@ -17,8 +17,9 @@ use super::fields::SkippedColumn;
 use super::temporal::Shape;
 use crate::RowLocation;
 
-/// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is
-/// left out if it cannot be read or shares its name with another column, unless it is `needed`.
+/// Passes the rows of a Parquet file to `each` one by one. The last argument of `each` states
+/// whether columns were left out. A column is left out if it cannot be read or shares its name with
+/// another column, unless it is `needed`.
 ///
 /// # Errors
 /// Returns an error if the file is damaged or compressed with brotli, or if `each` fails.
@@ -30,19 +31,21 @@ pub(super) fn rows<E>(
     mut each: impl FnMut(RowLocation, Map<String, Value>, bool) -> Result<(), E>,
 ) -> Result<Vec<SkippedColumn>, E> {
     let bytes = Bytes::from(bytes);
-    let damaged =
-        |why: String| to_error(format!("is damaged or truncated ({why}): copy or fetch it again"));
+    let damaged = |why: String| {
+        to_error(format!("the file is damaged or truncated ({why}): copy or fetch it again"))
+    };
     let columns = columns(&bytes).map_err(damaged)?;
     if columns.iter().any(|column| column.is_brotli) {
-        let why =
-            "is compressed with brotli, which is not supported: save it with snappy, zstd or gzip";
+        let why = "the file is compressed with brotli, which is not supported: save it with snappy, zstd or gzip";
         return Err(to_error(why.to_owned()));
     }
     let mut names = HashSet::new();
     let mut skipped_columns = Vec::new();
     for Column { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
         if needed(name) {
-            return Err(to_error(format!("has two columns named {name:?}: rename one of them")));
+            return Err(to_error(format!(
+                "the file has two columns named {name:?}: rename one of them"
+            )));
         }
         skipped_columns
             .push(SkippedColumn { column: name.clone(), why: "occurs twice".to_owned() });
@@ -66,7 +69,7 @@ pub(super) fn rows<E>(
     let (rows, unshown) = read.map_err(|unread| match unread {
         ReadError::Damaged(why) => damaged(why),
         ReadError::Column { name, why } => {
-            to_error(format!("cannot be used: its column {name:?} {why}"))
+            to_error(format!("the file cannot be used: the column {name:?} {why}"))
         }
     })?;
     skipped_columns.extend(unshown);
@@ -80,7 +83,7 @@ pub(super) fn rows<E>(
     Ok(skipped_columns)
 }
 
-/// A column as the footer of a file describes it.
+/// A column of a Parquet file, as the footer of the file describes it.
 struct Column {
     name: String,
     is_brotli: bool,
@@ -106,16 +109,16 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
 
 type Rows = Vec<Map<String, Value>>;
 
-/// Reason why rows cannot be read.
+/// Reason why the rows of a Parquet file cannot be read.
 enum ReadError {
-    /// The file is damaged, or the library cannot read it.
+    /// The file is damaged, or the Parquet library cannot read it. Contains the library's message.
     Damaged(String),
     /// A needed column contains a value that JSON cannot represent.
     Column { name: String, why: String },
 }
 
-/// Returns all rows without the columns that are left out, and the columns that JSON cannot
-/// represent.
+/// Returns all rows without the columns in `skipped_columns`, and the columns with values that JSON
+/// cannot represent.
 fn read_rows(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
@@ -131,8 +134,8 @@ fn read_rows(
     Ok((rows, unshown))
 }
 
-/// Passes the rows of some columns to `each` one by one. Returns the columns that JSON cannot
-/// represent and that are not needed; rows may lack them.
+/// Passes the rows of the `wanted` columns to `each` one by one. Returns the columns with values
+/// that JSON cannot represent and that are not `needed`; rows may lack these columns.
 fn read_columns(
     bytes: &Bytes,
     wanted: &dyn Fn(&str) -> bool,
@@ -184,7 +187,7 @@ fn damaged(error: ParquetError) -> ReadError {
     ReadError::Damaged(error.to_string())
 }
 
-/// Description of a value that JSON cannot represent.
+/// Error for a value that JSON cannot represent: its description.
 struct UnsupportedValue(String);
 
 fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, UnsupportedValue> {
@@ -197,9 +200,9 @@ fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, 
         .collect()
 }
 
-/// Removes null members from the arguments of calls, the parts of messages and the descriptions of
-/// tools. In Arrow, all structs of a column have the same members, so null represents an absent
-/// member.
+/// Removes null members from the arguments of tool calls, the parts of messages and the
+/// descriptions of tools. All structs of an Arrow column have the same members, so null stands for
+/// an absent member.
 fn without_absent(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(without_absent),
@@ -241,8 +244,8 @@ fn without_nulls(value: &mut Value) {
     }
 }
 
-/// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error
-/// otherwise.
+/// Converts a Parquet value to JSON. Bytes that are not UTF-8 become null if `as_null` is set, and
+/// an error otherwise.
 fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, UnsupportedValue> {
     if let Some(text) = shape.text(&field) {
         return text.map(Value::from).map_err(UnsupportedValue);
@@ -311,13 +314,13 @@ fn key_name(key: Value) -> String {
     }
 }
 
-/// Parses a decimal and keeps its digits.
+/// Parses a decimal number and preserves its digits.
 fn decimal(digits: &str) -> Value {
     digits.parse().map_or_else(|_| Value::from(digits), Value::Number)
 }
 
-/// Converts a number by its shortest digits. Infinity, which JSON cannot represent, becomes a
-/// string. NaN becomes null, because pandas uses it for absent values.
+/// Converts a floating-point number to JSON by its shortest digits. Infinity, which JSON cannot
+/// represent, becomes a string. NaN becomes null, because pandas writes NaN for absent values.
 fn float(value: f64, digits: &str) -> Value {
     if value.is_nan() {
         return Value::Null;

@@ -151,7 +151,9 @@ fn column_with_out_of_range_timestamps_is_omitted() {
     );
     let why = read(file, &["when"]).unwrap_err();
     assert!(
-        why.starts_with("cannot be used: its column \"when\" contains 9223372036854775807"),
+        why.starts_with(
+            "the file cannot be used: the column \"when\" contains 9223372036854775807"
+        ),
         "{why}"
     );
 }

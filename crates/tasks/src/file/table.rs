@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use super::fields::SkippedColumn;
 use crate::RowLocation;
 
-/// Passes the rows of a table to `each` one by one. Every value is a string. Columns with duplicate
-/// names are left out.
+/// Passes the rows of a CSV or TSV table to `each` one by one. Every value is a string. Columns
+/// with duplicate names are left out.
 ///
 /// # Errors
 /// Returns an error if the number of fields in a row differs from the header, a quote is not
@@ -32,7 +32,7 @@ pub(super) fn rows<E>(
     builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
     if let Some(line) = (!tabs).then(|| end_of_quote(text, delimiter)).flatten() {
         return Err(wrong(format!(
-            "has text after the closing quote of a field in line {line}: double each quote within \
+            "the file has text after the closing quote of a field in line {line}: double each quote within \
              quotes"
         )));
     }
@@ -45,7 +45,7 @@ pub(super) fn rows<E>(
     let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
     if let Some(twice) = twice.iter().find(|name| needed(name)) {
         return Err(wrong(format!(
-            "has two columns named {twice:?} in its header: rename one of them"
+            "the header has two columns named {twice:?}: rename one of them"
         )));
     }
     for record in reader.records() {
@@ -68,7 +68,7 @@ pub(super) fn rows<E>(
             let len = record.len();
             let expected = names.len();
             return Err(wrong(format!(
-                "has {len} fields in line {line}, but its header has {expected}: put quotes \
+                "line {line} has {len} fields, but the header has {expected}: put quotes \
                  around a text with commas or line breaks"
             )));
         }
@@ -77,18 +77,20 @@ pub(super) fn rows<E>(
         each(RowLocation::Line(line), fields.collect())?;
     }
     Err(wrong(format!(
-        "has a quote in the row of line {line} that is never closed: the file is truncated, or the \
+        "the file has a quote in the row of line {line} that is never closed: the file is truncated, or the \
          closing quote is missing"
     )))
 }
 
-/// Returns whether each quote at the start of a TSV field is closed at the end of the field. Many
-/// TSV files do not quote fields, but contain texts that start with a quote: `"Hi" he said`.
+/// Returns whether each quote at the start of a TSV field is closed at the end of the field. If
+/// not, quotes are text: many TSV files do not quote fields, but contain texts that start with a
+/// quote, such as `"Hi" he said`.
 fn quotes_fields(text: &str) -> bool {
     quotes(text, b'\t') == Quotes::Closed
 }
 
-/// Returns the line in which text follows the closing quote of a field, or `None`.
+/// Returns the number of the first line in which text follows the closing quote of a field, or
+/// `None` if there is no such line.
 fn end_of_quote(text: &str, delimiter: u8) -> Option<usize> {
     match quotes(text, delimiter) {
         Quotes::TextBehind(at) => Some(1 + count_line_breaks(&text[..at])),
@@ -96,14 +98,14 @@ fn end_of_quote(text: &str, delimiter: u8) -> Option<usize> {
     }
 }
 
-/// How the quotes around fields are closed.
+/// State of the quotes around the fields of a table.
 #[derive(Debug, PartialEq, Eq)]
 enum Quotes {
     /// Every quote is closed at the end of its field.
     Closed,
-    /// The last quote is not closed.
+    /// The last opening quote is never closed.
     Open,
-    /// Text follows a closing quote, at this offset.
+    /// Text follows a closing quote. Contains the offset of the text.
     TextBehind(usize),
 }
 
@@ -129,13 +131,13 @@ fn quotes(text: &str, delimiter: u8) -> Quotes {
     if is_quoted { Quotes::Open } else { Quotes::Closed }
 }
 
-/// Returns the number of line breaks in a text, of any operating system.
+/// Counts the line breaks in a text, in the notation of any operating system.
 fn count_line_breaks(text: &str) -> usize {
     text.matches('\n').count() + text.matches('\r').count() - text.matches("\r\n").count()
 }
 
-/// Returns the delimiter of the header: a comma; a semicolon, which spreadsheets use if the comma
-/// is the decimal separator; or a tab.
+/// Detects the delimiter from the header of a table: a comma, a tab, or a semicolon, which
+/// spreadsheets use if the comma is the decimal separator.
 fn delimiter(text: &str) -> u8 {
     let header = text.trim_start_matches(['\r', '\n']).lines().next().unwrap_or_default();
     // Delimiters within quotes are text.
@@ -147,7 +149,7 @@ fn delimiter(text: &str) -> u8 {
 }
 
 fn read_error_text(error: &csv::Error) -> String {
-    format!("cannot be read as a table: {error}")
+    format!("the file cannot be read as a table: {error}")
 }
 
 #[cfg(test)]
@@ -181,12 +183,12 @@ mod tests {
         assert_eq!(old.unwrap(), expected_rows(["line 2", "line 4"]));
         let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
         assert!(
-            error.starts_with("has text after the closing quote of a field in line 3"),
+            error.starts_with("the file has text after the closing quote of a field in line 3"),
             "{error}"
         );
         assert_eq!(read("", false).unwrap(), []);
         let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
-        assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");
+        assert!(error.starts_with("line 3 has 3 fields, but the header has 2"), "{error}");
     }
 
     fn expected_rows(lines: [&str; 2]) -> Vec<(String, Value)> {
@@ -222,7 +224,7 @@ mod tests {
             .collect();
         assert_eq!(columns, ["", "note"]);
         let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
-        assert!(error.starts_with("has two columns named \"answer\""), "{error}");
+        assert!(error.starts_with("the header has two columns named \"answer\""), "{error}");
     }
 
     #[test]

@@ -11,19 +11,20 @@ use serde_json::{Map, Value};
 use super::json_text;
 use crate::Task;
 
-/// Fields that list the options of a question, as in the scorer `choice`.
+/// Names of the fields that list the options of a question, as in the scorer `choice`.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
 
-/// Part of a question template.
+/// A part of a question template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'t> {
-    /// Literal text.
+    /// Literal text of the template.
     Text(&'t str),
-    /// Path of a field.
+    /// Path of a field whose value is inserted.
     Field(&'t str),
 }
 
-/// Parses a template. Returns `None` if the text contains no field, and is a path itself.
+/// Parses a question template. Returns `None` if the text contains no placeholder, and is a field
+/// path itself.
 ///
 /// # Errors
 /// Returns a description of the problem if a brace is not matched or encloses no name.
@@ -44,11 +45,11 @@ pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
             continue;
         }
         let inside = braces.strip_prefix('{').and_then(|inside| inside.split_once('}'));
-        let (name, after) =
-            inside.ok_or("has an unmatched brace; write {{ or }} for a literal brace")?;
+        let (name, after) = inside
+            .ok_or("the template has an unmatched brace; write {{ or }} for a literal brace")?;
         if name.trim().is_empty() || name.contains('{') {
             return Err(format!(
-                "has {{{name}}}, which is not a field name; write {{{{ for a literal brace"
+                "the template has {{{name}}}, which is not a field name; write {{{{ for a literal brace"
             ));
         }
         parts.push(Part::Field(name.trim()));
@@ -60,7 +61,7 @@ pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
     Ok(Some(parts))
 }
 
-/// Returns the paths of the fields that a question is read from.
+/// Returns the paths of the fields from which a question or a question template is read.
 pub(super) fn paths(question: &str) -> Vec<&str> {
     match parts(question) {
         Ok(Some(parts)) => parts
@@ -74,11 +75,12 @@ pub(super) fn paths(question: &str) -> Vec<&str> {
     }
 }
 
-/// Kind of value that a question template can contain.
+/// Description of the values that a question template can contain.
 const NEEDED: &str = "a string, a number, or a list or object of strings, because a \
     question template contains it";
 
-/// Converts a value to the text of a question: a string unchanged, a list as lettered lines.
+/// Converts a field value to the text of a question. A string is unchanged, and a list becomes
+/// lettered lines.
 ///
 /// # Errors
 /// Returns the expected form if the value cannot be converted.
@@ -154,7 +156,8 @@ fn option_lines(list: &[Value]) -> Result<Vec<String>, &'static str> {
     }
 }
 
-/// Returns whether a row lists options and neither its question nor a message shows the first two.
+/// Returns whether the row lists options of which the first two are shown neither in the question
+/// nor in a message.
 pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
     let listed = CHOICES.iter().find_map(|name| shown(row.get(*name)?).ok());
     let Some(listed) = listed.filter(|listed| listed.lines().count() > 1) else { return false };
@@ -166,7 +169,7 @@ pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
     !options.all(|option| texts.iter().any(|text| text.contains(option.trim())))
 }
 
-/// Returns the field that lists the options in most rows.
+/// Returns the name of the field that lists the options in most of the rows.
 pub(super) fn name_of_choices<'r>(
     mut rows: impl Iterator<Item = &'r Map<String, Value>>,
 ) -> &'static str {
@@ -174,7 +177,7 @@ pub(super) fn name_of_choices<'r>(
     found.unwrap_or(CHOICES[0])
 }
 
-/// Returns the text of an option that is an object.
+/// Returns the text of an option. If the option is an object, the text is one of its fields.
 fn option_text(item: &Value) -> &Value {
     OPTION_TEXTS
         .iter()
@@ -182,7 +185,7 @@ fn option_text(item: &Value) -> &Value {
         .unwrap_or(item)
 }
 
-/// Returns the label of an option that is an object with a text.
+/// Returns the label of an option that is an object with a label and a text, or `None` otherwise.
 fn option_label(item: &Value) -> Option<String> {
     OPTION_LABELS.iter().find_map(|name| scalar(item.get(*name)?))
 }
@@ -195,7 +198,7 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns the letter of an option, or its number after Z.
+/// Returns the letter of the option at index `at`, or its number if the index is beyond Z.
 fn letter(at: usize) -> String {
     match u8::try_from(at).ok().filter(|at| *at < 26) {
         Some(at) => char::from(b'A' + at).to_string(),

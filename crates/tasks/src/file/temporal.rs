@@ -6,23 +6,23 @@ use parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as P
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-/// Positions of dates and times in the values of a column.
+/// Structure of a column's values, which shows where they contain dates and times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// The value is not a date or time, and contains none.
+    /// The value is not a date or time, and contains no date or time.
     Other,
     /// The value is a date or time.
     Temporal(Temporal),
-    /// A struct, with the shapes of its members by name.
+    /// The value is a struct. Contains the shape of each member by name.
     Struct(Vec<(String, Shape)>),
-    /// A list, with the shape of its elements.
+    /// The value is a list. Contains the shape of its elements.
     List(Box<Shape>),
-    /// A map: keys and values.
+    /// The value is a map. Contains the shapes of its keys and values.
     Map(Box<(Shape, Shape)>),
 }
 
 impl Shape {
-    /// Returns the shape of the values of a column.
+    /// Returns the shape of the values of a column with the Parquet type `kind`.
     pub fn from_type(kind: &Type) -> Self {
         let repeated = kind.get_basic_info().has_repetition()
             && kind.get_basic_info().repetition() == Repetition::REPEATED;
@@ -64,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// Returns the shape of a member of a struct.
+    /// Returns the shape of the struct member `name`.
     pub fn member(&self, name: &str) -> &Shape {
         match self {
             Shape::Struct(members) => members
@@ -77,12 +77,12 @@ impl Shape {
         }
     }
 
-    /// Returns the shape of the elements of a list.
+    /// Returns the shape of a list's elements.
     pub fn element(&self) -> &Shape {
         if let Shape::List(element) = self { element } else { self }
     }
 
-    /// Returns the shapes of the keys and values of a map.
+    /// Returns the shapes of a map's keys and values.
     pub fn entry(&self) -> (&Shape, &Shape) {
         if let Shape::Map(entry) = self {
             (&entry.0, &entry.1)
@@ -91,7 +91,7 @@ impl Shape {
         }
     }
 
-    /// Returns the text of a date or time, or `None` if the field is neither.
+    /// Formats a value as text if it is a date or time. Returns `None` if it is neither.
     ///
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
@@ -118,25 +118,27 @@ impl Shape {
     }
 }
 
-/// A kind of date or time.
+/// A kind of date or time in a Parquet column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Temporal {
-    /// Days since 1970-01-01.
+    /// A date, as the number of days since 1970-01-01.
     Date,
-    /// Time of day, with the number of units per second.
+    /// A time of day. Contains the number of units per second.
     Time(i64),
-    /// Timestamp, with the number of units per second, and whether it has a time zone.
+    /// A timestamp. Contains the number of units per second, and whether the timestamp has a time
+    /// zone.
     Timestamp(i64, bool),
 }
 
 const MILLIS: i64 = 1_000;
 const MICROS: i64 = 1_000_000;
 const NANOS: i64 = 1_000_000_000;
-/// Last supported year, the limit of Python's `datetime`.
+/// Last supported year, which is also the limit of Python's `datetime`.
 const LAST_YEAR: i64 = 9999;
 
 impl Temporal {
-    /// Returns the kind of a column of this type, or `None` if the type is not a date or time.
+    /// Returns the kind of date or time of a column with this Parquet type, or `None` if the type
+    /// is not a date or time.
     pub fn from_type(kind: &Type) -> Option<Self> {
         if !kind.is_primitive() {
             return None;
@@ -168,7 +170,7 @@ impl Temporal {
         }
     }
 
-    /// Returns the text of a number of days or units.
+    /// Formats a number of days or time units as the text of a date or time.
     ///
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
@@ -198,8 +200,9 @@ fn units_per_second(unit: &TimeUnit) -> i64 {
     }
 }
 
-/// Returns the Gregorian date of a day since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date
-/// Algorithms", `civil_from_days`).
+/// Converts a number of days since 1970-01-01 to a Gregorian date as text (Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`). Returns `None` if the year is
+/// out of range.
 fn date(days: i64) -> Option<String> {
     let shifted = days.checked_add(719_468)?;
     let era = shifted.div_euclid(146_097);

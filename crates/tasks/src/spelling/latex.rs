@@ -1,7 +1,7 @@
 //! Replaces LaTeX commands by plain text: `\frac{1}{2}` becomes `1/2`, `90^\circ` becomes `90°`,
 //! `\sqrt{2}` becomes `√2`, `2\pi` becomes `2π`. Other commands are kept.
 
-/// Signs by command name, in lower case.
+/// Symbols that LaTeX commands print, keyed by the command's name in lower case.
 const SIGNS: [(&str, &str); 52] = [
     ("times", "*"),
     ("cdot", "*"),
@@ -56,7 +56,7 @@ const SIGNS: [(&str, &str); 52] = [
     ("omega", "ω"),
     ("textdegree", "°"),
 ];
-/// Names of commands that only change the font of their argument.
+/// Names of LaTeX commands that only change the font of their argument.
 const FONTS: [&str; 18] = [
     "text",
     "textbf",
@@ -80,7 +80,7 @@ const FONTS: [&str; 18] = [
 const FRACTION: &str = "\\frac";
 const ROOT: &str = "\\sqrt";
 
-/// Replaces commands in a lower-case text by plain text.
+/// Replaces LaTeX commands in a lower-case text by plain text.
 pub(super) fn replace_commands(text: &str) -> String {
     let commands: Vec<char> = without_commands(text).chars().collect();
     let mut found = without_arguments(&commands).replace("{,}", ",");
@@ -130,7 +130,8 @@ fn without_commands(text: &str) -> String {
     found
 }
 
-/// Splits a text that starts with braces into the content of the braces and the remaining text.
+/// Splits a text that starts with `{` into the content of the braces and the text after them.
+/// Returns `None` if the braces are not closed.
 fn braced(text: &str) -> Option<(&str, &str)> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -147,7 +148,7 @@ fn braced(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// Replaces fractions and roots by plain text.
+/// Replaces LaTeX fractions and roots by plain text.
 fn without_arguments(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
@@ -180,7 +181,8 @@ fn is_alphanumeric(c: Option<char>) -> bool {
     c.is_some_and(char::is_alphanumeric)
 }
 
-/// Returns the index of the arguments if `command` starts at index `at`, and `None` otherwise.
+/// Returns the index after the LaTeX command `command`, where its arguments start, if the command
+/// is at index `at`. Returns `None` otherwise.
 fn command_end(chars: &[char], at: usize, command: &str) -> Option<usize> {
     if chars[at] != '\\' {
         return None;
@@ -205,7 +207,8 @@ fn root(chars: &[char], arguments: usize) -> Option<(String, usize)> {
     Some((format!("√{}", parenthesize(&radicand, is_factor(&radicand))), end))
 }
 
-/// Returns whether a text is a single number or a single letter.
+/// Returns whether a text is a single number or a single letter, which needs no parentheses as a
+/// factor.
 fn is_factor(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_digit()) || text.chars().count() == 1
 }
@@ -214,8 +217,8 @@ fn parenthesize(text: &str, is_simple: bool) -> String {
     if is_simple { text.to_owned() } else { format!("({text})") }
 }
 
-/// Returns the argument of a command and its end index. The argument is the content of braces, or
-/// one character.
+/// Returns the argument of a LaTeX command at index `at`, and the index after it. The argument is
+/// the content of braces, or one character.
 fn argument(chars: &[char], mut at: usize) -> Option<(String, usize)> {
     while chars.get(at)?.is_whitespace() {
         at += 1;

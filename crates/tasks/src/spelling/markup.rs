@@ -8,10 +8,10 @@ use std::collections::HashSet;
 
 use super::{ANSWER_NAMES, QUESTION_NAMES, is_label_text};
 
-/// Maximum length of a tag, in bytes.
+/// Maximum length of a markup tag, in bytes.
 const MAX_TAG: usize = 200;
-/// Names of tags that become a line break even if they are not closed: turns and ends of chat
-/// templates, and HTML.
+/// Names of tags that are replaced by a line break even if they are not closed: turns and ends of
+/// chat templates, and HTML tags.
 const LINE_BREAK_TAGS: [&str; 19] = [
     "bos",
     "eos",
@@ -33,17 +33,17 @@ const LINE_BREAK_TAGS: [&str; 19] = [
     "end_of_text",
     "endoftext",
 ];
-/// Names of such tags that can also be in square brackets.
+/// Names of tags that are replaced by a line break and can also be in square brackets.
 const LINE_BREAK_BRACKET_TAGS: [&str; 3] = ["inst", "examples", "s"];
-/// Names of tags that only change the look of the words between them.
+/// Names of HTML tags that only change the look of the words between them.
 const INLINE: [&str; 20] = [
     "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code",
     "del", "ins", "center", "cite", "kbd", "var", "abbr",
 ];
-/// Words that switch a model's reasoning on or off.
+/// Words that switch a model's reasoning on or off in a prompt.
 const SWITCHES: [&str; 3] = ["/no_think", "/nothink", "/think"];
 
-/// Names of HTML character references, each with its character.
+/// Names of HTML character references, each with the character that it stands for.
 const REFERENCES: [(&str, char); 38] = [
     ("quot", '"'),
     ("apos", '\''),
@@ -86,7 +86,7 @@ const REFERENCES: [(&str, char); 38] = [
 ];
 
 /// Replaces tags that mark turns, questions, answers and blocks by line breaks, and HTML character
-/// references by characters.
+/// references by their characters.
 pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
     let text = without_switches(text);
     if !text.contains(['<', '[', '&']) {
@@ -115,14 +115,15 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
     Cow::Owned(without_references(&found))
 }
 
-/// Returns the content of a tag, or `None` if the tag is not closed.
+/// Returns the content of the tag at the start of a text, or `None` if the tag is not closed.
 fn tag_content(tag: &str) -> Option<&str> {
     let end = if tag.starts_with('<') { '>' } else { ']' };
     let at = tag.char_indices().take(MAX_TAG).find(|(_, c)| *c == end)?.0;
     Some(&tag[1..at])
 }
 
-/// Returns the name of a tag in lower case, and whether it is a closing tag.
+/// Parses the content of a tag. Returns the tag's name in lower case, and whether it is a closing
+/// tag.
 fn name(inside: &str) -> Option<(String, bool)> {
     let (name, closes) = inside.strip_prefix('/').map_or((inside, false), |name| (name, true));
     let end =
@@ -133,7 +134,7 @@ fn name(inside: &str) -> Option<(String, bool)> {
     (is_name && is_tag).then(|| (name.to_lowercase(), closes))
 }
 
-/// Returns the names of all opening tags, and of all closing tags.
+/// Returns the names of all opening tags in a text, and the names of all closing tags.
 fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
     let mut opened = HashSet::new();
     let mut closed = HashSet::new();
@@ -149,7 +150,7 @@ fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
     (opened, closed)
 }
 
-/// Returns the replacement of a tag, or `None` if the text is not a tag.
+/// Returns the text that replaces a tag, or `None` if the text between the brackets is not a tag.
 fn mark(
     inside: &str,
     tag: &str,
@@ -187,7 +188,7 @@ fn is_bar(c: char) -> bool {
     c == '|' || c == '｜'
 }
 
-/// Replaces words that switch reasoning by line breaks.
+/// Replaces the words that switch a model's reasoning on or off by line breaks.
 fn without_switches(text: &str) -> Cow<'_, str> {
     if !text.contains("think") {
         return Cow::Borrowed(text);
@@ -208,7 +209,7 @@ fn without_switches(text: &str) -> Cow<'_, str> {
     Cow::Owned(found)
 }
 
-/// Replaces HTML character references by characters: `&#39;`, `&#x27;`, `&eacute;`.
+/// Replaces HTML character references such as `&#39;`, `&#x27;` and `&eacute;` by their characters.
 fn without_references(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
@@ -232,7 +233,8 @@ fn without_references(text: &str) -> String {
     found + rest
 }
 
-/// Returns the character of a reference with this name or number.
+/// Returns the character of an HTML character reference with this name or number, or `None` if it
+/// is unknown.
 fn referenced_char(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
         return REFERENCES

@@ -122,7 +122,9 @@ impl RunResults {
             Attempt { id: name, number, ..wait(store.attempt(&id)).unwrap().unwrap() }
         };
         let plan = |(phase, step)| {
-            wait(store.step_plan(phase, step)).unwrap().map(|plan| plan_without_abandoned(&plan, &names))
+            wait(store.step_plan(phase, step))
+                .unwrap()
+                .map(|plan| plan_without_abandoned(&plan, &names))
         };
         let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(dir.join("checkpoints"))
             .unwrap()

@@ -114,7 +114,8 @@ async fn worked_solution_of_withdrawn_task_is_rejected_by_name() {
         let purpose = Purpose::Eval;
         let slot = AttemptSlot { purpose, phase: 0, step: 9, group: 0, sample: 0 };
         let id = AttemptId::new(store.run(), &slot, 0);
-        wait(store.start_attempt(&AttemptStart { id, slot, number: 0, task: task.clone() })).unwrap();
+        wait(store.start_attempt(&AttemptStart { id, slot, number: 0, task: task.clone() }))
+            .unwrap();
         let name = task["id"].as_str().unwrap().to_owned();
         let tasks = vec![task.clone()];
         let request = WithdrawRequest { tasks, task: Some(name), ..WithdrawRequest::default() };

@@ -17,7 +17,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::{
     Json, Lease, LeaseEnd, LeaseRequest, ManualClock, NewRollout, NewSpan, PageRequest, Rollout,
     RolloutConfig, RolloutError, RolloutFilter, RolloutStatus, RolloutUpdate, Rollouts,
-    SpanOutcome, TryName, TryStatus, TryUpdate, WorkerStatus,
+    SpanOutcome, TrySelector, TryStatus, TryUpdate, WorkerStatus,
 };
 use crate::WriteOutcome;
 pub use records::*;
@@ -231,7 +231,8 @@ pub async fn enqueue_is_idempotent_by_key(store: Store, _: Arc<ManualClock>) {
         matches!(&error, RolloutError::Conflict { rollout_id, .. } if *rollout_id == first[0].id),
         "{error}"
     );
-    let all = store.query_rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap();
+    let all =
+        store.query_rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap();
     assert_eq!(
         (all.total, inputs(&all.items)),
         (2, vec!["1", "2"]),
@@ -290,7 +291,10 @@ pub async fn requeued_update_goes_to_the_end(store: Store, _: Arc<ManualClock>) 
         RolloutUpdate { status: Some(RolloutStatus::Requeuing), ..RolloutUpdate::default() };
     store.update_rollout(&first.id, &update).await.unwrap();
     store.update_rollout(&first.id, &update).await.unwrap();
-    assert_eq!(inputs(&store.lease_rollouts(&LeaseRequest::new(9, None)).await.unwrap()), ["2", "1"]);
+    assert_eq!(
+        inputs(&store.lease_rollouts(&LeaseRequest::new(9, None)).await.unwrap()),
+        ["2", "1"]
+    );
 }
 
 pub async fn earlier_try_is_fenced_after_expiry(store: Store, clock: Arc<ManualClock>) {
@@ -322,8 +326,10 @@ pub async fn heartbeat_revives_unresponsive_try_before_retry(
 ) {
     store.enqueue(&[retrying(1, &[TryStatus::Unresponsive])]).await.unwrap();
     let ttl = Some(Duration::from_secs(4));
-    let leased =
-        store.lease_rollouts(&LeaseRequest { ttl, ..LeaseRequest::new(1, Some("a")) }).await.unwrap();
+    let leased = store
+        .lease_rollouts(&LeaseRequest { ttl, ..LeaseRequest::new(1, Some("a")) })
+        .await
+        .unwrap();
     let lease = lease_of(&leased[0]);
     assert_eq!(store.record_heartbeat(&lease).await.unwrap(), Some(1004.0));
     clock.advance(4.0);
@@ -431,7 +437,7 @@ pub async fn cancelled_rollout_stays_cancelled(store: Store, clock: Arc<ManualCl
     clock.advance(100.0);
     assert!(store.expire_tries().await.unwrap().is_empty());
     let update = TryUpdate { status: Some(TryStatus::Running), ..TryUpdate::default() };
-    store.update_try(&running.id, &TryName::Latest, &update).await.unwrap();
+    store.update_try(&running.id, &TrySelector::Latest, &update).await.unwrap();
     store.add_spans(vec![span(&running, "late", None)]).await.unwrap();
     let found = store.rollout(&running.id).await.unwrap().unwrap();
     assert_eq!((found.status, found.end_time), (RolloutStatus::Cancelled, Some(1000.0)));
@@ -458,7 +464,9 @@ pub async fn changes_returns_each_rollout_once_in_order(store: Store, _: Arc<Man
     let created = store.enqueue(&[new(1), new(2), new(3)]).await.unwrap();
     let (all, last) = store.wait_for_changes(0, 10, Duration::ZERO).await.unwrap();
     assert_eq!(inputs(&all), ["1", "2", "3"]);
-    assert!(store.wait_for_changes(last, 10, Duration::from_millis(20)).await.unwrap().0.is_empty());
+    assert!(
+        store.wait_for_changes(last, 10, Duration::from_millis(20)).await.unwrap().0.is_empty()
+    );
     store.cancel_rollouts(&[created[1].id.clone()]).await.unwrap();
     let first = lease_one(&store, "w").await.unwrap();
     store.end_lease(&lease_of(&first), LeaseEnd::Succeeded, None).await.unwrap();
@@ -483,7 +491,10 @@ pub async fn wait_finished_ignores_unknown_and_returns_at_deadline(
     let ids = vec![created[1].id.clone(), "ro-none".to_owned(), created[0].id.clone()];
     assert!(store.wait_until_finished(&[], Duration::from_secs(60)).await.unwrap().is_empty());
     store.cancel_rollouts(&ids[2..]).await.unwrap();
-    assert_eq!(inputs(&store.wait_until_finished(&ids, Duration::from_millis(30)).await.unwrap()), ["1"]);
+    assert_eq!(
+        inputs(&store.wait_until_finished(&ids, Duration::from_millis(30)).await.unwrap()),
+        ["1"]
+    );
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);
         let ids = ids.clone();

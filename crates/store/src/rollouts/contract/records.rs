@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{Store, inputs, lease_one, new, raw, retrying, span};
 use crate::rollouts::{
-    Logic, ManualClock, NewRollout, NewSpan, Order, PageRequest, ResourcesFilter, RolloutFilter,
-    RolloutStatus, SpanFilter, SpanOutcome, TryName, WorkerFilter, WorkerStatus,
+    LogicalOperator, ManualClock, NewRollout, NewSpan, PageRequest, ResourcesFilter, RolloutFilter,
+    RolloutStatus, SortOrder, SpanFilter, SpanOutcome, TrySelector, WorkerFilter, WorkerStatus,
 };
 
 pub async fn filters_combine_by_logic(store: Store, _: Arc<ManualClock>) {
@@ -25,13 +25,13 @@ pub async fn filters_combine_by_logic(store: Store, _: Arc<ManualClock>) {
     };
     let cancelled = Some(&[RolloutStatus::Cancelled][..]);
     for (filter, expected) in [
-        (filter(None, None, None, Logic::Or), vec!["1", "2", "3"]),
-        (filter(cancelled, Some(&[0, 1]), None, Logic::And), vec!["1"]),
-        (filter(cancelled, Some(&[1]), None, Logic::And), vec![]),
-        (filter(cancelled, Some(&[2]), None, Logic::Or), vec!["1", "3"]),
-        (filter(None, None, Some(1), Logic::And), vec!["2"]),
-        (filter(Some(&[]), None, None, Logic::And), vec![]),
-        (filter(None, Some(&[]), None, Logic::And), vec![]),
+        (filter(None, None, None, LogicalOperator::Or), vec!["1", "2", "3"]),
+        (filter(cancelled, Some(&[0, 1]), None, LogicalOperator::And), vec!["1"]),
+        (filter(cancelled, Some(&[1]), None, LogicalOperator::And), vec![]),
+        (filter(cancelled, Some(&[2]), None, LogicalOperator::Or), vec!["1", "3"]),
+        (filter(None, None, Some(1), LogicalOperator::And), vec!["2"]),
+        (filter(Some(&[]), None, None, LogicalOperator::And), vec![]),
+        (filter(None, Some(&[]), None, LogicalOperator::And), vec![]),
     ] {
         let found = store.query_rollouts(&filter, &PageRequest::default()).await.unwrap();
         assert_eq!(inputs(&found.items), expected, "{filter:?}");
@@ -40,17 +40,17 @@ pub async fn filters_combine_by_logic(store: Store, _: Arc<ManualClock>) {
     let named =
         |name: &str, id: &str| NewSpan { name: name.to_owned(), ..span(&started, id, None) };
     store.add_spans(vec![named("a.x", "1"), named("b.x", "2"), named("c.y", "3")]).await.unwrap();
-    let mut filter = SpanFilter { logic: Logic::Or, ..SpanFilter::new(&started.id) };
+    let mut filter = SpanFilter { logic: LogicalOperator::Or, ..SpanFilter::new(&started.id) };
     assert_eq!(store.query_spans(&filter, &PageRequest::default()).await.unwrap().total, 3);
     filter.name.contains = Some(".x".to_owned());
     filter.span_id.exact = Some("3".to_owned());
     assert_eq!(store.query_spans(&filter, &PageRequest::default()).await.unwrap().total, 3);
-    filter.logic = Logic::And;
+    filter.logic = LogicalOperator::And;
     assert_eq!(store.query_spans(&filter, &PageRequest::default()).await.unwrap().total, 0);
     filter.span_id.exact = None;
-    filter.try_name = Some(TryName::Latest);
+    filter.try_name = Some(TrySelector::Latest);
     assert_eq!(store.query_spans(&filter, &PageRequest::default()).await.unwrap().total, 2);
-    filter.try_name = Some(TryName::Id("at-none".to_owned()));
+    filter.try_name = Some(TrySelector::Id("at-none".to_owned()));
     assert_eq!(store.query_spans(&filter, &PageRequest::default()).await.unwrap().total, 0);
 }
 
@@ -93,10 +93,10 @@ pub async fn missing_values_sort_last_for_times_and_first_for_text(
         .unwrap();
     store.cancel_rollouts(&[created[1].id.clone()]).await.unwrap();
     for (field, order, expected) in [
-        ("mode", Order::Asc, ["2", "4", "3", "1"]),
-        ("mode", Order::Desc, ["1", "3", "2", "4"]),
-        ("end_time", Order::Asc, ["2", "1", "3", "4"]),
-        ("end_time", Order::Desc, ["1", "3", "4", "2"]),
+        ("mode", SortOrder::Asc, ["2", "4", "3", "1"]),
+        ("mode", SortOrder::Desc, ["1", "3", "2", "4"]),
+        ("end_time", SortOrder::Asc, ["2", "1", "3", "4"]),
+        ("end_time", SortOrder::Desc, ["1", "3", "4", "2"]),
     ] {
         let page = PageRequest { sort_by: Some(field.to_owned()), order, ..PageRequest::default() };
         let found = store.query_rollouts(&RolloutFilter::default(), &page).await.unwrap();
@@ -241,8 +241,11 @@ pub async fn json_round_trips_to_the_byte(store: Store, _: Arc<ManualClock>) {
     let body = NewSpan { body: raw(text), ..span(&started, "a", None) };
     store.add_spans(vec![body]).await.unwrap();
     let found = store.rollout(&started.id).await.unwrap().unwrap();
-    let spans =
-        store.query_spans(&SpanFilter::new(&started.id), &PageRequest::default()).await.unwrap().items;
+    let spans = store
+        .query_spans(&SpanFilter::new(&started.id), &PageRequest::default())
+        .await
+        .unwrap()
+        .items;
     let texts = HashMap::from([
         ("input", found.input.get().to_owned()),
         ("metadata", found.metadata.unwrap().get().to_owned()),

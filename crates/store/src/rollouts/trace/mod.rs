@@ -81,7 +81,7 @@ pub struct TracedCall {
 /// A node in the tree of a trace: a span, or a placeholder for a parent that is missing from the
 /// trace (`span` is `None`).
 #[derive(Debug)]
-struct Node {
+struct TraceNode {
     span: Option<usize>,
     children: Vec<usize>,
     start_time: f64,
@@ -92,7 +92,7 @@ struct Node {
 #[derive(Debug)]
 pub struct Trace {
     spans: Vec<TracedSpan>,
-    nodes: Vec<Node>,
+    nodes: Vec<TraceNode>,
     /// Indices of the nodes without a parent.
     roots: Vec<usize>,
 }
@@ -115,8 +115,8 @@ impl Trace {
     /// Returns an error if a body is not a span.
     pub fn from_spans(spans: &[Span]) -> serde_json::Result<Self> {
         let spans = spans.iter().map(TracedSpan::parse).collect::<Result<Vec<_>, _>>()?;
-        let mut nodes: Vec<Node> = (0..spans.len())
-            .map(|index| Node {
+        let mut nodes: Vec<TraceNode> = (0..spans.len())
+            .map(|index| TraceNode {
                 span: Some(index),
                 children: Vec::new(),
                 start_time: spans[index].start_time,
@@ -137,7 +137,7 @@ impl Trace {
             let parent = *by_id.entry(parent_id).or_insert_with(|| {
                 lost_roots.push(nodes.len());
                 let (start_time, end_time) = (f64::INFINITY, f64::NEG_INFINITY);
-                nodes.push(Node { span: None, children: Vec::new(), start_time, end_time });
+                nodes.push(TraceNode { span: None, children: Vec::new(), start_time, end_time });
                 nodes.len() - 1
             });
             if nodes[parent].span.is_none() {
@@ -149,30 +149,30 @@ impl Trace {
         // Spans whose parents form a cycle have no root, and stay outside.
         roots.append(&mut lost_roots);
         let mut trace = Trace { spans, nodes, roots };
-        trace.repair();
+        trace.restore_lost_parents();
         Ok(trace)
     }
 
     /// Moves each topmost sibling below the shortest node that encloses it in time. A framework
     /// that traces by several systems loses the parents of its model calls; this restores them.
-    fn repair(&mut self) {
+    fn restore_lost_parents(&mut self) {
         let mut parent = None;
         let mut siblings = self.roots.clone();
         while let [only] = siblings[..] {
             parent = Some(only);
             siblings = self.nodes[only].children.clone();
         }
-        let everything = self.preorder(&siblings);
+        let everything = self.preorder_nodes(&siblings);
         let mut left = siblings.len();
         let mut moved = HashSet::new();
         for &node in &siblings {
             if left == 1 {
                 break;
             }
-            let own: HashSet<usize> = self.preorder(&[node]).into_iter().collect();
-            let Node { start_time, end_time, .. } = self.nodes[node];
+            let own: HashSet<usize> = self.preorder_nodes(&[node]).into_iter().collect();
+            let TraceNode { start_time, end_time, .. } = self.nodes[node];
             let excess = |&at: &usize| {
-                let Node { start_time: start, end_time: end, .. } = self.nodes[at];
+                let TraceNode { start_time: start, end_time: end, .. } = self.nodes[at];
                 let excess = (end - start) - (end_time - start_time);
                 (start <= start_time && end >= end_time && excess > 0.0 && !own.contains(&at))
                     .then_some((excess, at))
@@ -192,7 +192,7 @@ impl Trace {
     }
 
     /// Returns the indices of all nodes below `roots`, each parent before its children.
-    fn preorder(&self, roots: &[usize]) -> Vec<usize> {
+    fn preorder_nodes(&self, roots: &[usize]) -> Vec<usize> {
         let mut found = Vec::new();
         let mut open: Vec<usize> = roots.iter().rev().copied().collect();
         while let Some(node) = open.pop() {
@@ -248,7 +248,7 @@ impl Trace {
             if let Some(index) = self.nodes[node].span {
                 let span = &self.spans[index];
                 let mut inner = scope;
-                if let Some(agent) = span.agent() {
+                if let Some(agent) = span.agent_name() {
                     inner.agent = Some(agent);
                     inner.is_selected = is_selected(Some(agent));
                 }
@@ -256,8 +256,8 @@ impl Trace {
                 if span.name == TRIPLET_SPAN {
                     scope = inner;
                 }
-                if scope.is_selected && !scope.is_in_reward && is_call(span) {
-                    let response_id = response_id(span);
+                if scope.is_selected && !scope.is_in_reward && is_model_call(span) {
+                    let response_id = find_response_id(span);
                     let is_new =
                         response_id.map_or(!scope.is_in_call, |id| response_ids.insert(id));
                     if is_new {
@@ -265,20 +265,23 @@ impl Trace {
                         inner.is_in_call = true;
                     }
                 }
-                inner.is_in_reward |= span.is_reward();
+                inner.is_in_reward |= span.is_reward_span();
                 scope = inner;
             }
             open.extend(self.nodes[node].children.iter().rev().map(|child| (*child, scope)));
         }
-        let rewards = self.rewards_of(&found.iter().map(|(node, _)| *node).collect::<Vec<_>>());
-        found.into_iter().filter_map(|(node, agent)| self.call(node, agent, &rewards)).collect()
+        let rewards = self.assign_rewards(&found.iter().map(|(node, _)| *node).collect::<Vec<_>>());
+        found
+            .into_iter()
+            .filter_map(|(node, agent)| self.build_traced_call(node, agent, &rewards))
+            .collect()
     }
 
     /// Assigns the reported rewards to model calls, in the order of time. A reward belongs to the
     /// latest call that ended before the reward and has no reward yet.
-    fn rewards_of(&self, calls: &[usize]) -> HashMap<usize, Option<f64>> {
+    fn assign_rewards(&self, calls: &[usize]) -> HashMap<usize, Option<f64>> {
         let calls: HashSet<usize> = calls.iter().copied().collect();
-        let mut by_time = self.preorder(&self.roots);
+        let mut by_time = self.preorder_nodes(&self.roots);
         by_time.sort_by(|a, b| self.nodes[*a].start_time.total_cmp(&self.nodes[*b].start_time));
         let mut rewards = HashMap::new();
         let mut earlier: Vec<usize> = Vec::new();
@@ -302,7 +305,7 @@ impl Trace {
         rewards
     }
 
-    fn call(
+    fn build_traced_call(
         &self,
         node: usize,
         agent: Option<&str>,
@@ -314,17 +317,20 @@ impl Trace {
             span_id: span.id.clone(),
             name: span.name.clone(),
             agent: agent.map(str::to_owned),
-            response_id: response_id(span).map(str::to_owned),
-            prompt_token_ids: span
-                .tokens(&["prompt_token_ids", &format!("{WEAVE}.output.prompt_token_ids")]),
-            response_token_ids: span.tokens(&[
+            response_id: find_response_id(span).map(str::to_owned),
+            prompt_token_ids: span.first_token_ids(&[
+                "prompt_token_ids",
+                &format!("{WEAVE}.output.prompt_token_ids"),
+            ]),
+            response_token_ids: span.first_token_ids(&[
                 "response_token_ids",
                 &format!("{WEAVE}.output.response_token_ids.0"),
                 &format!("{WEAVE}.output.choices.0.token_ids"),
                 &format!("{WEAVE}.output.choices.0.provider_specific_fields.token_ids"),
             ]),
-            prompt: span.nested(&["gen_ai.prompt", &format!("{WEAVE}.input.messages")]),
-            completion: span.nested(&["gen_ai.completion", &format!("{WEAVE}.output.choices")]),
+            prompt: span.nest_attributes(&["gen_ai.prompt", &format!("{WEAVE}.input.messages")]),
+            completion: span
+                .nest_attributes(&["gen_ai.completion", &format!("{WEAVE}.output.choices")]),
             start_time: span.start_time,
             end_time: span.end_time,
             reward: own.or_else(|| rewards.get(&node).copied().flatten()),
@@ -332,10 +338,10 @@ impl Trace {
     }
 }
 
-fn is_call(span: &TracedSpan) -> bool {
+fn is_model_call(span: &TracedSpan) -> bool {
     span.name.contains(CALL_NAME) || span.name == TRIPLET_SPAN
 }
 
-fn response_id(span: &TracedSpan) -> Option<&str> {
-    span.text(&["gen_ai.response.id", "agentlightning.operation.output.id"])
+fn find_response_id(span: &TracedSpan) -> Option<&str> {
+    span.first_text(&["gen_ai.response.id", "agentlightning.operation.output.id"])
 }

@@ -10,13 +10,13 @@ use crate::rollouts::{Rollout, RolloutError, WorkerStatus};
 
 /// Context of one call of the rollout store: its transaction and its time.
 #[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct CallContext<'a> {
     pub db: &'a Connection,
     pub now: f64,
 }
 
 /// Wraps an error of the caller in a failure, from which it is restored later.
-pub(super) fn reject(error: RolloutError) -> Failure {
+pub(super) fn to_failure(error: RolloutError) -> Failure {
     Failure::Backend(error.code(), error.into())
 }
 
@@ -41,7 +41,7 @@ fn read_try(row: &Row<'_>, index: usize) -> rusqlite::Result<(i64, TryState)> {
 }
 
 /// Writes the changeable fields of the try in row `seq`.
-pub(super) fn save_try(call: Call<'_>, seq: i64, of: &TryState) -> Result<(), Failure> {
+pub(super) fn save_try(call: CallContext<'_>, seq: i64, of: &TryState) -> Result<(), Failure> {
     let sql = "UPDATE tries SET status = ?2, worker = ?3, end_time = ?4, heartbeat = ?5, released = ?6 WHERE seq = ?1";
     call.db.prepare_cached(sql)?.execute(params![
         seq,
@@ -86,7 +86,7 @@ pub(super) struct StoredRollout {
 
 impl StoredRollout {
     /// Reads the rollout with the id `id`. Returns `None` if it does not exist.
-    pub fn find(call: Call<'_>, id: &str) -> Result<Option<Self>, Failure> {
+    pub fn find(call: CallContext<'_>, id: &str) -> Result<Option<Self>, Failure> {
         let sql = format!("SELECT {} FROM {} WHERE r.id = ?1", Self::columns(), rows::ROLLOUT_FROM);
         Ok(call.db.prepare_cached(&sql)?.query_row([id], Self::read).optional()?)
     }
@@ -95,9 +95,9 @@ impl StoredRollout {
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
-    pub fn get(call: Call<'_>, id: &str) -> Result<Self, Failure> {
+    pub fn get(call: CallContext<'_>, id: &str) -> Result<Self, Failure> {
         Self::find(call, id)?
-            .ok_or_else(|| reject(RolloutError::UnknownRollout { rollout_id: id.to_owned() }))
+            .ok_or_else(|| to_failure(RolloutError::UnknownRollout { rollout_id: id.to_owned() }))
     }
 
     /// Returns the columns that [`StoredRollout::read`] reads from the tables
@@ -120,14 +120,14 @@ impl StoredRollout {
             released: row.get(8)?,
             latest,
             is_changed: false,
-            ..RolloutState::new(row.get(1)?, rows::config(row, 3)?)
+            ..RolloutState::new(row.get(1)?, rows::parse_config(row, 3)?)
         };
         let (enqueued, expires) = (row.get(9)?, row.get(11)?);
         Ok(StoredRollout { seq: row.get(0)?, enqueued, latest_seq, state, expires })
     }
 
     /// Returns the try with the id `id`, or `None` if the rollout has no such try.
-    pub fn find_try(&self, call: Call<'_>, id: &str) -> Result<Option<StoredTry>, Failure> {
+    pub fn find_try(&self, call: CallContext<'_>, id: &str) -> Result<Option<StoredTry>, Failure> {
         if self.state.latest.as_ref().is_some_and(|latest| latest.id == id) {
             return Ok(Some(StoredTry::Latest(self.latest_seq)));
         }
@@ -140,7 +140,7 @@ impl StoredRollout {
     /// Inserts a try, which becomes the latest try. The caller must then call [`save`](Self::save).
     pub fn start_try(
         &mut self,
-        call: Call<'_>,
+        call: CallContext<'_>,
         worker: Option<&str>,
         ttl: Option<f64>,
     ) -> Result<(), Failure> {
@@ -158,7 +158,7 @@ impl StoredRollout {
     }
 
     /// Writes the latest try and then the rollout.
-    pub fn save_latest(&mut self, call: Call<'_>) -> Result<(), Failure> {
+    pub fn save_latest(&mut self, call: CallContext<'_>) -> Result<(), Failure> {
         if let Some(latest) = &self.state.latest {
             save_try(call, self.latest_seq, latest)?;
         }
@@ -167,10 +167,10 @@ impl StoredRollout {
 
     /// Writes the changeable fields of the rollout. If anything except the timeout has changed, the
     /// change gets the next sequence number.
-    pub fn save(&mut self, call: Call<'_>) -> Result<(), Failure> {
+    pub fn save(&mut self, call: CallContext<'_>) -> Result<(), Failure> {
         let expires = self.state.expires();
         if self.state.is_changed {
-            let change = next_change(call)?;
+            let change = next_change_number(call)?;
             if self.state.moves_to_end {
                 self.enqueued = change;
             }
@@ -197,7 +197,7 @@ impl StoredRollout {
 
     /// Updates the record of the worker that executes the latest try. `is_lease` is `true` if the
     /// worker has just leased it.
-    pub fn sync_latest(&self, call: Call<'_>, is_lease: bool) -> Result<(), Failure> {
+    pub fn sync_latest(&self, call: CallContext<'_>, is_lease: bool) -> Result<(), Failure> {
         match &self.state.latest {
             Some(latest) => sync_worker(call, &self.state.id, latest, is_lease),
             None => Ok(()),
@@ -205,15 +205,15 @@ impl StoredRollout {
     }
 
     /// Reads all fields of the rollout.
-    pub fn load(&self, call: Call<'_>) -> Result<Rollout, Failure> {
+    pub fn load_rollout(&self, call: CallContext<'_>) -> Result<Rollout, Failure> {
         let sql = format!("SELECT {} FROM {} WHERE r.seq = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
-        Ok(call.db.prepare_cached(&sql)?.query_row([self.seq], rows::rollout)?)
+        Ok(call.db.prepare_cached(&sql)?.query_row([self.seq], rows::parse_rollout)?)
     }
 }
 
 /// Returns the next sequence number of a change. The same number is the position at the end of
 /// every queue.
-pub(super) fn next_change(call: Call<'_>) -> Result<i64, Failure> {
+pub(super) fn next_change_number(call: CallContext<'_>) -> Result<i64, Failure> {
     let sql = "SELECT coalesce(max(changed), 0) + 1 FROM rollouts";
     Ok(call.db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
@@ -221,7 +221,7 @@ pub(super) fn next_change(call: Call<'_>) -> Result<i64, Failure> {
 /// Updates the record of a try's worker to match the status of the try. `is_lease` is `true` if the
 /// worker has just leased it.
 pub(super) fn sync_worker(
-    call: Call<'_>,
+    call: CallContext<'_>,
     rollout_id: &str,
     of: &TryState,
     is_lease: bool,

@@ -27,16 +27,16 @@ use rusqlite::Connection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::worker::{JobReceiver, Worker as Thread, read as run_reads, write as run_writes};
+use super::worker::{DatabaseThread, JobReceiver, process_reads, process_writes};
 use super::{RESPONSE_TIMEOUT, run_on_worker, start_worker};
 use crate::error::Failure;
 use crate::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
-    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
-    SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
+    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutStatistics, RolloutUpdate, Rollouts,
+    Span, SpanFilter, SpanOutcome, Try, TrySelector, TryUpdate, Worker, WorkerFilter,
 };
 use crate::{StoreError, WriteOutcome};
-use control::Call;
+use control::CallContext;
 
 /// Location that selects a store in the memory of the process.
 const IN_MEMORY: &str = "memory:";
@@ -56,9 +56,9 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 struct SqliteRollouts {
     location: String,
     clock: Arc<dyn Clock>,
-    writer: Thread,
+    writer: DatabaseThread,
     /// Threads that read the file. Empty if the store is in memory; then the writer reads, too.
-    readers: Vec<Thread>,
+    readers: Vec<DatabaseThread>,
     next_reader: AtomicUsize,
     /// Notified when rollouts change. It wakes waiting calls in their order, so that simulations
     /// are repeatable.
@@ -77,17 +77,21 @@ pub async fn open_rollouts(
 ) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
     let mut readers = Vec::new();
     let writer = if location == IN_MEMORY {
-        start_thread(location, "levade-rollouts", schema::in_memory, run_writes).await?
+        start_thread(location, "levade-rollouts", schema::open_in_memory, process_writes).await?
     } else {
         let path = PathBuf::from(location);
         let of_writer = path.clone();
-        let writer =
-            start_thread(location, "levade-rollouts", move || schema::file(&of_writer), run_writes)
-                .await?;
+        let writer = start_thread(
+            location,
+            "levade-rollouts",
+            move || schema::open_file(&of_writer),
+            process_writes,
+        )
+        .await?;
         for _ in 0..READERS {
             let path = path.clone();
-            let open = move || schema::reader(&path);
-            readers.push(start_thread(location, "levade-reader", open, run_reads).await?);
+            let open = move || schema::open_reader(&path);
+            readers.push(start_thread(location, "levade-reader", open, process_reads).await?);
         }
         writer
     };
@@ -104,7 +108,7 @@ pub fn open_rollouts_in_caller(
     file: &std::path::Path,
     clock: Arc<dyn Clock>,
 ) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
-    let writer = Thread::in_caller(schema::file(file)?, run_writes);
+    let writer = DatabaseThread::in_caller(schema::open_file(file)?, process_writes);
     let location = file.display().to_string();
     Ok(Arc::new(SqliteRollouts::new(&location, clock, writer, Vec::new())))
 }
@@ -115,7 +119,7 @@ async fn start_thread(
     name: &str,
     open: impl FnOnce() -> std::result::Result<Connection, StoreError> + Send + 'static,
     run: fn(&mut Connection, &JobReceiver),
-) -> std::result::Result<Thread, StoreError> {
+) -> std::result::Result<DatabaseThread, StoreError> {
     let open = || Ok(((open()?, None), ()));
     let names = (name, "the rollouts");
     Ok(start_worker(location, names, RESPONSE_TIMEOUT, open, run).await?.0)
@@ -123,12 +127,12 @@ async fn start_thread(
 
 /// Notifies waiting calls of a change when it is dropped. A job owns it, so the drop follows the
 /// commit of the job.
-struct Announcement {
+struct ChangeAnnouncement {
     changes: Arc<Notify>,
     is_due: bool,
 }
 
-impl Drop for Announcement {
+impl Drop for ChangeAnnouncement {
     fn drop(&mut self) {
         if self.is_due {
             self.changes.notify_waiters();
@@ -143,7 +147,12 @@ impl fmt::Debug for SqliteRollouts {
 }
 
 impl SqliteRollouts {
-    fn new(location: &str, clock: Arc<dyn Clock>, writer: Thread, readers: Vec<Thread>) -> Self {
+    fn new(
+        location: &str,
+        clock: Arc<dyn Clock>,
+        writer: DatabaseThread,
+        readers: Vec<DatabaseThread>,
+    ) -> Self {
         let location = location.to_owned();
         let next_reader = AtomicUsize::new(0);
         let changes = Arc::new(Notify::new());
@@ -155,14 +164,17 @@ impl SqliteRollouts {
     async fn write<T: Send + 'static>(
         &self,
         key: &str,
-        mut work: impl FnMut(Call<'_>) -> std::result::Result<(T, bool), Failure> + Send + 'static,
+        mut work: impl FnMut(CallContext<'_>) -> std::result::Result<(T, bool), Failure>
+        + Send
+        + 'static,
     ) -> Result<T> {
         let clock = Arc::clone(&self.clock);
-        let mut announcement = Announcement { changes: Arc::clone(&self.changes), is_due: false };
+        let mut announcement =
+            ChangeAnnouncement { changes: Arc::clone(&self.changes), is_due: false };
         let work = move |db: &Connection| {
             // The closure must own the complete value, and not only its field.
             let announcement = &mut announcement;
-            let (result, is_changed) = work(Call { db, now: clock.now() })?;
+            let (result, is_changed) = work(CallContext { db, now: clock.now() })?;
             announcement.is_due = is_changed;
             Ok(result)
         };
@@ -181,7 +193,7 @@ impl SqliteRollouts {
 
     async fn run<T: Send + 'static>(
         &self,
-        thread: &Thread,
+        thread: &DatabaseThread,
         action: &'static str,
         key: &str,
         work: impl FnMut(&Connection) -> std::result::Result<T, Failure> + Send + 'static,
@@ -219,12 +231,12 @@ impl SqliteRollouts {
 }
 
 /// Returns `result` with the flag that a rollout changed.
-fn changed<T>(result: T) -> (T, bool) {
+fn mark_changed<T>(result: T) -> (T, bool) {
     (result, true)
 }
 
 /// Returns `result` with the flag that no rollout changed.
-fn unchanged<T>(result: T) -> (T, bool) {
+fn mark_unchanged<T>(result: T) -> (T, bool) {
     (result, false)
 }
 
@@ -240,14 +252,15 @@ impl Rollouts for SqliteRollouts {
 
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
         let new = new.to_vec();
-        self.write("rollouts", move |call| queue::enqueue_rollouts(call, &new).map(changed)).await
+        self.write("rollouts", move |call| queue::enqueue_rollouts(call, &new).map(mark_changed))
+            .await
     }
 
     async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
         let new = new.clone();
         let worker = worker.map(str::to_owned);
         self.write("a rollout", move |call| {
-            queue::start_rollout(call, &new, worker.as_deref()).map(changed)
+            queue::start_rollout(call, &new, worker.as_deref()).map(mark_changed)
         })
         .await
     }
@@ -255,8 +268,9 @@ impl Rollouts for SqliteRollouts {
     async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
         let id = rollout_id.to_owned();
         let worker = worker.map(str::to_owned);
-        let start =
-            move |call: Call<'_>| queue::start_try(call, &id, worker.as_deref()).map(changed);
+        let start = move |call: CallContext<'_>| {
+            queue::start_try(call, &id, worker.as_deref()).map(mark_changed)
+        };
         self.write(rollout_id, start).await
     }
 
@@ -266,7 +280,7 @@ impl Rollouts for SqliteRollouts {
         }
         let lease = || {
             let request = request.clone();
-            let lease = move |call: Call<'_>| {
+            let lease = move |call: CallContext<'_>| {
                 let leased = queue::lease_rollouts(call, &request)?;
                 let is_changed = !leased.is_empty();
                 Ok((leased, is_changed))
@@ -280,7 +294,7 @@ impl Rollouts for SqliteRollouts {
         let look = || async {
             let request = request.clone();
             let can_lease =
-                move |db: &Connection| queue::can_lease(Call { db, now: 0.0 }, &request);
+                move |db: &Connection| queue::can_lease(CallContext { db, now: 0.0 }, &request);
             if !self.read("queues", can_lease).await? {
                 return Ok(None);
             }
@@ -303,42 +317,46 @@ impl Rollouts for SqliteRollouts {
         metadata: Option<Json>,
     ) -> Result<WriteOutcome> {
         let of = lease.clone();
-        let finish =
-            move |call: Call<'_>| reports::end_lease(call, &of, end, metadata.as_ref()).map(changed);
+        let finish = move |call: CallContext<'_>| {
+            reports::end_lease(call, &of, end, metadata.as_ref()).map(mark_changed)
+        };
         self.write(&lease.rollout_id, finish).await
     }
 
     async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
         let ids = ids.to_vec();
-        self.write("rollouts", move |call| queue::cancel_rollouts(call, &ids).map(changed)).await
+        self.write("rollouts", move |call| queue::cancel_rollouts(call, &ids).map(mark_changed))
+            .await
     }
 
     async fn expire_tries(&self) -> Result<Vec<Try>> {
         let now = self.now();
-        if !self.read("timeouts", move |db| reports::has_expired(Call { db, now })).await? {
+        if !self.read("timeouts", move |db| reports::has_expired(CallContext { db, now })).await? {
             return Ok(Vec::new());
         }
-        self.write("timeouts", |call| reports::expire_tries(call).map(changed)).await
+        self.write("timeouts", |call| reports::expire_tries(call).map(mark_changed)).await
     }
 
     async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
         let id = rollout_id.to_owned();
         let update = update.clone();
-        self.write(rollout_id, move |call| reports::update_rollout(call, &id, &update).map(changed))
-            .await
+        self.write(rollout_id, move |call| {
+            reports::update_rollout(call, &id, &update).map(mark_changed)
+        })
+        .await
     }
 
     async fn update_try(
         &self,
         rollout_id: &str,
-        name: &TryName,
+        name: &TrySelector,
         update: &TryUpdate,
     ) -> Result<Try> {
         let id = rollout_id.to_owned();
         let name = name.clone();
         let update = update.clone();
         self.write(rollout_id, move |call| {
-            reports::update_try(call, &id, &name, &update).map(changed)
+            reports::update_try(call, &id, &name, &update).map(mark_changed)
         })
         .await
     }
@@ -348,7 +366,11 @@ impl Rollouts for SqliteRollouts {
         self.read(rollout_id, move |db| read::find_rollout(db, &id)).await
     }
 
-    async fn query_rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+    async fn query_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>> {
         let filter = filter.clone();
         let page = page.clone();
         self.read("rollouts", move |db| read::query_rollouts(db, &filter, &page)).await
@@ -360,9 +382,15 @@ impl Rollouts for SqliteRollouts {
         self.read(rollout_id, move |db| read::query_tries(db, &id, &page)).await
     }
 
-    async fn wait_for_changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(
+        &self,
+        since: u64,
+        max: usize,
+        wait: Duration,
+    ) -> Result<(Vec<Rollout>, u64)> {
         let look = || async {
-            let changes = self.read("changes", move |db| read::changed_rollouts(db, since, max)).await?;
+            let changes =
+                self.read("changes", move |db| read::changed_rollouts(db, since, max)).await?;
             Ok((!changes.is_empty()).then_some(changes))
         };
         let changes = self.poll(wait, look).await?.unwrap_or_default();
@@ -388,8 +416,8 @@ impl Rollouts for SqliteRollouts {
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
         let of = id.map(str::to_owned);
         let value = value.clone();
-        let put = move |call: Call<'_>| {
-            directory::put_resources(call, of.as_deref(), &value).map(unchanged)
+        let put = move |call: CallContext<'_>| {
+            directory::put_resources(call, of.as_deref(), &value).map(mark_unchanged)
         };
         self.write(id.unwrap_or("resources"), put).await
     }
@@ -412,8 +440,9 @@ impl Rollouts for SqliteRollouts {
 
     async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
         let of = id.to_owned();
-        let beat =
-            move |call: Call<'_>| directory::record_worker_heartbeat(call, &of, stats.as_ref()).map(unchanged);
+        let beat = move |call: CallContext<'_>| {
+            directory::record_worker_heartbeat(call, &of, stats.as_ref()).map(mark_unchanged)
+        };
         self.write(id, beat).await
     }
 
@@ -422,14 +451,18 @@ impl Rollouts for SqliteRollouts {
         self.read(id, move |db| read::find_worker(db, &of)).await
     }
 
-    async fn query_workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+    async fn query_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>> {
         let filter = filter.clone();
         let page = page.clone();
         self.read("workers", move |db| read::query_workers(db, &filter, &page)).await
     }
 
     async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>> {
-        self.write("spans", move |call| spans::add(call, &spans)).await
+        self.write("spans", move |call| spans::add_spans(call, &spans)).await
     }
 
     async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
@@ -440,10 +473,13 @@ impl Rollouts for SqliteRollouts {
 
     async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64> {
         let id = rollout_id.to_owned();
-        self.write(rollout_id, move |call| spans::reserve(call, &id, count).map(unchanged)).await
+        self.write(rollout_id, move |call| {
+            spans::reserve_numbers(call, &id, count).map(mark_unchanged)
+        })
+        .await
     }
 
-    async fn statistics(&self) -> Result<Statistics> {
-        self.read("the statistics", read::statistics).await
+    async fn statistics(&self) -> Result<RolloutStatistics> {
+        self.read("the statistics", read::count_rows).await
     }
 }

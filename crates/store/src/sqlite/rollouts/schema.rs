@@ -132,18 +132,18 @@ CREATE INDEX IF NOT EXISTS lease_request_time ON lease_requests (time);
 ";
 
 /// Opens an empty rollout store in the memory of the process.
-pub(super) fn in_memory() -> Result<Connection, StoreError> {
+pub(super) fn open_in_memory() -> Result<Connection, StoreError> {
     let location = Path::new("memory:");
     let mut connection =
         Connection::open_in_memory().map_err(|source| open_error(location, source))?;
     keep_plans(&connection).map_err(|source| open_error(location, source))?;
-    create(&mut connection).map_err(|source| open_error(location, source))?;
+    create_tables(&mut connection).map_err(|source| open_error(location, source))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
 }
 
 /// Opens the file of a rollout store for writing. Creates the file if it does not exist.
-pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
+pub(super) fn open_file(file: &Path) -> Result<Connection, StoreError> {
     let opening = |source| open_error(file, source);
     let mut connection =
         connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
@@ -163,26 +163,26 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
     }
     use_write_ahead_log(&connection).map_err(opening)?;
     connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(opening)?;
-    create(&mut connection).map_err(opening)?;
-    tune(&connection).map_err(opening)?;
+    create_tables(&mut connection).map_err(opening)?;
+    tune_connection(&connection).map_err(opening)?;
     Ok(connection)
 }
 
 /// Opens the file of a rollout store for reading. A writer of this process must have opened it
 /// before.
-pub(super) fn reader(file: &Path) -> Result<Connection, StoreError> {
+pub(super) fn open_reader(file: &Path) -> Result<Connection, StoreError> {
     connect_reader(file)
-        .and_then(|connection| tune(&connection).map(|()| connection))
+        .and_then(|connection| tune_connection(&connection).map(|()| connection))
         .map_err(|source| open_error(file, source))
 }
 
-fn tune(connection: &Connection) -> rusqlite::Result<()> {
+fn tune_connection(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.pragma_update(None, "cache_size", -64_000)
 }
 
 /// Creates the tables of the rollout store if the database is empty.
-fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+fn create_tables(connection: &mut Connection) -> rusqlite::Result<()> {
     // Immediate: if two processes open a new file at the same time, the second one waits and finds
     // tables.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

@@ -66,7 +66,7 @@ async fn open_rejects_foreign_files_and_unknown_versions() {
 
 /// Runs the operations that a busy server runs at every request.
 fn run_hot_operations(db: &Connection) {
-    let call = Call { db, now: 1000.0 };
+    let call = CallContext { db, now: 1000.0 };
     let mut keyed = new("1");
     keyed.key = Some("key".to_owned());
     let created = queue::enqueue_rollouts(call, &[keyed, new("2")]).unwrap();
@@ -88,10 +88,10 @@ fn run_hot_operations(db: &Connection) {
         end_time: None,
         body: json("{}"),
     };
-    spans::add(call, &[span]).unwrap();
-    spans::reserve(call, id, 1).unwrap();
+    spans::add_spans(call, &[span]).unwrap();
+    spans::reserve_numbers(call, id, 1).unwrap();
     let update = TryUpdate { worker_id: Some("w".to_owned()), ..TryUpdate::default() };
-    reports::update_try(call, id, &TryName::Id(of.id.clone()), &update).unwrap();
+    reports::update_try(call, id, &TrySelector::Id(of.id.clone()), &update).unwrap();
     reports::update_rollout(call, id, &RolloutUpdate::default()).unwrap();
     reports::has_expired(call).unwrap();
     reports::expire_tries(call).unwrap();
@@ -110,14 +110,14 @@ fn run_hot_operations(db: &Connection) {
     read::find_resources(db, None, None).unwrap();
     read::find_resources(db, Some("r"), None).unwrap();
     read::find_worker(db, "w").unwrap();
-    let latest = SpanFilter { try_name: Some(TryName::Latest), ..SpanFilter::new(id) };
+    let latest = SpanFilter { try_name: Some(TrySelector::Latest), ..SpanFilter::new(id) };
     read::query_spans(db, &latest, &by_number).unwrap();
     read::query_spans(db, &SpanFilter::new(id), &by_number).unwrap();
 }
 
 #[test]
 fn hot_queries_scan_no_table() {
-    let mut db = schema::in_memory().unwrap();
+    let mut db = schema::open_in_memory().unwrap();
     let (to, statements) = std::sync::mpsc::channel();
     let note = move |event: TraceEvent<'_>| {
         if let TraceEvent::Stmt(_, sql) = event {
