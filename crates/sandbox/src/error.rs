@@ -25,7 +25,9 @@ pub enum SandboxError {
     #[error("{0}")]
     Request(String),
     /// The maximum number of runs is in progress, and the queue is full.
-    #[error("the sandbox is busy: {running} runs are in progress and {waiting} wait, and no more are permitted; try again later")]
+    #[error(
+        "the sandbox is busy: {running} runs are in progress and {waiting} wait, and no more are permitted; try again later"
+    )]
     Busy {
         /// Maximum number of runs at the same time.
         running: usize,
@@ -33,7 +35,9 @@ pub enum SandboxError {
         waiting: usize,
     },
     /// The maximum number of sessions is already open.
-    #[error("{max} sessions are open, and no more are permitted: close a session, or raise `sessions`")]
+    #[error(
+        "{max} sessions are open, and no more are permitted: close a session, or raise `sessions`"
+    )]
     Sessions {
         /// Maximum number of open sessions.
         max: usize,

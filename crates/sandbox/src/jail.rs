@@ -15,14 +15,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::cgroup::Group;
+use crate::cgroup::RunCgroup;
 use crate::error::SandboxError;
 use crate::limits::Limits;
 use crate::memory::{self, MemoryWatch};
 use crate::output::CapturedOutput;
 use crate::protection::MissingWall;
-use crate::wire::Frames;
-use crate::zygote::Streams;
+use crate::wire::FrameStream;
+use crate::zygote::RunStreams;
 
 /// Interval between observations of a jail's memory during a call.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,8 +49,8 @@ const STOP: &[u8] = b"k";
 /// A jail in which a run executes, from the fork of its keeper process to its end. Dropping it ends
 /// all its processes.
 pub(crate) struct Jail {
-    line: Frames,
-    cells: Option<Frames>,
+    line: FrameStream,
+    cells: Option<FrameStream>,
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
     out: CapturedOutput,
@@ -65,7 +65,7 @@ pub(crate) struct Jail {
     next_look: Instant,
     interval: Duration,
     /// Cgroup of the run. `None` if cgroups are not used.
-    group: Option<Group>,
+    group: Option<RunCgroup>,
     buffers: Box<[[u8; 16 << 10]; 2]>,
     /// Whether the memory of the jail could be observed.
     pub was_watched: bool,
@@ -82,15 +82,15 @@ impl fmt::Debug for Jail {
 /// Deadline that does not count the time in which this process was stopped.
 pub(crate) type Deadline = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
-pub(crate) fn deadline(time: Duration) -> Deadline {
+pub(crate) fn new_deadline(time: Duration) -> Deadline {
     Box::pin(process_time::sleep(time))
 }
 
 /// An event in a jail, except output.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum JailEvent {
     /// All processes of the jail have ended. Contains the keeper's report.
-    Ended(Report),
+    Ended(KeeperReport),
     /// A cell of a session is complete. Contains the response of the runner.
     Cell(Vec<u8>),
     /// The runner has closed the channel for cells, so that it runs no more cells.
@@ -104,11 +104,11 @@ pub(crate) enum Event {
 }
 
 /// An event in a jail, or an error of the processes that build jails.
-pub(crate) type EventResult = Result<Event, SandboxError>;
+pub(crate) type EventResult = Result<JailEvent, SandboxError>;
 
 /// Final message of the keeper process about a run.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct KeeperReport {
     pub code: Option<i32>,
     pub signal: Option<i32>,
     pub cpu: f64,
@@ -125,15 +125,15 @@ enum JailMessage {
     Failed(String),
     #[serde(rename = "refused")]
     Rejected(String),
-    Ended(Report),
+    Ended(KeeperReport),
 }
 
 impl Jail {
     pub(crate) fn new(
-        streams: Streams,
+        streams: RunStreams,
         limits: &Limits,
         jailed: bool,
-        group: Option<Group>,
+        group: Option<RunCgroup>,
     ) -> Self {
         Jail {
             line: streams.line,
@@ -162,7 +162,10 @@ impl Jail {
     ///
     /// # Errors
     /// Returns an error if the jail cannot be built, or its keeper process has exited.
-    pub(crate) async fn next(&mut self, deadline: &mut Deadline) -> Result<Event, SandboxError> {
+    pub(crate) async fn next(
+        &mut self,
+        deadline: &mut Deadline,
+    ) -> Result<JailEvent, SandboxError> {
         loop {
             let look_at = self.next_look;
             let [out, err] = &mut *self.buffers;
@@ -176,11 +179,11 @@ impl Jail {
                 cell = next_cell(&mut self.cells), if self.cells.is_some() => {
                     let Ok(Some(cell)) = cell else {
                         self.cells = None;
-                        return Ok(Event::NoCells);
+                        return Ok(JailEvent::NoCells);
                     };
-                    return Ok(Event::Cell(cell));
+                    return Ok(JailEvent::Cell(cell));
                 }
-                _ = deadline.as_mut() => return Ok(Event::Late),
+                _ = deadline.as_mut() => return Ok(JailEvent::Late),
                 () = sleep_until(look_at), if self.watch.is_some() => {
                     // This runs in a separate thread, because a run can make the observation long,
                     // and other runs must not wait for it.
@@ -191,15 +194,15 @@ impl Jail {
                     self.looking = None;
                     let watch = watch?;
                     self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * MIN_INTERVAL_FACTOR).min(MAX_INTERVAL));
-                    let event = if watch.exceeded { Event::OverMemory } else { Event::Observed(watch.clone()) };
+                    let event = if watch.exceeded { JailEvent::OverMemory } else { JailEvent::Observed(watch.clone()) };
                     self.watch = Some(watch);
                     return Ok(event);
                 }
-                count = read(&mut self.stdout, out), if self.stdout.is_some() => match count {
+                count = read_output(&mut self.stdout, out), if self.stdout.is_some() => match count {
                     0 => self.stdout = None,
                     count => self.out.push(&out[..count]),
                 },
-                count = read(&mut self.stderr, err), if self.stderr.is_some() => match count {
+                count = read_output(&mut self.stderr, err), if self.stderr.is_some() => match count {
                     0 => self.stderr = None,
                     count => self.err.push(&err[..count]),
                 },
@@ -210,18 +213,20 @@ impl Jail {
     fn read_event(
         &mut self,
         frame: std::io::Result<Option<Vec<u8>>>,
-    ) -> Result<Option<Event>, SandboxError> {
-        let frame = frame.map_err(|error| broken(&error.to_string()))?;
+    ) -> Result<Option<JailEvent>, SandboxError> {
+        let frame = frame.map_err(|error| broken_error(&error.to_string()))?;
         let Some(frame) = frame else {
-            if self.group.as_ref().is_some_and(Group::is_out_of_memory) {
-                return Ok(Some(Event::OverMemory));
+            if self.group.as_ref().is_some_and(RunCgroup::is_out_of_memory) {
+                return Ok(Some(JailEvent::OverMemory));
             }
-            return Err(broken("the keeper process of the run has exited; check that the machine has enough free memory"));
+            return Err(broken_error(
+                "the keeper process of the run has exited; check that the machine has enough free memory",
+            ));
         };
-        match serde_json::from_slice(&frame).map_err(|error| broken(&error.to_string()))? {
+        match serde_json::from_slice(&frame).map_err(|error| broken_error(&error.to_string()))? {
             JailMessage::Supervisor(_) => {
                 self.supervisor = self.line.descriptor.take();
-                self.pid = self.supervisor.as_ref().and_then(memory::process);
+                self.pid = self.supervisor.as_ref().and_then(memory::pid_of_pidfd);
                 self.was_watched = self.pid.is_some_and(memory::can_watch);
                 self.watch = self.pid.map(|pid| MemoryWatch::new(pid, self.memory, self.jailed));
                 Ok(None)
@@ -231,9 +236,9 @@ impl Jail {
                     missing.into_iter().map(|(name, why)| MissingWall { name, why }).collect();
                 Ok(None)
             }
-            JailMessage::Failed(why) => Err(broken(&why)),
+            JailMessage::Failed(why) => Err(broken_error(&why)),
             JailMessage::Rejected(why) => Err(SandboxError::Request(why)),
-            JailMessage::Ended(report) => Ok(Some(Event::Ended(report))),
+            JailMessage::Ended(report) => Ok(Some(JailEvent::Ended(report))),
         }
     }
 
@@ -262,13 +267,13 @@ impl Jail {
             happened = self.next_idle_event(cpu, &mut never) => Some(happened),
         };
         (self.interval, self.next_look) = (WATCH_INTERVAL, Instant::now() + WATCH_INTERVAL);
-        if matches!(happened, Some(Ok(Event::OverMemory | Event::Late))) {
+        if matches!(happened, Some(Ok(JailEvent::OverMemory | JailEvent::Late))) {
             self.stop().await;
         }
         (self, happened)
     }
 
-    /// Waits for the next event in the jail. Returns [`Event::Late`] if the jail has used `cpu`
+    /// Waits for the next event in the jail. Returns [`JailEvent::Late`] if the jail has used `cpu`
     /// seconds of processor time.
     async fn next_idle_event(&mut self, cpu: f64, never: &mut Deadline) -> EventResult {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -276,10 +281,10 @@ impl Jail {
         let mut used = 0.0;
         loop {
             let watch = match self.next(never).await? {
-                Event::Observed(watch) => watch,
+                JailEvent::Observed(watch) => watch,
                 event => return Ok(event),
             };
-            let total = self.group.as_ref().and_then(Group::cpu_seconds);
+            let total = self.group.as_ref().and_then(RunCgroup::cpu_seconds);
             let now = Instant::now();
             let exact = total.is_some();
             let total = total.unwrap_or(watch.cpu);
@@ -290,7 +295,7 @@ impl Jail {
                 used += if exact { total - before } else { busy.max(total - before) };
             }
             if used > cpu {
-                return Ok(Event::Late);
+                return Ok(JailEvent::Late);
             }
         }
     }
@@ -298,7 +303,7 @@ impl Jail {
     /// Returns the processor time of the run as observed from outside, in seconds. Returns 0 if the
     /// run is not observed.
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        let group = self.group.as_ref().and_then(Group::cpu_seconds);
+        let group = self.group.as_ref().and_then(RunCgroup::cpu_seconds);
         group.or(self.watch.as_ref().map(|watch| watch.cpu)).unwrap_or(0.0)
     }
 
@@ -321,7 +326,7 @@ impl Jail {
     /// Ends all processes of the jail at once, without the keeper's report, because the processes
     /// must not allocate further memory until the keeper is scheduled. Without a PID namespace,
     /// only the keeper can end them, and its report is returned.
-    pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
+    pub(crate) async fn kill_all(&mut self) -> Option<KeeperReport> {
         if self.jailed && self.supervisor.is_some() {
             return self.kill_without_report();
         }
@@ -330,15 +335,15 @@ impl Jail {
 
     /// Requests the keeper to end all processes, and waits for its report. Returns `None` if the
     /// keeper does not send the report in time.
-    pub(crate) async fn stop(&mut self) -> Option<Report> {
+    pub(crate) async fn stop(&mut self) -> Option<KeeperReport> {
         let _ = self.line.write(STOP).await;
-        let mut deadline = deadline(STOP_GRACE);
+        let mut deadline = new_deadline(STOP_GRACE);
         loop {
             match self.next(&mut deadline).await {
-                Ok(Event::Ended(report)) => return Some(report),
-                Ok(Event::Late) | Err(_) => return self.kill_without_report(),
-                Ok(Event::OverMemory) => return self.kill_without_report(),
-                Ok(Event::Cell(_) | Event::NoCells | Event::Observed(_)) => {}
+                Ok(JailEvent::Ended(report)) => return Some(report),
+                Ok(JailEvent::Late) | Err(_) => return self.kill_without_report(),
+                Ok(JailEvent::OverMemory) => return self.kill_without_report(),
+                Ok(JailEvent::Cell(_) | JailEvent::NoCells | JailEvent::Observed(_)) => {}
             }
         }
     }
@@ -349,24 +354,27 @@ impl Jail {
     /// Returns an error if the keeper has exited.
     pub(crate) async fn fetch_files(
         &mut self,
-        report: &Report,
+        report: &KeeperReport,
     ) -> Result<Vec<FetchedFile>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
             let content = self.line.bytes(*size).await;
-            let content = content
-                .map_err(|error| SandboxError::Broken(format!("cannot fetch the file {name:?} from the run: {error}")))?;
+            let content = content.map_err(|error| {
+                SandboxError::Broken(format!(
+                    "cannot fetch the file {name:?} from the run: {error}"
+                ))
+            })?;
             files.push((name.clone(), why.clone().map_or(Ok(content), Err)));
         }
         Ok(files)
     }
 
-    fn kill_without_report(&self) -> Option<Report> {
-        self.kill();
+    fn kill_without_report(&self) -> Option<KeeperReport> {
+        self.kill_processes();
         None
     }
 
-    fn kill(&self) {
+    fn kill_processes(&self) {
         // Without a PID namespace, the keeper must end the remaining processes. It does so when the
         // connection closes.
         if let Some(supervisor) = self.supervisor.as_ref().filter(|_| self.jailed) {
@@ -375,7 +383,7 @@ impl Jail {
     }
 }
 
-fn broken(why: &str) -> SandboxError {
+fn broken_error(why: &str) -> SandboxError {
     SandboxError::Broken(why.to_owned())
 }
 
@@ -384,9 +392,9 @@ async fn wait_for_observation(
     looking: &mut Option<JoinHandle<MemoryWatch>>,
 ) -> Result<MemoryWatch, SandboxError> {
     match looking {
-        Some(looking) => looking
-            .await
-            .map_err(|error| SandboxError::Broken(format!("the memory of the run cannot be observed: {error}"))),
+        Some(looking) => looking.await.map_err(|error| {
+            SandboxError::Broken(format!("the memory of the run cannot be observed: {error}"))
+        }),
         None => std::future::pending().await,
     }
 }
@@ -396,11 +404,11 @@ pub(crate) type FetchedFile = (String, Result<Vec<u8>, String>);
 
 impl Drop for Jail {
     fn drop(&mut self) {
-        self.kill();
+        self.kill_processes();
     }
 }
 
-async fn next_cell(cells: &mut Option<Frames>) -> std::io::Result<Option<Vec<u8>>> {
+async fn next_cell(cells: &mut Option<FrameStream>) -> std::io::Result<Option<Vec<u8>>> {
     match cells {
         Some(cells) => cells.next().await,
         None => Ok(None),
@@ -408,7 +416,7 @@ async fn next_cell(cells: &mut Option<Frames>) -> std::io::Result<Option<Vec<u8>
 }
 
 /// Reads from an output stream into `buffer`. Returns 0 at the end of the stream and on an error.
-async fn read(stream: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> usize {
+async fn read_output(stream: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> usize {
     match stream {
         Some(stream) => stream.read(buffer).await.unwrap_or(0),
         None => 0,

@@ -71,7 +71,7 @@ const MAX_READINGS: usize = 8;
 const TICKS: f64 = 100.0;
 
 /// Returns the process id to which a pidfd refers, in the PID namespace of this process.
-pub(crate) fn process(descriptor: &OwnedFd) -> Option<u32> {
+pub(crate) fn pid_of_pidfd(descriptor: &OwnedFd) -> Option<u32> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
 }
@@ -122,20 +122,21 @@ impl MemoryWatch {
 
     /// Observes all processes of the run once, and updates the measured values.
     pub(crate) fn observe(mut self) -> Self {
-        let processes = descendants(self.supervisor);
-        let stats: Vec<Stat> = processes.iter().filter_map(|(pid, _)| stat(*pid)).collect();
+        let processes = list_descendants(self.supervisor);
+        let stats: Vec<ProcessStat> =
+            processes.iter().filter_map(|(pid, _)| read_stat(*pid)).collect();
         let cpu = stats.iter().map(|stat| stat.cpu).sum::<f64>();
         // The time of a child that its parent does not wait for is lost when the child ends.
         self.cpu += (cpu - self.last_cpu).max(0.0);
         self.last_cpu = cpu;
         self.busy = stats.iter().filter(|stat| stat.is_busy).count();
-        let found: Vec<Process> =
-            processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
-        let (kernel, is_crowding) = self.kernel(&processes, &found);
+        let found: Vec<ObservedProcess> =
+            processes.iter().map(|(pid, threads)| ObservedProcess::read(*pid, threads)).collect();
+        let (kernel, is_crowding) = self.kernel_memory(&processes, &found);
         let sum = kernel + found.iter().map(|process| process.resident).sum::<u64>();
         // The exact sum counts shared memory once, which takes longer to compute.
         let exact = || {
-            let owners = found.iter().filter(|process| !process.shares_memory(&found));
+            let owners = found.iter().filter(|process| !process.has_same_memory_as_earlier(&found));
             kernel
                 + owners
                     .map(|process| process.proportional_memory().unwrap_or(process.resident))
@@ -151,15 +152,19 @@ impl MemoryWatch {
     /// Returns the kernel memory of processes, in bytes. Also returns `true` if the processes use
     /// memory that cannot be counted, or so much of a resource shared by all runs that other runs
     /// could lack it.
-    fn kernel(&self, processes: &[(u32, BTreeSet<u32>)], found: &[Process]) -> (u64, bool) {
+    fn kernel_memory(
+        &self,
+        processes: &[(u32, BTreeSet<u32>)],
+        found: &[ObservedProcess],
+    ) -> (u64, bool) {
         let mut mappings = 0;
         for process in found {
             if mappings > MAX_MAPPED {
                 break;
             }
-            mappings += process.mappings();
+            mappings += process.count_mappings();
         }
-        let locks = locks(processes);
+        let locks = count_locks(processes);
         let (bytes, is_crowding) = self.descriptors(found);
         let is_crowding = is_crowding || mappings > MAX_MAPPED || locks > MAX_RECORDS;
         (bytes + mappings * MAPPING + locks * LOCK, is_crowding)
@@ -167,7 +172,7 @@ impl MemoryWatch {
 
     /// Returns the kernel memory of threads, page tables and descriptors, in bytes. The flag has
     /// the same meaning as in [`kernel_memory`](Self::kernel_memory).
-    fn descriptors(&self, processes: &[Process]) -> (u64, bool) {
+    fn descriptors(&self, processes: &[ObservedProcess]) -> (u64, bool) {
         let mut watched = 0;
         let mut is_crowding = false;
         let mut pipes = HashSet::new();
@@ -215,7 +220,7 @@ impl MemoryWatch {
 
 /// A process as observed in /proc through one of its running threads.
 #[derive(Debug)]
-struct Process {
+struct ObservedProcess {
     pid: u32,
     /// Id of the first running thread. Its directory in /proc shows the memory and descriptors of
     /// the process.
@@ -233,11 +238,11 @@ struct Process {
     table_size: u64,
 }
 
-impl Process {
+impl ObservedProcess {
     /// Reads the values of the process `pid` with these threads. The first thread may have ended
     /// before the remaining threads; it then shows no memory.
     fn read(pid: u32, threads: &BTreeSet<u32>) -> Self {
-        let empty = Process {
+        let empty = ObservedProcess {
             pid,
             thread: pid,
             threads: threads.len() as u64,
@@ -251,7 +256,7 @@ impl Process {
         let living = std::iter::once(pid).chain(other_threads).find_map(|thread| {
             let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
             let kib = |name| number_after(&text, name).unwrap_or(0) << 10;
-            number_after(&text, "VmRSS:").map(|resident| Process {
+            number_after(&text, "VmRSS:").map(|resident| ObservedProcess {
                 thread,
                 resident: (resident << 10) + kib("VmSwap:") + kib("HugetlbPages:"),
                 tables: kib("VmPTE:"),
@@ -276,7 +281,7 @@ impl Process {
 
     /// Returns whether an earlier process of the list `of` has the same address space, as a child
     /// of `vfork` has.
-    fn shares_memory(&self, of: &[Process]) -> bool {
+    fn has_same_memory_as_earlier(&self, of: &[ObservedProcess]) -> bool {
         const VIRTUAL_MEMORY: libc::c_int = 1;
         let earlier = of.iter().take_while(|process| process.thread != self.thread);
         let mut alike = earlier
@@ -313,7 +318,7 @@ impl Process {
 
     /// Returns the number of memory mappings of the process. If they cannot be read, returns the
     /// maximum that a process can have.
-    fn mappings(&self) -> u64 {
+    fn count_mappings(&self) -> u64 {
         match fs::read(format!("/proc/{}/maps", self.thread)) {
             Ok(text) => text.iter().filter(|byte| **byte == b'\n').count() as u64,
             Err(_) if self.has_ended() => 0,
@@ -379,45 +384,47 @@ fn count_polled(thread: u32) -> u64 {
 
 /// Times and state of a process from /proc. The process may have ended without having been waited
 /// for.
-struct Stat {
+struct ProcessStat {
     /// Processor time of the process and of the ended children that it waited for, in seconds.
     cpu: f64,
     is_busy: bool,
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+fn read_stat(pid: u32) -> Option<ProcessStat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The process name before this position can contain any character.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks =
         fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
-    Some(Stat { cpu: ticks as f64 / TICKS, is_busy: fields.first() == Some(&"R") })
+    Some(ProcessStat { cpu: ticks as f64 / TICKS, is_busy: fields.first() == Some(&"R") })
 }
 
 /// Counts the file range locks that `processes` hold or wait for.
-fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
+fn count_locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
     text.lines()
-        .filter_map(lock_owner)
+        .filter_map(parse_lock_owner)
         .filter(|owner| processes.iter().any(|(pid, _)| pid == owner))
         .count() as u64
 }
 
-fn lock_owner(line: &str) -> Option<u32> {
+fn parse_lock_owner(line: &str) -> Option<u32> {
     let fields: Vec<&str> = line.split_whitespace().filter(|field| *field != "->").collect();
     fields.get(4)?.parse::<u32>().ok()
 }
 
 /// Returns all descendants of the process `supervisor`, each with its threads.
-fn descendants(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
-    let mut found = vec![(supervisor, wait_until_stable(|| threads(supervisor)))];
+fn list_descendants(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
+    let mut found = vec![(supervisor, read_until_stable(|| list_threads(supervisor)))];
     let mut at = 0;
     while at < found.len() && found.len() < MAX_PROCESSES {
         let (pid, threads_of) = found[at].clone();
         for thread in threads_of {
-            let children = wait_until_stable(|| children(pid, thread));
+            let children = read_until_stable(|| list_children(pid, thread));
             found.extend(
-                children.into_iter().map(|child| (child, wait_until_stable(|| threads(child)))),
+                children
+                    .into_iter()
+                    .map(|child| (child, read_until_stable(|| list_threads(child)))),
             );
         }
         at += 1;
@@ -425,12 +432,12 @@ fn descendants(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
     found.split_off(1)
 }
 
-fn threads(pid: u32) -> BTreeSet<u32> {
+fn list_threads(pid: u32) -> BTreeSet<u32> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
+fn list_children(pid: u32, thread: u32) -> BTreeSet<u32> {
     let text =
         fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
@@ -439,7 +446,7 @@ fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
 /// Returns every entry that `list` returns, calling it until two results in a row are equal. If an
 /// entry disappears during a reading of /proc, the kernel can skip another entry, because it
 /// resumes by position.
-fn wait_until_stable(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
+fn read_until_stable(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();
     for _ in 0..MAX_READINGS {

@@ -20,13 +20,13 @@ fn memory_of_children_is_counted() {
     child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let me = std::process::id();
-    let found = descendants(me);
+    let found = list_descendants(me);
     let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
-    let process = Process::read(*pid, threads);
+    let process = ObservedProcess::read(*pid, threads);
     assert!(
         process.resident > 0 && process.tables > 0 && process.proportional_memory().unwrap() > 0
     );
-    assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
+    assert!(process.count_mappings() > 5 && process.descriptors().unwrap().len() >= 3);
     assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -93,7 +93,7 @@ fn children_are_found_while_sibling_threads_exit() {
         });
         let child = id.recv().unwrap();
         for _ in 0..20 {
-            assert!(descendants(std::process::id()).iter().any(|(pid, _)| *pid == child));
+            assert!(list_descendants(std::process::id()).iter().any(|(pid, _)| *pid == child));
         }
         end.send(()).unwrap();
         before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());
@@ -136,15 +136,15 @@ impl Program {
 
     /// Returns the program with its threads.
     fn process(&self) -> (u32, BTreeSet<u32>) {
-        descendants(self.supervisor.id()).remove(0)
+        list_descendants(self.supervisor.id()).remove(0)
     }
 
     /// Returns the kernel memory of the program, in bytes, without page tables and mappings, and
     /// whether it is crowding out other runs.
     fn kernel(&self) -> (u64, bool) {
         let (pid, threads) = self.process();
-        let process = Process::read(pid, &threads);
-        let other = process.tables + process.mappings() * MAPPING;
+        let process = ObservedProcess::read(pid, &threads);
+        let other = process.tables + process.count_mappings() * MAPPING;
         let watch = MemoryWatch::new(self.supervisor.id(), 1 << 40, false);
         let (bytes, is_crowding) = watch.kernel(&[(pid, threads)], &[process]);
         (bytes - other, is_crowding)
@@ -266,26 +266,26 @@ fn mappings_of_process_are_counted() {
                 print(len(open('/proc/self/maps').readlines()))";
     let program = Program::start(code);
     let (pid, threads) = program.process();
-    let found = Process::read(pid, &threads);
+    let found = ObservedProcess::read(pid, &threads);
     let listed: u64 = program.output.lines().next().unwrap().parse().unwrap();
     assert!(
-        listed > 500 && found.mappings().abs_diff(listed) < 10,
+        listed > 500 && found.count_mappings().abs_diff(listed) < 10,
         "{listed}, {}",
-        found.mappings()
+        found.count_mappings()
     );
     let watch = MemoryWatch::new(program.supervisor.id(), 1 << 40, false);
     let both = watch.kernel(&[], &[found]).0;
     let (pid, threads) = program.process();
-    let found = Process::read(pid, &threads);
+    let found = ObservedProcess::read(pid, &threads);
     assert_eq!(
         both - watch.descriptors(std::slice::from_ref(&found)).0,
-        found.mappings() * MAPPING
+        found.count_mappings() * MAPPING
     );
 }
 
 /// Creates a process of two threads whose directories in /proc cannot be read.
-fn unreadable(pid: u32, pages: u64) -> Process {
-    Process {
+fn unreadable(pid: u32, pages: u64) -> ObservedProcess {
+    ObservedProcess {
         pid,
         thread: u32::MAX,
         threads: 2,
@@ -299,8 +299,8 @@ fn unreadable(pid: u32, pages: u64) -> Process {
 
 #[test]
 fn unreadable_process_counts_at_maximum() {
-    assert_eq!(unreadable_self(10).mappings(), 10);
-    assert_eq!(unreadable_self(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
+    assert_eq!(unreadable_self(10).count_mappings(), 10);
+    assert_eq!(unreadable_self(MAX_MAPPINGS + 10).count_mappings(), MAX_MAPPINGS);
     let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
     let bytes = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5 + 7 * MAX_PIPE_BYTES;
     assert_eq!(watch.kernel(&[], &[unreadable_self(10)]), (bytes + 10 * MAPPING, false));
@@ -312,11 +312,11 @@ fn unreadable_process_counts_at_maximum() {
 }
 
 /// Returns a process of which three exceed the maximum number of mappings of a run.
-fn full_process() -> Process {
+fn full_process() -> ObservedProcess {
     unreadable_self(MAX_MAPPINGS)
 }
 
-fn unreadable_self(pages: u64) -> Process {
+fn unreadable_self(pages: u64) -> ObservedProcess {
     unreadable(std::process::id(), pages)
 }
 
@@ -369,7 +369,7 @@ fn processor_time_is_counted_once() {
         // The tick count is rounded up by at most one tick.
         assert!(watch.cpu <= started.elapsed().as_secs_f64() + 0.02, "{watch:?}");
     }
-    for (pid, _) in descendants(shell.id()) {
+    for (pid, _) in list_descendants(shell.id()) {
         // SAFETY: the process was started above, and was not waited for.
         unsafe { libc::kill(pid as i32, libc::SIGKILL) };
     }
@@ -383,7 +383,7 @@ fn shared_pages_count_once_toward_limit() {
     let program =
         Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
     let exceeds = |mib: u64| exceeds(program.supervisor.id(), mib << 20);
-    assert!(descendants(program.supervisor.id()).len() == 2 && exceeds(60));
+    assert!(list_descendants(program.supervisor.id()).len() == 2 && exceeds(60));
     // Each of the two processes counts for half of the shared pages.
     assert!(!exceeds(110));
 }
@@ -396,21 +396,23 @@ fn borrowed_memory_is_found_by_identity() {
          threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
          if os.fork() == 0: os.read(0, 1); os._exit(0)",
     );
-    let found = descendants(program.supervisor.id());
+    let found = list_descendants(program.supervisor.id());
     let parent = read_thread(found[0].0);
     let thread = read_thread(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());
-    let child = Process { virtual_size: parent.virtual_size, ..read_thread(found[1].0) };
+    let child = ObservedProcess { virtual_size: parent.virtual_size, ..read_thread(found[1].0) };
     let all = [parent, thread, child];
-    let borrows: Vec<bool> = all.iter().map(|process| process.shares_memory(&all)).collect();
+    let borrows: Vec<bool> =
+        all.iter().map(|process| process.has_same_memory_as_earlier(&all)).collect();
     assert_eq!(borrows, [false, true, false]);
     // A process that has ended has no memory to share.
     let [mut parent, thread, _] = all;
     parent.resident = 0;
-    assert!(!thread.shares_memory(&[parent]));
-    let smaller = Process { virtual_size: thread.virtual_size - PAGE, ..read_thread(found[0].0) };
-    assert!(!thread.shares_memory(&[smaller]));
+    assert!(!thread.has_same_memory_as_earlier(&[parent]));
+    let smaller =
+        ObservedProcess { virtual_size: thread.virtual_size - PAGE, ..read_thread(found[0].0) };
+    assert!(!thread.has_same_memory_as_earlier(&[smaller]));
 }
 
-fn read_thread(thread: u32) -> Process {
-    Process::read(thread, &[thread].into())
+fn read_thread(thread: u32) -> ObservedProcess {
+    ObservedProcess::read(thread, &[thread].into())
 }

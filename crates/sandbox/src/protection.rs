@@ -126,7 +126,7 @@ pub(crate) fn describe_missing_walls(missing: &[MissingWall]) -> String {
 }
 
 /// Returns instructions how to get the missing walls, for a user who can configure the machine.
-pub(crate) fn advice(missing: &[MissingWall]) -> String {
+pub(crate) fn missing_walls_advice(missing: &[MissingWall]) -> String {
     let mut ways = Vec::new();
     let lacks = |name: &str| missing.iter().any(|wall| wall.name == name);
     if lacks("user-namespace") {
@@ -207,7 +207,7 @@ mod tests {
             "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function \
              not implemented)"
         );
-        let way = advice(&lost);
+        let way = missing_walls_advice(&lost);
         assert!(way.contains("lsm=") && way.ends_with("to run behind what there is"), "{way}");
         assert!(Protection::with_missing(Vec::new()).is_full());
     }

@@ -90,7 +90,9 @@ impl Python {
             .kill_on_drop(true);
         let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
         let output = outcome
-            .map_err(|_| python_error(named, format!("the interpreter printed nothing within {TIMEOUT:?}")))?
+            .map_err(|_| {
+                python_error(named, format!("the interpreter printed nothing within {TIMEOUT:?}"))
+            })?
             .map_err(|error| python_error(named, format!("{}: {error}", program.display())))?;
         let result: ProbeResult = serde_json::from_slice(&output.stdout).map_err(|_| {
             let stderr_text = String::from_utf8_lossy(&output.stderr);
@@ -111,10 +113,12 @@ impl Python {
             if BROAD_DIRS.contains(&dir.as_str()) || dir == home {
                 return Err(python_error(
                     named,
-                    format!("the interpreter needs the complete directory {dir}, which code must not read"),
+                    format!(
+                        "the interpreter needs the complete directory {dir}, which code must not read"
+                    ),
                 ));
             }
-            add(&mut read, &dir);
+            add_dir(&mut read, &dir);
         }
         let mut separate_dirs = Vec::new();
         for path in also {
@@ -147,7 +151,7 @@ impl Python {
             if path.is_dir() {
                 separate_dirs.push(text.to_owned());
             }
-            add(&mut read, text);
+            add_dir(&mut read, text);
         }
         Ok(Python {
             executable: result.executable.into(),
@@ -163,7 +167,7 @@ fn python_error(named: &Path, why: String) -> SandboxError {
 }
 
 /// Appends a directory and, if its path contains symbolic links, also its real path.
-fn add(read: &mut Vec<String>, dir: &str) {
+fn add_dir(read: &mut Vec<String>, dir: &str) {
     let real = std::fs::canonicalize(dir).ok().and_then(|path| path.to_str().map(str::to_owned));
     for path in [Some(dir.to_owned()), real].into_iter().flatten() {
         if !read.contains(&path) {
@@ -190,9 +194,10 @@ mod tests {
 
     #[tokio::test]
     async fn find_names_unusable_interpreter_or_path() {
-        for (named, part) in
-            [("/nowhere/python", "No such file"), ("/bin/cat", "the program is not a Python interpreter")]
-        {
+        for (named, part) in [
+            ("/nowhere/python", "No such file"),
+            ("/bin/cat", "the program is not a Python interpreter"),
+        ] {
             let error = Python::find(Path::new(named), &[]).await.unwrap_err().to_string();
             assert!(error.contains(named) && error.contains(part), "{error}");
         }

@@ -121,7 +121,10 @@ impl Remote {
             400 | 404 | 422 => {
                 Err(SandboxError::Request(format!("{url} rejected the request: {}", body_start())))
             }
-            _ => Err(SandboxError::Broken(format!("{url} responded with status {status}: {}", body_start()))),
+            _ => Err(SandboxError::Broken(format!(
+                "{url} responded with status {status}: {}",
+                body_start()
+            ))),
         }
     }
 

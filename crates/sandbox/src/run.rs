@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::error::SandboxError;
-use crate::jail::{Deadline, Event, Jail, Report, deadline};
+use crate::jail::{Deadline, Jail, JailEvent, KeeperReport, new_deadline};
 use crate::limits::Limits;
 use crate::output::CapturedOutput;
-use crate::zygote::{Order, Zygote};
+use crate::zygote::{RunOrder, Zygote};
 
 /// Programming language of the code that a sandbox runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct Outcome {
 }
 
 /// Returns a file name for the code of the run that differs from the names of all files of the run.
-pub(crate) fn main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -> String {
+pub(crate) fn choose_main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -> String {
     let ending = match language {
         Language::Python => "py",
         Language::Shell => "sh",
@@ -145,7 +145,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
 ///
 /// # Errors
 /// Returns an error that names the first invalid path or variable.
-pub(crate) fn check(
+pub(crate) fn check_paths_and_variables(
     files: &BTreeMap<String, Vec<u8>>,
     fetch: &[String],
     environment: &BTreeMap<String, String>,
@@ -163,21 +163,23 @@ pub(crate) fn check(
 }
 
 /// Starts a run and waits until it ends. Also returns the jail, which contains the missing walls.
-pub(crate) async fn follow(
+pub(crate) async fn run_to_end(
     zygote: &Zygote,
-    order: &Order,
+    order: &RunOrder,
     run: &Run,
 ) -> Result<(Outcome, Jail), SandboxError> {
     let started = Instant::now();
     let files: Vec<&[u8]> =
         run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
-    let group = zygote.group(&run.limits)?;
+    let group = zygote.create_cgroup(&run.limits)?;
     let streams = zygote.spawn(order, &files, &run.stdin, group.as_ref()).await;
     let streams =
         streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
     let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
-    let (ended, report) = wait_for_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
-    let report = report.unwrap_or(Report { code: None, signal: None, cpu: 0.0, files: Vec::new() });
+    let (ended, report) =
+        wait_for_end(&mut jail, new_deadline(to_duration(run.limits.seconds))).await?;
+    let report =
+        report.unwrap_or(KeeperReport { code: None, signal: None, cpu: 0.0, files: Vec::new() });
     let mut files = BTreeMap::new();
     let mut not_fetched = BTreeMap::new();
     for (name, content) in jail.fetch_files(&report).await? {
@@ -192,7 +194,7 @@ pub(crate) async fn follow(
     Ok((Outcome { ended, stdout, stderr, seconds, cpu_seconds, files, not_fetched }, jail))
 }
 
-pub(crate) fn seconds(seconds: f64) -> Duration {
+pub(crate) fn to_duration(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
 }
 
@@ -200,20 +202,20 @@ pub(crate) fn seconds(seconds: f64) -> Duration {
 async fn wait_for_end(
     jail: &mut Jail,
     mut until: Deadline,
-) -> Result<(EndReason, Option<Report>), SandboxError> {
+) -> Result<(EndReason, Option<KeeperReport>), SandboxError> {
     loop {
         let stopped = match jail.next(&mut until).await? {
-            Event::Ended(report) => return Ok((end_reason(&report), Some(report))),
-            Event::Cell(_) | Event::NoCells | Event::Observed(_) => continue,
-            Event::Late => EndReason::TimeLimit,
-            Event::OverMemory => return Ok((EndReason::MemoryLimit, jail.stop_at_once().await)),
+            JailEvent::Ended(report) => return Ok((end_reason(&report), Some(report))),
+            JailEvent::Cell(_) | JailEvent::NoCells | JailEvent::Observed(_) => continue,
+            JailEvent::Late => EndReason::TimeLimit,
+            JailEvent::OverMemory => return Ok((EndReason::MemoryLimit, jail.kill_all().await)),
         };
         return Ok((stopped, jail.stop().await));
     }
 }
 
 /// Returns the reason why a runner ended that was not stopped.
-pub(crate) fn end_reason(report: &Report) -> EndReason {
+pub(crate) fn end_reason(report: &KeeperReport) -> EndReason {
     match (report.code, report.signal) {
         (Some(code), _) => EndReason::Exit(code),
         (None, Some(signal)) => EndReason::Signal(signal),
@@ -238,8 +240,8 @@ mod tests {
     #[test]
     fn main_file_avoids_names_of_run_files() {
         let mut files = BTreeMap::new();
-        assert_eq!(main_file(Language::Python, &files), "main.py");
+        assert_eq!(choose_main_file(Language::Python, &files), "main.py");
         files.insert("main.sh".to_owned(), Vec::new());
-        assert_eq!(main_file(Language::Shell, &files), "_main.sh");
+        assert_eq!(choose_main_file(Language::Shell, &files), "_main.sh");
     }
 }

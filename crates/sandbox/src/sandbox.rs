@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
-use crate::cgroup::Groups;
+use crate::cgroup::CgroupParent;
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::protection::{Demand, MissingWall, Protection, advice, describe_missing_walls};
+use crate::protection::{
+    Demand, MissingWall, Protection, describe_missing_walls, missing_walls_advice,
+};
 use crate::python::Python;
-use crate::run::{Language, Outcome, Run, check, follow, main_file};
-use crate::zygote::{Order, Zygote, ZygoteConfig};
+use crate::run::{Language, Outcome, Run, check_paths_and_variables, choose_main_file, run_to_end};
+use crate::zygote::{RunOrder, Zygote, ZygoteConfig};
 
 /// Configuration of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,7 +90,7 @@ impl Sandbox {
     pub async fn start(options: Options) -> Result<Self, SandboxError> {
         let python = Python::find(&options.python, &options.read).await?;
         let full = options.protection == Demand::Full;
-        let groups = options.cgroup.then(Groups::create).transpose();
+        let groups = options.cgroup.then(CgroupParent::create).transpose();
         let groups = groups.unwrap_or_else(|why| {
             tracing::debug!(%why, "runs have no cgroup; watching their memory instead");
             None
@@ -111,8 +113,10 @@ impl Sandbox {
         let scratch = if config.namespaces {
             None
         } else {
-            Some(scratch().map_err(|error| {
-                SandboxError::Broken(format!("cannot create the work directory of the sandbox: {error}"))
+            Some(create_scratch_dir().map_err(|error| {
+                SandboxError::Broken(format!(
+                    "cannot create the work directory of the sandbox: {error}"
+                ))
             })?)
         };
         let mut inner = Inner {
@@ -132,7 +136,7 @@ impl Sandbox {
         if full && !missing.is_empty() {
             return Err(SandboxError::Protection {
                 missing: describe_missing_walls(&missing),
-                way_out: advice(&missing),
+                way_out: missing_walls_advice(&missing),
             });
         }
         inner.config.full = full;
@@ -169,10 +173,10 @@ impl Sandbox {
     /// Whatever the code does is an outcome.
     pub async fn run(&self, run: &Run) -> Result<Outcome, SandboxError> {
         run.limits.check().map_err(SandboxError::Request)?;
-        check(&run.files, &run.fetch, &run.environment)?;
+        check_paths_and_variables(&run.files, &run.fetch, &run.environment)?;
         let _permit = self.0.acquire_permit().await?;
         let zygote = self.0.zygote().await?;
-        let (outcome, jail) = follow(&zygote, &self.0.order(run, false), run).await?;
+        let (outcome, jail) = run_to_end(&zygote, &self.0.to_order(run, false), run).await?;
         if self.0.config.full && !jail.missing.is_empty() {
             let missing = describe_missing_walls(&jail.missing);
             return Err(SandboxError::Broken(format!(
@@ -222,7 +226,7 @@ impl Inner {
         if self.config.namespaces && !started.missing.is_empty() {
             return Err(SandboxError::Protection {
                 missing: describe_missing_walls(&started.missing),
-                way_out: advice(&started.missing),
+                way_out: missing_walls_advice(&started.missing),
             });
         }
         *zygote = Some(Arc::clone(&started));
@@ -233,7 +237,7 @@ impl Inner {
     async fn probe_walls(&self, zygote: &Zygote) -> Result<Vec<MissingWall>, SandboxError> {
         // The run must be long enough for the memory watch to observe it.
         let run = Run::new(Language::Python, "import time; time.sleep(0.02)");
-        let (outcome, jail) = follow(zygote, &self.order(&run, false), &run).await?;
+        let (outcome, jail) = run_to_end(zygote, &self.to_order(&run, false), &run).await?;
         let mut missing: Vec<MissingWall> = jail.missing.clone();
         if !jail.was_watched {
             missing.push(MissingWall {
@@ -243,7 +247,8 @@ impl Inner {
         }
         if outcome.return_code() != Some(0) {
             let last_line = outcome.stderr.text();
-            let last_line = last_line.lines().last().unwrap_or("the code printed nothing").to_owned();
+            let last_line =
+                last_line.lines().last().unwrap_or("the code printed nothing").to_owned();
             return Err(SandboxError::Broken(format!(
                 "the test run of the sandbox ended with {:?}: {last_line}",
                 outcome.ended
@@ -253,12 +258,12 @@ impl Inner {
     }
 
     /// Creates the message that describes a run to its keeper process.
-    pub(crate) fn order(&self, run: &Run, session: bool) -> Order {
+    pub(crate) fn to_order(&self, run: &Run, session: bool) -> RunOrder {
         let dir = self.scratch.as_ref().map(|scratch| {
             let number = self.dir_count.fetch_add(1, Ordering::Relaxed);
             scratch.path().join(number.to_string()).to_string_lossy().into_owned()
         });
-        let main = main_file(run.language, &run.files);
+        let main = choose_main_file(run.language, &run.files);
         let shell =
             ["/bin/bash", "/bin/sh"].into_iter().find(|path| std::path::Path::new(path).exists());
         let home = dir.clone().unwrap_or_else(|| "/work".into());
@@ -276,7 +281,7 @@ impl Inner {
             if session { 1 << 30 } else { (run.limits.seconds.ceil() as u64 + 2) * processors };
         let code = (main.clone(), run.code.len());
         let sizes = run.files.iter().map(|(name, content)| (name.clone(), content.len()));
-        Order {
+        RunOrder {
             command,
             session,
             shown: run.limits.output_bytes,
@@ -308,7 +313,7 @@ impl Outcome {
 }
 
 /// Creates a temporary directory through which an unprivileged user can reach its own directory.
-fn scratch() -> std::io::Result<tempfile::TempDir> {
+fn create_scratch_dir() -> std::io::Result<tempfile::TempDir> {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711))?;

@@ -9,11 +9,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::error::SandboxError;
-use crate::jail::{Event, EventResult, Jail, deadline};
+use crate::jail::{EventResult, Jail, JailEvent, new_deadline};
 use crate::limits::Limits;
 use crate::output::CapturedOutput;
 use crate::protection::describe_missing_walls;
-use crate::run::{EndReason, Language, Run, check, end_reason, seconds};
+use crate::run::{EndReason, Language, Run, check_paths_and_variables, end_reason, to_duration};
 use crate::sandbox::Sandbox;
 
 /// Configuration of a session.
@@ -59,12 +59,12 @@ impl IdleSession {
 
     /// Stops the observation of the idle interpreter. Returns the interpreter, and the event that
     /// occurred meanwhile, if any.
-    async fn end(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
+    async fn stop_watching(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
         // The observing task may have ended already.
         let _ = self.wake.send(());
-        self.watch
-            .await
-            .map_err(|error| SandboxError::Broken(format!("the session cannot be observed: {error}")))
+        self.watch.await.map_err(|error| {
+            SandboxError::Broken(format!("the session cannot be observed: {error}"))
+        })
     }
 }
 
@@ -115,7 +115,7 @@ impl Sandbox {
     /// Returns an error if the request is invalid or too many sessions are open.
     pub fn session(&self, options: SessionOptions) -> Result<Session, SandboxError> {
         options.limits.check().map_err(SandboxError::Request)?;
-        check(&options.files, &options.fetch, &options.environment)?;
+        check_paths_and_variables(&options.files, &options.fetch, &options.environment)?;
         let Ok(permit) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
             return Err(SandboxError::Sessions { max: self.options().sessions });
         };
@@ -143,14 +143,14 @@ impl Session {
         // Only a cell that has completed returns the interpreter to the session.
         self.is_fresh |= self.idle.is_some();
         let (mut jail, mut happened) = match self.idle.take() {
-            Some(resting) => resting.end().await?,
+            Some(resting) => resting.stop_watching().await?,
             None => (self.start_jail().await?, None),
         };
         self.is_fresh = true;
-        let mut until = deadline(seconds(limits.seconds));
+        let mut until = new_deadline(to_duration(limits.seconds));
         // A thread of an earlier cell may have ended the interpreter or keep it from reading.
         let handed = match &happened {
-            None => with_timeout(seconds(limits.seconds), jail.send_cell(code)).await,
+            None => with_timeout(to_duration(limits.seconds), jail.send_cell(code)).await,
             Some(_) => None,
         };
         let ended = loop {
@@ -159,7 +159,7 @@ impl Session {
                 None => jail.next(&mut until).await?,
             };
             break match event {
-                Event::Cell(response) => {
+                JailEvent::Cell(response) => {
                     let response =
                         handed.as_ref().and_then(|_| serde_json::from_slice(&response).ok());
                     let Some(CellResult { shown, error }) = response else {
@@ -181,19 +181,19 @@ impl Session {
                         seconds,
                     });
                 }
-                Event::Observed(_) => continue,
-                Event::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
-                Event::NoCells => jail
+                JailEvent::Observed(_) => continue,
+                JailEvent::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
+                JailEvent::NoCells => jail
                     .stop()
                     .await
                     .map_or(EndReason::Signal(libc::SIGKILL), |report| end_reason(&report)),
-                Event::Ended(report) => end_reason(&report),
-                Event::Late => {
+                JailEvent::Ended(report) => end_reason(&report),
+                JailEvent::Late => {
                     jail.stop().await;
                     EndReason::TimeLimit
                 }
-                Event::OverMemory => {
-                    jail.stop_at_once().await;
+                JailEvent::OverMemory => {
+                    jail.kill_all().await;
                     EndReason::MemoryLimit
                 }
             };
@@ -227,16 +227,18 @@ impl Session {
         mut self,
     ) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
         let Some(resting) = self.idle.take() else { return Ok(BTreeMap::new()) };
-        let report = match resting.end().await? {
-            (_, Some(Ok(Event::OverMemory | Event::Late))) => return Ok(BTreeMap::new()),
-            (jail, Some(Ok(Event::Ended(report)))) => (jail, Some(report)),
+        let report = match resting.stop_watching().await? {
+            (_, Some(Ok(JailEvent::OverMemory | JailEvent::Late))) => return Ok(BTreeMap::new()),
+            (jail, Some(Ok(JailEvent::Ended(report)))) => (jail, Some(report)),
             (mut jail, _) => {
                 let report = jail.stop().await;
                 (jail, report)
             }
         };
         let (mut jail, Some(report)) = report else {
-            return Err(SandboxError::Broken("the session did not end after the request to stop".into()));
+            return Err(SandboxError::Broken(
+                "the session did not end after the request to stop".into(),
+            ));
         };
         Ok(jail.fetch_files(&report).await?.into_iter().collect())
     }
@@ -251,9 +253,9 @@ impl Session {
             ..Run::new(Language::Python, "")
         };
         let zygote = self.sandbox.0.zygote().await?;
-        let order = self.sandbox.0.order(&run, true);
+        let order = self.sandbox.0.to_order(&run, true);
         let contents: Vec<&[u8]> = run.files.values().map(Vec::as_slice).collect();
-        let group = zygote.group(limits)?;
+        let group = zygote.create_cgroup(limits)?;
         let streams = zygote.spawn(&order, &contents, &[], group.as_ref()).await;
         let streams =
             streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;

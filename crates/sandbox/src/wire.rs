@@ -33,16 +33,16 @@ pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) 
 /// Reader and writer of length-prefixed frames over a stream. At most one file descriptor arrives
 /// with the frames.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameStream {
     stream: UnixStream,
     buffer: Vec<u8>,
     /// The file descriptor that was received. `None` if none was received.
     pub descriptor: Option<OwnedFd>,
 }
 
-impl Frames {
+impl FrameStream {
     pub(crate) fn new(stream: UnixStream) -> Self {
-        Frames { stream, buffer: Vec::new(), descriptor: None }
+        FrameStream { stream, buffer: Vec::new(), descriptor: None }
     }
 
     /// Returns the next frame, or `None` at the end of the stream. This method is cancel safe.
@@ -83,7 +83,7 @@ impl Frames {
             let buffer = &mut self.buffer;
             let descriptor = &mut self.descriptor;
             let read = stream
-                .async_io(Interest::READABLE, || receive(stream.as_fd(), buffer, descriptor))
+                .async_io(Interest::READABLE, || receive_bytes(stream.as_fd(), buffer, descriptor))
                 .await?;
             if read == 0 {
                 return Ok(false);
@@ -106,7 +106,7 @@ impl Frames {
     }
 }
 
-fn receive(
+fn receive_bytes(
     from: BorrowedFd<'_>,
     into: &mut Vec<u8>,
     descriptor: &mut Option<OwnedFd>,

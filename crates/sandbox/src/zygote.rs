@@ -33,13 +33,13 @@ use tokio::net::{UnixDatagram, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::cgroup::{Group, Groups};
+use crate::cgroup::{CgroupParent, RunCgroup};
 use crate::error::SandboxError;
 use crate::filter;
 use crate::limits::Limits;
 use crate::protection::{MissingWall, NAMESPACE_WALLS};
 use crate::python::Python;
-use crate::wire::{Frames, send_descriptors};
+use crate::wire::{FrameStream, send_descriptors};
 
 /// Source code of the Python program that is the fork server.
 const PROGRAM: &str = concat!(
@@ -67,7 +67,7 @@ pub(crate) struct Zygote {
     /// Walls that the fork server could not build, with the reasons.
     pub missing: Vec<MissingWall>,
     /// Parent cgroup of the runs. `None` if this process cannot create cgroups.
-    groups: Option<Arc<Groups>>,
+    groups: Option<Arc<CgroupParent>>,
 }
 
 /// Configuration of a fork server.
@@ -81,7 +81,7 @@ pub(crate) struct ZygoteConfig {
     /// Whether the fork server tries to create namespaces.
     pub namespaces: bool,
     /// Parent cgroup of the runs. `None` if this process cannot create cgroups.
-    pub groups: Option<Arc<Groups>>,
+    pub groups: Option<Arc<CgroupParent>>,
 }
 
 /// First message of the fork server, which describes its protection.
@@ -94,7 +94,7 @@ struct ZygoteHello {
 
 /// Description of a run for its keeper process, without the contents of files.
 #[derive(Debug, Serialize)]
-pub(crate) struct Order {
+pub(crate) struct RunOrder {
     /// Command to execute instead of Python code. `None` runs the code in the forked interpreter.
     pub command: Option<Vec<String>>,
     /// Name of the file that contains the code.
@@ -115,11 +115,11 @@ pub(crate) struct Order {
 }
 
 /// The ends of a run's streams that belong to this process.
-pub(crate) struct Streams {
-    pub line: Frames,
+pub(crate) struct RunStreams {
+    pub line: FrameStream,
     pub stdout: pipe::Receiver,
     pub stderr: pipe::Receiver,
-    pub cells: Option<Frames>,
+    pub cells: Option<FrameStream>,
 }
 
 impl Zygote {
@@ -130,9 +130,9 @@ impl Zygote {
     pub(crate) async fn start(config: &ZygoteConfig) -> Result<Self, SandboxError> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(|error| broken("no socket", error.into()))?;
+                .map_err(|error| broken_error("no socket", error.into()))?;
         rustix::io::ioctl_fionbio(&ours, true)
-            .map_err(|error| broken("no socket", error.into()))?;
+            .map_err(|error| broken_error("no socket", error.into()))?;
         let mut command = Command::new(&config.python.executable);
         command
             .args(["-I", "-X", "utf8", "-B", "-c", PROGRAM])
@@ -144,16 +144,17 @@ impl Zygote {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let mut process = command
-            .spawn()
-            .map_err(|error| broken(&config.python.executable.display().to_string(), error))?;
+        let mut process = command.spawn().map_err(|error| {
+            broken_error(&config.python.executable.display().to_string(), error)
+        })?;
         drop(command);
         let stderr_text = read_stderr_tail(process.stderr.take());
         // This is a SEQPACKET socket: packets in order over a connection that reports when the peer
         // has exited. tokio has no type for it.
-        let control =
-            UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
-        let filters = filter::programs(config.groups.is_some()).map_err(SandboxError::Broken)?;
+        let control = UnixDatagram::from_std(ours.into())
+            .map_err(|error| broken_error("no socket", error))?;
+        let filters =
+            filter::build_filter_programs(config.groups.is_some()).map_err(SandboxError::Broken)?;
         let hex =
             |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let settings = json!({
@@ -190,7 +191,9 @@ impl Zygote {
             }
         };
         let greeting: ZygoteHello = serde_json::from_slice(&greeting).map_err(|error| {
-            SandboxError::Broken(format!("the first message of the fork server is invalid: {error}"))
+            SandboxError::Broken(format!(
+                "the first message of the fork server is invalid: {error}"
+            ))
         })?;
         if let Some((module, why)) = greeting.preload.first_key_value() {
             return Err(SandboxError::Request(format!(
@@ -223,9 +226,12 @@ impl Zygote {
     /// # Errors
     /// Returns an error if the kernel rejects the cgroup. Then the run must not start, because the
     /// system call filter relies on the cgroup.
-    pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
-        let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
-        created.map_err(|error| SandboxError::Broken(format!("cannot create the cgroup of the run: {error}")))
+    pub(crate) fn create_cgroup(&self, limits: &Limits) -> Result<Option<RunCgroup>, SandboxError> {
+        let created =
+            self.groups.as_ref().map(|groups| RunCgroup::create(groups, limits)).transpose();
+        created.map_err(|error| {
+            SandboxError::Broken(format!("cannot create the cgroup of the run: {error}"))
+        })
     }
 
     /// Forks the keeper process of a run, in the cgroup `group`.
@@ -234,11 +240,11 @@ impl Zygote {
     /// Returns an error if the fork server has exited, or this process has no free descriptors.
     pub(crate) async fn spawn(
         &self,
-        order: &Order,
+        order: &RunOrder,
         files: &[&[u8]],
         stdin: &[u8],
-        group: Option<&Group>,
-    ) -> std::io::Result<Streams> {
+        group: Option<&RunCgroup>,
+    ) -> std::io::Result<RunStreams> {
         let ordered = std::fs::File::from(memfd_create("order", MemfdFlags::CLOEXEC)?);
         let mut writing = &ordered;
         let head = serde_json::to_vec(order)?;
@@ -246,12 +252,12 @@ impl Zygote {
         writing.write_all(&head)?;
         files.iter().try_for_each(|file| writing.write_all(file))?;
         writing.rewind()?;
-        let input = input_file(stdin)?;
-        let (stdout_out, stdout_in) = output_pipe()?;
-        let (stderr_out, stderr_in) = output_pipe()?;
+        let input = create_input_file(stdin)?;
+        let (stdout_out, stdout_in) = create_output_pipe()?;
+        let (stderr_out, stderr_in) = create_output_pipe()?;
         let (line, their_line) = StdStream::pair()?;
         let (cells, their_cells) = StdStream::pair()?;
-        let group = group.map(Group::processes).transpose()?;
+        let group = group.map(RunCgroup::open_processes_file).transpose()?;
         let theirs = [
             ordered.as_fd(),
             input.as_fd(),
@@ -262,27 +268,27 @@ impl Zygote {
         ];
         let theirs: Vec<_> = theirs.into_iter().chain(group.as_ref().map(AsFd::as_fd)).collect();
         send_descriptors(&self.control, &theirs).await?;
-        Ok(Streams {
-            line: to_frames(line)?,
+        Ok(RunStreams {
+            line: to_frame_stream(line)?,
             stdout: pipe::Receiver::from_owned_fd(stdout_out)?,
             stderr: pipe::Receiver::from_owned_fd(stderr_out)?,
-            cells: if order.session { Some(to_frames(cells)?) } else { None },
+            cells: if order.session { Some(to_frame_stream(cells)?) } else { None },
         })
     }
 }
 
-fn broken(what: &str, error: std::io::Error) -> SandboxError {
+fn broken_error(what: &str, error: std::io::Error) -> SandboxError {
     SandboxError::Broken(format!("{what}: {error}"))
 }
 
-fn to_frames(stream: StdStream) -> std::io::Result<Frames> {
+fn to_frame_stream(stream: StdStream) -> std::io::Result<FrameStream> {
     stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream).map(Frames::new)
+    UnixStream::from_std(stream).map(FrameStream::new)
 }
 
 /// Creates the standard input of a run as an immutable file. The code can read its size, read at
 /// any offset, and open the file again.
-fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
+fn create_input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     let mut file = std::fs::File::from(memfd_create(
         "stdin",
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -299,7 +305,7 @@ fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
 
 /// Creates a pipe for output, and returns its read end and its write end. Code of another user can
 /// open the write end again, for writing only, as `/dev/stdout` does.
-fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn create_output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     fchmod(&write, Mode::from_raw_mode(0o622))?;
     Ok((read, write))

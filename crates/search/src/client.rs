@@ -61,12 +61,16 @@ impl Client {
     /// Returns an error if `url` is not an HTTP or HTTPS URL with a host, or TLS cannot be set up.
     pub fn new(url: &str, key: Option<String>, retries: Retries) -> Result<Self, SearchError> {
         let unfit = |why: String| {
-            SearchError::Query(format!("the address {url:?} of a retrieval server is invalid: {why}"))
+            SearchError::Query(format!(
+                "the address {url:?} of a retrieval server is invalid: {why}"
+            ))
         };
         let parsed: Uri =
             url.parse().map_err(|error| unfit(format!("the URL cannot be parsed: {error}")))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
-            return Err(unfit("the URL must begin with http:// or https:// and name a host".into()));
+            return Err(unfit(
+                "the URL must begin with http:// or https:// and name a host".into(),
+            ));
         }
         // The user configured this server, so every host is allowed, including private addresses.
         let http = Http::new(Hosts::allow_all(), None)
@@ -96,7 +100,7 @@ impl Client {
                 process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count))
                     .await;
             let error = match tried.unwrap_or_else(|| {
-                Err(self.failure(format!("no response within {deadline:?}"), true))
+                Err(self.server_error(format!("no response within {deadline:?}"), true))
             }) {
                 Err(error @ SearchError::Server { may_pass: true, .. }) => error,
                 done => return (failed, done),
@@ -122,7 +126,7 @@ impl Client {
             let value = HeaderValue::from_str(&format!("Bearer {key}"));
             headers.insert(
                 AUTHORIZATION,
-                value.map_err(|error| self.failure(error.to_string(), false))?,
+                value.map_err(|error| self.server_error(error.to_string(), false))?,
             );
         }
         let request =
@@ -137,23 +141,26 @@ impl Client {
                 } else {
                     ""
                 };
-                self.failure(format!("{error}{way_out}"), error.is_transient())
+                self.server_error(format!("{error}{way_out}"), error.is_transient())
             })?;
         if status != StatusCode::OK {
             let may_pass = status.is_server_error()
                 || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
-            return Err(self.failure(format!("{status}: {}", error_text(&response)), may_pass));
+            return Err(self.server_error(format!("{status}: {}", error_text(&response)), may_pass));
         }
         let response: Value = serde_json::from_slice(&response).map_err(|error| {
-            self.failure(format!("the answer is no JSON ({error}): {}", excerpt(&response)), false)
+            self.server_error(
+                format!("the answer is no JSON ({error}): {}", excerpt(&response)),
+                false,
+            )
         })?;
-        let found = read(&response, queries, count);
+        let found = parse_response(&response, queries, count);
         found.map_err(|why| {
-            self.failure(format!("the answer is not that of /retrieve: {why}"), false)
+            self.server_error(format!("the answer is not that of /retrieve: {why}"), false)
         })
     }
 
-    fn failure(&self, why: String, may_pass: bool) -> SearchError {
+    fn server_error(&self, why: String, may_pass: bool) -> SearchError {
         let why = match &self.key {
             Some(key) => why.replace(key.as_str(), "[key]"),
             None => why,
@@ -165,9 +172,11 @@ impl Client {
 /// Parses a response such as `{"result": [[{"document", "score"}]]}`, with one list of passages per
 /// query. Reranker servers return documents as strings, and some servers return documents without
 /// scores.
-fn read(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
-    let lists =
-        response.get("result").and_then(Value::as_array).ok_or("the response has no list `result`")?;
+fn parse_response(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
+    let lists = response
+        .get("result")
+        .and_then(Value::as_array)
+        .ok_or("the response has no list `result`")?;
     if lists.len() != queries {
         return Err(format!("the response has {} results for {queries} queries", lists.len()));
     }
@@ -175,12 +184,12 @@ fn read(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>,
         .iter()
         .map(|list| {
             let hits = list.as_array().ok_or("a result in the response is not a list")?;
-            hits.iter().take(count).map(hit).collect::<Result<Vec<_>, String>>()
+            hits.iter().take(count).map(parse_hit).collect::<Result<Vec<_>, String>>()
         })
         .collect()
 }
 
-fn hit(value: &Value) -> Result<Hit, String> {
+fn parse_hit(value: &Value) -> Result<Hit, String> {
     let document = value.get("document").unwrap_or(value);
     let score = value.get("score").and_then(Value::as_f64).unwrap_or_default() as f32;
     if let Some(contents) = document.as_str() {
@@ -198,7 +207,9 @@ fn hit(value: &Value) -> Result<Hit, String> {
     let passage = match (text("contents"), text("text")) {
         (Some(contents), _) => Passage::from_contents(id, contents),
         (None, Some(body)) => Passage { id, title: text("title").unwrap_or_default(), text: body },
-        (None, None) => return Err("a document in the response has neither `contents` nor `text`".into()),
+        (None, None) => {
+            return Err("a document in the response has neither `contents` nor `text`".into());
+        }
     };
     Ok(Hit { passage, score })
 }

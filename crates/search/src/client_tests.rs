@@ -118,20 +118,23 @@ async fn unusable_responses_fail_without_retry() {
 #[test]
 fn hit_parses_documents_of_all_servers() {
     let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
-    assert_eq!(parse_hit(document), plain_hit("7", "T", "x", 1.5));
-    assert_eq!(parse_hit(json!({ "id": "7", "contents": "x" })), plain_hit("7", "", "x", 0.0));
+    assert_eq!(parse_valid_hit(document), plain_hit("7", "T", "x", 1.5));
     assert_eq!(
-        parse_hit(json!({ "document": "\"T\"\nx", "score": 2 })),
+        parse_valid_hit(json!({ "id": "7", "contents": "x" })),
+        plain_hit("7", "", "x", 0.0)
+    );
+    assert_eq!(
+        parse_valid_hit(json!({ "document": "\"T\"\nx", "score": 2 })),
         plain_hit("", "T", "x", 2.0)
     );
     assert_eq!(
-        parse_hit(json!({ "document": { "title": "T", "text": "x" } })),
+        parse_valid_hit(json!({ "document": { "title": "T", "text": "x" } })),
         plain_hit("", "T", "x", 0.0)
     );
 }
 
-fn parse_hit(value: Value) -> Hit {
-    hit(&value).unwrap()
+fn parse_valid_hit(value: Value) -> Hit {
+    parse_hit(&value).unwrap()
 }
 
 fn plain_hit(id: &str, title: &str, text: &str, score: f32) -> Hit {

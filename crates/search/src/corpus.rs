@@ -36,7 +36,7 @@ pub struct Corpus {
 
 /// Fields of a corpus row. Other fields are ignored.
 #[derive(Deserialize)]
-struct Row {
+struct CorpusRow {
     #[serde(default)]
     id: Value,
     #[serde(default, rename = "_id")]
@@ -55,8 +55,8 @@ impl Corpus {
     /// # Errors
     /// Returns an error if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, SearchError> {
-        let file = File::open(path).map_err(SearchError::io("open", path))?;
-        let facts = file.metadata().map_err(SearchError::io("read", path))?;
+        let file = File::open(path).map_err(SearchError::io_error("open", path))?;
+        let facts = file.metadata().map_err(SearchError::io_error("read", path))?;
         Ok(Corpus {
             path: path.to_owned(),
             file: BufReader::with_capacity(1 << 20, file),
@@ -84,7 +84,7 @@ impl Corpus {
             let mut line = self.file.by_ref().take(MAX_LINE_BYTES);
             let read = line
                 .read_until(b'\n', &mut self.buffer)
-                .map_err(SearchError::io("read", &self.path))?;
+                .map_err(SearchError::io_error("read", &self.path))?;
             if read == 0 {
                 return Ok(None);
             }
@@ -102,7 +102,7 @@ impl Corpus {
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let passage = parse(bytes).map_err(|why| self.row_error(why))?;
+            let passage = parse_row(bytes).map_err(|why| self.row_error(why))?;
             if !self.ids.insert(xxh3_128(passage.id.as_bytes())) {
                 let why = format!(
                     "the id {:?} already occurs in an earlier row, but ids must be unique",
@@ -131,8 +131,8 @@ impl Iterator for Corpus {
 ///
 /// # Errors
 /// Returns a message that describes why the row is invalid.
-fn parse(line: &[u8]) -> Result<Passage, String> {
-    let line = std::str::from_utf8(line).map_err(|error| match decompressor(line) {
+fn parse_row(line: &[u8]) -> Result<Passage, String> {
+    let line = std::str::from_utf8(line).map_err(|error| match find_decompressor(line) {
         Some(unpack) => format!("it is compressed; unpack the file first ({unpack})"),
         None => {
             format!(
@@ -142,12 +142,15 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         }
     })?;
     if !line.trim_start().starts_with('{') {
-        return Err(format!("the row is not a JSON object, but starts with {:?}", line_start(line)));
+        return Err(format!(
+            "the row is not a JSON object, but starts with {:?}",
+            line_start(line)
+        ));
     }
-    let row: Row = serde_json::from_str(line).map_err(|error| {
+    let row: CorpusRow = serde_json::from_str(line).map_err(|error| {
         format!(
             "it is not a JSON object with an id and a text: {}",
-            without_line(&error.to_string())
+            strip_line_number(&error.to_string())
         )
     })?;
     let id = match Some(row.id).filter(|id| !id.is_null()).unwrap_or(row.other_id) {
@@ -161,9 +164,9 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
             ));
         }
     };
-    let title = text_of("title", row.title)?.unwrap_or_default();
-    let contents = text_of("contents", row.contents)?;
-    let passage = match (text_of("text", row.text)?, contents) {
+    let title = to_text("title", row.title)?.unwrap_or_default();
+    let contents = to_text("contents", row.contents)?;
+    let passage = match (to_text("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
             let read = Passage::from_contents(id, contents);
@@ -182,7 +185,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     Ok(passage)
 }
 
-fn text_of(key: &str, value: Value) -> Result<Option<String>, String> {
+fn to_text(key: &str, value: Value) -> Result<Option<String>, String> {
     match value {
         Value::String(text) => Ok(Some(text)),
         Value::Null => Ok(None),
@@ -192,7 +195,7 @@ fn text_of(key: &str, value: Value) -> Result<Option<String>, String> {
 
 /// Returns the name of a program that decompresses a file which starts with `start`, or `None` if
 /// the file is not compressed.
-fn decompressor(start: &[u8]) -> Option<&'static str> {
+fn find_decompressor(start: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gunzip"),
         (b"\x28\xb5\x2f\xfd", "unzstd"),
@@ -204,7 +207,7 @@ fn decompressor(start: &[u8]) -> Option<&'static str> {
 
 /// Removes the line number from the position in a JSON error, because each row is one line. The
 /// byte position remains.
-fn without_line(error: &str) -> String {
+fn strip_line_number(error: &str) -> String {
     error.replace(" at line 1 column ", " at byte ")
 }
 

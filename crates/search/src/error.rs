@@ -100,7 +100,9 @@ pub enum SearchError {
     #[error("the texts could not be embedded: {0}")]
     Embedding(#[from] PolicyError),
     /// No search permit became available within this time, because too many searches are waiting.
-    #[error("no search permit became available within {0:?}; try again later, or send fewer queries at once")]
+    #[error(
+        "no search permit became available within {0:?}; try again later, or send fewer queries at once"
+    )]
     Busy(Duration),
     /// A retrieval server could not be reached, or its response cannot be used.
     #[error("{url}: {why}")]
@@ -120,7 +122,7 @@ pub enum SearchError {
 impl SearchError {
     /// Returns a function for `map_err` that wraps an I/O error. `action` and `path` describe the
     /// failed operation.
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| SearchError::Io { action, path, cause }
     }

@@ -64,7 +64,7 @@ impl ErrorResponse {
         ErrorResponse { status, message: message.into() }
     }
 
-    fn invalid(message: impl Into<String>) -> Self {
+    fn invalid_request(message: impl Into<String>) -> Self {
         ErrorResponse::new(StatusCode::BAD_REQUEST, message)
     }
 
@@ -150,7 +150,7 @@ struct Document {
 }
 
 impl Service {
-    fn document(&self, hit: Hit) -> Document {
+    fn to_document(&self, hit: Hit) -> Document {
         let contents = hit.passage.contents();
         let parts = self.searcher.mode() == Mode::Bm25;
         let part = |text: String| parts.then_some(text);
@@ -160,7 +160,7 @@ impl Service {
     }
 
     /// Rejects a request without a valid API key if the service requires a key.
-    fn admit(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
         if service::is_valid_key(&self.options.keys, service::key_of(headers)) {
             Ok(())
         } else {
@@ -169,18 +169,19 @@ impl Service {
     }
 
     /// Checks the API key of a request, and parses its body as JSON.
-    async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, ErrorResponse> {
-        self.admit(request.headers())?;
+    async fn read_json<T: DeserializeOwned>(&self, request: Request) -> Result<T, ErrorResponse> {
+        self.check_key(request.headers())?;
         let (parts, body) = request.into_parts();
         let body = service::read_body(&parts.headers, body, self.options.body_bytes).await;
         let body =
             body.map_err(|Rejection { status, message }| ErrorResponse::new(status, message))?;
-        service::read_json(&body).map_err(|malformed| ErrorResponse::invalid(malformed.message))
+        service::read_json(&body)
+            .map_err(|malformed| ErrorResponse::invalid_request(malformed.message))
     }
 
     /// Finds the best passages for each query. A `top_k` of `None` or 0 selects the default number,
     /// as in Search-R1.
-    async fn find(
+    async fn find_passages(
         &self,
         queries: Vec<String>,
         top_k: Option<usize>,
@@ -195,14 +196,18 @@ impl Service {
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
             (None, Some(query)) => vec![query],
-            (None, None) => return Err(ErrorResponse::invalid("the request has neither `query` nor `queries`; set one of them")),
+            (None, None) => {
+                return Err(ErrorResponse::invalid_request(
+                    "the request has neither `query` nor `queries`; set one of them",
+                ));
+            }
             (Some(_), Some(_)) => {
-                return Err(ErrorResponse::invalid(
+                return Err(ErrorResponse::invalid_request(
                     "the request sets both `query` and `queries`; set only one of them",
                 ));
             }
         };
-        let found = self.find(queries.clone(), search.top_k).await?;
+        let found = self.find_passages(queries.clone(), search.top_k).await?;
         let search_time = started.elapsed().as_secs_f64();
         let results = queries.into_iter().zip(found).map(|(query, hits)| {
             let hits: Vec<Value> = hits
@@ -223,16 +228,16 @@ async fn retrieve(
     State(service): State<SharedState>,
     request: Request,
 ) -> Result<Json<Value>, ErrorResponse> {
-    let RetrieveRequest { queries, topk, return_scores } = service.read(request).await?;
-    let found = service.find(queries, topk).await?;
+    let RetrieveRequest { queries, topk, return_scores } = service.read_json(request).await?;
+    let found = service.find_passages(queries, topk).await?;
     let lists = found.into_iter().map(|hits| {
         hits.into_iter()
             .map(|hit| {
                 let score = hit.score;
                 if return_scores {
-                    json!({ "document": service.document(hit), "score": score })
+                    json!({ "document": service.to_document(hit), "score": score })
                 } else {
-                    json!(service.document(hit))
+                    json!(service.to_document(hit))
                 }
             })
             .collect::<Vec<_>>()
@@ -244,7 +249,7 @@ async fn search(
     State(service): State<SharedState>,
     request: Request,
 ) -> Result<Json<Value>, ErrorResponse> {
-    let search = service.read(request).await?;
+    let search = service.read_json(request).await?;
     service.search(search).await
 }
 
@@ -253,8 +258,8 @@ async fn search_by_url(
     headers: HeaderMap,
     pairs: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<Value>, ErrorResponse> {
-    service.admit(&headers)?;
-    let Query(pairs) = pairs.map_err(|error| ErrorResponse::invalid(error.body_text()))?;
+    service.check_key(&headers)?;
+    let Query(pairs) = pairs.map_err(|error| ErrorResponse::invalid_request(error.body_text()))?;
     let mut search = SearchRequest { query: None, queries: None, top_k: None };
     for (name, value) in pairs {
         match name.as_str() {
@@ -263,7 +268,7 @@ async fn search_by_url(
             "top_k" => {
                 let count = value.parse();
                 search.top_k = Some(count.map_err(|_| {
-                    ErrorResponse::invalid(format!(
+                    ErrorResponse::invalid_request(format!(
                         "the parameter `top_k` is {value:?}, but it must be a whole number"
                     ))
                 })?);

@@ -133,7 +133,12 @@ async fn invalid_requests_return_json_errors() {
         ("/retrieve", r#"{"queries": "x"}"#, 400, "queries: invalid type: string"),
         ("/retrieve", r#"{"queries": ["x", 5]}"#, 400, "queries[1]: invalid type"),
         ("/retrieve", r#"{"queries": ["x"], "topk": -1}"#, 400, "topk: invalid value"),
-        ("/retrieve", r#"{"queries": ["x"], "topk": 1001}"#, 400, "the request is for 1001 passages"),
+        (
+            "/retrieve",
+            r#"{"queries": ["x"], "topk": 1001}"#,
+            400,
+            "the request is for 1001 passages",
+        ),
         ("/retrieve", r#"{"queries": ["x"]} more"#, 400, "the body continues after its JSON"),
         ("/retrieve", &too_many, 400, "the request has 6401 queries"),
         ("/retrieve", &too_long, 400, "query 0 has 65537 bytes"),

@@ -42,17 +42,17 @@ widened! {
 
 widened! {
     /// Computes the inner product Σ xᵢ qᵢ of a vector x of little-endian f32 and a query q.
-    fn dot(x: &[u8], query: &[f32]) -> f32 {
+    fn dot_f32(x: &[u8], query: &[f32]) -> f32 {
         let mut sums = [0f32; LANES];
         let mut rows = x.chunks_exact(4 * LANES);
         let mut queries = query.chunks_exact(LANES);
         for (x, q) in rows.by_ref().zip(queries.by_ref()) {
             for (lane, sum) in sums.iter_mut().enumerate() {
-                *sum += number(x, lane) * q[lane];
+                *sum += f32_at(x, lane) * q[lane];
             }
         }
         for (lane, (q, sum)) in queries.remainder().iter().zip(&mut sums).enumerate() {
-            *sum += number(rows.remainder(), lane) * q;
+            *sum += f32_at(rows.remainder(), lane) * q;
         }
         sums.iter().sum()
     }
@@ -60,7 +60,7 @@ widened! {
 
 /// Returns the f32 at index `at` of an array of little-endian f32.
 #[inline(always)]
-fn number(bytes: &[u8], at: usize) -> f32 {
+fn f32_at(bytes: &[u8], at: usize) -> f32 {
     f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]])
 }
 
@@ -76,7 +76,7 @@ mod tests {
             let (x, q): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
             let exact: f64 = x.iter().zip(&q).map(|(x, q)| f64::from(*x) * f64::from(*q)).sum();
-            prop_assert!((f64::from(dot(&bytes, &q)) - exact).abs() < 1e-4);
+            prop_assert!((f64::from(dot_f32(&bytes, &q)) - exact).abs() < 1e-4);
         }
 
         #[test]

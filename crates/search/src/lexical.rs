@@ -49,7 +49,7 @@ pub enum Analyzer {
 impl Analyzer {
     /// Creates the text analyzer of tantivy. If `divides` is true, each Han or Hiragana character
     /// is a separate word.
-    fn build(self, divides: bool) -> TextAnalyzer {
+    fn build_analyzer(self, divides: bool) -> TextAnalyzer {
         let analyzer_builder = TextAnalyzer::builder(WordTokenizer::new(divides))
             .filter(RemoveLongFilter::limit(MAX_TERM_BYTES))
             .filter(LowerCaser);
@@ -63,7 +63,7 @@ impl Analyzer {
 
     /// Splits a text into terms, in the order of the text.
     pub fn terms(self, text: &str) -> Vec<String> {
-        terms(&mut self.build(true), text)
+        terms(&mut self.build_analyzer(true), text)
     }
 }
 
@@ -85,7 +85,7 @@ struct Fields {
 }
 
 impl Fields {
-    fn schema() -> (Schema, Self) {
+    fn build_schema() -> (Schema, Self) {
         let mut schema = Schema::builder();
         let indexing = TextFieldIndexing::default()
             .set_tokenizer(ANALYZER)
@@ -116,9 +116,9 @@ impl LexicalWriter {
     /// Returns an error if the index cannot be created.
     pub fn create(dir: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
         let to_error = to_search_error(dir);
-        let (schema, fields) = Fields::schema();
+        let (schema, fields) = Fields::build_schema();
         let index = Index::create_in_dir(dir, schema).map_err(&to_error)?;
-        index.tokenizers().register(ANALYZER, analyzer.build(true));
+        index.tokenizers().register(ANALYZER, analyzer.build_analyzer(true));
         // With one thread, each segment is a range of rows in order.
         let writer: IndexWriter =
             index.writer_with_num_threads(1, WRITER_MEMORY).map_err(&to_error)?;
@@ -149,7 +149,7 @@ impl LexicalWriter {
     pub fn finish(mut self) -> Result<(), TantivyError> {
         self.writer.commit()?;
         let index = self.writer.index().clone();
-        let searcher = reader(&index)?.searcher();
+        let searcher = open_reader(&index)?.searcher();
         let mut segments = Vec::new();
         for segment in searcher.segment_readers() {
             let first = segment.fast_fields().u64("row")?.first(0);
@@ -166,7 +166,7 @@ impl LexicalWriter {
     }
 }
 
-fn reader(index: &Index) -> Result<IndexReader, TantivyError> {
+fn open_reader(index: &Index) -> Result<IndexReader, TantivyError> {
     index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()
 }
 
@@ -191,16 +191,16 @@ impl LexicalIndex {
         divides: bool,
         passages: u64,
     ) -> Result<Self, SearchError> {
-        let analyzer = analyzer.build(divides);
+        let analyzer = analyzer.build_analyzer(divides);
         let to_error = to_search_error(dir);
         let opened = catch_panic(|| {
             let index = Index::open_in_dir(dir)?;
             index.tokenizers().register(ANALYZER, analyzer.clone());
-            Ok((index.schema(), reader(&index)?))
+            Ok((index.schema(), open_reader(&index)?))
         });
         let (schema, reader) =
             opened.map_err(|panic| SearchError::damaged_error(dir, panic))?.map_err(&to_error)?;
-        let (wanted, fields) = Fields::schema();
+        let (wanted, fields) = Fields::build_schema();
         let (rows, segments) = {
             let searcher = reader.searcher();
             (searcher.num_docs(), searcher.segment_readers().len())
@@ -261,7 +261,10 @@ impl LexicalIndex {
             let value =
                 document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
             value.ok_or_else(|| {
-                SearchError::damaged_error(&self.dir, format!("passage {row} of the index lacks a field"))
+                SearchError::damaged_error(
+                    &self.dir,
+                    format!("passage {row} of the index lacks a field"),
+                )
             })
         };
         Ok(Passage {

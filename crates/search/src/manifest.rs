@@ -72,14 +72,22 @@ impl Manifest {
         let path = dir.join(MANIFEST);
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            Err(_) if !dir.exists() => return Err(not_an_index(dir, "does not exist")),
+            Err(_) if !dir.exists() => {
+                return Err(not_an_index_error(dir, "the directory does not exist"));
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(not_an_index(dir, "the directory is not an index, because it has no search.json"));
+                return Err(not_an_index_error(
+                    dir,
+                    "the directory is not an index, because it has no search.json",
+                ));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
-                return Err(not_an_index(dir, "the path is a file, not the directory of an index"));
+                return Err(not_an_index_error(
+                    dir,
+                    "the path is a file, not the directory of an index",
+                ));
             }
-            Err(error) => return Err(SearchError::io("read", &path)(error)),
+            Err(error) => return Err(SearchError::io_error("read", &path)(error)),
         };
         #[derive(Deserialize)]
         struct SchemaVersion {
@@ -111,7 +119,7 @@ impl Manifest {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     return Err(SearchError::damaged_error(&path, "the file is missing"));
                 }
-                Err(error) => return Err(SearchError::io("read", &path)(error)),
+                Err(error) => return Err(SearchError::io_error("read", &path)(error)),
             };
             if bytes != entry.bytes {
                 let why =
@@ -139,7 +147,7 @@ impl Manifest {
     }
 }
 
-fn not_an_index(dir: &Path, why: &str) -> SearchError {
+fn not_an_index_error(dir: &Path, why: &str) -> SearchError {
     SearchError::NotAnIndex { path: dir.to_owned(), why: why.into() }
 }
 
@@ -148,7 +156,8 @@ fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
     if name.is_empty()
         || !Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)))
     {
-        let why = format!("the manifest names the file {name:?}, which is not within the directory");
+        let why =
+            format!("the manifest names the file {name:?}, which is not within the directory");
         return Err(SearchError::damaged_error(&dir.join(MANIFEST), why));
     }
     Ok(dir.join(name))
@@ -159,11 +168,11 @@ fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
 /// # Errors
 /// Returns an error if the file cannot be read.
 pub fn checksum(path: &Path) -> Result<u32, SearchError> {
-    let mut file = File::open(path).map_err(SearchError::io("open", path))?;
+    let mut file = File::open(path).map_err(SearchError::io_error("open", path))?;
     let mut sum = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
-        match file.read(&mut buffer).map_err(SearchError::io("read", path))? {
+        match file.read(&mut buffer).map_err(SearchError::io_error("read", path))? {
             0 => return Ok(sum),
             read => sum = crc32c::crc32c_append(sum, &buffer[..read]),
         }

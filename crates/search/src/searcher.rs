@@ -8,7 +8,7 @@ use std::time::Duration;
 use levade_policy::{Embedder, PolicyError, TextRole, process_time};
 use tokio::sync::Semaphore;
 
-use crate::fuse::fuse;
+use crate::fuse::fuse_rankings;
 use crate::{Hit, Index, SearchError};
 
 /// Maximum number of queries in a request: 2.5 times the queries of a Search-R1 step (512 prompts
@@ -144,14 +144,14 @@ impl Searcher {
         queries: Vec<String>,
         count: usize,
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
-        check(&queries, count)?;
+        check_limits(&queries, count)?;
         if queries.is_empty() {
             return Ok(Vec::new());
         }
         let inner = &self.0;
         let vectors = match (inner.mode, &inner.embedder) {
             (Mode::Dense | Mode::Hybrid, Some(embedder)) => {
-                embed(embedder.as_ref(), &queries).await?
+                embed_queries(embedder.as_ref(), &queries).await?
             }
             _ => Vec::new(),
         };
@@ -163,7 +163,7 @@ impl Searcher {
         let found = tokio::task::spawn_blocking(move || {
             // Held until the search ends, even if the caller has been cancelled.
             let _permit = permit;
-            inner.find(&queries, &vectors, count)
+            inner.find_passages(&queries, &vectors, count)
         })
         .await;
         found.map_err(|error| SearchError::Internal(error.to_string()))?
@@ -172,7 +172,7 @@ impl Searcher {
 
 /// Checks that the number of queries, the number of passages and the lengths of the queries are
 /// within the limits.
-fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
+fn check_limits(queries: &[String], count: usize) -> Result<(), SearchError> {
     if queries.len() > MAX_QUERIES {
         let found = queries.len();
         return Err(SearchError::Query(format!(
@@ -195,7 +195,10 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
     }
 }
 
-async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f32>>, SearchError> {
+async fn embed_queries(
+    embedder: &dyn Embedder,
+    queries: &[String],
+) -> Result<Vec<Vec<f32>>, SearchError> {
     let vectors =
         process_time::with_timeout(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query))
             .await;
@@ -208,7 +211,7 @@ async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f3
 
 impl Inner {
     /// Finds the `count` best passages for each query. Blocks the calling thread.
-    fn find(
+    fn find_passages(
         &self,
         queries: &[String],
         vectors: &[Vec<f32>],
@@ -224,11 +227,11 @@ impl Inner {
                 lexical
                     .iter()
                     .zip(&dense)
-                    .map(|(lexical_rows, other)| fuse(&[lexical_rows, other], count))
+                    .map(|(lexical_rows, other)| fuse_rankings(&[lexical_rows, other], count))
                     .collect()
             }
         };
-        hits(&self.index, &rows, MAX_BYTES)
+        load_hits(&self.index, &rows, MAX_BYTES)
     }
 }
 
@@ -237,7 +240,7 @@ impl Inner {
 /// # Errors
 /// Returns an error if the passages have more than `max_bytes` bytes in total, or the index is
 /// damaged.
-fn hits(
+fn load_hits(
     index: &Index,
     rows: &[Vec<(u32, f32)>],
     max_bytes: usize,
@@ -270,8 +273,8 @@ mod tests {
     fn hits_rejects_passages_above_size_limit() {
         let (_made, index) = make(&[passage("a", "T", "12345"), passage("b", "", "12345")], false);
         let rows = [vec![(0, 1.0), (1, 0.5)], vec![(0, 1.0)]];
-        assert_eq!(hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);
-        let error = hits(&index, &rows, 19).unwrap_err().to_string();
+        assert_eq!(load_hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);
+        let error = load_hits(&index, &rows, 19).unwrap_err().to_string();
         assert!(error.contains("more than 19 bytes"), "{error}");
     }
 }

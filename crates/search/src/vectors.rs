@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::SearchError;
-use crate::kernel::{dot, dot_codes};
+use crate::kernel::{dot_codes, dot_f32};
 
 /// Name of the file that contains the f32 values of the vectors, row by row. The other two files
 /// contain 8-bit codes row by row, and one f32 scale per row.
@@ -87,7 +87,7 @@ impl VectorWriter {
             .write_all(&values)
             .and_then(|()| self.codes.write_all(&codes))
             .and_then(|()| self.scales.write_all(&scale.to_le_bytes()))
-            .map_err(SearchError::io("write vectors to", &self.dir))
+            .map_err(SearchError::io_error("write vectors to", &self.dir))
     }
 
     /// Flushes the vector files. Returns the maximum Euclidean distance |x − x̂| between a vector
@@ -97,7 +97,7 @@ impl VectorWriter {
     /// Returns an error if a file cannot be written, for example because the disk is full.
     pub fn finish(mut self) -> Result<f32, SearchError> {
         for file in [&mut self.values, &mut self.codes, &mut self.scales] {
-            file.flush().map_err(SearchError::io("write vectors to", &self.dir))?;
+            file.flush().map_err(SearchError::io_error("write vectors to", &self.dir))?;
         }
         Ok(self.residual)
     }
@@ -105,7 +105,7 @@ impl VectorWriter {
 
 fn create_file(dir: &Path, name: &str) -> Result<BufWriter<File>, SearchError> {
     let path = dir.join(name);
-    File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
+    File::create(&path).map_err(SearchError::io_error("create", &path)).map(BufWriter::new)
 }
 
 /// The 8-bit quantization x̂ of a vector: x̂ᵢ = scale · cᵢ, with the codes cᵢ.
@@ -137,7 +137,7 @@ impl QuantizedVector {
     }
 }
 
-fn norm(vector: &[f32]) -> f32 {
+fn euclidean_norm(vector: &[f32]) -> f32 {
     vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
 }
 
@@ -153,7 +153,7 @@ pub struct Vectors {
 }
 
 /// A query vector that is prepared for the scan.
-struct Query<'a> {
+struct PreparedQuery<'a> {
     exact: &'a [f32],
     quantised: QuantizedVector,
     /// Bound on the difference between the inner product of the codes and the inner product in f32.
@@ -205,7 +205,7 @@ impl Candidates {
         }
     }
 
-    fn offer(&mut self, row: u32, product: f32, bound: f32) {
+    fn add_candidate(&mut self, row: u32, product: f32, bound: f32) {
         if product < self.min_product(bound) {
             return;
         }
@@ -305,7 +305,8 @@ impl Vectors {
         count: usize,
         threads: usize,
     ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
-        let queries: Vec<Query> = queries.iter().map(|query| self.query(query)).collect();
+        let queries: Vec<PreparedQuery> =
+            queries.iter().map(|query| self.prepare_query(query)).collect();
         let rows = self.scales.len();
         let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
         let threads = threads.min(work / MIN_WORK_PER_THREAD).clamp(1, rows);
@@ -334,23 +335,23 @@ impl Vectors {
         Ok(queries
             .iter()
             .zip(merged)
-            .map(|(query, candidates)| self.rescore(query, candidates))
+            .map(|(query, candidates)| self.rescore_candidates(query, candidates))
             .collect())
     }
 
-    fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
+    fn prepare_query<'a>(&self, exact: &'a [f32]) -> PreparedQuery<'a> {
         let quantised = QuantizedVector::new(exact);
-        let length = norm(exact);
-        let rounded = norm(exact) + quantised.residual;
+        let length = euclidean_norm(exact);
+        let rounded = euclidean_norm(exact) + quantised.residual;
         let max_norm = self.max_norm + self.residual;
         let bound = quantised.residual * max_norm
             + rounded * self.residual
             + ROUNDING_ERROR * length * max_norm;
-        Query { exact, quantised, bound }
+        PreparedQuery { exact, quantised, bound }
     }
 
     /// Scans the codes of the rows in `rows`, and returns the candidates of each query.
-    fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Candidates> {
+    fn scan(&self, queries: &[PreparedQuery], rows: Range<usize>, count: usize) -> Vec<Candidates> {
         let mut candidates: Vec<Candidates> =
             queries.iter().map(|_| Candidates::new(count)).collect();
         let width = self.dimensions;
@@ -360,7 +361,7 @@ impl Vectors {
                 for row in block.clone() {
                     let codes = &self.codes[row * width..][..width];
                     let product = dot_codes(codes, &query.quantised.codes) as f32;
-                    candidates.offer(
+                    candidates.add_candidate(
                         row as u32,
                         product * self.scales[row] * query.quantised.scale,
                         query.bound,
@@ -373,13 +374,13 @@ impl Vectors {
 
     /// Computes the f32 inner products of the candidate rows, and returns the best rows, the best
     /// first.
-    fn rescore(&self, query: &Query, candidates: Candidates) -> Vec<(u32, f32)> {
+    fn rescore_candidates(&self, query: &PreparedQuery, candidates: Candidates) -> Vec<(u32, f32)> {
         let min_product = candidates.min_product(query.bound);
         let width = 4 * self.dimensions;
         let kept = candidates.candidates.iter().filter(|(_, product)| *product >= min_product);
         let mut scored: Vec<(u32, f32)> = kept
             .map(|(row, _)| {
-                (*row, dot(&self.values[*row as usize * width..][..width], query.exact))
+                (*row, dot_f32(&self.values[*row as usize * width..][..width], query.exact))
             })
             .collect();
         scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -390,11 +391,11 @@ impl Vectors {
 
 fn map_file(dir: &Path, rows: u64, name: &str, width: usize) -> Result<Mmap, SearchError> {
     let path = dir.join(name);
-    let file = File::open(&path).map_err(SearchError::io("open", &path))?;
+    let file = File::open(&path).map_err(SearchError::io_error("open", &path))?;
     // SAFETY: the map is read-only, and Levade never writes to a file of an index in place.
     // If another program truncates the file meanwhile, this process ends with a bus error,
     // like any program that maps its files.
-    let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
+    let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io_error("map", &path))?;
     let wanted = rows.checked_mul(width as u64);
     if wanted == Some(bytes.len() as u64) {
         Ok(bytes)

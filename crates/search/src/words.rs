@@ -47,7 +47,7 @@ impl TokenStream for Stream<'_> {
         };
         let word = &rest[start..];
         let divides = self.divides;
-        let is_complete = |c: char| divides && needs_no_spaces(c);
+        let is_complete = |c: char| divides && is_word_by_itself(c);
         let length = match word.chars().next() {
             Some(first) if is_complete(first) => first.len_utf8(),
             _ => word.find(|c: char| !c.is_alphanumeric() || is_complete(c)).unwrap_or(word.len()),
@@ -71,7 +71,7 @@ impl TokenStream for Stream<'_> {
 }
 
 /// Returns whether `c` is a Han or Hiragana character, which is a word without spaces around it.
-fn needs_no_spaces(c: char) -> bool {
+fn is_word_by_itself(c: char) -> bool {
     matches!(
         c,
         '\u{3005}'

@@ -80,7 +80,7 @@ pub(crate) async fn read_tombstones(from: &Connection) -> Result<Vec<Withdrawal>
     let found = attempts.find(withdrawn);
     let found = collect_documents(found.projection(doc! { FIELD: 1 }).await?).await?;
     let mut tombstones: Vec<(i64, Withdrawal)> =
-        found.iter().map(tombstones).collect::<Result<Vec<_>>>()?.concat();
+        found.iter().map(parse_tombstones).collect::<Result<Vec<_>>>()?.concat();
     tombstones.sort_by_key(|(order, _)| *order);
     Ok(tombstones.into_iter().map(|(_, tombstone)| tombstone).collect())
 }

@@ -113,7 +113,7 @@ fn to_content(value: Value) -> Content<'static> {
             (None, None) => Number::F64(number.as_f64().unwrap_or(f64::NAN)),
         }),
         Value::String(text) => Content::String(text.into()),
-        Value::Array(list) => Content::Seq(list.into_iter().map(content).collect()),
+        Value::Array(list) => Content::Seq(list.into_iter().map(to_content).collect()),
         Value::Object(fields) => {
             let fields = fields
                 .into_iter()

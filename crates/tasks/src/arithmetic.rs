@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::expression::calculation;
-use super::task_rng::{Purpose, TaskRng};
+use super::task_rng::{RngPurpose, TaskRng};
 use super::term::Term;
 use super::wording::Wording;
 use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
@@ -83,13 +83,13 @@ impl Arithmetic {
     /// calculator and the answer.
     pub fn task(&self, split: Split, index: u64) -> Task {
         let (purpose, name) = match split {
-            Split::Train => (Purpose::Training, "train"),
-            Split::HeldOut => (Purpose::HeldOut, "held-out"),
-            Split::HeldOutWording => (Purpose::HeldOutWording, "held-out-wording"),
+            Split::Train => (RngPurpose::Training, "train"),
+            Split::HeldOut => (RngPurpose::HeldOut, "held-out"),
+            Split::HeldOutWording => (RngPurpose::HeldOutWording, "held-out-wording"),
         };
         let mut sampler = TaskRng::new(self.seed, purpose, index);
         let numbers = loop {
-            let numbers = self.numbers(&mut sampler);
+            let numbers = self.sample_operands(&mut sampler);
             if is_held_out(&numbers) == (split != Split::Train) {
                 break numbers;
             }
@@ -103,7 +103,7 @@ impl Arithmetic {
         let answer = term.value().to_string();
         let call = DemonstratedCall {
             content: String::new(),
-            call: calculation(&term.symbols("*")),
+            call: calculation(&term.to_symbols("*")),
             result: answer.clone(),
         };
         Task {
@@ -113,7 +113,7 @@ impl Arithmetic {
             agent: None,
             source: "arithmetic".to_owned(),
             template: Some(wording.id.to_owned()),
-            kind: Some(format!("{} {}", wording.format_name(), term.grouping())),
+            kind: Some(format!("{} {}", wording.format_name(), term.to_grouping())),
             demonstration: Some(Demonstration {
                 calls: vec![call],
                 answer: format!("The answer is {answer}."),
@@ -126,7 +126,7 @@ impl Arithmetic {
         }
     }
 
-    fn numbers(&self, sampler: &mut TaskRng) -> Vec<i128> {
+    fn sample_operands(&self, sampler: &mut TaskRng) -> Vec<i128> {
         let ArithmeticOptions { operands, min_digits, max_digits, .. } = self.options;
         let mut number = || {
             let digits =
@@ -169,15 +169,15 @@ mod tests {
 
     const SPLITS: [Split; 3] = [Split::Train, Split::HeldOut, Split::HeldOutWording];
 
-    fn expression(task: &Task) -> String {
+    fn expression_of_call(task: &Task) -> String {
         task.demonstration.as_ref().unwrap().calls[0].call.arguments["expression"]
             .as_str()
             .unwrap()
             .to_owned()
     }
 
-    fn operands(task: &Task) -> Vec<i128> {
-        let text = expression(task);
+    fn parse_operands(task: &Task) -> Vec<i128> {
+        let text = expression_of_call(task);
         let mut numbers: Vec<i128> =
             text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
         numbers.sort_unstable();
@@ -201,12 +201,12 @@ mod tests {
         for split in SPLITS {
             for index in 0..500 {
                 let task = generator.task(split, index);
-                let value = evaluate(&expression(&task)).unwrap().to_string();
+                let value = evaluate(&expression_of_call(&task)).unwrap().to_string();
                 assert_eq!(task.answer, Value::String(value.clone()), "{}", task.question);
                 let demonstration = task.demonstration.as_ref().unwrap();
                 assert_eq!(demonstration.calls[0].result, value);
                 assert!(demonstration.answer.contains(&value));
-                let numbers = operands(&task);
+                let numbers = parse_operands(&task);
                 assert_eq!(numbers.len(), 3);
                 assert!(numbers.iter().all(|n| (10..10_000).contains(n)), "{}", task.question);
             }
@@ -236,7 +236,7 @@ mod tests {
         };
         let of = |seed, split| -> BTreeSet<Vec<i128>> {
             let generator = Arithmetic::new(options, seed).unwrap();
-            (0..3000).map(|index| operands(&generator.task(split, index))).collect()
+            (0..3000).map(|index| parse_operands(&generator.task(split, index))).collect()
         };
         let train = of(1, Split::Train);
         assert!(train.is_disjoint(&of(2, Split::HeldOut)));

@@ -64,7 +64,7 @@ const NUMBERS: [(&str, &str); 11] = [
 ];
 
 /// Splits a text into tokens: words, numbers (also within words) and operators.
-fn tokens(text: &str) -> Vec<String> {
+fn tokenize(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut before = None;
     for c in normalize_spelling(text).chars() {
@@ -94,7 +94,7 @@ fn changes_value(token: &str) -> bool {
     token.chars().any(|c| c.is_numeric() || is_operator(c))
 }
 
-fn numbers(tokens: &[String]) -> Vec<String> {
+fn find_numbers(tokens: &[String]) -> Vec<String> {
     // A hyphen between words is not an operator.
     let counted = tokens.iter().enumerate().filter(|(at, token)| {
         changes_value(token)
@@ -117,7 +117,7 @@ impl NearCopies {
         let mut index = NearCopies::default();
         let mut questions_with: HashMap<Token, usize> = HashMap::new();
         for text in texts {
-            let named = tokens(text);
+            let named = tokenize(text);
             let mut ids = Vec::with_capacity(named.len());
             for token in &named {
                 let next = index.tokens.len() as Token;
@@ -136,7 +136,7 @@ impl NearCopies {
                 .filter(|(token, _)| changes_value(token))
                 .map(|(_, id)| *id)
                 .collect();
-            let numbers = numbers(&named);
+            let numbers = find_numbers(&named);
             index.questions.push(Question {
                 text: text.to_owned(),
                 tokens: ids,
@@ -176,7 +176,7 @@ impl NearCopies {
         if self.questions.is_empty() {
             return None;
         }
-        let named = tokens(text);
+        let named = tokenize(text);
         let ids: Vec<Token> =
             named.iter().map(|token| self.tokens.get(token).copied().unwrap_or(UNKNOWN)).collect();
         let mut tried = HashSet::new();
@@ -193,7 +193,7 @@ impl NearCopies {
                         .iter()
                         .zip(&ids)
                         .filter(|(token, id)| !changes_value(token) && !self.common.contains(id));
-                    (words.map(|(token, _)| token.as_str()).collect(), numbers(&named))
+                    (words.map(|(token, _)| token.as_str()).collect(), find_numbers(&named))
                 });
                 if question.is_within(&ids, &named)
                     || question.contains(&ids)

@@ -11,26 +11,26 @@ pub const PERSON: &str = "person";
 /// Returns the keys of the people in a task that is serialized as JSON, in the order of its row.
 /// Empty if the row has no field [`PERSON`], or if the field has another form.
 pub fn persons(task: &Value) -> Vec<String> {
-    task["row"].get(PERSON).and_then(keys_of).unwrap_or_default()
+    task["row"].get(PERSON).and_then(read_person_keys).unwrap_or_default()
 }
 
 impl Task {
     /// Returns the keys of the people whom the task came from (field [`PERSON`] of its row).
     pub fn persons(&self) -> Vec<String> {
-        self.row.get(PERSON).and_then(keys_of).unwrap_or_default()
+        self.row.get(PERSON).and_then(read_person_keys).unwrap_or_default()
     }
 }
 
 /// Returns the keys that a field contains, or `None` if the field is neither a key nor a list of
 /// keys.
-pub(crate) fn keys_of(field: &Value) -> Option<Vec<String>> {
+pub(crate) fn read_person_keys(field: &Value) -> Option<Vec<String>> {
     match field {
         Value::Null => Some(Vec::new()),
         Value::String(key) if key.trim().is_empty() => Some(Vec::new()),
         Value::String(key) => Some(vec![key.clone()]),
         Value::Number(key) => Some(vec![key.to_string()]),
         Value::Array(items) if !items.iter().any(Value::is_array) => {
-            Some(items.iter().map(keys_of).collect::<Option<Vec<_>>>()?.concat())
+            Some(items.iter().map(read_person_keys).collect::<Option<Vec<_>>>()?.concat())
         }
         Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     }

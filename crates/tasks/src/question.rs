@@ -7,7 +7,10 @@ use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
-use super::spelling::{Part, blocks, is_unseen, normalize_spelling, parts, split_sentences};
+use super::spelling::{
+    Part, collect_multiline_questions, is_invisible, normalize_spelling, split_parts,
+    split_sentences,
+};
 
 /// A hash of a question. Questions that differ only in irrelevant details have equal hashes.
 ///
@@ -189,7 +192,7 @@ impl Task {
     /// Returns the key of the task's question, which determines its split and identifies equal
     /// questions.
     pub fn key(&self) -> QuestionKey {
-        match self.turns()[..] {
+        match self.non_instruction_turns()[..] {
             [] => QuestionKey::new(&normalize(&self.question)),
             [only] => QuestionKey::new(&normalize(&only.content)),
             ref turns => {
@@ -207,7 +210,7 @@ impl Task {
         QuestionSet {
             conversation: self.conversation_key(question),
             question,
-            last: last_labeled_key(self.question_text()),
+            last: find_last_labeled_key(self.question_text()),
         }
     }
 
@@ -219,7 +222,7 @@ impl Task {
     /// Returns the key of the complete conversation except its instructions. `question` is the key
     /// of the last user turn.
     fn conversation_key(&self, question: QuestionKey) -> QuestionKey {
-        match self.turns()[..] {
+        match self.non_instruction_turns()[..] {
             [] | [_] => question,
             ref turns => {
                 let turns = turns.iter().map(|turn| {
@@ -243,14 +246,14 @@ impl Task {
         }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
-            shown.extend(keys_of_parts(text));
+            shown.extend(part_keys(text));
         }
         for call in self.messages.iter().flat_map(|turn| &turn.tool_calls) {
             let mut texts = Vec::new();
             call.arguments.values().for_each(|value| collect_texts(value, &mut texts));
             for text in texts {
-                shown.extend(key_of_part(text));
-                shown.extend(keys_of_parts(text));
+                shown.extend(part_key(text));
+                shown.extend(part_keys(text));
             }
         }
         shown.sort_unstable();
@@ -268,7 +271,7 @@ impl Task {
     /// question, and the fields that contain a context.
     pub fn context(&self) -> QuestionKey {
         let mut context: Vec<String> = self.instructions().map(normalize_spelling).collect();
-        let turns = self.turns();
+        let turns = self.non_instruction_turns();
         let question_index = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
         context
             .extend(turns[..question_index].iter().map(|turn| normalize_spelling(&turn.content)));
@@ -287,9 +290,9 @@ impl Task {
             };
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
                 let value = if OPTIONS.contains(&name) {
-                    unordered_text(value)
+                    to_unordered_text(value)
                 } else {
-                    normalized_text(value)
+                    to_normalized_text(value)
                 };
                 context.push(format!("{name} {value}"));
             }
@@ -300,16 +303,17 @@ impl Task {
     /// Returns the expected answer as text, together with the options that it refers to, because
     /// the same letter with other options is another answer.
     pub(crate) fn answer_with_options(&self) -> String {
-        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered_text);
-        format!("{}\n{}", normalized_text(&self.answer), options.unwrap_or_default())
+        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(to_unordered_text);
+        format!("{}\n{}", to_normalized_text(&self.answer), options.unwrap_or_default())
     }
 
     /// Returns the key of the complete task: question, conversation, expected answer, agent, and
     /// all fields of `row` except the fields in `skipped` and the fields that only identify the
     /// row. Texts are compared exactly, except for white space around questions.
     pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
-        let mut hash =
-            Sha256::new().chain_update(self.question.trim()).chain_update(exact_text(&self.answer));
+        let mut hash = Sha256::new()
+            .chain_update(self.question.trim())
+            .chain_update(to_exact_text(&self.answer));
         for turn in &self.messages {
             let calls = turn.tool_calls.iter().map(|call| format!("{call:?}"));
             hash.update([0]);
@@ -318,7 +322,7 @@ impl Task {
         }
         hash.update([2]);
         hash.update(self.agent.as_deref().unwrap_or_default());
-        key_of(hash, &FieldRule { is_name, shown: exact_text }, row, skipped)
+        hash_row_fields(hash, &FieldRule { is_name, shown: to_exact_text }, row, skipped)
     }
 
     /// Returns the key of the complete task by the rule of runs with
@@ -332,7 +336,7 @@ impl Task {
             hash.update(text);
         }
         let is_name = |name: &str, _: &Value| LOOSE_NAMES.contains(&name);
-        key_of(hash, &FieldRule { is_name, shown: to_words }, row, skipped)
+        hash_row_fields(hash, &FieldRule { is_name, shown: to_words }, row, skipped)
     }
 
     /// Returns a field of the task's row, or of verl's `extra_info` within the row. `None` if
@@ -342,7 +346,7 @@ impl Task {
     }
 
     /// Returns the turns of the conversation except instructions.
-    fn turns(&self) -> Vec<&Message> {
+    fn non_instruction_turns(&self) -> Vec<&Message> {
         self.messages.iter().filter(|turn| !turn.role.instructs()).collect()
     }
 
@@ -352,16 +356,16 @@ impl Task {
 }
 
 fn to_words(value: &Value) -> String {
-    value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
+    to_value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
 }
 
 /// Returns the keys of the parts of a text. Empty if the text has only one part.
-fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
-    let parts = parts(text);
+fn part_keys(text: &str) -> Vec<QuestionKey> {
+    let parts = split_parts(text);
     let mut texts: Vec<String> = Vec::new();
     // A text with a single part is compared as a whole by the caller.
     if parts.len() > 1 {
-        texts.extend(blocks(&parts));
+        texts.extend(collect_multiline_questions(&parts));
         texts.extend(parts.iter().map(|(_, part)| part.clone()));
     }
     for (_, part) in &parts {
@@ -375,11 +379,11 @@ fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
         let lines = before.iter().map(|(_, part)| &**part).chain([start]);
         texts.push(lines.collect::<Vec<_>>().join("\n"));
     }
-    texts.iter().filter_map(|text| key_of_part(text)).collect()
+    texts.iter().filter_map(|text| part_key(text)).collect()
 }
 
 /// Returns the key of a part of a text, or `None` if the part is too short to identify a question.
-fn key_of_part(text: &str) -> Option<QuestionKey> {
+fn part_key(text: &str) -> Option<QuestionKey> {
     let part = normalize_spelling(text);
     (part.chars().count() >= MIN_PART).then(|| QuestionKey::new(&format!("spelled {part}")))
 }
@@ -404,7 +408,7 @@ struct FieldRule {
 
 /// Returns the key of a task. `hash` already contains the other parts of the task, and the fields
 /// of `row` are added by the rule.
-fn key_of(
+fn hash_row_fields(
     mut hash: Sha256,
     rule: &FieldRule,
     row: &Map<String, Value>,
@@ -452,25 +456,25 @@ fn is_name(name: &str, value: &Value) -> bool {
 
 /// Converts a JSON value to text exactly, including white space. A number becomes its digits,
 /// because CSV files contain numbers as text.
-fn exact_text(value: &Value) -> String {
-    value_text(value, &|text| text.to_owned(), false)
+fn to_exact_text(value: &Value) -> String {
+    to_value_text(value, &|text| text.to_owned(), false)
 }
 
 /// Converts a JSON value to text with normalized strings, so that different spellings of a text are
 /// equal.
-fn normalized_text(value: &Value) -> String {
-    value_text(value, &normalize_or_trim, false)
+fn to_normalized_text(value: &Value) -> String {
+    to_value_text(value, &normalize_or_trim, false)
 }
 
 /// Converts a list of options to text, ignoring the order and the spelling of the options. An
 /// object with lettered options counts as a list of their texts.
-fn unordered_text(options: &Value) -> String {
+fn to_unordered_text(options: &Value) -> String {
     let texts = options.get("text").filter(|texts| texts.is_array()).unwrap_or(options);
     match texts {
         Value::Object(by_letter) => {
-            value_text(&by_letter.values().cloned().collect(), &normalize_or_trim, true)
+            to_value_text(&by_letter.values().cloned().collect(), &normalize_or_trim, true)
         }
-        texts => value_text(texts, &normalize_or_trim, true),
+        texts => to_value_text(texts, &normalize_or_trim, true),
     }
 }
 
@@ -482,12 +486,12 @@ fn normalize_or_trim(text: &str) -> String {
 
 /// Converts a JSON value to text with the function `text` for strings. The fields of objects are
 /// sorted. The items of lists are sorted only if `sorted` is set.
-fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
+fn to_value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
     match value {
         Value::String(value) => text(value),
         Value::Array(items) => {
             let mut items: Vec<String> =
-                items.iter().map(|item| value_text(item, text, sorted)).collect();
+                items.iter().map(|item| to_value_text(item, text, sorted)).collect();
             if sorted {
                 items.sort_unstable();
             }
@@ -496,7 +500,7 @@ fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> Str
         Value::Object(fields) => {
             let fields = fields.iter();
             let mut all: Vec<String> = fields
-                .map(|(name, value)| format!("{name}\u{2}{}", value_text(value, text, sorted)))
+                .map(|(name, value)| format!("{name}\u{2}{}", to_value_text(value, text, sorted)))
                 .collect();
             all.sort_unstable();
             format!("{{{}}}", all.join("\u{1}"))
@@ -507,8 +511,8 @@ fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> Str
 
 /// Returns the key of the last labeled question of a text. The text must show labeled examples with
 /// answers before the question, and only labels after it; otherwise returns `None`.
-fn last_labeled_key(text: &str) -> Option<QuestionKey> {
-    let parts = parts(text);
+fn find_last_labeled_key(text: &str) -> Option<QuestionKey> {
+    let parts = split_parts(text);
     let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
     let shows = parts[..at].iter().any(|(part, text)| *part == Part::Answer && !text.is_empty());
     let is_last =
@@ -519,8 +523,12 @@ fn last_labeled_key(text: &str) -> Option<QuestionKey> {
 /// Normalizes case, Unicode form and spaces of a text, and removes invisible characters.
 fn normalize(text: &str) -> String {
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
-    let folded =
-        text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
+    let folded = text
+        .chars()
+        .filter(|c| !is_invisible(*c))
+        .collect::<String>()
+        .to_uppercase()
+        .to_lowercase();
     let normalized: String = folded.nfc().collect();
     normalized
         .split(|c: char| c.is_whitespace() || c.is_control())

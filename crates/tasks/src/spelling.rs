@@ -16,7 +16,7 @@ mod markup;
 
 use unicode_normalization::UnicodeNormalization;
 
-use self::markup::without_markup;
+use self::markup::replace_markup;
 
 /// Words that name a question in a label before the question, such as `Question 3:`.
 const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem \
@@ -46,7 +46,7 @@ pub(super) fn normalize_spelling(text: &str) -> String {
         lines.pop();
     }
     if let Some(last) = lines.last_mut() {
-        *last = without_label_behind(last);
+        *last = strip_trailing_label(last);
     }
     // A heading is a label without a colon.
     let is_heading = |line: &str| line.len() > 3 && is_label_text(line, QUESTION_NAMES);
@@ -54,13 +54,13 @@ pub(super) fn normalize_spelling(text: &str) -> String {
         lines.remove(0);
     }
     if let Some(first) = lines.first_mut() {
-        *first = without_label(first);
+        *first = strip_label(first);
     }
     remove_spaces(&lines.join(" "))
 }
 
 /// Removes bullets and labels such as `Question 3:`, `Q3.` and `3)` from the start of a line.
-fn without_label(mut line: &str) -> &str {
+fn strip_label(mut line: &str) -> &str {
     // `- 3 + 5` starts with a sign.
     while let Some(item) = ["- ", "* ", "> "].iter().find_map(|mark| line.strip_prefix(mark))
         && item.starts_with(char::is_alphabetic)
@@ -104,7 +104,7 @@ pub(super) enum Part {
 /// Splits a text into parts: its lines, cells of tables and sides of arrows, which are also split
 /// before each label. Bullets and blank parts are removed. A part that consists of a label has an
 /// empty text.
-pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
+pub(super) fn split_parts(text: &str) -> Vec<(Part, String)> {
     let mut text = normalize_unicode(text);
     for mark in [" -> ", " => ", " → ", " ⇒ ", "\t", " | "] {
         text = text.replace(mark, "\n");
@@ -127,19 +127,19 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
                 // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
                 let is_labeled = classify_label(line[start..at].trim()) != Part::Plain;
                 if !is_labeled {
-                    found.push(part(&line[start..at]));
+                    found.push(classify_part(&line[start..at]));
                     start = at;
                 }
             }
         }
-        found.push(part(&line[start..]));
+        found.push(classify_part(&line[start..]));
     }
     found
 }
 
 /// Returns the questions in a text that have several lines. Each extends from its label to the next
 /// label.
-pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
+pub(super) fn collect_multiline_questions(parts: &[(Part, String)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut is_open = false;
     for (kind, text) in parts {
@@ -158,7 +158,7 @@ pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
     found
 }
 
-fn part(text: &str) -> (Part, String) {
+fn classify_part(text: &str) -> (Part, String) {
     let text = text.trim();
     match text.split_once(':') {
         Some((label, rest)) if classify_label(label) != Part::Plain => {
@@ -179,7 +179,7 @@ fn classify_label(text: &str) -> Part {
 }
 
 /// Removes a label such as `Answer:` after the last sentence of a line.
-fn without_label_behind(line: &str) -> &str {
+fn strip_trailing_label(line: &str) -> &str {
     let Some(label) = line.strip_suffix(':') else { return line };
     let end = label.rfind(['?', '.', '!']).map(|at| at + 1);
     match end.filter(|end| is_label_text(&label[*end..], ANSWER_NAMES)) {
@@ -214,7 +214,7 @@ fn is_label_text(text: &str, names: &str) -> bool {
 
 /// Returns whether a character is invisible: a zero-width space or joiner, a soft hyphen, a
 /// direction mark or a byte-order mark.
-pub(super) fn is_unseen(c: char) -> bool {
+pub(super) fn is_invisible(c: char) -> bool {
     matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{2064}' | '\u{FEFF}')
 }
 
@@ -224,12 +224,12 @@ pub(super) fn is_unseen(c: char) -> bool {
 fn normalize_unicode(text: &str) -> String {
     let text = &without_markup(text);
     if text.is_ascii() {
-        return signs(&text.to_ascii_lowercase());
+        return normalize_signs(&text.to_ascii_lowercase());
     }
     let mut plain = String::with_capacity(text.len());
     let mut raised = false;
     let mut lowered = false;
-    for c in text.chars().filter(|c| !is_unseen(*c) && !matches!(*c, '\u{FE00}'..='\u{FE0F}')) {
+    for c in text.chars().filter(|c| !is_invisible(*c) && !matches!(*c, '\u{FE00}'..='\u{FE0F}')) {
         let is_raised = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '⁺' | '⁻');
         let is_lowered = matches!(c, '₀'..='₉');
         let is_fraction = matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉');
@@ -244,7 +244,7 @@ fn normalize_unicode(text: &str) -> String {
             plain.push(' ');
         }
         (raised, lowered) = (is_raised, is_lowered);
-        let zero = ZEROS.iter().find(|zero| (**zero..=digit(**zero, 9)).contains(&c));
+        let zero = ZEROS.iter().find(|zero| (**zero..=digit_of_script(**zero, 9)).contains(&c));
         plain.push(match c {
             // NFKC would convert it to a combining accent.
             '´' => '\'',
@@ -252,7 +252,7 @@ fn normalize_unicode(text: &str) -> String {
             '\u{A0}' | '\u{2009}' | '\u{202F}' if plain.ends_with(|c: char| c.is_ascii_digit()) => {
                 '\u{202F}'
             }
-            c => zero.map_or(c, |zero| digit('0', u32::from(c) - u32::from(*zero))),
+            c => zero.map_or(c, |zero| digit_of_script('0', u32::from(c) - u32::from(*zero))),
         });
     }
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
@@ -263,10 +263,10 @@ fn normalize_unicode(text: &str) -> String {
         .to_lowercase()
         .nfkc()
         .collect();
-    signs(&folded)
+    normalize_signs(&folded)
 }
 
-fn digit(zero: char, value: u32) -> char {
+fn digit_of_script(zero: char, value: u32) -> char {
     char::from_u32(u32::from(zero) + value).unwrap_or(zero)
 }
 
@@ -276,12 +276,12 @@ fn join_thousands(text: &str) -> String {
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
     let mut number = None;
     let mut groups =
-        |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at, &mut number);
+        |at: usize| chars[at] == '\u{202F}' && is_thousands_separator(&commas, at, &mut number);
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
 /// Replaces quotes, dashes and operators by one character for each kind.
-fn signs(folded: &str) -> String {
+fn normalize_signs(folded: &str) -> String {
     let mut found = String::with_capacity(folded.len());
     for c in folded.chars() {
         match c {
@@ -310,14 +310,14 @@ fn signs(folded: &str) -> String {
         found = latex::replace_commands(&found);
     }
     if found.contains(['^', '_']) {
-        found = without_braces(&found);
+        found = strip_braces(&found);
     }
     found.replace("''", "\"")
 }
 
 /// Removes braces around exponents and indices that consist of letters and digits: `x^{10}` becomes
 /// `x^10`.
-fn without_braces(text: &str) -> String {
+fn strip_braces(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(['^', '_']) {
@@ -343,7 +343,7 @@ fn remove_spaces(text: &str) -> String {
     // Pairs of dollar signs delimit mathematics.
     let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
-    let chars = without_emphasis(&chars);
+    let chars = strip_emphasis(&chars);
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
     // Quotation mark that is currently open.
@@ -363,7 +363,7 @@ fn remove_spaces(text: &str) -> String {
             // 1,000, 1'000, 1_000 and 1000 are equal.
             ',' | '\'' | '_'
                 if test_neighbors(char::is_ascii_digit) == (true, true)
-                    && groups_thousands(&chars, at, &mut number) =>
+                    && is_thousands_separator(&chars, at, &mut number) =>
             {
                 continue;
             }
@@ -404,7 +404,7 @@ fn remove_spaces(text: &str) -> String {
         }
         let c = match c {
             // 3 x 4 and 3 * 4 are equal.
-            'x' if is_sign(&chars, at) => '*',
+            'x' if is_multiplication_sign(&chars, at) => '*',
             c => c,
         };
         if space && kept.last().is_some_and(|last| is_word_char(*last)) && is_word_char(c) {
@@ -424,7 +424,7 @@ fn remove_spaces(text: &str) -> String {
         }
         kept.pop();
     }
-    without_long_dashes(&kept)
+    shorten_dashes(&kept)
 }
 
 fn is_operand(c: Option<&char>) -> bool {
@@ -442,7 +442,7 @@ fn is_blank(c: Option<&char>) -> bool {
 }
 
 /// Removes single asterisks around words: `*first*` becomes `first`.
-fn without_emphasis(chars: &[char]) -> Vec<char> {
+fn strip_emphasis(chars: &[char]) -> Vec<char> {
     let is_star = |at: usize| chars.get(at) == Some(&'*');
     let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
     let is_letter = |at: usize| chars.get(at).is_some_and(|c| c.is_alphabetic());
@@ -473,7 +473,7 @@ fn is_outside(c: char) -> bool {
 }
 
 /// Replaces several dashes between words by one dash: `king--and` becomes `king-and`.
-fn without_long_dashes(chars: &[char]) -> String {
+fn shorten_dashes(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
     while at < chars.len() {
@@ -526,7 +526,7 @@ struct NumberSpan {
 /// Returns whether the character at index `at` is a thousands separator: exactly three digits
 /// follow it. A number that fills its brackets, such as `(1,234)`, is a list of numbers instead.
 /// `number` caches the span around the separator, so that each span is searched only once.
-fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
+fn is_thousands_separator(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
     if !number
         .as_ref()
@@ -552,7 +552,7 @@ fn count_digits(from: &[char]) -> usize {
 }
 
 /// Returns whether the `x` at index `at` is a multiplication sign, with numbers on both sides.
-fn is_sign(chars: &[char], at: usize) -> bool {
+fn is_multiplication_sign(chars: &[char], at: usize) -> bool {
     is_digit(chars[..at].iter().rev().find(|c| !c.is_whitespace()))
         && is_digit(chars[at + 1..].iter().find(|c| !c.is_whitespace()))
 }

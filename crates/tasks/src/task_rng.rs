@@ -2,10 +2,10 @@
 
 use levade_policy::uniform;
 
-/// Purpose of a stream of random numbers. Streams with different purposes are independent even if
+/// RngPurpose of a stream of random numbers. Streams with different purposes are independent even if
 /// they have the same seed.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Purpose {
+pub(super) enum RngPurpose {
     /// Shuffles the rows of a file.
     Shuffle = 0x51,
     /// Generates a training task.
@@ -26,7 +26,7 @@ pub(super) struct TaskRng {
 
 impl TaskRng {
     /// Creates the stream for item `index` (below 2⁵⁶) of a purpose.
-    pub fn new(seed: u64, purpose: Purpose, index: u64) -> Self {
+    pub fn new(seed: u64, purpose: RngPurpose, index: u64) -> Self {
         TaskRng { seed, stream: (purpose as u64) << 56 | index & ((1 << 56) - 1), next: 0 }
     }
 
@@ -58,7 +58,7 @@ mod tests {
         let mut counts = [[0usize; 4]; 4];
         for index in 0..4000 {
             let mut items = [0, 1, 2, 3];
-            TaskRng::new(9, Purpose::Shuffle, index).shuffle(&mut items);
+            TaskRng::new(9, RngPurpose::Shuffle, index).shuffle(&mut items);
             items.iter().enumerate().for_each(|(position, &item)| counts[item][position] += 1);
         }
         assert!(counts.iter().flatten().all(|n| (850..1150).contains(n)), "{counts:?}");
@@ -68,7 +68,7 @@ mod tests {
 
     fn shuffled(seed: u64) -> Vec<u32> {
         let mut items: Vec<u32> = (0..50).collect();
-        TaskRng::new(seed, Purpose::Shuffle, 0).shuffle(&mut items);
+        TaskRng::new(seed, RngPurpose::Shuffle, 0).shuffle(&mut items);
         items
     }
 }

@@ -4,7 +4,7 @@
 //! generalization.
 
 use super::task_rng::TaskRng;
-use super::term::{Operator, Term};
+use super::term::{ArithmeticOperator, Term};
 
 /// Format in which a wording states the arithmetic expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,7 +195,7 @@ impl Wording {
 
     /// Reorders the term to the order in which the wording names its parts.
     pub fn reorder(&self, term: Term) -> Term {
-        if self.format == WordingFormat::Nested { term.factor_first() } else { term }
+        if self.format == WordingFormat::Nested { term.move_factor_first() } else { term }
     }
 
     /// Returns the name of the wording's format.
@@ -213,9 +213,9 @@ impl Wording {
         match self.format {
             WordingFormat::Symbols | WordingFormat::Nested => true,
             WordingFormat::Spoken | WordingFormat::Steps => {
-                term.steps().is_some() && !term.symbols("*").contains('(')
+                term.to_steps().is_some() && !term.to_symbols("*").contains('(')
             }
-            WordingFormat::Story(shape) => term.shape() == shape && term.value() >= 0,
+            WordingFormat::Story(shape) => term.to_shape() == shape && term.value() >= 0,
         }
     }
 
@@ -224,13 +224,13 @@ impl Wording {
         match self.format {
             WordingFormat::Symbols => {
                 let times = ["*", "×"][sampler.uniform_index(2)];
-                self.text.replace("{}", &term.symbols(times))
+                self.text.replace("{}", &term.to_symbols(times))
             }
-            WordingFormat::Nested => self.text.replace("{}", &phrase(term)),
+            WordingFormat::Nested => self.text.replace("{}", &phrase_with_last_step(term)),
             WordingFormat::Spoken => self.text.replace("{}", &spoken_phrase(term)),
             WordingFormat::Steps => {
-                let (first, steps) = term.steps().unwrap_or_default();
-                let steps: Vec<String> = steps.iter().map(|&(o, n)| step(o, n)).collect();
+                let (first, steps) = term.to_steps().unwrap_or_default();
+                let steps: Vec<String> = steps.iter().map(|&(o, n)| describe_step(o, n)).collect();
                 self.text.replace("{first}", &first.to_string()).replace("{}", &steps.join(" "))
             }
             WordingFormat::Story(_) => ["{a}", "{b}", "{c}"]
@@ -246,13 +246,13 @@ impl Wording {
 /// Phrases a term like [`nested_phrase`], except that an outermost addition or subtraction of a
 /// number comes last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are hard
 /// to read.
-fn phrase(term: &Term) -> String {
+fn phrase_with_last_step(term: &Term) -> String {
     let Term::Binary(operator, lhs, rhs) = term else { return nested_phrase(term) };
     match (operator, &**lhs, &**rhs) {
-        (Operator::Plus, Term::Binary(..), Term::Number(number)) => {
+        (ArithmeticOperator::Plus, Term::Binary(..), Term::Number(number)) => {
             format!("{}, plus {number}", nested_phrase(lhs))
         }
-        (Operator::Minus, Term::Binary(..), Term::Number(number)) => {
+        (ArithmeticOperator::Minus, Term::Binary(..), Term::Number(number)) => {
             format!("{}, minus {number}", nested_phrase(lhs))
         }
         _ => nested_phrase(term),
@@ -268,23 +268,23 @@ fn nested_phrase(term: &Term) -> String {
             let lhs = nested_phrase(lhs);
             let rhs = nested_phrase(rhs);
             match operator {
-                Operator::Plus => format!("the sum of {lhs} and {rhs}"),
-                Operator::Minus => format!("the difference of {lhs} and {rhs}"),
-                Operator::Times => format!("the product of {lhs} and {rhs}"),
+                ArithmeticOperator::Plus => format!("the sum of {lhs} and {rhs}"),
+                ArithmeticOperator::Minus => format!("the difference of {lhs} and {rhs}"),
+                ArithmeticOperator::Times => format!("the product of {lhs} and {rhs}"),
             }
         }
     }
 }
 
 fn spoken_phrase(term: &Term) -> String {
-    term.symbols("times").replace(" + ", " plus ").replace(" - ", " minus ")
+    term.to_symbols("times").replace(" + ", " plus ").replace(" - ", " minus ")
 }
 
-fn step(operator: Operator, number: i128) -> String {
+fn describe_step(operator: ArithmeticOperator, number: i128) -> String {
     match operator {
-        Operator::Plus => format!("Add {number}."),
-        Operator::Minus => format!("Subtract {number}."),
-        Operator::Times => format!("Multiply the result by {number}."),
+        ArithmeticOperator::Plus => format!("Add {number}."),
+        ArithmeticOperator::Minus => format!("Subtract {number}."),
+        ArithmeticOperator::Times => format!("Multiply the result by {number}."),
     }
 }
 
@@ -333,18 +333,22 @@ mod tests {
 
     #[test]
     fn words_describe_the_term() {
-        let sum = Term::Binary(Operator::Plus, number(12), number(7));
-        let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
-        let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
+        let sum = Term::Binary(ArithmeticOperator::Plus, number(12), number(7));
+        let multiplication =
+            Term::Binary(ArithmeticOperator::Times, Box::new(sum.clone()), number(3));
+        let difference = Term::Binary(ArithmeticOperator::Minus, number(40), Box::new(sum.clone()));
         assert_eq!(nested_phrase(&multiplication), "the product of the sum of 12 and 7 and 3");
         assert_eq!(
-            phrase(&multiplication.clone().factor_first()),
+            phrase_with_last_step(&multiplication.clone().move_factor_first()),
             "the product of 3 and the sum of 12 and 7"
         );
-        assert_eq!(difference.clone().factor_first(), difference);
-        let rest = Term::Binary(Operator::Minus, Box::new(sum.clone()), number(3));
-        assert_eq!(phrase(&rest), "the sum of 12 and 7, minus 3");
-        assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
+        assert_eq!(difference.clone().move_factor_first(), difference);
+        let rest = Term::Binary(ArithmeticOperator::Minus, Box::new(sum.clone()), number(3));
+        assert_eq!(phrase_with_last_step(&rest), "the sum of 12 and 7, minus 3");
+        assert_eq!(
+            phrase_with_last_step(&difference),
+            "the difference of 40 and the sum of 12 and 7"
+        );
         assert_eq!(spoken_phrase(&sum), "12 plus 7");
         let mut sampler = TaskRng::new(0, Purpose::Training, 0);
         let steps = wording("steps-start");
@@ -357,7 +361,7 @@ mod tests {
                 && wording("spoken-what-is").fits(&sum)
         );
         assert_eq!(
-            (difference.grouping(), multiplication.grouping()),
+            (difference.to_grouping(), multiplication.to_grouping()),
             ("·(··)".into(), "(··)·".into())
         );
         assert!(

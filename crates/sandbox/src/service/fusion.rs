@@ -56,24 +56,24 @@ pub struct RunCode {
     /// Language of the code, by its name in SandboxFusion.
     pub language: String,
     /// Maximum run time, in seconds.
-    #[serde(default = "ten")]
+    #[serde(default = "default_run_timeout")]
     pub run_timeout: f64,
     /// Maximum compilation time, in seconds. It has no effect, because this service compiles
     /// nothing.
-    #[serde(default = "ten")]
+    #[serde(default = "default_run_timeout")]
     pub compile_timeout: f64,
     /// Memory limit, in MiB. A value below 1 selects the maximum of the service. Values above the
     /// maximum are reduced to it.
-    #[serde(rename = "memory_limit_MB", default = "unlimited")]
+    #[serde(rename = "memory_limit_MB", default = "default_memory_limit")]
     pub memory_limit_mb: i64,
     /// Standard input as text. `None` means that it is empty.
     #[serde(default)]
     pub stdin: Option<String>,
     /// Base64-encoded contents of files, by path. Files whose content is `None` are ignored.
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "null_to_default")]
     pub files: BTreeMap<String, Option<String>>,
     /// Paths of the files to return after the run.
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "null_to_default")]
     pub fetch_files: Vec<String>,
 }
 
@@ -87,40 +87,40 @@ pub struct RunJupyter {
     #[serde(default)]
     pub cell_timeout: f64,
     /// Maximum total time of all cells, in seconds.
-    #[serde(default = "forty_five")]
+    #[serde(default = "default_total_timeout")]
     pub total_timeout: f64,
     /// Memory limit, in MiB. A value below 1 selects the maximum of the service. Values above the
     /// maximum are reduced to it.
-    #[serde(rename = "memory_limit_MB", default = "unlimited")]
+    #[serde(rename = "memory_limit_MB", default = "default_memory_limit")]
     pub memory_limit_mb: i64,
     /// Name of the Jupyter kernel. Only `python3` is supported.
-    #[serde(default = "python3")]
+    #[serde(default = "default_kernel")]
     pub kernel: String,
     /// Base64-encoded contents of files, by path. Files whose content is `None` are ignored.
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "null_to_default")]
     pub files: BTreeMap<String, Option<String>>,
     /// Paths of the files to return after the last cell.
-    #[serde(default, deserialize_with = "or_default")]
+    #[serde(default, deserialize_with = "null_to_default")]
     pub fetch_files: Vec<String>,
 }
 
-fn ten() -> f64 {
+fn default_run_timeout() -> f64 {
     10.0
 }
 
-fn forty_five() -> f64 {
+fn default_total_timeout() -> f64 {
     45.0
 }
 
-fn unlimited() -> i64 {
+fn default_memory_limit() -> i64 {
     -1
 }
 
-fn python3() -> String {
+fn default_kernel() -> String {
     "python3".into()
 }
 
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+fn null_to_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())

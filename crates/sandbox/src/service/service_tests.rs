@@ -264,7 +264,7 @@ async fn full_queue_returns_429() {
 async fn request_limits_are_capped_by_service() {
     let service = service(Options::default(), &[]).await;
     let service_limits = service.0.limits;
-    let limits = |seconds, memory_mb| service.limits("run_timeout", seconds, memory_mb);
+    let limits = |seconds, memory_mb| service.request_limits("run_timeout", seconds, memory_mb);
     assert_eq!(limits(5.0, 64).unwrap(), Limits { seconds: 5.0, memory_mb: 64, ..service_limits });
     // The maximum time is accepted, and the service chooses the memory limit.
     for memory_mb in [0, -1, i64::MAX] {

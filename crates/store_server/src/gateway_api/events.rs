@@ -6,7 +6,7 @@ use levade_store::rollouts::{NewSpan, Rollouts, SpanFilter, TrySelector, TryStat
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::triplets::{deduplicated, to_triplet, tokens_of};
+use super::triplets::{read_token_ids, remove_repeated_requests, to_triplet};
 use super::wire::{GatewayRollout, find_rollout, save_metadata};
 use crate::data_interface::new_reported_span;
 use crate::openapi::{Routes, op};
@@ -76,7 +76,7 @@ async fn add_event(
         }
         "model_request" => {
             name = TRIPLET_SPAN;
-            let (prompt, response) = tokens_of(&data);
+            let (prompt, response) = read_token_ids(&data);
             attributes.insert("prompt_token_ids".to_owned(), prompt);
             attributes.insert("response_token_ids".to_owned(), response);
             let response_id = data.get("response").and_then(|response| response.get("id"));
@@ -170,7 +170,7 @@ async fn list_events(
     });
     let mut events: Vec<Value> = events.map(|(_, event)| event).collect();
     if query.format.as_deref() == Some("triplet") {
-        events = deduplicated(events.into_iter().map(to_triplet).collect());
+        events = remove_repeated_requests(events.into_iter().map(to_triplet).collect());
     }
     ok_response(&events)
 }

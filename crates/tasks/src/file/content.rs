@@ -57,23 +57,23 @@ const PICKLE: &str = "the file is a Python pickle, which is never loaded: save i
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, is damaged, or has an unsupported format.
-pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
+pub(super) fn read_file(path: &Path) -> Result<Content, TaskError> {
     let mut bytes = Vec::new();
     let opened = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
     opened.map_err(|why| TaskError::Read { path: path.to_owned(), why })?;
-    content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
+    decode_content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
 }
 
 /// Decompresses and decodes the bytes of a file. Returns a description of the problem if the format
 /// is not supported.
-fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
+fn decode_content(mut bytes: Vec<u8>) -> Result<Content, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {
-            unpack("gzip", GzipMembers(flate2::bufread::GzDecoder::new(&bytes[..])))?
+            decompress("gzip", GzipMembers(flate2::bufread::GzDecoder::new(&bytes[..])))?
         } else if bytes.starts_with(ZSTD)
             || matches!(bytes[..], [0x50..0x60, ref rest @ ..] if rest.starts_with(ZSTD_SKIPPED))
         {
-            unpack(
+            decompress(
                 "zstd",
                 zstd::stream::read::Decoder::new(&bytes[..]).map_err(|error| error.to_string())?,
             )?
@@ -92,12 +92,12 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
         return Err("the file is a tar archive: unpack it".into());
     }
     let text = match bytes[..] {
-        [0xEF, 0xBB, 0xBF, ..] => utf8(bytes.split_off(3))?,
-        [0xFF, 0xFE, ..] => utf16(&bytes[2..], u16::from_le_bytes)?,
-        [0xFE, 0xFF, ..] => utf16(&bytes[2..], u16::from_be_bytes)?,
-        [0, second, ..] if second != 0 => return Err(without_mark("BE")),
-        [first, 0, ..] if first != 0 => return Err(without_mark("LE")),
-        _ => utf8(bytes)?,
+        [0xEF, 0xBB, 0xBF, ..] => decode_utf8(bytes.split_off(3))?,
+        [0xFF, 0xFE, ..] => decode_utf16(&bytes[2..], u16::from_le_bytes)?,
+        [0xFE, 0xFF, ..] => decode_utf16(&bytes[2..], u16::from_be_bytes)?,
+        [0, second, ..] if second != 0 => return Err(missing_mark_error("BE")),
+        [first, 0, ..] if first != 0 => return Err(missing_mark_error("LE")),
+        _ => decode_utf8(bytes)?,
     };
     let start = text.trim_start();
     if start.starts_with('<') {
@@ -133,7 +133,7 @@ impl Read for GzipMembers<'_> {
     }
 }
 
-fn unpack(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
+fn decompress(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     match packed.read_to_end(&mut bytes) {
         Ok(_) => Ok(bytes),
@@ -147,7 +147,7 @@ fn unpack(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
     }
 }
 
-fn utf8(bytes: Vec<u8>) -> Result<String, String> {
+fn decode_utf8(bytes: Vec<u8>) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let bytes = error.as_bytes();
@@ -160,7 +160,7 @@ fn utf8(bytes: Vec<u8>) -> Result<String, String> {
     })
 }
 
-fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
+fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
     let (pairs, rest) = bytes.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(
@@ -183,7 +183,7 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
     Ok(text)
 }
 
-fn without_mark(order: &str) -> String {
+fn missing_mark_error(order: &str) -> String {
     format!(
         "the file looks like UTF-16{order} without a byte-order mark: save it as UTF-8 (iconv -f \
          UTF-16{order} -t UTF-8), or with a byte-order mark"
@@ -199,7 +199,7 @@ mod tests {
     const ROW: &str = "{\"question\": \"1 + 1 𝄞?\", \"answer\": 2}\n";
 
     fn text(bytes: &[u8]) -> Result<String, String> {
-        match content(bytes.to_vec())? {
+        match decode_content(bytes.to_vec())? {
             Content::Text(text) => Ok(text),
             Content::Parquet(_) => Err("Parquet".into()),
         }

@@ -63,7 +63,7 @@ pub(super) struct Layout {
 }
 
 /// Returns the common layouts, in which the recipe's fields replace the default fields.
-fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
+fn list_layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
     let (default_question, default_answer) = LAYOUTS[0];
     LAYOUTS.map(|(q, a)| {
         (
@@ -78,11 +78,12 @@ impl Layout {
     /// `answer`. If no layout matches, returns a layout whose columns the row has, so that an error
     /// names the missing field.
     pub fn for_row(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
-        let layouts = layouts(question, answer);
+        let layouts = list_layouts(question, answer);
         // An empty name means that the field is not needed.
-        let has = |path: &str| path.is_empty() || find(row, path).is_some();
-        let has_question =
-            |question: &str| has(question) || template::paths(question).into_iter().all(has);
+        let has = |path: &str| path.is_empty() || find_field(row, path).is_some();
+        let has_question = |question: &str| {
+            has(question) || template::list_field_paths(question).into_iter().all(has)
+        };
         let has_column =
             |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
         let complete_layout = layouts.iter().find(|(q, a)| has_question(q) && has(a));
@@ -99,11 +100,13 @@ impl Layout {
 
     /// Returns whether `column` can contain a field of any layout. Such columns must be readable;
     /// other columns can be left out.
-    pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
+    pub fn can_use_column(column: &str, question: &str, answer: &str) -> bool {
         let leads = |path: &str| leads_to(column, path);
         column == AGENT
-            || layouts(question, answer).into_iter().any(|(question, answer)| {
-                leads(question) || leads(answer) || template::paths(question).into_iter().any(leads)
+            || list_layouts(question, answer).into_iter().any(|(question, answer)| {
+                leads(question)
+                    || leads(answer)
+                    || template::list_field_paths(question).into_iter().any(leads)
             })
     }
 }
@@ -115,8 +118,8 @@ pub(super) fn leads_to(column: &str, path: &str) -> bool {
 
 /// Returns the paths of the fields of all layouts, with the recipe's fields.
 pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
-    let layouts = layouts(question, answer);
-    let questions = layouts.iter().flat_map(|(question, _)| template::paths(question));
+    let layouts = list_layouts(question, answer);
+    let questions = layouts.iter().flat_map(|(question, _)| template::list_field_paths(question));
     let answers = layouts.iter().map(|(_, answer)| *answer);
     let mut paths: Vec<String> = questions.chain(answers).map(str::to_owned).collect();
     paths.sort_unstable();
@@ -126,7 +129,7 @@ pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
 
 /// Returns the value at a path such as `reward_model.ground_truth`. A field with exactly this name
 /// takes precedence over a nested field. Items of a list are indexed from 0.
-pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
+pub(super) fn find_field<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
     if let Some(value) = row.get(path) {
         return Some(value);
     }
@@ -136,7 +139,7 @@ pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Va
 
 fn find_in_value<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
     match value {
-        Value::Object(fields) => find(fields, path),
+        Value::Object(fields) => find_field(fields, path),
         Value::Array(items) => {
             let (first, rest) =
                 path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
@@ -149,7 +152,7 @@ fn find_in_value<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
 
 /// Returns the paths of all fields of a row. The fields of a nested object follow the object
 /// itself.
-pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
+pub(super) fn list_paths(row: &Map<String, Value>) -> Vec<String> {
     fn add(row: &Map<String, Value>, before: &str, paths: &mut Vec<String>) {
         for (name, value) in row {
             let path = format!("{before}{name}");
@@ -173,8 +176,8 @@ pub(super) struct SkippedColumn {
 
 /// Returns advice for the error that a row lacks the field `path`, which the recipe sets with the
 /// key `key`.
-pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
-    let known_paths = paths(row);
+pub(super) fn missing_field_advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
+    let known_paths = list_paths(row);
     let usual: &[&str] = match key {
         "question" => &QUESTIONS,
         "answer" => &ANSWERS,
@@ -238,9 +241,9 @@ mod tests {
             ("a.b.x", None),
             ("", None),
         ] {
-            assert_eq!(find(&row, path), want.map(Value::from).as_ref(), "{path}");
+            assert_eq!(find_field(&row, path), want.map(Value::from).as_ref(), "{path}");
         }
-        assert_eq!(find(&row, "n"), Some(&Value::Null));
+        assert_eq!(find_field(&row, "n"), Some(&Value::Null));
     }
 
     #[test]
@@ -276,8 +279,10 @@ mod tests {
             layout_of(null, "question", "answer"),
             pair("prompt", "reward_model.ground_truth")
         );
-        assert!(may_use("prompt") && may_use("question") && may_use("extra"));
-        assert!(!may_use("reward_model") && !may_use("prompts") && !may_use("ext"));
+        assert!(can_use_column("prompt") && can_use_column("question") && can_use_column("extra"));
+        assert!(
+            !can_use_column("reward_model") && !can_use_column("prompts") && !can_use_column("ext")
+        );
     }
 
     fn layout_of(value: Value, question: &str, answer: &str) -> (String, String) {
@@ -289,8 +294,8 @@ mod tests {
         (question.to_owned(), answer.to_owned())
     }
 
-    fn may_use(column: &str) -> bool {
-        Layout::may_use(column, "question", "extra.answer")
+    fn can_use_column(column: &str) -> bool {
+        Layout::can_use_column(column, "question", "extra.answer")
     }
 
     #[test]
@@ -311,6 +316,6 @@ mod tests {
     }
 
     fn advice_for(key: &str, path: &str, value: Value) -> String {
-        advice(key, path, &row(value))
+        missing_field_advice(key, path, &row(value))
     }
 }

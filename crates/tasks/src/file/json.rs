@@ -35,7 +35,7 @@ pub(super) struct ParsedValue {
 
 impl ParsedValue {
     /// Splits a JSON array into its items.
-    fn items(self) -> Vec<ParsedValue> {
+    fn into_items(self) -> Vec<ParsedValue> {
         let mut spelled = self.spelled.map(to_list).into_iter().flatten();
         to_list(self.value)
             .into_iter()
@@ -53,15 +53,15 @@ fn to_list(value: Value) -> Vec<Value> {
 ///
 /// # Errors
 /// Returns an error if a row is not JSON, or if `each` fails.
-pub(super) fn rows<E>(
+pub(super) fn parse_rows<E>(
     text: &str,
     wrong: &dyn Fn(JsonRowError) -> E,
     each: &mut dyn FnMut(RowLocation, ParsedValue) -> Result<(), E>,
 ) -> Result<usize, E> {
     let start = text.len() - text.trim_start().len();
     if text[start..].starts_with('[') {
-        let (read, halves) = value(text, 1).map_err(wrong)?;
-        for (at, row) in read.items().into_iter().enumerate() {
+        let (read, halves) = parse_value(text, 1).map_err(wrong)?;
+        for (at, row) in read.into_items().into_iter().enumerate() {
             each(RowLocation::Row(at + 1), row)?;
         }
         return Ok(halves);
@@ -75,14 +75,14 @@ pub(super) fn rows<E>(
         let end = rest.find('\n').unwrap_or(rest.len());
         let mut row = &rest[..end];
         if !row.trim().is_empty() {
-            let (value, replaced) = match value(row, line) {
+            let (value, replaced) = match parse_value(row, line) {
                 Ok(read) => read,
                 // An object may continue on the next lines. If it does not, the error is in its
                 // first line.
-                Err(first) => match first_value(rest).filter(|long| long.len() > end) {
+                Err(first) => match find_first_value(rest).filter(|long| long.len() > end) {
                     Some(long) => {
                         row = long;
-                        value(row, line).map_err(wrong)?
+                        parse_value(row, line).map_err(wrong)?
                     }
                     None => return Err(wrong(first)),
                 },
@@ -104,7 +104,7 @@ pub(super) fn rows<E>(
 }
 
 /// Returns the complete JSON value at the start of a text, or `None` if there is no complete value.
-fn first_value(text: &str) -> Option<&str> {
+fn find_first_value(text: &str) -> Option<&str> {
     let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(&text[..values.byte_offset()])
@@ -112,7 +112,7 @@ fn first_value(text: &str) -> Option<&str> {
 
 /// Parses a text as one JSON value. Also returns the number of lone surrogates that were replaced.
 /// `line` is the line number at which the text starts.
-fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> {
+fn parse_value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> {
     // The original text is validated, so that columns in errors are right.
     let checked = serde_json::from_str::<IgnoredAny>(text);
     let (plain, halves) = match checked {
@@ -122,7 +122,7 @@ fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> 
     let value = serde_json::from_str(&plain).map_err(|error| to_row_error(text, line, &error))?;
     serde_json::from_str::<UniqueNames>(&plain)
         .map_err(|error| to_row_error(text, line, &error))?;
-    let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
+    let spelled = quote_exponents(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
     Ok((ParsedValue { value, spelled }, halves))
 }
 
@@ -238,8 +238,10 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     // In valid JSON, backslashes occur only within strings.
     while let Some(found) = text[at..].find('\\') {
         at += found;
-        match surrogate(bytes, at) {
-            Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => {
+        match parse_surrogate(bytes, at) {
+            Some(0xD800..0xDC00)
+                if matches!(parse_surrogate(bytes, at + 6), Some(0xDC00..0xE000)) =>
+            {
                 at += 12
             }
             Some(_) => {
@@ -261,7 +263,7 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
 
 /// Converts the numbers in valid JSON to strings if serde_json would write their exponents
 /// differently. Returns `None` if there are no such numbers.
-fn exponents_as_text(text: &str) -> Option<String> {
+fn quote_exponents(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut spelled = String::new();
     let mut kept = 0;
@@ -301,7 +303,7 @@ fn exponents_as_text(text: &str) -> Option<String> {
 
 /// Returns the code of the surrogate whose escape starts at the offset `at`, or `None` if no
 /// surrogate is escaped there.
-fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
+fn parse_surrogate(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
@@ -319,7 +321,7 @@ mod tests {
 
     fn read(text: &str) -> Result<(Vec<(String, Value)>, usize), String> {
         let mut found = Vec::new();
-        let halves = rows(text, &format_error, &mut |location, row| {
+        let halves = parse_rows(text, &format_error, &mut |location, row| {
             found.push((location.to_string(), row.value));
             Ok(())
         })?;
@@ -379,7 +381,7 @@ mod tests {
 
     fn spelled(text: &str) -> Vec<Option<Value>> {
         let mut found = Vec::new();
-        rows(text, &format_error, &mut |_, row| {
+        parse_rows(text, &format_error, &mut |_, row| {
             found.push(row.spelled);
             Ok(())
         })

@@ -17,8 +17,8 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
         return Ok(None);
     }
     match json::parse_lenient(text) {
-        Ok(value) => message_list(value),
-        Err(_) if is_python(text) => Err(
+        Ok(value) => find_messages(value),
+        Err(_) if is_python_list(text) => Err(
             "the JSON of a list of messages, not a list as Python prints it: save the list with \
                  json.dumps",
         ),
@@ -45,7 +45,7 @@ fn starts_messages(text: &str) -> bool {
 
 /// Returns the list of messages that a parsed value contains, or `None` if the value contains no
 /// messages.
-fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
+fn find_messages(value: Value) -> Result<Option<Value>, &'static str> {
     match value {
         Value::Array(items) => {
             let items = items.into_iter().map(|item| match item {
@@ -81,7 +81,7 @@ fn is_message(item: &Value) -> bool {
 }
 
 /// Returns whether a text is a list of messages in the notation of Python.
-fn is_python(text: &str) -> bool {
+fn is_python_list(text: &str) -> bool {
     let text = text.trim();
     let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     let is_tuple = within("({", "})") || within("({", "},)");
@@ -97,7 +97,7 @@ fn is_python(text: &str) -> bool {
 ///
 /// # Errors
 /// Returns the column and its expected form if it is an object in Python's notation.
-pub(super) fn open_column<'p>(
+pub(super) fn parse_json_column<'p>(
     row: &mut Map<String, Value>,
     path: &'p str,
 ) -> Result<Option<(&'p str, String)>, (&'p str, &'static str)> {
@@ -112,7 +112,7 @@ pub(super) fn open_column<'p>(
             row.insert(column.to_owned(), value);
             Ok(Some((column, text)))
         }
-        Err(_) if is_printed(text, '{', '}') => Err((
+        Err(_) if is_printed_list(text, '{', '}') => Err((
             column,
             "a JSON object, not a dictionary as Python prints it: save the dictionary with json.dumps",
         )),
@@ -122,7 +122,7 @@ pub(super) fn open_column<'p>(
 
 /// Parses a column of answer options that contains the JSON of a list or an object as a string.
 /// Returns the original text if the column was replaced.
-pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
+pub(super) fn parse_json_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
     let Some(Value::String(text)) = row.get(column) else { return None };
     let value =
         json::parse_lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
@@ -134,12 +134,12 @@ pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option
 /// Returns whether an expected answer is the notation of a list of right answers. A list of tests
 /// (with `assert`) does not count.
 pub(super) fn is_list_of_answers(answer: &str) -> bool {
-    is_printed(answer, '[', ']') && !answer.contains("assert")
+    is_printed_list(answer, '[', ']') && !answer.contains("assert")
 }
 
 /// Returns whether a text is the notation of a list or object of strings, in JSON or Python,
 /// between the brackets `open` and `close`.
-pub(super) fn is_printed(text: &str, open: char, close: char) -> bool {
+pub(super) fn is_printed_list(text: &str, open: char, close: char) -> bool {
     let inside = text.trim().strip_prefix(open).and_then(|text| text.strip_suffix(close));
     inside.is_some_and(|inside| inside.trim_start().starts_with(['\'', '"']))
 }
@@ -212,16 +212,16 @@ mod tests {
     #[test]
     fn json_columns_of_objects_are_opened() {
         let mut json = extra_info_row("{\"a\": 18446744073709551617}");
-        assert_eq!(open_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");
+        assert_eq!(parse_json_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");
         assert_eq!(json["extra_info"].to_string(), "{\"a\":18446744073709551617}");
         for text in ["free text", "[x]", "{x}", "7"] {
             assert!(
-                open_column(&mut extra_info_row(text), "extra_info.").unwrap().is_none(),
+                parse_json_column(&mut extra_info_row(text), "extra_info.").unwrap().is_none(),
                 "{text}"
             );
         }
         let (column, why) =
-            open_column(&mut extra_info_row("{'a': None}"), "extra_info.").unwrap_err();
+            parse_json_column(&mut extra_info_row("{'a': None}"), "extra_info.").unwrap_err();
         assert!(column == "extra_info" && why.contains("json.dumps"), "{why}");
     }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
     let numbered = items.iter().enumerate();
     let messages: Result<Vec<Message>, String> = numbered
-        .map(|(at, item)| message(item).map_err(|why| format!("message {at}: {why}")))
+        .map(|(at, item)| parse_message(item).map_err(|why| format!("message {at}: {why}")))
         .collect();
     let messages = messages?;
     match messages.last() {
@@ -26,14 +26,15 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
     }
 }
 
-fn message(item: &Value) -> Result<Message, String> {
+fn parse_message(item: &Value) -> Result<Message, String> {
     let fields = item.as_object().ok_or("the message is not an object")?;
     // Arrow fills columns that a message lacks with null.
     let field = |names: &[&str]| {
         names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()))
     };
-    let role = field(&["role", "from"])
-        .ok_or_else(|| format!("the message has no `role`; it has the fields {}", names(fields)))?;
+    let role = field(&["role", "from"]).ok_or_else(|| {
+        format!("the message has no `role`; it has the fields {}", list_names(fields))
+    })?;
     let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
     let tool_calls: Vec<ToolCall> = match field(&["tool_calls"]) {
         Some(calls) => serde_json::from_value(calls.clone())
@@ -45,7 +46,7 @@ fn message(item: &Value) -> Result<Message, String> {
         None if tool_calls.is_empty() => {
             return Err(format!(
                 "the message has no `content`; it has the fields {}",
-                names(fields)
+                list_names(fields)
             ));
         }
         None => String::new(),
@@ -78,14 +79,14 @@ fn parse_role(role: &Value) -> Result<Role, String> {
 fn parse_content(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
+        Value::Array(parts) => parts.iter().map(parse_part).collect(),
         _ => Err(format!(
             "the message has the content {content}, but the content must be a string or a list of parts"
         )),
     }
 }
 
-fn part(part: &Value) -> Result<String, String> {
+fn parse_part(part: &Value) -> Result<String, String> {
     let kind = part.get("type").and_then(Value::as_str);
     match (part, part.get("text")) {
         (Value::String(text), _) => Ok(text.clone()),
@@ -99,7 +100,7 @@ fn part(part: &Value) -> Result<String, String> {
     }
 }
 
-fn names(fields: &Map<String, Value>) -> String {
+fn list_names(fields: &Map<String, Value>) -> String {
     fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 
 use self::content::Content;
 use self::fields::{Layout, SkippedColumn};
-use super::task_rng::{Purpose, TaskRng};
+use super::task_rng::{RngPurpose, TaskRng};
 use super::{MatchingRule, QuestionKey, RowLocation, SkipReason, Task, TaskError, TaskRow};
 
 pub use options::{AnswerPart, FileOptions, HeldOutCount};
@@ -112,7 +112,7 @@ impl FileOptions {
         }
         let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
         if let Some(split) =
-            paths::mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
+            paths::find_mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
         {
             tasks.notes.push(format!(
                 "{}: is read together with files for training, although its name is that of an \
@@ -122,7 +122,7 @@ impl FileOptions {
             ));
         }
         if unseen_choices > 0 {
-            let named = template::name_of_choices(tasks.rest.iter().map(|task| &*task.row));
+            let named = template::find_choices_field(tasks.rest.iter().map(|task| &*task.row));
             tasks.notes.push(format!(
                 "{}: {unseen_choices} rows have a field {named:?} that the model does not see; \
                  `question = \"{{{}}}\\n{{{named}}}\"` shows it",
@@ -173,13 +173,13 @@ impl FileOptions {
 
     /// Returns whether the field `field` can contain the question or the expected answer.
     pub fn uses(&self, field: &str) -> bool {
-        template::paths(&self.question).contains(&field) || self.answer == field
+        template::list_field_paths(&self.question).contains(&field) || self.answer == field
     }
 
     /// Selects the training tasks from `rest`, the tasks that no source holds out: in random order,
     /// at most `limit` tasks, and each repeated `repeat` times.
     pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
-        TaskRng::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
+        TaskRng::new(seed, RngPurpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
         std::iter::repeat_n(rest, self.repeat).flatten().collect()
     }
@@ -199,7 +199,7 @@ pub struct FileRow {
 impl FileRow {
     /// Returns the value of the field at a path, or `None` if the row has no such field.
     pub fn field(&self, path: &str) -> Option<&Value> {
-        fields::find(&self.fields, path)
+        fields::find_field(&self.fields, path)
     }
 }
 
@@ -207,7 +207,7 @@ impl TaskRow {
     /// Returns the value of the field at a path such as `extra_info.level`, or `None` if the row
     /// has no such field.
     pub fn field(&self, path: &str) -> Option<&Value> {
-        fields::find(self, path)
+        fields::find_field(self, path)
     }
 }
 
@@ -291,12 +291,12 @@ impl<'o> Loader<'o> {
         let FileOptions { question, answer, person, .. } = self.options;
         let ending = paths::extension(path);
         let needed = |column: &str| {
-            Layout::may_use(column, question, answer)
+            Layout::can_use_column(column, question, answer)
                 || person.as_deref().is_some_and(|path| fields::leads_to(column, path))
         };
-        let skipped_columns = match content::read(path)? {
+        let skipped_columns = match content::read_file(path)? {
             Content::Parquet(bytes) => {
-                parquet::rows(bytes, &needed, to_error, |location, fields, is_partial| {
+                parquet::read_all_rows(bytes, &needed, to_error, |location, fields, is_partial| {
                     self.row(Row { number, path, location, fields, spelled: None, is_partial })
                 })?
             }
@@ -307,19 +307,25 @@ impl<'o> Loader<'o> {
                 ));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
-                table::rows(&text, ending == "tsv", &needed, to_error, &mut |location, fields| {
-                    self.row(Row {
-                        number,
-                        path,
-                        location,
-                        fields,
-                        spelled: None,
-                        is_partial: false,
-                    })
-                })?
+                table::read_table_rows(
+                    &text,
+                    ending == "tsv",
+                    &needed,
+                    to_error,
+                    &mut |location, fields| {
+                        self.row(Row {
+                            number,
+                            path,
+                            location,
+                            fields,
+                            spelled: None,
+                            is_partial: false,
+                        })
+                    },
+                )?
             }
             Content::Text(text) => {
-                let halves = json::rows(
+                let halves = json::parse_rows(
                     &text,
                     &|json::JsonRowError { line, column, why }| TaskError::Json {
                         path: path.to_owned(),
@@ -380,7 +386,7 @@ impl<'o> Loader<'o> {
     fn row(&mut self, mut row: Row<'_>) -> Result<(), TaskError> {
         let task = self.read(&mut row);
         if let Some(all) = &mut self.all {
-            let id = id_of(&self.source, self.several, &row);
+            let id = task_id(&self.source, self.several, &row);
             let fields = TaskRow::from(row.fields);
             let task = task.map(|task| Task { row: fields.clone(), ..task });
             all.push(FileRow { id, fields, task });
@@ -418,7 +424,7 @@ impl<'o> Loader<'o> {
         let mut opened: Vec<(String, &str)> = Vec::new();
         let paths = fields::layout_paths(&options.question, &options.answer);
         for path in paths.iter().map(String::as_str).chain(["extra_info."]) {
-            let found = json_text::open_column(&mut row.fields, path);
+            let found = json_text::parse_json_column(&mut row.fields, path);
             let opened_here = match found {
                 Ok(found) => found,
                 Err((column, must)) => {
@@ -435,7 +441,7 @@ impl<'o> Loader<'o> {
             }
         }
         for column in template::CHOICES {
-            if let Some(text) = json_text::open_options(&mut row.fields, column) {
+            if let Some(text) = json_text::parse_json_options(&mut row.fields, column) {
                 self.halves += json::count_surrogates(&text);
                 opened.push((column.to_owned(), "options"));
             }
@@ -473,12 +479,16 @@ impl<'o> Loader<'o> {
         }
         self.printed +=
             usize::from(task.answer.as_str().is_some_and(json_text::is_list_of_answers));
-        Ok(Task { id: id_of(&self.source, self.several, row), source: self.source.clone(), ..task })
+        Ok(Task {
+            id: task_id(&self.source, self.several, row),
+            source: self.source.clone(),
+            ..task
+        })
     }
 }
 
 /// Returns the id of a row's task: the name of its source, followed by the number of the row.
-fn id_of(source: &str, several: bool, row: &Row<'_>) -> String {
+fn task_id(source: &str, several: bool, row: &Row<'_>) -> String {
     let number = row.location.number();
     if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }
 }

@@ -10,9 +10,9 @@ use serde_json::{Number, Value};
 use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
 use super::json_text;
 use super::messages::messages;
-use super::template::{self, Part};
+use super::template::{self, TemplatePart};
 use super::{DemonstrationCounts, Paths, Row};
-use crate::person::{PERSON, keys_of};
+use crate::person::{PERSON, read_person_keys};
 use crate::{Task, TaskError, parse_annotations};
 
 /// Options of a source of data files: which files to read, and which fields contain question and
@@ -34,7 +34,7 @@ pub struct FileOptions {
     /// `reward_model.ground_truth`.
     #[serde(default = "answer_field")]
     pub answer: String,
-    /// Part of the answer field that contains the expected answer.
+    /// TemplatePart of the answer field that contains the expected answer.
     #[serde(default)]
     pub answer_from: AnswerPart,
     /// Number of questions that are held out from training, or `"all"` if the source is used only
@@ -59,19 +59,19 @@ pub struct FileOptions {
     pub person: Option<String>,
 }
 
-fn once() -> usize {
+fn default_repeat() -> usize {
     1
 }
 
-fn question_field() -> String {
+fn default_question_field() -> String {
     "question".to_owned()
 }
 
-fn answer_field() -> String {
+fn default_answer_field() -> String {
     "answer".to_owned()
 }
 
-/// Part of the answer field that contains the expected answer.
+/// TemplatePart of the answer field that contains the expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerPart {
@@ -149,12 +149,12 @@ impl FileOptions {
     pub fn new(path: impl Into<Paths>) -> Self {
         FileOptions {
             path: path.into(),
-            question: question_field(),
-            answer: answer_field(),
+            question: default_question_field(),
+            answer: default_answer_field(),
             answer_from: AnswerPart::default(),
             held_out: HeldOutCount::default(),
             limit: None,
-            repeat: once(),
+            repeat: default_repeat(),
             annotated_calls: None,
             person: None,
         }
@@ -177,10 +177,10 @@ impl FileOptions {
         };
         let spelled = row.spelled.as_ref().and_then(Value::as_object);
         let spelled =
-            spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
+            spelled.and_then(|fields| fields::find_field(fields, &layout.answer)).unwrap_or(field);
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
-            AnswerPart::Full => full_answer(field, spelled, blanks).ok_or_else(|| {
+            AnswerPart::Full => convert_full_answer(field, spelled, blanks).ok_or_else(|| {
                 row.type_error(
                     &layout.answer,
                     field,
@@ -189,13 +189,15 @@ impl FileOptions {
                 )
             })?,
             AnswerPart::Hashes => {
-                field.as_str().and_then(text_after_hashes).map(Value::from).ok_or_else(|| {
-                    row.type_error(
-                        &layout.answer,
-                        field,
-                        "a string that contains an answer after ####",
-                    )
-                })?
+                field.as_str().and_then(find_text_after_hashes).map(Value::from).ok_or_else(
+                    || {
+                        row.type_error(
+                            &layout.answer,
+                            field,
+                            "a string that contains an answer after ####",
+                        )
+                    },
+                )?
             }
         };
         let answer_number = match (field, &answer) {
@@ -232,7 +234,7 @@ impl Row<'_> {
     /// [`PERSON`].
     pub(super) fn set_person(&mut self, path: &str) -> Result<(), TaskError> {
         let found = self.field("person", path)?.clone();
-        if keys_of(&found).is_none() {
+        if read_person_keys(&found).is_none() {
             let expected = "the key of a person (a string or a number), or a list of keys";
             return Err(self.type_error(path, &found, expected));
         }
@@ -244,7 +246,7 @@ impl Row<'_> {
 /// Returns the question of a row. Also returns the messages if the question is a conversation;
 /// otherwise, the list of messages is empty.
 fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
-    if let Some(parts) = template(row, path)? {
+    if let Some(parts) = parse_template(row, path)? {
         let question = fill_template(row, &parts)?;
         return if question.is_empty() {
             Err(row.type_error(path, &Value::from(""), "a template that yields a non-empty string"))
@@ -295,11 +297,14 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
 }
 
 /// Parses `question` as a template. Returns `None` if `question` is a single field of the row.
-fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>>, TaskError> {
+fn parse_template<'t>(
+    row: &Row<'_>,
+    question: &'t str,
+) -> Result<Option<Vec<TemplatePart<'t>>>, TaskError> {
     if row.fields.contains_key(question) {
         return Ok(None);
     }
-    template::parts(question).map_err(|why| TaskError::Format {
+    template::parse_parts(question).map_err(|why| TaskError::Format {
         path: row.path.to_owned(),
         why: format!("the rows cannot be read with question = {question:?}: {why}"),
     })
@@ -307,31 +312,32 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
 
 /// Fills a question template with the fields of a row. White space at both ends of the template is
 /// removed, and so are line breaks next to empty fields at both ends.
-fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
+fn fill_template(row: &Row<'_>, parts: &[TemplatePart<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let mut question = String::new();
     let mut end = 0;
     for part in parts {
         match part {
-            Part::Text(text) => {
+            TemplatePart::Text(text) => {
                 let text = if question.is_empty() { text.trim_start() } else { text };
                 question.push_str(text);
                 if !text.trim().is_empty() {
                     end = question.trim_end().len();
                 }
             }
-            Part::Field(path) => {
+            TemplatePart::Field(path) => {
                 let value = row.field("question", path)?;
-                let value = spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(value);
+                let value =
+                    spelled.and_then(|fields| fields::find_field(fields, path)).unwrap_or(value);
                 let shown = match value {
                     Value::String(text)
                         if template::CHOICES.contains(path)
-                            && json_text::is_printed(text, '[', ']') =>
+                            && json_text::is_printed_list(text, '[', ']') =>
                     {
                         Err("a list of options, not a list as Python prints it: save the list \
                              with json.dumps")
                     }
-                    value => template::shown(value),
+                    value => template::to_question_text(value),
                 };
                 let shown = shown.map_err(|must| row.type_error(path, value, must))?;
                 if !shown.trim().is_empty() {
@@ -349,7 +355,7 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
 /// lists and objects, numbers stay numbers. A single number becomes a string with its original
 /// digits (from `spelled`) if an f64 or a 64-bit integer would print it differently. Increments
 /// `blanks` for a list with empty items.
-fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
+fn convert_full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     match field {
         value if is_blank(value) => None,
         // With an empty string among the right answers, an empty completion would be right.
@@ -381,21 +387,21 @@ fn is_portable(number: &Number) -> bool {
         .is_some_and(|read| read == *number)
 }
 
-fn text_after_hashes(text: &str) -> Option<&str> {
+fn find_text_after_hashes(text: &str) -> Option<&str> {
     let (_, rest) = text.rsplit_once("####")?;
     rest.lines().next().map(str::trim).filter(|answer| !answer.is_empty())
 }
 
 impl Row<'_> {
     fn field(&self, key: &str, path: &str) -> Result<&Value, TaskError> {
-        fields::find(&self.fields, path).ok_or_else(|| {
+        fields::find_field(&self.fields, path).ok_or_else(|| {
             let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
             TaskError::NoField {
                 path: self.path.to_owned(),
                 location: self.location,
                 field: path.to_owned(),
                 has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
-                way_out: fields::advice(key, path, &self.fields),
+                way_out: fields::missing_field_advice(key, path, &self.fields),
             }
         })
     }

@@ -80,12 +80,12 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(path).map_err(read)? {
             let entry = entry.map_err(read)?.path();
-            if entry.is_file() && is_data(&entry) {
+            if entry.is_file() && is_data_file(&entry) {
                 files.push(entry);
             }
         }
         if files.is_empty() {
-            return Err(no_file(
+            return Err(no_file_error(
                 path,
                 format!(
                     "the path is a directory without data files (names that end with {}, also compressed); \
@@ -100,7 +100,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     }
     if path.exists() || !text.contains(PATTERN_CHARS) {
         return match prepare_advice(path).filter(|_| !path.exists()) {
-            Some(way_out) => Err(no_file(path, format!("the file does not exist{way_out}"))),
+            Some(way_out) => Err(no_file_error(path, format!("the file does not exist{way_out}"))),
             None => Ok(vec![path.to_owned()]),
         };
     }
@@ -108,7 +108,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let options =
         glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
     let matches = glob::glob_with(&text, options)
-        .map_err(|why| no_file(path, format!("the path is not a valid pattern: {why}")))?;
+        .map_err(|why| no_file_error(path, format!("the path is not a valid pattern: {why}")))?;
     let mut files = Vec::new();
     for entry in matches {
         let entry = entry.map_err(|error| {
@@ -120,7 +120,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
     }
     if files.is_empty() {
-        return Err(no_file(
+        return Err(no_file_error(
             path,
             format!("the pattern matches no file{}", prepare_advice(path).unwrap_or_default()),
         ));
@@ -129,7 +129,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     Ok(files)
 }
 
-fn no_file(path: &Path, why: String) -> TaskError {
+fn no_file_error(path: &Path, why: String) -> TaskError {
     TaskError::NoFile { path: path.to_owned(), why }
 }
 
@@ -169,20 +169,20 @@ const DESCRIPTIONS: [&str; 4] =
 
 /// Returns a file that is named after an evaluation split, if another file is named after a
 /// training split. Returns `None` if the splits are not mixed.
-pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
-    files.iter().find(|file| is_named(file, &["train", "training"]))?;
+pub(super) fn find_mixed_split(files: &[PathBuf]) -> Option<&Path> {
+    files.iter().find(|file| is_named_after(file, &["train", "training"]))?;
     files
         .iter()
-        .find(|file| is_named(file, &["test", "validation", "valid", "val", "dev", "eval"]))
+        .find(|file| is_named_after(file, &["test", "validation", "valid", "val", "dev", "eval"]))
         .map(PathBuf::as_path)
 }
 
-fn is_named(file: &Path, splits: &[&str]) -> bool {
+fn is_named_after(file: &Path, splits: &[&str]) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
 }
 
-fn is_data(path: &Path) -> bool {
+fn is_data_file(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
     !is_other && DATA_EXTENSIONS.contains(&extension(path).as_str())
@@ -315,8 +315,8 @@ mod tests {
         }
         let all = Paths::from(root).files().unwrap();
         assert_eq!(all, [root.join("test.json"), root.join("train.json")]);
-        assert_eq!(mixed_split(&all), Some(&*root.join("test.json")));
-        assert_eq!(mixed_split(&all[1..]), None);
+        assert_eq!(find_mixed_split(&all), Some(&*root.join("test.json")));
+        assert_eq!(find_mixed_split(&all[1..]), None);
         assert_eq!(Paths::from(root.join("**/t*.json")).files().unwrap(), all);
     }
 

@@ -87,19 +87,19 @@ const REFERENCES: [(&str, char); 38] = [
 
 /// Replaces tags that mark turns, questions, answers and blocks by line breaks, and HTML character
 /// references by their characters.
-pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
-    let text = without_switches(text);
+pub(super) fn replace_markup(text: &str) -> Cow<'_, str> {
+    let text = replace_reasoning_switches(text);
     if !text.contains(['<', '[', '&']) {
         return text;
     }
-    let (opened, closed) = names(&text);
+    let (opened, closed) = collect_tag_names(&text);
     let mut found = String::with_capacity(text.len());
     let mut rest = &*text;
     while let Some(at) = rest.find(['<', '[']) {
         let (before, tag) = rest.split_at(at);
         found.push_str(before);
-        let replaced = tag_content(tag)
-            .and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
+        let replaced = find_tag_content(tag)
+            .and_then(|inside| Some((replace_tag(inside, tag, &opened, &closed)?, inside)));
         match replaced {
             Some((mark, inside)) => {
                 found.push_str(mark);
@@ -112,11 +112,11 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
         }
     }
     found.push_str(rest);
-    Cow::Owned(without_references(&found))
+    Cow::Owned(replace_character_references(&found))
 }
 
 /// Returns the content of the tag at the start of a text, or `None` if the tag is not closed.
-fn tag_content(tag: &str) -> Option<&str> {
+fn find_tag_content(tag: &str) -> Option<&str> {
     let end = if tag.starts_with('<') { '>' } else { ']' };
     let at = tag.char_indices().take(MAX_TAG).find(|(_, c)| *c == end)?.0;
     Some(&tag[1..at])
@@ -124,7 +124,7 @@ fn tag_content(tag: &str) -> Option<&str> {
 
 /// Parses the content of a tag. Returns the tag's name in lower case, and whether it is a closing
 /// tag.
-fn name(inside: &str) -> Option<(String, bool)> {
+fn parse_tag_name(inside: &str) -> Option<(String, bool)> {
     let (name, closes) = inside.strip_prefix('/').map_or((inside, false), |name| (name, true));
     let end =
         name.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(name.len());
@@ -135,11 +135,11 @@ fn name(inside: &str) -> Option<(String, bool)> {
 }
 
 /// Returns the names of all opening tags in a text, and the names of all closing tags.
-fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
+fn collect_tag_names(text: &str) -> (HashSet<String>, HashSet<String>) {
     let mut opened = HashSet::new();
     let mut closed = HashSet::new();
     for (at, _) in text.match_indices(['<', '[']) {
-        if let Some((name, closes)) = tag_content(&text[at..]).and_then(name) {
+        if let Some((name, closes)) = find_tag_content(&text[at..]).and_then(parse_tag_name) {
             if closes {
                 closed.insert(name)
             } else {
@@ -151,7 +151,7 @@ fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
 }
 
 /// Returns the text that replaces a tag, or `None` if the text between the brackets is not a tag.
-fn mark(
+fn replace_tag(
     inside: &str,
     tag: &str,
     opened: &HashSet<String>,
@@ -166,7 +166,7 @@ fn mark(
     if is_label(QUESTION_NAMES) || is_label(ANSWER_NAMES) {
         return Some("\n");
     }
-    let (name, _) = name(inside)?;
+    let (name, _) = parse_tag_name(inside)?;
     let is_pair = opened.contains(&name) && closed.contains(&name);
     match &*name {
         "sup" if is_pair && tag.starts_with('<') => {
@@ -189,7 +189,7 @@ fn is_bar(c: char) -> bool {
 }
 
 /// Replaces the words that switch a model's reasoning on or off by line breaks.
-fn without_switches(text: &str) -> Cow<'_, str> {
+fn replace_reasoning_switches(text: &str) -> Cow<'_, str> {
     if !text.contains("think") {
         return Cow::Borrowed(text);
     }
@@ -210,7 +210,7 @@ fn without_switches(text: &str) -> Cow<'_, str> {
 }
 
 /// Replaces HTML character references such as `&#39;`, `&#x27;` and `&eacute;` by their characters.
-fn without_references(text: &str) -> String {
+fn replace_character_references(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('&') {
@@ -218,7 +218,7 @@ fn without_references(text: &str) -> String {
         found.push_str(before);
         let named = reference[1..]
             .split_once(';')
-            .and_then(|(name, after)| Some((referenced_char(name)?, after)));
+            .and_then(|(name, after)| Some((find_referenced_char(name)?, after)));
         match named {
             Some((character, after)) => {
                 found.push(character);
@@ -235,7 +235,7 @@ fn without_references(text: &str) -> String {
 
 /// Returns the character of an HTML character reference with this name or number, or `None` if it
 /// is unknown.
-fn referenced_char(name: &str) -> Option<char> {
+fn find_referenced_char(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
         return REFERENCES
             .iter()

@@ -6,8 +6,8 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::StoreError;
 use crate::sqlite::schema::{
-    Contents, EXISTING_FILE_FLAGS, connect, connect_reader, contents, is_empty, keep_plans,
-    open_error, use_write_ahead_log,
+    EXISTING_FILE_FLAGS, FileFormat, connect, connect_reader, is_empty, keep_query_plans,
+    open_error, read_file_format, use_write_ahead_log,
 };
 
 /// Schema version of the tables that this build writes.
@@ -136,7 +136,7 @@ pub(super) fn open_in_memory() -> Result<Connection, StoreError> {
     let location = Path::new("memory:");
     let mut connection =
         Connection::open_in_memory().map_err(|source| open_error(location, source))?;
-    keep_plans(&connection).map_err(|source| open_error(location, source))?;
+    keep_query_plans(&connection).map_err(|source| open_error(location, source))?;
     create_tables(&mut connection).map_err(|source| open_error(location, source))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
@@ -147,7 +147,8 @@ pub(super) fn open_file(file: &Path) -> Result<Connection, StoreError> {
     let opening = |source| open_error(file, source);
     let mut connection =
         connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
-    let Contents { application, version, is_empty } = contents(&connection).map_err(opening)?;
+    let FileFormat { application, version, is_empty } =
+        read_file_format(&connection).map_err(opening)?;
     let location = || file.display().to_string();
     if !is_empty {
         if application != APPLICATION_ID {
