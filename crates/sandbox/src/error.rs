@@ -26,7 +26,8 @@ pub enum SandboxError {
     Request(String),
     /// The maximum number of runs is in progress, and the queue is full.
     #[error(
-        "the sandbox is busy: {running} runs are in progress and {waiting} wait, and no more are permitted; try again later"
+        "the sandbox is busy: {running} runs are in progress and {waiting} wait, and no more are \
+         permitted; try again later"
     )]
     Busy {
         /// Maximum number of runs at the same time.

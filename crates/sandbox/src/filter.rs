@@ -293,9 +293,9 @@ fn core_limit_condition(index: u8) -> Result<Condition, String> {
 /// Seccomp filter programs in the kernel's binary format, in loading order. If two programs reject
 /// a system call, the error of the program that was loaded last is returned.
 pub(crate) struct FilterPrograms {
-    /// FilterPrograms of the fork server, which all its descendants inherit. They also permit the system
-    /// calls that build a jail. Loading their long list once saves more time than everything that a
-    /// run does afterwards.
+    /// Filter programs of the fork server, which all its descendants inherit. They also permit the
+    /// system calls that build a jail. Loading their long list once saves more time than everything
+    /// that a run does afterwards.
     pub server: [Vec<u8>; 2],
     /// Program that each runner loads in addition. It rejects the system calls that build a jail or
     /// load further programs.

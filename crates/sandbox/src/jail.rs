@@ -194,18 +194,26 @@ impl Jail {
                     self.looking = None;
                     let watch = watch?;
                     self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * MIN_INTERVAL_FACTOR).min(MAX_INTERVAL));
-                    let event = if watch.exceeded { JailEvent::OverMemory } else { JailEvent::Observed(watch.clone()) };
+                    let event = if watch.exceeded {
+                        JailEvent::OverMemory
+                    } else {
+                        JailEvent::Observed(watch.clone())
+                    };
                     self.watch = Some(watch);
                     return Ok(event);
                 }
-                count = read_output(&mut self.stdout, out), if self.stdout.is_some() => match count {
-                    0 => self.stdout = None,
-                    count => self.out.push(&out[..count]),
-                },
-                count = read_output(&mut self.stderr, err), if self.stderr.is_some() => match count {
-                    0 => self.stderr = None,
-                    count => self.err.push(&err[..count]),
-                },
+                count = read_output(&mut self.stdout, out), if self.stdout.is_some() => {
+                    match count {
+                        0 => self.stdout = None,
+                        count => self.out.push(&out[..count]),
+                    }
+                }
+                count = read_output(&mut self.stderr, err), if self.stderr.is_some() => {
+                    match count {
+                        0 => self.stderr = None,
+                        count => self.err.push(&err[..count]),
+                    }
+                }
             }
         }
     }
@@ -220,7 +228,8 @@ impl Jail {
                 return Ok(Some(JailEvent::OverMemory));
             }
             return Err(broken_error(
-                "the keeper process of the run has exited; check that the machine has enough free memory",
+                "the keeper process of the run has exited; check that the machine has enough free \
+                 memory",
             ));
         };
         match serde_json::from_slice(&frame).map_err(|error| broken_error(&error.to_string()))? {

@@ -114,7 +114,8 @@ impl Python {
                 return Err(python_error(
                     named,
                     format!(
-                        "the interpreter needs the complete directory {dir}, which code must not read"
+                        "the interpreter needs the complete directory {dir}, which code must not \
+                         read"
                     ),
                 ));
             }

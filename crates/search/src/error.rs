@@ -31,8 +31,8 @@ pub enum SearchError {
     },
     /// The corpus file contains no passages.
     #[error(
-        "the corpus {} contains no passage; it must have one JSON object per line, with id, title, text (or \
-         id, contents)",
+        "the corpus {} contains no passage; it must have one JSON object per line, with id, title, \
+         text (or id, contents)",
         .0.display()
     )]
     Empty(PathBuf),
@@ -101,7 +101,8 @@ pub enum SearchError {
     Embedding(#[from] PolicyError),
     /// No search permit became available within this time, because too many searches are waiting.
     #[error(
-        "no search permit became available within {0:?}; try again later, or send fewer queries at once"
+        "no search permit became available within {0:?}; try again later, or send fewer queries at \
+         once"
     )]
     Busy(Duration),
     /// A retrieval server could not be reached, or its response cannot be used.

@@ -176,8 +176,8 @@ fn check_limits(queries: &[String], count: usize) -> Result<(), SearchError> {
     if queries.len() > MAX_QUERIES {
         let found = queries.len();
         return Err(SearchError::Query(format!(
-            "the request has {found} queries, but at most {MAX_QUERIES} are permitted; split it into \
-             several requests"
+            "the request has {found} queries, but at most {MAX_QUERIES} are permitted; split it \
+             into several requests"
         )));
     }
     if !(1..=MAX_RESULTS).contains(&count) {

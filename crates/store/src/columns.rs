@@ -29,8 +29,8 @@ impl SegmentColumns {
     }
 }
 
-/// Returns `segment` with the per-token values that [`SegmentColumns::encode`] has encoded. Returns `None`
-/// if the length of a list is not a multiple of its item size.
+/// Returns `segment` with the per-token values that [`SegmentColumns::encode`] has encoded. Returns
+/// `None` if the length of a list is not a multiple of its item size.
 pub fn decode_columns(
     segment: Segment,
     tokens: &[u8],

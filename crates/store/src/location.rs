@@ -65,8 +65,8 @@ impl Location {
     /// # Errors
     /// - Returns [`StoreError::NotDurable`] if the location is [`Memory`](Self::Memory) and
     ///   `access` is not [`Start`](StoreAccess::Start).
-    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
-    ///   file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
+    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if
+    ///   the file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
     /// - For [`Resume`](StoreAccess::Resume), returns the errors of [`Sqlite::resume`] if the file
     ///   exists, and the errors of [`Sqlite::open`] if it does not.
     /// - For [`Start`](StoreAccess::Start), returns the errors of [`Sqlite::open`], including

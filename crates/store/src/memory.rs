@@ -257,8 +257,8 @@ impl Store for Memory {
                                 .map(|segment| segment.tokens.len() as u64)
                                 .sum(),
                         };
-                        // Tries are iterated in order, so the last one that counts replaces the earlier
-                        // ones.
+                        // Tries are iterated in order, so the last one that counts replaces the
+                        // earlier ones.
                         found.insert(*slot, summary);
                     }
                 }

@@ -72,10 +72,10 @@ impl HttpStore {
     ///
     /// # Errors
     /// - Returns [`StoreError::Leased`] if another trainer works on the run.
-    /// - For [`Start`](StoreAccess::Start), returns [`StoreError::NotEmpty`] if the run has records, and
-    ///   [`StoreError::OtherRun`] if it has another id.
-    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
-    ///   run does not exist.
+    /// - For [`Start`](StoreAccess::Start), returns [`StoreError::NotEmpty`] if the run has
+    ///   records, and [`StoreError::OtherRun`] if it has another id.
+    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if
+    ///   the run does not exist.
     /// - Returns another error if the URL, the name or the key is invalid, or if the server does
     ///   not respond before the timeout of `options`.
     pub async fn open(

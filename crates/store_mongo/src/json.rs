@@ -32,8 +32,8 @@ pub(crate) fn write_json(document: &mut Document, name: &str, json: &str) {
     }
 }
 
-/// Returns the exact JSON text that [`write_json`] wrote for the name `name`, or `None` if the field is
-/// missing.
+/// Returns the exact JSON text that [`write_json`] wrote for the name `name`, or `None` if the
+/// field is missing.
 ///
 /// # Errors
 /// Returns an error if the field has a type that JSON does not have.

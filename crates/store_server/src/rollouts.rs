@@ -370,7 +370,9 @@ async fn wait_for_rollouts(State(service): State<Shared>, request: Request) -> R
     // this wait.
     let finished = tokio::select! {
         finished = store.wait_until_finished(&body.rollout_ids, wait) => finished?,
-        () = service.stopped() => store.wait_until_finished(&body.rollout_ids, Duration::ZERO).await?,
+        () = service.stopped() => {
+            store.wait_until_finished(&body.rollout_ids, Duration::ZERO).await?
+        }
     };
     ok_response(&finished.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
 }

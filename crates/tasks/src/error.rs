@@ -116,7 +116,8 @@ pub enum TaskError {
     /// After the held-out questions are removed, no question is left for training.
     #[error(
         "{} has {rows} different questions, so holding out {held_out} questions leaves none to \
-         train on: hold out fewer, or set `held_out = \"all\"` if the source is only for evaluation",
+         train on: hold out fewer, or set `held_out = \"all\"` if the source is only for \
+         evaluation",
         path.display()
     )]
     HeldOut {

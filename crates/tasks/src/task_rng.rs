@@ -2,7 +2,7 @@
 
 use levade_policy::uniform;
 
-/// RngPurpose of a stream of random numbers. Streams with different purposes are independent even if
+/// Purpose of a stream of random numbers. Streams with different purposes are independent even if
 /// they have the same seed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RngPurpose {

@@ -13,8 +13,9 @@
 //!   [`update_rollout`](Rollouts::update_rollout) goes to the end.
 //! - **One clock.** Leases and timeouts are measured by the [`Clock`] of the store.
 //! - **Durable.** A write that returned survives a crash, if the store is a file.
-//! - **Waits have a deadline.** [`lease`](Rollouts::lease), [`changes`](Rollouts::changes) and
-//!   [`wait_finished`](Rollouts::wait_finished) return when their wait is over.
+//! - **Waits have a deadline.** [`lease_rollouts`](Rollouts::lease_rollouts),
+//!   [`wait_for_changes`](Rollouts::wait_for_changes) and
+//!   [`wait_until_finished`](Rollouts::wait_until_finished) return when their wait is over.
 //!
 //! # Life of a rollout
 //! `queuing` → `preparing` (leased) → `running` (first report) → `succeeded`, `failed` or, if the

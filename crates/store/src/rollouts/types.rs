@@ -219,7 +219,8 @@ pub struct Rollout {
     /// Idempotency key under which the rollout was created.
     #[serde(rename = "idempotency_key", default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Sequence number of the last change, for [`Rollouts::changes`](super::Rollouts::changes).
+    /// Sequence number of the last change, for
+    /// [`Rollouts::wait_for_changes`](super::Rollouts::wait_for_changes).
     pub changed: u64,
     /// Latest try of the rollout. If there is none, the field is absent in the serialized form, not
     /// null.

@@ -1,4 +1,4 @@
-//! ColumnWriter of numbers behind the JSON head of a record.
+//! Columns of numbers behind the JSON head of a record.
 
 use levade_tree::VersionRun;
 

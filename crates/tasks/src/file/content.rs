@@ -42,7 +42,8 @@ const UNSUPPORTED: [(&[u8], &str); 15] = [
     (b"ARROW1", "the file is an Arrow file: save it as Parquet or JSON lines"),
     (
         b"\xFF\xFF\xFF\xFF",
-        "the file is an Arrow stream, as `datasets` saves it: save it with to_parquet or to_json instead",
+        "the file is an Arrow stream, as `datasets` saves it: save it with to_parquet or to_json \
+         instead",
     ),
     (b"SQLite format 3\0", "the file is an SQLite database: export its rows as CSV or JSON lines"),
     (b"\xFF\xFE\0\0", "the file is UTF-32: save it as UTF-8"),
@@ -103,9 +104,9 @@ fn decode_content(mut bytes: Vec<u8>) -> Result<Content, String> {
     if start.starts_with('<') {
         let start: String = start.chars().take(20).collect();
         return Err(format!(
-            "the file contains a web page or XML, not rows (it starts with {start:?}): a page about the \
-             file, or an error page, may have been fetched instead of the file; fetch the file \
-             itself"
+            "the file contains a web page or XML, not rows (it starts with {start:?}): a page \
+             about the file, or an error page, may have been fetched instead of the file; fetch \
+             the file itself"
         ));
     }
     Ok(Content::Text(text))
@@ -138,11 +139,13 @@ fn decompress(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
     match packed.read_to_end(&mut bytes) {
         Ok(_) => Ok(bytes),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(format!(
-            "the file is truncated: the {name} stream ends after {} unpacked bytes; copy or fetch it again",
+            "the file is truncated: the {name} stream ends after {} unpacked bytes; copy or fetch \
+             it again",
             bytes.len()
         )),
         Err(error) => Err(format!(
-            "the file is damaged: the {name} stream cannot be unpacked ({error}); copy or fetch it again"
+            "the file is damaged: the {name} stream cannot be unpacked ({error}); copy or fetch it \
+             again"
         )),
     }
 }
@@ -153,8 +156,8 @@ fn decode_utf8(bytes: Vec<u8>) -> Result<String, String> {
         let bytes = error.as_bytes();
         let line = 1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count();
         format!(
-            "the file is not UTF-8: line {line} has the byte 0x{:02X}; save it as UTF-8 (for Latin-1: \
-             iconv -f LATIN1 -t UTF-8)",
+            "the file is not UTF-8: line {line} has the byte 0x{:02X}; save it as UTF-8 (for \
+             Latin-1: iconv -f LATIN1 -t UTF-8)",
             bytes[at]
         )
     })
@@ -164,8 +167,8 @@ fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String
     let (pairs, rest) = bytes.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(
-            "the file is UTF-16 that ends in the middle of a character: the file is truncated; copy or \
-             fetch it again"
+            "the file is UTF-16 that ends in the middle of a character: the file is truncated; \
+             copy or fetch it again"
                 .into(),
         );
     }
@@ -174,8 +177,8 @@ fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String
         text.push(character.map_err(|error| {
             let line = 1 + text.matches('\n').count();
             format!(
-                "the file is UTF-16 with half a surrogate pair (0x{:04X}) in line {line}: the file is \
-                 damaged; copy or fetch it again",
+                "the file is UTF-16 with half a surrogate pair (0x{:04X}) in line {line}: the file \
+                 is damaged; copy or fetch it again",
                 error.unpaired_surrogate()
             )
         })?);

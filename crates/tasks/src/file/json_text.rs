@@ -114,7 +114,8 @@ pub(super) fn parse_json_column<'p>(
         }
         Err(_) if is_printed_list(text, '{', '}') => Err((
             column,
-            "a JSON object, not a dictionary as Python prints it: save the dictionary with json.dumps",
+            "a JSON object, not a dictionary as Python prints it: save the dictionary with \
+             json.dumps",
         )),
         _ => Ok(None),
     }

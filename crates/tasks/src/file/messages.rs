@@ -81,7 +81,8 @@ fn parse_content(content: &Value) -> Result<String, String> {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => parts.iter().map(parse_part).collect(),
         _ => Err(format!(
-            "the message has the content {content}, but the content must be a string or a list of parts"
+            "the message has the content {content}, but the content must be a string or a list of \
+             parts"
         )),
     }
 }
@@ -181,11 +182,13 @@ mod tests {
             ),
             (
                 json!([{"role": "user", "content": 5}]),
-                "message 0: the message has the content 5, but the content must be a string or a list of parts",
+                "message 0: the message has the content 5, but the content must be a string or a \
+                 list of parts",
             ),
             (
                 json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-                "message 0: the message has a part of type image_url, but only parts of type text are supported",
+                "message 0: the message has a part of type image_url, but only parts of type text \
+                 are supported",
             ),
             (
                 json!([{"role": "assistant", "tool_calls": [{"id": "a"}]}, user]),

@@ -34,7 +34,7 @@ pub struct FileOptions {
     /// `reward_model.ground_truth`.
     #[serde(default = "answer_field")]
     pub answer: String,
-    /// TemplatePart of the answer field that contains the expected answer.
+    /// Part of the answer field that contains the expected answer.
     #[serde(default)]
     pub answer_from: AnswerPart,
     /// Number of questions that are held out from training, or `"all"` if the source is used only
@@ -71,7 +71,7 @@ fn default_answer_field() -> String {
     "answer".to_owned()
 }
 
-/// TemplatePart of the answer field that contains the expected answer.
+/// Part of the answer field that contains the expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerPart {

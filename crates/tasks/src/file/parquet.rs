@@ -36,7 +36,8 @@ pub(super) fn read_all_rows<E>(
     };
     let columns = list_columns(&bytes).map_err(damaged)?;
     if columns.iter().any(|column| column.is_brotli) {
-        let why = "the file is compressed with brotli, which is not supported: save it with snappy, zstd or gzip";
+        let why = "the file is compressed with brotli, which is not supported: save it with \
+                  snappy, zstd or gzip";
         return Err(to_error(why.to_owned()));
     }
     let mut names = HashSet::new();

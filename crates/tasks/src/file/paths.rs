@@ -88,8 +88,8 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
             return Err(no_file_error(
                 path,
                 format!(
-                    "the path is a directory without data files (names that end with {}, also compressed); \
-                 specify the files, or a pattern such as {}",
+                    "the path is a directory without data files (names that end with {}, also \
+                     compressed); specify the files, or a pattern such as {}",
                     DATA_EXTENSIONS.join(", "),
                     path.join("**/*.parquet").display()
                 ),

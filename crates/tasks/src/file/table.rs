@@ -32,8 +32,8 @@ pub(super) fn read_table_rows<E>(
     builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
     if let Some(line) = (!tabs).then(|| find_text_after_quote(text, delimiter)).flatten() {
         return Err(wrong(format!(
-            "the file has text after the closing quote of a field in line {line}: double each quote within \
-             quotes"
+            "the file has text after the closing quote of a field in line {line}: double each \
+             quote within quotes"
         )));
     }
     let mut reader = builder.quoting(!tabs || has_quoted_fields(text)).from_reader(input);
@@ -77,8 +77,8 @@ pub(super) fn read_table_rows<E>(
         each(RowLocation::Line(line), fields.collect())?;
     }
     Err(wrong(format!(
-        "the file has a quote in the row of line {line} that is never closed: the file is truncated, or the \
-         closing quote is missing"
+        "the file has a quote in the row of line {line} that is never closed: the file is \
+         truncated, or the closing quote is missing"
     )))
 }
 

@@ -49,7 +49,8 @@ pub(super) fn parse_parts(template: &str) -> Result<Option<Vec<TemplatePart<'_>>
             .ok_or("the template has an unmatched brace; write {{ or }} for a literal brace")?;
         if name.trim().is_empty() || name.contains('{') {
             return Err(format!(
-                "the template has {{{name}}}, which is not a field name; write {{{{ for a literal brace"
+                "the template has {{{name}}}, which is not a field name; write {{{{ for a literal \
+                 brace"
             ));
         }
         parts.push(TemplatePart::Field(name.trim()));

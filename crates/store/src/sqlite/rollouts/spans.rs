@@ -93,8 +93,8 @@ fn find_try(call: CallContext<'_>, span: &NewSpan) -> Result<Found, Failure> {
     Ok(of.map(|of| (rollout, of)).ok_or(SpanOutcome::UnknownTry))
 }
 
-/// Prepares the SQL statement of [`insert_span`]. It is prepared once for a batch, because a look-up in
-/// the statement cache takes a noticeable part of an insertion.
+/// Prepares the SQL statement of [`insert_span`]. It is prepared once for a batch, because a
+/// look-up in the statement cache takes a noticeable part of an insertion.
 fn prepare_insert(call: CallContext<'_>) -> Result<CachedStatement<'_>, Failure> {
     let sql = "INSERT INTO spans (rollout, try, number, trace_id, span_id, parent_id, name, start_time, end_time, body)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT (try, span_id) DO NOTHING";
