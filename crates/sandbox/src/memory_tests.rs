@@ -141,12 +141,12 @@ impl Program {
 
     /// Returns the kernel memory of the program, in bytes, without page tables and mappings, and
     /// whether it is crowding out other runs.
-    fn kernel(&self) -> (u64, bool) {
+    fn kernel_memory(&self) -> (u64, bool) {
         let (pid, threads) = self.process();
         let process = ObservedProcess::read(pid, &threads);
         let other = process.tables + process.count_mappings() * MAPPING;
         let watch = MemoryWatch::new(self.supervisor.id(), 1 << 40, false);
-        let (bytes, is_crowding) = watch.kernel(&[(pid, threads)], &[process]);
+        let (bytes, is_crowding) = watch.kernel_memory(&[(pid, threads)], &[process]);
         (bytes - other, is_crowding)
     }
 }
@@ -194,17 +194,17 @@ fn kernel_memory_is_counted_by_kind() {
             DESCRIPTOR + 3 * LOCK,
         ),
     ] {
-        assert_eq!(Program::start(code).kernel(), (PLAIN + bytes, false), "{code}");
+        assert_eq!(Program::start(code).kernel_memory(), (PLAIN + bytes, false), "{code}");
     }
 }
 
 #[test]
 fn crowding_starts_above_pipe_and_lock_limits() {
-    assert!(!Program::start(&keep_pipes(MAX_PIPES)).kernel().1);
+    assert!(!Program::start(&keep_pipes(MAX_PIPES)).kernel_memory().1);
     let crowding = Program::start(&keep_pipes(MAX_PIPES + 1));
-    assert!(crowding.kernel().1 && exceeds(crowding.supervisor.id(), 1 << 40));
-    assert!(!Program::start(&keep_locks(MAX_RECORDS)).kernel().1);
-    assert!(Program::start(&keep_locks(MAX_RECORDS + 1)).kernel().1);
+    assert!(crowding.kernel_memory().1 && exceeds(crowding.supervisor.id(), 1 << 40));
+    assert!(!Program::start(&keep_locks(MAX_RECORDS)).kernel_memory().1);
+    assert!(Program::start(&keep_locks(MAX_RECORDS + 1)).kernel_memory().1);
 }
 
 fn keep_pipes(count: usize) -> String {
@@ -241,7 +241,7 @@ fn watches_crowd(of_epolls: &str) -> bool {
              range(count):\n        fd = 200 + at // 2\n        os.dup2(ends[at % 2], fd); \
              kept[-1].register(fd); os.close(fd)"
     );
-    Program::start(&code).kernel().1
+    Program::start(&code).kernel_memory().1
 }
 
 #[test]
@@ -251,12 +251,12 @@ fn process_returns_pid_of_pidfd() {
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
-    assert_eq!(process(&descriptor), Some(child.id()));
+    assert_eq!(pid_of_pidfd(&descriptor), Some(child.id()));
     assert!(can_watch(child.id()));
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!can_watch(child.id()));
-    assert_eq!(process(&fs::File::open("/dev/null").unwrap().into()), None);
+    assert_eq!(pid_of_pidfd(&fs::File::open("/dev/null").unwrap().into()), None);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn mappings_of_process_are_counted() {
         found.count_mappings()
     );
     let watch = MemoryWatch::new(program.supervisor.id(), 1 << 40, false);
-    let both = watch.kernel(&[], &[found]).0;
+    let both = watch.kernel_memory(&[], &[found]).0;
     let (pid, threads) = program.process();
     let found = ObservedProcess::read(pid, &threads);
     assert_eq!(
@@ -303,12 +303,14 @@ fn unreadable_process_counts_at_maximum() {
     assert_eq!(unreadable_self(MAX_MAPPINGS + 10).count_mappings(), MAX_MAPPINGS);
     let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
     let bytes = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5 + 7 * MAX_PIPE_BYTES;
-    assert_eq!(watch.kernel(&[], &[unreadable_self(10)]), (bytes + 10 * MAPPING, false));
-    assert!(!watch.kernel(&[], &[full_process(), full_process()]).1);
-    assert!(watch.kernel(&[], &[full_process(), full_process(), full_process()]).1);
+    assert_eq!(watch.kernel_memory(&[], &[unreadable_self(10)]), (bytes + 10 * MAPPING, false));
+    assert!(!watch.kernel_memory(&[], &[full_process(), full_process()]).1);
+    assert!(watch.kernel_memory(&[], &[full_process(), full_process(), full_process()]).1);
     let rest = MAX_MAPPED - 2 * MAX_MAPPINGS;
-    assert!(!watch.kernel(&[], &[full_process(), full_process(), unreadable_self(rest)]).1);
-    assert!(watch.kernel(&[], &[full_process(), full_process(), unreadable_self(rest + 1)]).1);
+    assert!(!watch.kernel_memory(&[], &[full_process(), full_process(), unreadable_self(rest)]).1);
+    assert!(
+        watch.kernel_memory(&[], &[full_process(), full_process(), unreadable_self(rest + 1)]).1
+    );
 }
 
 /// Returns a process of which three exceed the maximum number of mappings of a run.
@@ -330,7 +332,7 @@ fn unreadable_ended_process_counts_nothing() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
-    let kernel = |pid| watch.kernel(&[], &[unreadable(pid, 10)]).0;
+    let kernel = |pid| watch.kernel_memory(&[], &[unreadable(pid, 10)]).0;
     let rest = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5;
     // The first process was not waited for, and the second does not exist.
     assert_eq!(kernel(pid), rest);

@@ -344,7 +344,7 @@ impl Store for Memory {
             }
             let mut added = Vec::new();
             for id in tries.values() {
-                let Some(attempt) = attempts.attempt_mut(id).filter(|a| request.selects(a)) else {
+                let Some(attempt) = attempts.get_mut(id).filter(|a| request.selects(a)) else {
                     continue;
                 };
                 let earlier: Vec<Withdrawal> =

@@ -134,8 +134,9 @@ impl RunCall<'_> {
                 self.encode_result(&store.end_attempt(&id, &end).await?)
             }
             "abandon_running" => self.encode_result(&store.abandon_running().await?),
-            "record_attempts" => self
-                .encode_result(&store.record_attempts(&self.arguments::<Vec<Attempt>>()?).await?),
+            "record_attempts" => self.encode_result(
+                &store.record_attempts(&self.parse_arguments::<Vec<Attempt>>()?).await?,
+            ),
             "record_step" => {
                 self.encode_result(&store.record_step(&self.parse_arguments::<StepPlan>()?).await?)
             }

@@ -222,7 +222,7 @@ pub(super) fn is_invisible(c: char) -> bool {
 /// quote, dash and operator. Digits that NFKC would merge with other digits stay separate: `2²`
 /// becomes `2^2`, and `3½` becomes `3 1/2`.
 fn normalize_unicode(text: &str) -> String {
-    let text = &without_markup(text);
+    let text = &replace_markup(text);
     if text.is_ascii() {
         return normalize_signs(&text.to_ascii_lowercase());
     }

@@ -140,13 +140,13 @@ impl Term {
 mod tests {
     use super::*;
     use crate::evaluate;
-    use crate::task_rng::Purpose;
+    use crate::task_rng::RngPurpose;
 
     #[test]
     fn symbols_evaluate_to_term_value() {
         let mut shapes = std::collections::BTreeSet::new();
         for index in 0..2000 {
-            let mut sampler = TaskRng::new(1, Purpose::Training, index);
+            let mut sampler = TaskRng::new(1, RngPurpose::Training, index);
             let numbers: Vec<i128> = (0..2 + sampler.uniform_index(4))
                 .map(|_| 1 + sampler.uniform_index(50) as i128)
                 .collect();

@@ -291,10 +291,10 @@ fn describe_step(operator: ArithmeticOperator, number: i128) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task_rng::Purpose;
+    use crate::task_rng::RngPurpose;
 
     fn term(index: u64, operands: usize) -> (Term, TaskRng) {
-        let mut sampler = TaskRng::new(2, Purpose::Training, index);
+        let mut sampler = TaskRng::new(2, RngPurpose::Training, index);
         let numbers: Vec<i128> =
             (0..operands).map(|_| 10 + sampler.uniform_index(9990) as i128).collect();
         (Term::sample(&numbers, &mut sampler), sampler)
@@ -350,7 +350,7 @@ mod tests {
             "the difference of 40 and the sum of 12 and 7"
         );
         assert_eq!(spoken_phrase(&sum), "12 plus 7");
-        let mut sampler = TaskRng::new(0, Purpose::Training, 0);
+        let mut sampler = TaskRng::new(0, RngPurpose::Training, 0);
         let steps = wording("steps-start");
         assert_eq!(steps.render(&sum, &mut sampler), "Start with 12. Add 7. What is the result?");
         assert!(!steps.fits(&difference));

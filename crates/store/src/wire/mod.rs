@@ -69,7 +69,7 @@ pub fn decode<T: Record>(bytes: &[u8]) -> Result<T, String> {
     let (head, rest) = rest.split_at_checked(len).ok_or(TRUNCATED)?;
     let head = serde_json::from_slice(head).map_err(|error| format!("the head: {error}"))?;
     let mut columns = ColumnReader(rest);
-    let record = T::join(head, &mut columns)?;
+    let record = T::from_head(head, &mut columns)?;
     match columns.0.len() {
         0 => Ok(record),
         len => Err(format!("{len} unexpected bytes follow the last column of the record")),

@@ -75,7 +75,7 @@ impl<T: Record> Record for Vec<T> {
     }
 
     fn from_head(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        head.into_iter().map(|head| T::join(head, columns)).collect()
+        head.into_iter().map(|head| T::from_head(head, columns)).collect()
     }
 }
 
@@ -87,7 +87,7 @@ impl<T: Record> Record for Option<T> {
     }
 
     fn from_head(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        head.map(|head| T::join(head, columns)).transpose()
+        head.map(|head| T::from_head(head, columns)).transpose()
     }
 }
 
@@ -99,7 +99,7 @@ impl<A: Record, B: Record> Record for (A, B) {
     }
 
     fn from_head((a, b): Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        Ok((A::join(a, columns)?, B::join(b, columns)?))
+        Ok((A::from_head(a, columns)?, B::from_head(b, columns)?))
     }
 }
 
@@ -227,7 +227,7 @@ impl Record for Attempt {
         let AttemptEnd { outcome, score, reward, step_rewards, status } =
             AttemptEnd::from_head(head.end, columns)?;
         let mut trajectory = Trajectory::new();
-        for segment in Vec::<Segment>::join(head.segments, columns)? {
+        for segment in Vec::<Segment>::from_head(head.segments, columns)? {
             trajectory.push(segment).map_err(|error| error.to_string())?;
         }
         let started = Attempt::from_start(&head.start);

@@ -215,7 +215,7 @@ async fn get_rollout(
 ) -> RouteResult {
     let store = service.checked().await?;
     let rollout = find_rollout(store, &id).await?;
-    let attempts = attempt_ids(store, &id).await?;
+    let attempts = read_attempt_ids(store, &id).await?;
     ok_response(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
 }
 

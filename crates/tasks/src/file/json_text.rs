@@ -65,7 +65,7 @@ fn find_messages(value: Value) -> Result<Option<Value>, &'static str> {
             let inner = ["messages", "conversations", "prompt"]
                 .iter()
                 .find_map(|name| fields.remove(*name));
-            inner.map_or(Ok(None), message_list)
+            inner.map_or(Ok(None), find_messages)
         }
         Value::Object(fields) => {
             let message = Value::Object(fields);

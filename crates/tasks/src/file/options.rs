@@ -27,12 +27,12 @@ pub struct FileOptions {
     /// `extra_info.question` selects nested fields. A template such as `"{Body} {Question}"`
     /// combines several fields. If rows in verl's layout have no field `question`, the question is
     /// read from `prompt`.
-    #[serde(default = "question_field")]
+    #[serde(default = "default_question_field")]
     pub question: String,
     /// Field that contains the expected answer, or a list of right answers. Empty if scorers need
     /// no answer. If rows in verl's layout have no field `answer`, the answer is read from
     /// `reward_model.ground_truth`.
-    #[serde(default = "answer_field")]
+    #[serde(default = "default_answer_field")]
     pub answer: String,
     /// Part of the answer field that contains the expected answer.
     #[serde(default)]
@@ -46,7 +46,7 @@ pub struct FileOptions {
     pub limit: Option<usize>,
     /// Number of repetitions of each training row in one pass over the tasks, at least 1. With
     /// repetitions, a small file can have the weight of a large one.
-    #[serde(default = "once")]
+    #[serde(default = "default_repeat")]
     pub repeat: usize,
     /// Maximum number of tool calls in a demonstration that is read from the calculator annotations
     /// of the answer field (see [`parse_annotations`]). `None` does not read annotations.

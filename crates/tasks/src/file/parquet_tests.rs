@@ -87,7 +87,8 @@ fn parquet_values_round_trip() {
     );
     let first = json!({
         "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1,
-        "cents": parse_decimal("1.10"), "when": "1970-01-01 00:00:00+00:00", "answers": ["a", null, "b"],
+        "cents": parse_decimal("1.10"), "when": "1970-01-01 00:00:00+00:00",
+        "answers": ["a", null, "b"],
     });
     let second = json!({
         "text": null, "whole": -1, "single": 27.0, "double": "inf", "cents": -0.05,

@@ -118,7 +118,7 @@ fn replace_plain_commands(text: &str) -> String {
         let argument = || split_braces(after.trim_start()).filter(|_| FONTS.contains(&name));
         if let Some((_, sign)) = SIGNS.iter().find(|(known, _)| *known == name) {
             found.push_str(sign);
-        } else if let Some((inside, after)) = read_argument() {
+        } else if let Some((inside, after)) = argument() {
             found.push_str(&replace_plain_commands(inside));
             rest = after;
         } else {
