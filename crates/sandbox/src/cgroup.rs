@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_without_controllers_is_rejected() {
+    fn cgroup_directory_without_controllers_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let error = CgroupParent::create_in_dir(dir.path()).unwrap_err().to_string();
         assert!(error.contains("memory"), "{error}");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn group_sets_limits_and_kills_on_drop() {
+    fn run_cgroup_sets_limits_and_kills_processes_on_drop() {
         let dir = tempfile::tempdir().unwrap();
         let groups = create_on_disk(&dir);
         let limits = Limits { memory_mb: 100, disk_mb: 28, processes: 30, ..Limits::default() };
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn group_reads_memory_events_and_processor_time() {
+    fn run_cgroup_reads_memory_events_and_processor_time() {
         let dir = tempfile::tempdir().unwrap();
         let group = RunCgroup::create(&create_on_disk(&dir), &Limits::default()).unwrap();
         assert_eq!((group.is_out_of_memory(), group.cpu_seconds()), (false, None));
@@ -295,7 +295,7 @@ mod tests {
 
     /// The kernel refuses to remove a cgroup until its last process has ended.
     #[test]
-    fn directories_of_ended_runs_are_removed_when_released() {
+    fn cgroup_directories_of_ended_runs_are_removed_on_release() {
         let dir = tempfile::tempdir().unwrap();
         let groups = create_on_disk(&dir);
         let [busy, removed] =
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_directories_of_ended_processes_are_removed() {
+    fn stale_cgroup_directories_of_ended_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         // Process ids are at most 2^22.
         let ended = format!("{PREFIX}{}.0", (1 << 22) + 1);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn delegation_turns_on_missing_controllers() {
+    fn cgroup_delegation_turns_on_missing_controllers() {
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("cgroup.subtree_control");
         let delegated = |offered: &str, on: &str| {

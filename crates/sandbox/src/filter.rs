@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_fit_kernel_limit() {
+    fn filter_programs_fit_kernel_length_limit() {
         let FilterPrograms { server: [list, ignored], runner } =
             build_filter_programs(false).unwrap();
         for program in [list, ignored, runner, build_filter_programs(true).unwrap().runner] {

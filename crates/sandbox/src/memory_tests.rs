@@ -50,7 +50,7 @@ fn processor_time_of_children_is_counted() {
 }
 
 #[test]
-fn polled_counts_descriptors_of_blocked_poll() {
+fn descriptors_of_blocked_poll_are_counted() {
     let pipes: Vec<_> = (0..3).map(|_| std::io::pipe().unwrap()).collect();
     let mut waited: Vec<_> = pipes
         .iter()
@@ -199,7 +199,7 @@ fn kernel_memory_is_counted_by_kind() {
 }
 
 #[test]
-fn crowding_starts_above_pipe_and_lock_limits() {
+fn run_is_crowding_above_pipe_and_lock_limits() {
     assert!(!Program::start(&keep_pipes(MAX_PIPES)).kernel_memory().1);
     let crowding = Program::start(&keep_pipes(MAX_PIPES + 1));
     assert!(crowding.kernel_memory().1 && exceeds(crowding.supervisor.id(), 1 << 40));
@@ -221,7 +221,7 @@ fn keep_locks(count: u64) -> String {
 /// An epoll continues to watch a file under the number of a closed descriptor if another descriptor
 /// refers to the file.
 #[test]
-fn crowding_starts_above_epoll_watch_limits() {
+fn run_is_crowding_above_epoll_watch_limits() {
     assert!(!watches_crowd("[size]"));
     assert!(watches_crowd("[size + 1]"));
     let all = format!("[size] * ({MAX_WATCHED} // size)");
@@ -245,7 +245,7 @@ fn watches_crowd(of_epolls: &str) -> bool {
 }
 
 #[test]
-fn process_returns_pid_of_pidfd() {
+fn pid_is_read_from_pidfd() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     // SAFETY: the call takes numbers only.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
@@ -392,7 +392,7 @@ fn shared_pages_count_once_toward_limit() {
 
 /// A child of `vfork` has the address space of its parent, as the threads of a process share one.
 #[test]
-fn borrowed_memory_is_found_by_identity() {
+fn process_with_memory_of_earlier_process_is_detected() {
     let program = Program::start(
         "import threading, time\n\
          threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn captured_keeps_both_ends_for_any_chunking() {
+    fn captured_output_keeps_both_ends_for_any_chunking() {
         let bytes: Vec<u8> = (0..1000u32).map(|at| b'a' + (at % 26) as u8).collect();
         for length in [1, 7, 64, 999, 1000] {
             let mut kept = CapturedOutput::new(100);

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn find_describes_interpreter() {
+    async fn python_search_describes_interpreter() {
         let python = Python::find(Path::new("python3"), &[]).await.unwrap();
         assert!(python.version.starts_with("3."), "{}", python.version);
         assert!(python.executable.is_absolute());
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn find_names_unusable_interpreter_or_path() {
+    async fn error_names_unusable_python_interpreter_or_path() {
         for (named, part) in [
             ("/nowhere/python", "No such file"),
             ("/bin/cat", "the program is not a Python interpreter"),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn find_exposes_only_files_and_narrow_directories() {
+    async fn python_interpreter_exposes_only_files_and_narrow_directories() {
         let dir = tempfile::tempdir().unwrap();
         let shown = std::fs::canonicalize(dir.path()).unwrap();
         let file = shown.join("file");

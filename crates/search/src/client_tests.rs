@@ -116,7 +116,7 @@ async fn unusable_responses_fail_without_retry() {
 }
 
 #[test]
-fn hit_parses_documents_of_all_servers() {
+fn hits_of_all_server_formats_are_parsed() {
     let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
     assert_eq!(parse_valid_hit(document), plain_hit("7", "T", "x", 1.5));
     assert_eq!(
@@ -142,7 +142,7 @@ fn plain_hit(id: &str, title: &str, text: &str, score: f32) -> Hit {
 }
 
 #[test]
-fn new_rejects_invalid_urls() {
+fn client_rejects_invalid_urls() {
     for url in ["", "localhost:8000/retrieve", "ftp://x/y", "/retrieve", "http://", "http://a b"] {
         let error = Client::new(url, None, fast_retries()).unwrap_err().to_string();
         assert!(error.contains(&format!("{url:?}")), "{error}");

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fuse_ranks_rows_of_both_lists_first() {
+    fn fusion_ranks_rows_of_both_lists_first() {
         let one = [(7, 9.0), (3, 8.0)];
         let other = [(3, 0.5), (5, 0.4)];
         let fused = fuse_rankings(&[&one, &other], 3);

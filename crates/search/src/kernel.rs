@@ -72,7 +72,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn dot_matches_f64_reference(pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200)) {
+        fn dot_product_matches_f64_reference(
+            pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200),
+        ) {
             let (x, q): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
             let exact: f64 = x.iter().zip(&q).map(|(x, q)| f64::from(*x) * f64::from(*q)).sum();
@@ -80,7 +82,9 @@ mod tests {
         }
 
         #[test]
-        fn dot_codes_is_exact(pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900)) {
+        fn integer_dot_product_is_exact(
+            pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900),
+        ) {
             let (codes, q): (Vec<i8>, Vec<i16>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = codes.iter().map(|code| *code as u8).collect();
             let exact: i32 = codes.iter().zip(&q).map(|(c, q)| i32::from(*c) * i32::from(*q)).sum();

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_contents_parses_search_r1_titles() {
+    fn search_r1_contents_are_split_into_title_and_text() {
         assert_eq!(title_and_text("\"Ada\"\nwrote\nnotes"), ("Ada".into(), "wrote\nnotes".into()));
         for plain in ["Ada wrote", "Ada\nwrote", "\"\"\nwrote", "\"Ada\"", "\"", ""] {
             assert_eq!(title_and_text(plain), (String::new(), plain.to_owned()), "{plain:?}");
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn contents_round_trip_through_of_contents(contents in "[a\"\n ]{0,12}") {
+        fn passage_contents_round_trip_through_parsing(contents in "[a\"\n ]{0,12}") {
             let passage = Passage::from_contents("1".into(), contents.clone());
             prop_assert_eq!(passage.contents(), contents);
         }

@@ -270,7 +270,7 @@ mod tests {
     use crate::testing::{make, passage};
 
     #[test]
-    fn hits_rejects_passages_above_size_limit() {
+    fn passages_above_size_limit_are_rejected() {
         let (_made, index) = make(&[passage("a", "T", "12345"), passage("b", "", "12345")], false);
         let rows = [vec![(0, 1.0), (1, 0.5)], vec![(0, 1.0)]];
         assert_eq!(load_hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);

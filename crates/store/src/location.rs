@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn open_starts_resumes_and_reads_a_file() {
+    fn location_opens_sqlite_file_to_start_resume_and_read_run() {
         let dir = tempfile::tempdir().unwrap();
         let location = Location::Sqlite("records.db".into());
         let run = RunId("run".into());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_store_rejects_resume_and_read() {
+    fn location_in_memory_rejects_resume_and_read() {
         let dir = Path::new("runs/a");
         let run = RunId("run".into());
         assert_eq!(

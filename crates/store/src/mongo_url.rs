@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_separates_parts_and_errors_hide_the_password() {
+    fn mongo_url_is_split_into_parts_and_errors_hide_password() {
         let text = "mongodb://u:s%40cret@a:1,b:2/runs?authSource=x";
         let url: MongoUrl = text.parse().unwrap();
         assert_eq!(url.to_string(), text);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn database_names_are_valid_and_distinct() {
+    fn mongodb_database_names_are_valid_and_distinct() {
         let url = "mongodb://h/team".parse::<MongoUrl>().unwrap();
         assert_eq!(url.run_database_name(Path::new("/runs/calculator")), "team_calculator");
         let long = "x".repeat(200);

@@ -98,7 +98,7 @@ async fn write(store: &dyn Store, sample: u32) {
 /// The child process: writes until it is killed, and prints each completed write. Returns at once
 /// when run as a normal test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn child() {
+async fn child_process_records_attempts_until_killed() {
     let Ok(file) = std::env::var(FILE) else { return };
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(Path::new(&file), &run()).await.unwrap());
     let mut writers = JoinSet::new();
@@ -123,7 +123,7 @@ async fn recorded_data_survives_process_kill() {
     // The writer of one file is killed repeatedly, each time a little later.
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
+            .args(["--exact", "child_process_records_attempts_until_killed", "--nocapture"])
             .env(FILE, &file)
             .stdout(Stdio::piped())
             .spawn()

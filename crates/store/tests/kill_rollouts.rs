@@ -28,7 +28,7 @@ async fn open(file: &str) -> Arc<dyn Rollouts> {
 /// The child process: works until it is killed, and prints each completed write. Returns at once
 /// when run as a normal test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn child() {
+async fn child_process_changes_rollouts_until_killed() {
     let Ok(file) = std::env::var(FILE) else { return };
     let store = open(&file).await;
     let mut workers = JoinSet::new();
@@ -59,7 +59,7 @@ async fn acknowledged_rollouts_survive_process_kill() {
         [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
+            .args(["--exact", "child_process_changes_rollouts_until_killed", "--nocapture"])
             .env(FILE, &file)
             .stdout(Stdio::piped())
             .spawn()

@@ -123,7 +123,7 @@ async fn client_waits_for_a_server_that_starts_later() {
 }
 
 #[tokio::test]
-async fn missing_key_and_wrong_url_are_errors_at_once() {
+async fn missing_key_and_wrong_url_fail_without_retry() {
     let server = start_server(memory().await, &["secret"]).await;
     let error = HttpRollouts::connect(&server.url, &options(30.0)).await.err().unwrap();
     assert_eq!(error.code(), Code::Forbidden);

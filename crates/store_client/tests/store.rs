@@ -124,7 +124,7 @@ async fn trainer_of_another_directory_is_rejected_while_first_trainer_runs() {
 }
 
 #[tokio::test]
-async fn copy_of_the_directory_is_another_trainer() {
+async fn trainer_in_copied_directory_counts_as_another_trainer() {
     let server = RunServer::start(Duration::from_millis(2400)).await;
     let first = server.open("a", StoreAccess::Start(&run())).await.unwrap();
     let (from, to) = (server.run_dir("a"), server.run_dir("copy"));
@@ -182,7 +182,7 @@ async fn second_server_of_a_directory_writes_after_the_first_has_stopped() {
 }
 
 #[tokio::test]
-async fn deleted_file_is_not_replaced_by_an_empty_one() {
+async fn deleted_run_file_is_not_replaced_by_empty_file() {
     let server = RunServer::start(LONG).await;
     let first = server.open("a", StoreAccess::Start(&run())).await.unwrap();
     let file = server.dir.path().join("runs/sums.db");
@@ -195,7 +195,7 @@ async fn deleted_file_is_not_replaced_by_an_empty_one() {
 }
 
 #[tokio::test]
-async fn new_run_rejects_records_of_an_earlier_one() {
+async fn start_rejects_run_name_with_earlier_records() {
     let server = RunServer::start(LONG).await;
     let first = server.open("a", StoreAccess::Start(&run())).await.unwrap();
     // Nothing is recorded yet: the first start was interrupted.

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_json_is_stored_as_fields_only() {
+    fn plain_json_is_stored_without_its_text() {
         for json in [
             r#"{"question":"2+2","answer":4,"weights":[0.1,-1.5,1e-7],"none":null,"ok":true}"#,
             r#"{"gen_ai.request.model":"m","big":9007199254740993}"#,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn unusual_json_keeps_its_text() {
+    fn json_that_bson_would_change_is_stored_with_its_text() {
         for json in [
             r#"{"b": 1.0, "a": 12345678901234567890123, "é": "\u00e9", "n": [null, -0.0, 1e400]}"#,
             r#"{"a":1,"a":2}"#,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_field_returns_none() {
+    fn missing_json_field_reads_as_none() {
         assert_eq!(read_json(&Document::new(), "x").unwrap(), None);
     }
 
@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_json_round_trips_to_the_byte(value in any_json(), is_pretty in any::<bool>()) {
+        fn stored_json_round_trips_byte_for_byte(value in any_json(), is_pretty in any::<bool>()) {
             let json = if is_pretty { format!("{value:#}") } else { value.to_string() };
             // BSON is what travels: the document is encoded and decoded.
             let (document, read) = round_trip(&json);

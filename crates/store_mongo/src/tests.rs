@@ -252,7 +252,7 @@ async fn long_segments_are_stored_in_chunks() {
 }
 
 #[tokio::test]
-async fn only_values_per_token_are_binary() {
+async fn only_per_token_values_are_stored_as_binary() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let store = open(&of, "a", "test").await.unwrap();
@@ -277,7 +277,7 @@ async fn only_values_per_token_are_binary() {
 }
 
 #[tokio::test]
-async fn bytes_of_a_long_attempt_are_proportional_to_its_tokens() {
+async fn stored_size_of_long_attempt_is_proportional_to_tokens() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let store = open(&of, "a", "test").await.unwrap();

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unix_seconds_matches_known_times() {
+    fn utc_times_parse_to_unix_seconds() {
         for (text, expected) in [
             ("1970-01-01T00:00:00.000000Z", Some(0.0)),
             ("2000-02-29T12:00:00Z", Some(951_825_600.0)),

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_has_cumulative_buckets() {
+    fn prometheus_text_has_cumulative_buckets() {
         let metrics = RequestMetrics::default();
         for millis in [0, 3, 3, 60_000] {
             metrics.record(

@@ -405,7 +405,7 @@ mod tests {
         {"scopeSpans":[{"spans":[{"name":"unnamed"}]}]}]}"#;
 
     #[test]
-    fn decode_matches_between_protobuf_and_json() {
+    fn protobuf_and_json_traces_decode_to_equal_spans() {
         let (spans, unnamed) =
             decode_spans(OtlpEncoding::Json, &Bytes::from_static(JSON.as_bytes())).unwrap();
         assert_eq!((spans.len(), unnamed), (2, 1));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_rejects_malformed_bodies() {
+    fn malformed_trace_bodies_are_rejected() {
         for encoding in [OtlpEncoding::Protobuf, OtlpEncoding::Json] {
             assert!(decode_spans(encoding, &Bytes::from_static(b"\xff\xff\xff")).is_err());
             assert_eq!(decode_spans(encoding, &Bytes::new()).unwrap().0.len(), 0);

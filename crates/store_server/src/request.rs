@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn query_keeps_malformed_percent_sequences() {
+    fn query_parameters_keep_malformed_percent_sequences() {
         for (text, expected) in [
             ("a%20b+c", "a b c"),
             ("%C3%A9", "é"),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn query_matches_body_of_same_request() {
+    fn query_parameters_parse_like_equal_json_body() {
         let uri = "/rollouts?status_in=failed&status_in=running&limit=3&sort_by=mode&sort_order=desc&rollout_id_contains=1";
         let request = Request::builder().uri(uri).body(axum::body::Body::empty()).unwrap();
         let query: RolloutsQuery = parse_query(&request).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn null_order_differs_from_absent_order() {
+    fn null_sort_field_differs_from_absent_sort_field() {
         assert_eq!(page("{}").unwrap().sort_by.as_deref(), Some("sequence_id"));
         assert_eq!(page("{\"sort_by\": null}").unwrap().sort_by, None);
         for wrong in ["{\"limit\": 0}", "{\"limit\": -2}", "{\"offset\": -1}"] {

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn annotated_solution_becomes_turns() {
+    fn annotated_solution_becomes_calculator_calls_and_answer() {
         let solution = "Tom has 3*4 = <<3*4=12>>12 red balls.\n\
                         He gives half away: $<<12/2=6.00>>6 left.\n#### 6";
         let got = parse_annotations(solution, 2).unwrap();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn annotated_results_come_from_calculator() {
+    fn annotated_call_results_come_from_calculator() {
         assert_eq!(first_result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
         assert_eq!(first_result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
         assert_eq!(first_result("<<10/3=3.34>>3.34 #### 3"), Err(SkipReason::Disagrees));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn annotated_skips_invalid_solutions() {
+    fn invalid_annotated_solutions_are_rejected_with_reason() {
         for (solution, why) in [
             ("No sums here.\n#### 5", SkipReason::NoCalls),
             ("<<1+1=2>>2\n<<2+2=4>>4\n#### 4", SkipReason::TooManyCalls),

@@ -245,7 +245,7 @@ mod tests {
 
     /// Even the smallest sets of operands occur on both sides, so that sampling terminates.
     #[test]
-    fn both_splits_have_operands() {
+    fn both_splits_have_operands_for_every_number_of_digits() {
         for digits in 1..=6 {
             for operands in 2..=6 {
                 let options = ArithmeticOptions {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn words_fraction_matches_option() {
+    fn fraction_of_tasks_in_words_matches_option() {
         assert_eq!((count_in_words(0.0), count_in_words(1.0)), (0, 1000));
         assert!((440..560).contains(&count_in_words(0.5)));
     }

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn find_matches_contained_and_slightly_changed_questions() {
+    fn near_copies_include_contained_and_slightly_changed_questions() {
         let held_out = [
             "What is 2+2?",
             "A train leaves the station at noon and drives 120 km at 60 km/h. When does it arrive \
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn find_ignores_words_of_shared_template() {
+    fn near_copy_search_ignores_words_of_shared_template() {
         let held_out: Vec<String> =
             (0..20).map(|i| riddle(&format!("{0}{0} of {0}land", char::from(b'a' + i)))).collect();
         let near_copies = NearCopies::new(held_out.iter().map(String::as_str));

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn persons_accepts_text_numbers_and_lists() {
+    fn person_field_accepts_text_numbers_and_lists() {
         for (field, want) in [
             (json!("alice"), &["alice"][..]),
             (json!(17), &["17"]),

@@ -143,7 +143,7 @@ mod tests {
     use crate::task_rng::RngPurpose;
 
     #[test]
-    fn symbols_evaluate_to_term_value() {
+    fn term_symbols_evaluate_to_term_value() {
         let mut shapes = std::collections::BTreeSet::new();
         for index in 0..2000 {
             let mut sampler = TaskRng::new(1, RngPurpose::Training, index);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_returns_left_to_right_operations() {
+    fn term_steps_are_left_to_right_operations() {
         let sum = Term::Binary(ArithmeticOperator::Plus, number(1), number(2));
         let multiplication =
             Term::Binary(ArithmeticOperator::Times, Box::new(sum.clone()), number(3));

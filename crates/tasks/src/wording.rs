@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn words_describe_the_term() {
+    fn wording_describes_operations_of_term() {
         let sum = Term::Binary(ArithmeticOperator::Plus, number(12), number(7));
         let multiplication =
             Term::Binary(ArithmeticOperator::Times, Box::new(sum.clone()), number(3));

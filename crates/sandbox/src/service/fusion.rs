@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn decoded_skips_empty_and_rejects_invalid_files() {
+    fn files_without_content_are_skipped_and_invalid_base64_is_rejected() {
         let files =
             BTreeMap::from([("a".to_owned(), Some("aGk=".to_owned())), ("b".to_owned(), None)]);
         assert_eq!(

@@ -200,7 +200,7 @@ fn check_restores_destroyed_first_page() {
 }
 
 #[test]
-fn truncated_file_keeps_first_values() {
+fn check_keeps_readable_values_of_truncated_file() {
     let dir = tempfile::tempdir().unwrap();
     let original = original(dir.path());
     let bytes = &original.bytes[..original.bytes.len() / 2 / 4096 * 4096];
@@ -228,7 +228,7 @@ fn unreadable_tables_of_plans_and_evaluations_are_reported() {
 }
 
 #[test]
-fn changed_token_is_found_by_its_slot() {
+fn check_names_attempt_slot_of_changed_token() {
     let dir = tempfile::tempdir().unwrap();
     let original = original(dir.path());
     let file = dir.path().join("run.db");

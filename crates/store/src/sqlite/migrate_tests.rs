@@ -252,7 +252,7 @@ fn failed_migration_leaves_file_unchanged() {
 /// Schema 5 only adds a table, so a file of schema 4 keeps all its rows, and its attempts can be
 /// withdrawn.
 #[test]
-fn schema_4_gains_withdrawals_and_keeps_rows() {
+fn migration_from_schema_4_adds_withdrawals_and_keeps_rows() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.db");
     let run = RunId("x".into());

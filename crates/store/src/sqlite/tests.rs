@@ -498,7 +498,7 @@ fn append_updates_token_counts() {
 
 /// Erased text is in no file of the store: neither in a free page nor in the log.
 #[test]
-fn erased_text_is_in_no_file() {
+fn erased_text_remains_in_no_database_file() {
     let (dir, store) = open();
     let mut secret = attempt(0, 0);
     secret.task = json!({"question": "the-secret-question"});

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_keep_type_code_and_text() {
+    fn store_errors_keep_type_code_and_text_when_sent() {
         let location = || "the store".to_owned();
         let key = || "attempt 1".to_owned();
         let failed = StoreError::Failed {

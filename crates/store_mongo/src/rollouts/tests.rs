@@ -65,7 +65,7 @@ fn new(input: &str) -> NewRollout {
 }
 
 #[tokio::test]
-async fn change_below_an_announced_number_gets_a_larger_one() {
+async fn late_change_gets_number_above_last_announced_number() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let store = open(&of, Arc::new(ManualClock::new(1000.0))).await;

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn model_request_keeps_tokens_of_each_api() {
+    fn model_request_event_keeps_tokens_of_each_api() {
         let chat = reduce_data(json!({
             "request": { "messages": [] }, "http_status": 200, "server": { "model": "m", "version": 3 },
             "response": {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn other_events_pass_unchanged() {
+    fn conversion_to_triplets_keeps_other_events_unchanged() {
         let event = json!({ "event_type": "log", "data": { "value": 1, "text": "x" } });
         assert_eq!(to_triplet(event.clone()), event);
     }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn find_resolves_nested_paths() {
+    fn field_path_resolves_nested_fields() {
         let row = row(json!({
             "a": {"b": 1, "b.c": 2, "d": {"e": 3}, "list": [{"x": 4}, 5]}, "a.d": {"e": 6, "f": 7}, "n": null,
         }));

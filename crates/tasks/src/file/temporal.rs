@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_old_writers_have_temporal_kinds() {
+    fn legacy_parquet_types_are_read_as_temporal_columns() {
         for (converted, physical, want) in [
             (ConvertedType::DATE, Physical::INT32, Some(TemporalType::Date)),
             (ConvertedType::TIME_MILLIS, Physical::INT32, Some(TemporalType::Time(MILLIS))),

@@ -116,7 +116,7 @@ fn run_hot_operations(db: &Connection) {
 }
 
 #[test]
-fn hot_queries_scan_no_table() {
+fn frequent_queries_use_indexes_not_table_scans() {
     let mut db = schema::open_in_memory().unwrap();
     let (to, statements) = std::sync::mpsc::channel();
     let note = move |event: TraceEvent<'_>| {
