@@ -90,7 +90,7 @@ pub(crate) fn new_deadline(time: Duration) -> Deadline {
 #[derive(Debug)]
 pub(crate) enum JailEvent {
     /// All processes of the jail have ended. Contains the keeper's report.
-    Ended(KeeperReport),
+    Ended(JailReport),
     /// A cell of a session is complete. Contains the response of the runner.
     Cell(Vec<u8>),
     /// The runner has closed the channel for cells, so that it runs no more cells.
@@ -108,7 +108,7 @@ pub(crate) type EventResult = Result<JailEvent, SandboxError>;
 
 /// Final message of the keeper process about a run.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct KeeperReport {
+pub(crate) struct JailReport {
     pub code: Option<i32>,
     pub signal: Option<i32>,
     pub cpu: f64,
@@ -125,7 +125,7 @@ enum JailMessage {
     Failed(String),
     #[serde(rename = "refused")]
     Rejected(String),
-    Ended(KeeperReport),
+    Ended(JailReport),
 }
 
 impl Jail {
@@ -335,7 +335,7 @@ impl Jail {
     /// Ends all processes of the jail at once, without the keeper's report, because the processes
     /// must not allocate further memory until the keeper is scheduled. Without a PID namespace,
     /// only the keeper can end them, and its report is returned.
-    pub(crate) async fn kill_all(&mut self) -> Option<KeeperReport> {
+    pub(crate) async fn kill_all(&mut self) -> Option<JailReport> {
         if self.jailed && self.supervisor.is_some() {
             return self.kill_without_report();
         }
@@ -344,7 +344,7 @@ impl Jail {
 
     /// Requests the keeper to end all processes, and waits for its report. Returns `None` if the
     /// keeper does not send the report in time.
-    pub(crate) async fn stop(&mut self) -> Option<KeeperReport> {
+    pub(crate) async fn stop(&mut self) -> Option<JailReport> {
         let _ = self.line.write(STOP).await;
         let mut deadline = new_deadline(STOP_GRACE);
         loop {
@@ -363,7 +363,7 @@ impl Jail {
     /// Returns an error if the keeper has exited.
     pub(crate) async fn fetch_files(
         &mut self,
-        report: &KeeperReport,
+        report: &JailReport,
     ) -> Result<Vec<FetchedFile>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
@@ -378,7 +378,7 @@ impl Jail {
         Ok(files)
     }
 
-    fn kill_without_report(&self) -> Option<KeeperReport> {
+    fn kill_without_report(&self) -> Option<JailReport> {
         self.kill_processes();
         None
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::error::SandboxError;
-use crate::jail::{Deadline, Jail, JailEvent, KeeperReport, new_deadline};
+use crate::jail::{Deadline, Jail, JailEvent, JailReport, new_deadline};
 use crate::limits::Limits;
 use crate::output::CapturedOutput;
 use crate::zygote::{RunOrder, Zygote};
@@ -179,7 +179,7 @@ pub(crate) async fn run_to_end(
     let (ended, report) =
         wait_for_end(&mut jail, new_deadline(to_duration(run.limits.seconds))).await?;
     let report =
-        report.unwrap_or(KeeperReport { code: None, signal: None, cpu: 0.0, files: Vec::new() });
+        report.unwrap_or(JailReport { code: None, signal: None, cpu: 0.0, files: Vec::new() });
     let mut files = BTreeMap::new();
     let mut not_fetched = BTreeMap::new();
     for (name, content) in jail.fetch_files(&report).await? {
@@ -202,7 +202,7 @@ pub(crate) fn to_duration(seconds: f64) -> Duration {
 async fn wait_for_end(
     jail: &mut Jail,
     mut until: Deadline,
-) -> Result<(EndReason, Option<KeeperReport>), SandboxError> {
+) -> Result<(EndReason, Option<JailReport>), SandboxError> {
     loop {
         let stopped = match jail.next(&mut until).await? {
             JailEvent::Ended(report) => return Ok((end_reason(&report), Some(report))),
@@ -215,7 +215,7 @@ async fn wait_for_end(
 }
 
 /// Returns the reason why a runner ended that was not stopped.
-pub(crate) fn end_reason(report: &KeeperReport) -> EndReason {
+pub(crate) fn end_reason(report: &JailReport) -> EndReason {
     match (report.code, report.signal) {
         (Some(code), _) => EndReason::Exit(code),
         (None, Some(signal)) => EndReason::Signal(signal),

@@ -15,8 +15,8 @@
 //!   everything ends when the faults end.
 //!
 //! `LEVADE_SEEDS=10000 LEVADE_FIRST_SEED=0 cargo test --release -p levade-store-client --test
-//! simulation -- --ignored --nocapture simulations_with_seeds_from_environment_violate_no_rule` runs
-//! more seeds. For a single seed, it prints the events.
+//! simulation -- --ignored --nocapture simulations_with_seeds_from_environment` runs more seeds.
+//! For a single seed, it prints the events.
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod network;
