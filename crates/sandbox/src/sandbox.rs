@@ -59,9 +59,9 @@ impl Default for Options {
 /// A sandbox for untrusted code. Clones share the same sandbox. When the last clone and the last
 /// session are dropped, all its processes and files are removed.
 #[derive(Clone)]
-pub struct Sandbox(pub(crate) Arc<Inner>);
+pub struct Sandbox(pub(crate) Arc<SandboxInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct SandboxInner {
     config: ZygoteConfig,
     options: Options,
     protection: Protection,
@@ -119,7 +119,7 @@ impl Sandbox {
                 ))
             })?)
         };
-        let mut inner = Inner {
+        let mut inner = SandboxInner {
             running: Semaphore::new(options.concurrency.max(1)),
             sessions: Arc::new(Semaphore::new(options.sessions)),
             waiting: AtomicUsize::new(0),
@@ -187,7 +187,7 @@ impl Sandbox {
     }
 }
 
-impl Inner {
+impl SandboxInner {
     /// Returns whether the sandbox requires every wall of full protection.
     pub(crate) fn is_full(&self) -> bool {
         self.config.full

@@ -46,12 +46,12 @@ impl Default for HttpOptions {
     }
 }
 
-struct Service {
+struct SearchService {
     searcher: Searcher,
     options: HttpOptions,
 }
 
-type SharedState = Arc<Service>;
+type SharedState = Arc<SearchService>;
 
 /// An HTTP error response to a request that was rejected or failed.
 struct ErrorResponse {
@@ -140,7 +140,7 @@ struct SearchRequest {
 /// A passage in Search-R1's response format. Its dense server returns only `contents`; its BM25
 /// server also returns the title and the text.
 #[derive(Serialize)]
-struct Document {
+struct ResponseDocument {
     id: String,
     contents: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,14 +149,14 @@ struct Document {
     text: Option<String>,
 }
 
-impl Service {
-    fn to_document(&self, hit: Hit) -> Document {
+impl SearchService {
+    fn to_document(&self, hit: Hit) -> ResponseDocument {
         let contents = hit.passage.contents();
         let parts = self.searcher.mode() == Mode::Bm25;
         let part = |text: String| parts.then_some(text);
         let title = part(hit.passage.title);
         let text = part(hit.passage.text);
-        Document { id: hit.passage.id, contents, title, text }
+        ResponseDocument { id: hit.passage.id, contents, title, text }
     }
 
     /// Rejects a request without a valid API key if the service requires a key.
@@ -294,7 +294,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
         .route("/retrieve", post(retrieve))
         .route("/search", get(search_by_url).post(search))
         .route("/health", get(health));
-    let service = Arc::new(Service { searcher, options });
+    let service = Arc::new(SearchService { searcher, options });
     service::with_rejections(
         routes,
         access,

@@ -76,7 +76,7 @@ fn terms(analyzer: &mut TextAnalyzer, text: &str) -> Vec<String> {
 
 /// Fields of a passage in the schema of the inverted index.
 #[derive(Clone, Copy)]
-struct Fields {
+struct PassageFields {
     id: Field,
     title: Field,
     text: Field,
@@ -84,13 +84,13 @@ struct Fields {
     row: Field,
 }
 
-impl Fields {
+impl PassageFields {
     fn build_schema() -> (Schema, Self) {
         let mut schema = Schema::builder();
         let indexing = TextFieldIndexing::default()
             .set_tokenizer(ANALYZER)
             .set_index_option(IndexRecordOption::WithFreqs);
-        let fields = Fields {
+        let fields = PassageFields {
             id: schema.add_text_field("id", STORED),
             title: schema.add_text_field("title", STORED),
             text: schema.add_text_field("text", STORED),
@@ -105,7 +105,7 @@ impl Fields {
 /// Writes the passages of a corpus to an inverted index.
 pub struct LexicalWriter {
     writer: IndexWriter,
-    fields: Fields,
+    fields: PassageFields,
     rows: u64,
 }
 
@@ -116,7 +116,7 @@ impl LexicalWriter {
     /// Returns an error if the index cannot be created.
     pub fn create(dir: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
         let to_error = to_search_error(dir);
-        let (schema, fields) = Fields::build_schema();
+        let (schema, fields) = PassageFields::build_schema();
         let index = Index::create_in_dir(dir, schema).map_err(&to_error)?;
         index.tokenizers().register(ANALYZER, analyzer.build_analyzer(true));
         // With one thread, each segment is a range of rows in order.
@@ -174,7 +174,7 @@ fn open_reader(index: &Index) -> Result<IndexReader, TantivyError> {
 pub struct LexicalIndex {
     reader: IndexReader,
     analyzer: TextAnalyzer,
-    fields: Fields,
+    fields: PassageFields,
     dir: std::path::PathBuf,
 }
 
@@ -200,7 +200,7 @@ impl LexicalIndex {
         });
         let (schema, reader) =
             opened.map_err(|panic| SearchError::damaged_error(dir, panic))?.map_err(&to_error)?;
-        let (wanted, fields) = Fields::build_schema();
+        let (wanted, fields) = PassageFields::build_schema();
         let (rows, segments) = {
             let searcher = reader.searcher();
             (searcher.num_docs(), searcher.segment_readers().len())

@@ -70,9 +70,9 @@ impl FromStr for Mode {
 /// A handle to an index that is searched in one [`Mode`]. Clones share the index and the limit on
 /// concurrent searches.
 #[derive(Clone)]
-pub struct Searcher(Arc<Inner>);
+pub struct Searcher(Arc<SearcherInner>);
 
-struct Inner {
+struct SearcherInner {
     index: Index,
     mode: Mode,
     embedder: Option<Arc<dyn Embedder>>,
@@ -119,7 +119,7 @@ impl Searcher {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if threads == 0 { cores() } else { threads };
         let permits = Arc::new(Semaphore::new(threads));
-        Ok(Searcher(Arc::new(Inner { index, mode, embedder, threads, permits })))
+        Ok(Searcher(Arc::new(SearcherInner { index, mode, embedder, threads, permits })))
     }
 
     /// Returns the index that is searched.
@@ -209,7 +209,7 @@ async fn embed_queries(
     Ok(vectors.unwrap_or_else(|| Err(late()))?)
 }
 
-impl Inner {
+impl SearcherInner {
     /// Finds the `count` best passages for each query. Blocks the calling thread.
     fn find_passages(
         &self,

@@ -161,7 +161,7 @@ struct PreparedQuery<'a> {
 }
 
 /// Candidates of a query on one thread: the rows scanned so far that may be among the best.
-struct Candidates {
+struct TopCandidates {
     count: usize,
     /// The `count` largest inner products of codes so far, as a heap with the smallest product on
     /// top.
@@ -190,9 +190,9 @@ impl Ord for TotalF32 {
     }
 }
 
-impl Candidates {
+impl TopCandidates {
     fn new(count: usize) -> Self {
-        Candidates { count, top: BinaryHeap::with_capacity(count + 1), candidates: Vec::new() }
+        TopCandidates { count, top: BinaryHeap::with_capacity(count + 1), candidates: Vec::new() }
     }
 
     /// Returns the minimum inner product of codes with which a row can still be among the best.
@@ -326,7 +326,8 @@ impl Vectors {
                 }
                 Ok::<_, SearchError>(parts)
             })?;
-        let mut merged: Vec<Candidates> = queries.iter().map(|_| Candidates::new(count)).collect();
+        let mut merged: Vec<TopCandidates> =
+            queries.iter().map(|_| TopCandidates::new(count)).collect();
         for (all, part) in parts.into_iter().flat_map(|part| part.into_iter().enumerate()) {
             let merged = &mut merged[all];
             part.top.iter().for_each(|Reverse(TotalF32(product))| merged.push_top(*product));
@@ -351,9 +352,14 @@ impl Vectors {
     }
 
     /// Scans the codes of the rows in `rows`, and returns the candidates of each query.
-    fn scan(&self, queries: &[PreparedQuery], rows: Range<usize>, count: usize) -> Vec<Candidates> {
-        let mut candidates: Vec<Candidates> =
-            queries.iter().map(|_| Candidates::new(count)).collect();
+    fn scan(
+        &self,
+        queries: &[PreparedQuery],
+        rows: Range<usize>,
+        count: usize,
+    ) -> Vec<TopCandidates> {
+        let mut candidates: Vec<TopCandidates> =
+            queries.iter().map(|_| TopCandidates::new(count)).collect();
         let width = self.dimensions;
         for block in rows.clone().step_by(BLOCK) {
             let block = block..rows.end.min(block + BLOCK);
@@ -374,7 +380,11 @@ impl Vectors {
 
     /// Computes the f32 inner products of the candidate rows, and returns the best rows, the best
     /// first.
-    fn rescore_candidates(&self, query: &PreparedQuery, candidates: Candidates) -> Vec<(u32, f32)> {
+    fn rescore_candidates(
+        &self,
+        query: &PreparedQuery,
+        candidates: TopCandidates,
+    ) -> Vec<(u32, f32)> {
         let min_product = candidates.min_product(query.bound);
         let width = 4 * self.dimensions;
         let kept = candidates.candidates.iter().filter(|(_, product)| *product >= min_product);

@@ -22,7 +22,7 @@ impl WordTokenizer {
 }
 
 /// Iterator over the words of a text that remain.
-pub struct Stream<'a> {
+pub struct WordTokenStream<'a> {
     text: &'a str,
     at: usize,
     divides: bool,
@@ -30,15 +30,15 @@ pub struct Stream<'a> {
 }
 
 impl Tokenizer for WordTokenizer {
-    type TokenStream<'a> = Stream<'a>;
+    type TokenStream<'a> = WordTokenStream<'a>;
 
-    fn token_stream<'a>(&'a mut self, text: &'a str) -> Stream<'a> {
+    fn token_stream<'a>(&'a mut self, text: &'a str) -> WordTokenStream<'a> {
         self.token.reset();
-        Stream { text, at: 0, divides: self.divides, token: &mut self.token }
+        WordTokenStream { text, at: 0, divides: self.divides, token: &mut self.token }
     }
 }
 
-impl TokenStream for Stream<'_> {
+impl TokenStream for WordTokenStream<'_> {
     fn advance(&mut self) -> bool {
         let rest = &self.text[self.at..];
         let Some(start) = rest.find(char::is_alphanumeric) else {

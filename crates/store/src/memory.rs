@@ -24,11 +24,11 @@ const LOCATION: &str = "memory";
 #[derive(Debug)]
 pub struct Memory {
     run: RunId,
-    contents: Mutex<Contents>,
+    contents: Mutex<MemoryContents>,
 }
 
 #[derive(Debug, Default)]
-struct Contents {
+struct MemoryContents {
     attempts: BTreeMap<AttemptId, Attempt>,
     /// Ids of the attempts, keyed by attempt slot and index of the try.
     tries: BTreeMap<(AttemptSlot, u32), AttemptId>,
@@ -49,7 +49,7 @@ impl Memory {
         &self,
         action: &'static str,
         key: impl ToString,
-        work: impl FnOnce(&mut Contents) -> Result<T, Failure>,
+        work: impl FnOnce(&mut MemoryContents) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         // Every write checks its input before it changes anything, so a panic leaves the data
         // consistent.
@@ -58,7 +58,7 @@ impl Memory {
     }
 }
 
-impl Contents {
+impl MemoryContents {
     fn insert(&mut self, attempt: Attempt) {
         self.tries.insert((attempt.slot, attempt.number), attempt.id);
         self.attempts.insert(attempt.id, attempt);
@@ -338,7 +338,7 @@ impl Store for Memory {
 
     async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError> {
         self.with_locked_contents("record", "a withdrawal", |contents| {
-            let Contents { attempts, tries, evals, withdrawals, .. } = contents;
+            let MemoryContents { attempts, tries, evals, withdrawals, .. } = contents;
             if let Some(id) = request.attempts.iter().find(|id| !attempts.contains_key(id)) {
                 return Err(withdrawal::unknown_attempt_error(id));
             }

@@ -150,7 +150,7 @@ pub async fn run_worker<W: RolloutExecutor>(
     work: Arc<W>,
     mut requests: UnboundedReceiver<()>,
 ) -> Result<(), W::Error> {
-    let worker = Arc::new(Worker {
+    let worker = Arc::new(WorkerLoop {
         options,
         work,
         leases: Mutex::default(),
@@ -171,7 +171,7 @@ pub async fn run_worker<W: RolloutExecutor>(
 type Leasing<E> = Pin<Box<dyn Future<Output = Result<Vec<Rollout>, E>> + Send>>;
 
 /// State that the concurrent tasks of a worker share.
-struct Worker<W> {
+struct WorkerLoop<W> {
     options: WorkerOptions,
     work: Arc<W>,
     /// Leases in progress, keyed by the id of the rollout.
@@ -185,7 +185,7 @@ struct Worker<W> {
     is_requesting: AtomicBool,
 }
 
-impl<W: RolloutExecutor> Worker<W> {
+impl<W: RolloutExecutor> WorkerLoop<W> {
     /// Leases and executes rollouts. Returns when no more rollouts will be leased and all have
     /// ended, or when the drain timeout has expired.
     async fn serve(

@@ -276,9 +276,9 @@ impl Connection {
     /// Creates the indexes that do not exist yet.
     pub async fn create_indexes(
         &self,
-        indexes: impl IntoIterator<Item = Index>,
+        indexes: impl IntoIterator<Item = IndexDefinition>,
     ) -> std::result::Result<(), StoreError> {
-        for Index { collection, name, keys, is_unique, is_sparse } in indexes {
+        for IndexDefinition { collection, name, keys, is_unique, is_sparse } in indexes {
             let options = mongodb::options::IndexOptions::builder()
                 .name(name.to_owned())
                 .unique(is_unique.then_some(true))
@@ -296,7 +296,7 @@ impl Connection {
 }
 
 /// Definition of an index of a MongoDB collection.
-pub(crate) struct Index {
+pub(crate) struct IndexDefinition {
     pub collection: &'static str,
     pub name: &'static str,
     pub keys: Document,
@@ -305,20 +305,20 @@ pub(crate) struct Index {
     pub is_sparse: bool,
 }
 
-impl Index {
+impl IndexDefinition {
     /// Creates the definition of an index that is neither unique nor sparse.
     pub fn plain(collection: &'static str, name: &'static str, keys: Document) -> Self {
-        Index { collection, name, keys, is_unique: false, is_sparse: false }
+        IndexDefinition { collection, name, keys, is_unique: false, is_sparse: false }
     }
 
     /// Makes the index unique: two documents cannot have the same key.
     pub fn unique(self) -> Self {
-        Index { is_unique: true, ..self }
+        IndexDefinition { is_unique: true, ..self }
     }
 
     /// Makes the index sparse: documents without the indexed field are left out.
     pub fn sparse(self) -> Self {
-        Index { is_sparse: true, ..self }
+        IndexDefinition { is_sparse: true, ..self }
     }
 }
 

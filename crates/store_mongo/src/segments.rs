@@ -26,16 +26,16 @@ const COLUMNS: [&str; 3] = ["tokens", "logprobs", "versions"];
 
 /// Reads and writes the segments of attempts in a database.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Segments<'a> {
+pub(crate) struct SegmentCollections<'a> {
     pub connection: &'a Connection,
     /// Maximum total size of the columns in one document, in bytes.
     pub chunk_bytes: usize,
 }
 
-impl<'a> Segments<'a> {
+impl<'a> SegmentCollections<'a> {
     /// Creates a reader and writer that splits columns into chunks of [`CHUNK_BYTES`].
     pub fn new(connection: &'a Connection) -> Self {
-        Segments { connection, chunk_bytes: CHUNK_BYTES }
+        SegmentCollections { connection, chunk_bytes: CHUNK_BYTES }
     }
 
     /// Writes segments that follow the segment with the digest `previous`, and returns the digest

@@ -16,9 +16,9 @@ use mongodb::Collection;
 use mongodb::bson::{Document, doc};
 
 use crate::attempts::{self, AttemptHead, COUNTING};
-use crate::connection::{Connection, Index, Result, collect_documents, insert_new};
+use crate::connection::{Connection, IndexDefinition, Result, collect_documents, insert_new};
 use crate::run_lease::{self, RunLease};
-use crate::segments::Segments;
+use crate::segments::SegmentCollections;
 use crate::{fields, json, plans, withdrawals};
 
 /// The store of a run in a MongoDB database.
@@ -98,8 +98,8 @@ impl MongoStore {
         self.connection.collection("attempts")
     }
 
-    fn segments(&self) -> Segments<'_> {
-        Segments::new(&self.connection)
+    fn segments(&self) -> SegmentCollections<'_> {
+        SegmentCollections::new(&self.connection)
     }
 
     async fn read<T, F>(
@@ -240,21 +240,24 @@ impl MongoStore {
 }
 
 /// Returns the definitions of all indexes of a run's collections.
-fn indexes() -> Vec<Index> {
+fn indexes() -> Vec<IndexDefinition> {
     let slot = doc! {
         "purpose": 1, "phase": 1, "step": 1, "group": 1, "sample": 1, "number": 1,
     };
     vec![
-        Index { is_unique: true, ..Index::plain("attempts", "attempt_slot", slot) },
-        Index::plain("attempts", "attempt_status", doc! { "status": 1 }),
-        Index::plain("segments", "segment_order", doc! { "attempt": 1, "index": 1 }),
-        Index::plain("chunks", "chunk_order", doc! { "of": 1, "index": 1 }),
-        Index::plain(
+        IndexDefinition {
+            is_unique: true,
+            ..IndexDefinition::plain("attempts", "attempt_slot", slot)
+        },
+        IndexDefinition::plain("attempts", "attempt_status", doc! { "status": 1 }),
+        IndexDefinition::plain("segments", "segment_order", doc! { "attempt": 1, "index": 1 }),
+        IndexDefinition::plain("chunks", "chunk_order", doc! { "of": 1, "index": 1 }),
+        IndexDefinition::plain(
             "planned_sequences",
             "sequence_order",
             doc! { "phase": 1, "step": 1, "index": 1 },
         ),
-        Index::plain("planned_sequences", "sequence_attempt", doc! { "attempt": 1 }),
+        IndexDefinition::plain("planned_sequences", "sequence_attempt", doc! { "attempt": 1 }),
     ]
 }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::MongoStore;
 use crate::connection::{Connection, collect_documents};
-use crate::segments::Segments;
+use crate::segments::SegmentCollections;
 
 /// Name of the variable with the URL of a server.
 const URL: &str = "LEVADE_MONGODB_URL";
@@ -216,7 +216,7 @@ async fn documents_of_a_killed_append_are_never_read() {
     let connection = Connection::open(&of.url, &of.name).await.unwrap();
     let lost = [segment(1, Kind::Sampled, &[8, 9, 10]), segment(2, Kind::Context, &[11])];
     for previous in [None, Some("0123456789abcdef".to_owned())] {
-        Segments::new(&connection).write(&complete.id, previous, &lost).await.unwrap();
+        SegmentCollections::new(&connection).write(&complete.id, previous, &lost).await.unwrap();
     }
     let read = store.attempt(&complete.id).await.unwrap().unwrap();
     assert_eq!(read.trajectory.segments(), &segments[..1]);
@@ -234,7 +234,7 @@ async fn long_segments_are_stored_in_chunks() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let connection = Connection::open(&of.url, &of.name).await.unwrap();
-    let segments = Segments { connection: &connection, chunk_bytes: 100 };
+    let segments = SegmentCollections { connection: &connection, chunk_bytes: 100 };
     let tokens: Vec<u32> = (0..1000).collect();
     let mut written = Trajectory::new();
     for (index, kind) in [Kind::Context, Kind::Sampled, Kind::Context].into_iter().enumerate() {

@@ -72,7 +72,7 @@ use tower_service::Service as _;
 
 use openapi::Routes;
 use response::ApiError;
-use runs::Runs;
+use runs::ServedRuns;
 use service::{Service, Shared};
 
 /// Maximum time for which a server that stops completes requests in progress.
@@ -166,7 +166,7 @@ impl Server {
     /// Returns an error if an origin of `options` is not a valid header value.
     pub fn new(store: Arc<dyn Rollouts>, options: ServerOptions) -> std::io::Result<Self> {
         let (stopping, stopped) = watch::channel(false);
-        let runs = Runs::new(options.runs_dir.clone(), options.run_lease);
+        let runs = ServedRuns::new(options.runs_dir.clone(), options.run_lease);
         let service = Arc::new(Service::new(store, runs, options.scan_debounce, stopped));
         Ok(Server { routes: build_router(Arc::clone(&service), options)?, service, stopping })
     }

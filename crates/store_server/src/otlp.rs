@@ -224,53 +224,53 @@ fn decode_spans(encoding: OtlpEncoding, body: &Bytes) -> Result<(Vec<NewSpan>, u
 /// JSON body of a stored span, in Agent Lightning's format. It borrows the values that all spans of
 /// a resource share.
 #[derive(Serialize)]
-struct Body<'a> {
+struct SpanBody<'a> {
     trace_id: &'a str,
     span_id: &'a str,
     parent_id: Option<&'a str>,
     name: &'a str,
-    status: Status<'a>,
+    status: SpanStatus<'a>,
     attributes: &'a Map<String, Value>,
-    events: Vec<Event<'a>>,
-    links: Vec<Link>,
+    events: Vec<SpanEvent<'a>>,
+    links: Vec<SpanLink>,
     start_time: Option<f64>,
     end_time: Option<f64>,
-    context: Context,
+    context: SpanContext,
     parent: (),
     resource: &'a Json,
 }
 
 #[derive(Serialize)]
-struct Status<'a> {
+struct SpanStatus<'a> {
     status_code: &'a str,
     description: Option<&'a String>,
 }
 
 #[derive(Serialize)]
-struct Event<'a> {
+struct SpanEvent<'a> {
     name: &'a str,
     attributes: Map<String, Value>,
     timestamp: Option<f64>,
 }
 
 #[derive(Serialize)]
-struct Link {
-    context: Context,
+struct SpanLink {
+    context: SpanContext,
     attributes: Option<Map<String, Value>>,
 }
 
 #[derive(Serialize)]
-struct Context {
+struct SpanContext {
     trace_id: String,
     span_id: String,
     is_remote: bool,
     trace_state: Map<String, Value>,
 }
 
-impl Context {
+impl SpanContext {
     fn new(trace_id: &str, span_id: &str) -> Self {
         let (trace_id, span_id) = (trace_id.to_owned(), span_id.to_owned());
-        Context { trace_id, span_id, is_remote: false, trace_state: Map::new() }
+        SpanContext { trace_id, span_id, is_remote: false, trace_state: Map::new() }
     }
 }
 
@@ -307,27 +307,27 @@ fn convert_span(span: &Span, of_resource: &Map<String, Value>, resource: &Json) 
     };
     let description =
         span.status.as_ref().map(|status| &status.message).filter(|text| !text.is_empty());
-    let events = span.events.iter().map(|event| Event {
+    let events = span.events.iter().map(|event| SpanEvent {
         name: &event.name,
         attributes: to_json_object(&event.attributes),
         timestamp: to_seconds(event.time_unix_nano),
     });
-    let links = span.links.iter().map(|link| Link {
-        context: Context::new(&to_hex(&link.trace_id, 16), &to_hex(&link.span_id, 8)),
+    let links = span.links.iter().map(|link| SpanLink {
+        context: SpanContext::new(&to_hex(&link.trace_id, 16), &to_hex(&link.span_id, 8)),
         attributes: (!link.attributes.is_empty()).then(|| to_json_object(&link.attributes)),
     });
-    let body = to_raw_value(&Body {
+    let body = to_raw_value(&SpanBody {
         trace_id: &trace_id,
         span_id: &span_id,
         parent_id: parent_id.as_deref(),
         name: &span.name,
-        status: Status { status_code: code, description },
+        status: SpanStatus { status_code: code, description },
         attributes: &attributes,
         events: events.collect(),
         links: links.collect(),
         start_time,
         end_time,
-        context: Context::new(&trace_id, &span_id),
+        context: SpanContext::new(&trace_id, &span_id),
         parent: (),
         resource,
     });

@@ -72,18 +72,18 @@ pub(crate) fn routes() -> Routes {
 /// Purpose of a rollout in Agent Lightning's protocol.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Mode {
+enum RolloutMode {
     Train,
     Val,
     Test,
 }
 
-impl Mode {
+impl RolloutMode {
     fn name(self) -> String {
         match self {
-            Mode::Train => "train",
-            Mode::Val => "val",
-            Mode::Test => "test",
+            RolloutMode::Train => "train",
+            RolloutMode::Val => "val",
+            RolloutMode::Test => "test",
         }
         .to_owned()
     }
@@ -95,7 +95,7 @@ impl Mode {
 struct RolloutBody {
     input: Json,
     #[serde(default)]
-    mode: Option<Mode>,
+    mode: Option<RolloutMode>,
     #[serde(default)]
     resources_id: Option<String>,
     #[serde(default)]
@@ -138,7 +138,7 @@ impl RolloutBody {
             queue: self.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned()),
             priority: self.priority,
             input: self.input,
-            mode: self.mode.map(Mode::name),
+            mode: self.mode.map(RolloutMode::name),
             resources_id: self.resources_id,
             config,
             metadata: self.metadata,
@@ -232,7 +232,7 @@ struct UpdateBody {
     #[serde(default, deserialize_with = "raw")]
     input: Option<Json>,
     #[serde(default, deserialize_with = "present")]
-    mode: Option<Option<Mode>>,
+    mode: Option<Option<RolloutMode>>,
     #[serde(default, deserialize_with = "present")]
     resources_id: Option<Option<String>>,
     #[serde(default, deserialize_with = "present")]
@@ -257,7 +257,7 @@ async fn update_rollout(
         .try_for_each(|metadata| check_is_object("metadata", metadata))?;
     let update = RolloutUpdate {
         input: body.input,
-        mode: body.mode.map(|mode| mode.map(Mode::name)),
+        mode: body.mode.map(|mode| mode.map(RolloutMode::name)),
         resources_id: body.resources_id,
         status: reject_null("status", body.status)?,
         config,

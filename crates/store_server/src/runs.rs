@@ -31,17 +31,17 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 const RENEWALS: u32 = 6;
 
 /// The stores of all runs on the server, with their leases.
-pub(crate) struct Runs {
+pub(crate) struct ServedRuns {
     /// Directory that contains the stores. `None` keeps the stores in memory.
     dir: Option<PathBuf>,
     /// Duration of a lease without renewal.
     ttl: Duration,
-    runs: Mutex<HashMap<String, Arc<RwLock<Run>>>>,
+    runs: Mutex<HashMap<String, Arc<RwLock<ServedRun>>>>,
 }
 
 /// State of one run on the server.
 #[derive(Default)]
-pub(crate) struct Run {
+pub(crate) struct ServedRun {
     /// Store of the run. `None` if no request has used the run yet.
     store: Option<Arc<dyn Store>>,
     is_writable: bool,
@@ -85,9 +85,9 @@ impl RunLease {
 }
 
 /// A run with a read lock, which is held during one call.
-pub(crate) type LockedRun = OwnedRwLockReadGuard<Run>;
+pub(crate) type LockedRun = OwnedRwLockReadGuard<ServedRun>;
 
-impl Run {
+impl ServedRun {
     /// Returns the store of the run. `name` is the name of the run for the error.
     ///
     /// # Errors
@@ -114,14 +114,14 @@ impl Run {
     }
 }
 
-impl Runs {
+impl ServedRuns {
     /// Creates the collection of the stores in `dir`, or in memory if `dir` is `None`. `ttl` is the
     /// duration of a lease.
     pub fn new(dir: Option<PathBuf>, ttl: Duration) -> Self {
-        Runs { dir, ttl, runs: Mutex::default() }
+        ServedRuns { dir, ttl, runs: Mutex::default() }
     }
 
-    fn run(&self, name: &str) -> Arc<RwLock<Run>> {
+    fn run(&self, name: &str) -> Arc<RwLock<ServedRun>> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(runs.entry(name.to_owned()).or_default())
     }
@@ -166,7 +166,7 @@ impl Runs {
     /// Stores a new lease of a run. The caller must have locked the run exclusively.
     async fn record_lease(
         &self,
-        run: &mut Run,
+        run: &mut ServedRun,
         name: &str,
         record: LeaseRecord,
     ) -> Result<(), StoreError> {
@@ -184,7 +184,7 @@ impl Runs {
             Some(dir) => run_blocking("the runs", "read", move || list_run_files(&dir)).await?,
             None => Vec::new(),
         };
-        let known: Vec<(String, Arc<RwLock<Run>>)> = {
+        let known: Vec<(String, Arc<RwLock<ServedRun>>)> = {
             let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
             runs.iter().map(|(name, run)| (name.clone(), Arc::clone(run))).collect()
         };
@@ -295,7 +295,7 @@ impl Runs {
     ///
     /// # Errors
     /// Returns [`Code::Unavailable`] if another server writes the run. Clients then wait for it.
-    async fn lock(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
+    async fn lock(&self, run: &mut ServedRun, name: &str) -> Result<(), StoreError> {
         let Some(dir) = self.dir.clone().filter(|_| run.lock.is_none()) else { return Ok(()) };
         let path = dir.join(format!("{name}.lock"));
         run.lock = run_blocking(name, "open", move || {
@@ -331,7 +331,7 @@ impl Runs {
     /// Opens the store of the run `name`. The caller must have locked the run exclusively.
     async fn open_store(
         &self,
-        run: &mut Run,
+        run: &mut ServedRun,
         name: &str,
         access: StoreAccess<'_>,
     ) -> Result<(), StoreError> {
@@ -361,7 +361,7 @@ impl Runs {
 
     /// Reads the lease of a run from its file, unless this server has read the lease already. The
     /// trainer then has the full duration of a lease to renew it.
-    async fn load_lease(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
+    async fn load_lease(&self, run: &mut ServedRun, name: &str) -> Result<(), StoreError> {
         let Some(file) = self.lease_file(name).filter(|_| run.lease.is_none()) else {
             return Ok(());
         };

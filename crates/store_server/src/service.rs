@@ -10,12 +10,12 @@ use tokio::sync::watch;
 use crate::metrics::RequestMetrics;
 use crate::request::Paging;
 use crate::response::ApiError;
-use crate::runs::Runs;
+use crate::runs::ServedRuns;
 
 /// State that all route handlers of the server share.
 pub(crate) struct Service {
     store: Arc<dyn Rollouts>,
-    runs: Runs,
+    runs: ServedRuns,
     /// Minimum interval between two searches for expired tries. Zero searches at every request.
     scan_debounce: Duration,
     last_scan: Mutex<Option<Instant>>,
@@ -32,7 +32,7 @@ pub(crate) type Shared = Arc<Service>;
 impl Service {
     pub fn new(
         store: Arc<dyn Rollouts>,
-        runs: Runs,
+        runs: ServedRuns,
         scan_debounce: Duration,
         stopping: watch::Receiver<bool>,
     ) -> Self {
@@ -44,7 +44,7 @@ impl Service {
     }
 
     /// Returns the collection of the runs on this server.
-    pub fn runs(&self) -> &Runs {
+    pub fn runs(&self) -> &ServedRuns {
         &self.runs
     }
 

@@ -58,7 +58,7 @@ const DEFAULTS: [(&str, &str); 11] = [
 ];
 
 #[derive(Deserialize)]
-struct Status {
+struct SpanStatus {
     #[expect(dead_code, reason = "only its form is checked")]
     status_code: StatusCodeName,
 }
@@ -82,7 +82,7 @@ pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
             fields.insert(name.to_owned(), default);
         }
     }
-    let _: Status = parse_field(&fields, "status")?;
+    let _: SpanStatus = parse_field(&fields, "status")?;
     for (name, start) in [("attributes", '{'), ("events", '['), ("links", '['), ("resource", '{')] {
         if !fields[name].get().starts_with(start) {
             let message = format!("Input should start with {start}");

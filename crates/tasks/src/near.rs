@@ -23,7 +23,7 @@ const COMMON_WORD_FRACTION: f64 = 0.3;
 /// Index of held-out questions, by which near copies of them are found.
 #[derive(Debug, Default)]
 pub(super) struct NearCopies {
-    questions: Vec<Question>,
+    questions: Vec<IndexedQuestion>,
     /// Indices of the questions that contain a shingle, keyed by shingle (consecutive tokens).
     by_shingle: HashMap<[Token; SHINGLE_TOKENS], Vec<usize>>,
     tokens: HashMap<String, Token>,
@@ -37,7 +37,7 @@ type Token = u32;
 const UNKNOWN: Token = Token::MAX;
 
 #[derive(Debug)]
-struct Question {
+struct IndexedQuestion {
     text: String,
     tokens: Vec<Token>,
     words: HashSet<Token>,
@@ -137,7 +137,7 @@ impl NearCopies {
                 .map(|(_, id)| *id)
                 .collect();
             let numbers = find_numbers(&named);
-            index.questions.push(Question {
+            index.questions.push(IndexedQuestion {
                 text: text.to_owned(),
                 tokens: ids,
                 words,
@@ -206,7 +206,12 @@ impl NearCopies {
         None
     }
 
-    fn is_like(&self, question: &Question, words: &HashSet<&str>, numbers: &[String]) -> bool {
+    fn is_like(
+        &self,
+        question: &IndexedQuestion,
+        words: &HashSet<&str>,
+        numbers: &[String],
+    ) -> bool {
         let common_words = words.iter().filter(|word| {
             self.tokens.get(**word).is_some_and(|word| question.words.contains(word))
         });
@@ -218,7 +223,7 @@ impl NearCopies {
     }
 }
 
-impl Question {
+impl IndexedQuestion {
     /// Returns whether this question contains the tokens `ids` of a text, with other text before or
     /// after them.
     fn contains(&self, ids: &[Token]) -> bool {

@@ -8,7 +8,7 @@ use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
 use super::spelling::{
-    Part, collect_multiline_questions, is_invisible, normalize_spelling, split_parts,
+    PromptPart, collect_multiline_questions, is_invisible, normalize_spelling, split_parts,
     split_sentences,
 };
 
@@ -513,10 +513,12 @@ fn to_value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> 
 /// answers before the question, and only labels after it; otherwise returns `None`.
 fn find_last_labeled_key(text: &str) -> Option<QuestionKey> {
     let parts = split_parts(text);
-    let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
-    let shows = parts[..at].iter().any(|(part, text)| *part == Part::Answer && !text.is_empty());
+    let at =
+        parts.iter().rposition(|(part, text)| *part == PromptPart::Question && !text.is_empty())?;
+    let shows =
+        parts[..at].iter().any(|(part, text)| *part == PromptPart::Answer && !text.is_empty());
     let is_last =
-        parts[at + 1..].iter().all(|(part, text)| *part == Part::Answer && text.is_empty());
+        parts[at + 1..].iter().all(|(part, text)| *part == PromptPart::Answer && text.is_empty());
     (shows && is_last).then(|| QuestionKey::from_spelling(&parts[at].1))
 }
 

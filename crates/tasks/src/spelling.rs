@@ -92,7 +92,7 @@ fn strip_label(mut line: &str) -> &str {
 
 /// Role of a part of a text, which the label of the part determines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PromptPart {
     /// The part has no label.
     Plain,
     /// The part has a label that names a question, such as `Q:`.
@@ -104,7 +104,7 @@ pub(super) enum Part {
 /// Splits a text into parts: its lines, cells of tables and sides of arrows, which are also split
 /// before each label. Bullets and blank parts are removed. A part that consists of a label has an
 /// empty text.
-pub(super) fn split_parts(text: &str) -> Vec<(Part, String)> {
+pub(super) fn split_parts(text: &str) -> Vec<(PromptPart, String)> {
     let mut text = normalize_unicode(text);
     for mark in [" -> ", " => ", " → ", " ⇒ ", "\t", " | "] {
         text = text.replace(mark, "\n");
@@ -121,11 +121,11 @@ pub(super) fn split_parts(text: &str) -> Vec<(Part, String)> {
         for (at, _) in line.match_indices(char::is_whitespace) {
             let word = line[at..].trim_start();
             let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
-            if word.strip_suffix(':').is_some_and(|word| classify_label(word) != Part::Plain)
+            if word.strip_suffix(':').is_some_and(|word| classify_label(word) != PromptPart::Plain)
                 && at > start
             {
                 // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
-                let is_labeled = classify_label(line[start..at].trim()) != Part::Plain;
+                let is_labeled = classify_label(line[start..at].trim()) != PromptPart::Plain;
                 if !is_labeled {
                     found.push(classify_part(&line[start..at]));
                     start = at;
@@ -139,16 +139,16 @@ pub(super) fn split_parts(text: &str) -> Vec<(Part, String)> {
 
 /// Returns the questions in a text that have several lines. Each extends from its label to the next
 /// label.
-pub(super) fn collect_multiline_questions(parts: &[(Part, String)]) -> Vec<String> {
+pub(super) fn collect_multiline_questions(parts: &[(PromptPart, String)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut is_open = false;
     for (kind, text) in parts {
         match kind {
-            Part::Question => {
+            PromptPart::Question => {
                 found.push(text.clone());
                 is_open = true;
             }
-            Part::Plain if is_open => {
+            PromptPart::Plain if is_open => {
                 found.last_mut().into_iter().for_each(|block| *block += &format!("\n{text}"));
             }
             _ => is_open = false,
@@ -158,23 +158,23 @@ pub(super) fn collect_multiline_questions(parts: &[(Part, String)]) -> Vec<Strin
     found
 }
 
-fn classify_part(text: &str) -> (Part, String) {
+fn classify_part(text: &str) -> (PromptPart, String) {
     let text = text.trim();
     match text.split_once(':') {
-        Some((label, rest)) if classify_label(label) != Part::Plain => {
+        Some((label, rest)) if classify_label(label) != PromptPart::Plain => {
             (classify_label(label), rest.trim().to_owned())
         }
-        _ => (Part::Plain, text.to_owned()),
+        _ => (PromptPart::Plain, text.to_owned()),
     }
 }
 
-fn classify_label(text: &str) -> Part {
+fn classify_label(text: &str) -> PromptPart {
     if is_label_text(text, ANSWER_NAMES) {
-        Part::Answer
+        PromptPart::Answer
     } else if is_label_text(text, QUESTION_NAMES) {
-        Part::Question
+        PromptPart::Question
     } else {
-        Part::Plain
+        PromptPart::Plain
     }
 }
 

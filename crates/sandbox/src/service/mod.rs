@@ -45,9 +45,9 @@ const MAX_BYTES: usize = 128 << 20;
 
 /// HTTP service with SandboxFusion's API, which runs code in a sandbox.
 #[derive(Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service(Arc<ServiceInner>);
 
-struct Inner {
+struct ServiceInner {
     sandbox: Sandbox,
     limits: Limits,
     keys: Vec<String>,
@@ -59,7 +59,7 @@ impl Service {
     /// is required. `limits` are the maxima of a request: a larger memory limit is reduced to the
     /// maximum, and a longer time is rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
-        Service(Arc::new(Inner { sandbox, limits, keys: keys.to_vec(), access }))
+        Service(Arc::new(ServiceInner { sandbox, limits, keys: keys.to_vec(), access }))
     }
 
     /// Returns a router with all HTTP routes of the service.

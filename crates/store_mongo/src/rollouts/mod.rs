@@ -25,7 +25,7 @@ use mongodb::bson::{Document, doc};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::connection::{Connection, Index, Result as OperationResult, insert_new};
+use crate::connection::{Connection, IndexDefinition, Result as OperationResult, insert_new};
 use crate::fields;
 
 /// Maximum interval between two polls of a waiting call, which bounds the delay until the call sees
@@ -151,21 +151,22 @@ impl MongoRollouts {
 }
 
 /// Returns the definitions of all indexes of the rollout collections.
-fn indexes() -> Vec<Index> {
+fn indexes() -> Vec<IndexDefinition> {
     let queue = doc! { "queue": 1, "queued": 1, "priority": -1, "enqueued": 1 };
     let span_id = doc! { "rollout": 1, "try": 1, "span_id": 1 };
     vec![
-        Index::plain("rollouts", "rollout_queue", queue),
-        Index::plain("rollouts", "rollout_key", doc! { "key": 1 }).unique().sparse(),
-        Index::plain("rollouts", "rollout_expiry", doc! { "expires": 1 }).sparse(),
-        Index::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 }).sparse(),
-        Index::plain("rollouts", "rollout_status", doc! { "status": 1 }),
-        Index::plain("rollouts", "rollout_changed", doc! { "changed": 1 }),
-        Index::plain("rollouts", "rollout_order", doc! { "seq": 1 }),
-        Index::plain("spans", "span_id", span_id).unique(),
-        Index::plain("spans", "span_order", doc! { "rollout": 1, "number": 1 }),
-        Index::plain("resources", "resources_version", doc! { "id": 1, "version": 1 }).unique(),
-        Index::plain("resources", "resources_order", doc! { "seq": 1 }),
+        IndexDefinition::plain("rollouts", "rollout_queue", queue),
+        IndexDefinition::plain("rollouts", "rollout_key", doc! { "key": 1 }).unique().sparse(),
+        IndexDefinition::plain("rollouts", "rollout_expiry", doc! { "expires": 1 }).sparse(),
+        IndexDefinition::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 }).sparse(),
+        IndexDefinition::plain("rollouts", "rollout_status", doc! { "status": 1 }),
+        IndexDefinition::plain("rollouts", "rollout_changed", doc! { "changed": 1 }),
+        IndexDefinition::plain("rollouts", "rollout_order", doc! { "seq": 1 }),
+        IndexDefinition::plain("spans", "span_id", span_id).unique(),
+        IndexDefinition::plain("spans", "span_order", doc! { "rollout": 1, "number": 1 }),
+        IndexDefinition::plain("resources", "resources_version", doc! { "id": 1, "version": 1 })
+            .unique(),
+        IndexDefinition::plain("resources", "resources_order", doc! { "seq": 1 }),
     ]
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::TaskError;
 
 /// Content of a data file after decompression.
-pub(super) enum Content {
+pub(super) enum FileContent {
     /// Text in UTF-8, without a byte-order mark.
     Text(String),
     /// Bytes of a Parquet file.
@@ -58,7 +58,7 @@ const PICKLE: &str = "the file is a Python pickle, which is never loaded: save i
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, is damaged, or has an unsupported format.
-pub(super) fn read_file(path: &Path) -> Result<Content, TaskError> {
+pub(super) fn read_file(path: &Path) -> Result<FileContent, TaskError> {
     let mut bytes = Vec::new();
     let opened = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
     opened.map_err(|why| TaskError::Read { path: path.to_owned(), why })?;
@@ -67,7 +67,7 @@ pub(super) fn read_file(path: &Path) -> Result<Content, TaskError> {
 
 /// Decompresses and decodes the bytes of a file. Returns a description of the problem if the format
 /// is not supported.
-fn decode_content(mut bytes: Vec<u8>) -> Result<Content, String> {
+fn decode_content(mut bytes: Vec<u8>) -> Result<FileContent, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {
             decompress("gzip", GzipMembers(flate2::bufread::GzDecoder::new(&bytes[..])))?
@@ -84,7 +84,7 @@ fn decode_content(mut bytes: Vec<u8>) -> Result<Content, String> {
         bytes = unpacked;
     }
     if bytes.starts_with(PARQUET) {
-        return Ok(Content::Parquet(bytes));
+        return Ok(FileContent::Parquet(bytes));
     }
     if let Some((_, why)) = UNSUPPORTED.iter().find(|(magic, _)| bytes.starts_with(magic)) {
         return Err((*why).to_owned());
@@ -109,7 +109,7 @@ fn decode_content(mut bytes: Vec<u8>) -> Result<Content, String> {
              the file itself"
         ));
     }
-    Ok(Content::Text(text))
+    Ok(FileContent::Text(text))
 }
 
 /// Decompressing reader of consecutive gzip members. Zero padding after the last member, as on
@@ -203,8 +203,8 @@ mod tests {
 
     fn text(bytes: &[u8]) -> Result<String, String> {
         match decode_content(bytes.to_vec())? {
-            Content::Text(text) => Ok(text),
-            Content::Parquet(_) => Err("Parquet".into()),
+            FileContent::Text(text) => Ok(text),
+            FileContent::Parquet(_) => Err("Parquet".into()),
         }
     }
 

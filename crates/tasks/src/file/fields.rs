@@ -57,7 +57,7 @@ pub(super) const AGENT: &str = "agent_name";
 
 /// Paths of the fields that contain the question and the answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Layout {
+pub(super) struct RowLayout {
     pub question: String,
     pub answer: String,
 }
@@ -73,7 +73,7 @@ fn list_layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 
     })
 }
 
-impl Layout {
+impl RowLayout {
     /// Returns the first layout whose fields the row has, with the recipe's fields `question` and
     /// `answer`. If no layout matches, returns a layout whose columns the row has, so that an error
     /// names the missing field.
@@ -95,7 +95,7 @@ impl Layout {
                     .find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a))
             })
             .unwrap_or(&layouts[0]);
-        Layout { question: question.to_owned(), answer: answer.to_owned() }
+        RowLayout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
     /// Returns whether `column` can contain a field of any layout. Such columns must be readable;
@@ -286,7 +286,7 @@ mod tests {
     }
 
     fn layout_of(value: Value, question: &str, answer: &str) -> (String, String) {
-        let layout = Layout::for_row(&row(value), question, answer);
+        let layout = RowLayout::for_row(&row(value), question, answer);
         (layout.question, layout.answer)
     }
 
@@ -295,7 +295,7 @@ mod tests {
     }
 
     fn can_use_column(column: &str) -> bool {
-        Layout::can_use_column(column, "question", "extra.answer")
+        RowLayout::can_use_column(column, "question", "extra.answer")
     }
 
     #[test]

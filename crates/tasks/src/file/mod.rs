@@ -23,8 +23,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use self::content::Content;
-use self::fields::{Layout, SkippedColumn};
+use self::content::FileContent;
+use self::fields::{RowLayout, SkippedColumn};
 use super::task_rng::{RngPurpose, TaskRng};
 use super::{MatchingRule, QuestionKey, RowLocation, SkipReason, Task, TaskError, TaskRow};
 
@@ -106,11 +106,11 @@ impl FileOptions {
         matching: MatchingRule,
     ) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
-        let mut loader = Loader::new(self, files.len() > 1, split_seed, matching);
+        let mut loader = TaskLoader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
         }
-        let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
+        let TaskLoader { mut ranked, mut tasks, unseen_choices, .. } = loader;
         if let Some(split) =
             paths::find_mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
         {
@@ -161,7 +161,7 @@ impl FileOptions {
     /// Returns an error if a file cannot be read, or there are no rows.
     pub fn rows(&self) -> Result<(Vec<FileRow>, Vec<String>), TaskError> {
         let files = self.path.files()?;
-        let mut loader = Loader::new(self, files.len() > 1, 0, MatchingRule::default());
+        let mut loader = TaskLoader::new(self, files.len() > 1, 0, MatchingRule::default());
         loader.all = Some(Vec::new());
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
@@ -216,7 +216,7 @@ impl TaskRow {
 const MAX_REPEATED: usize = 1 << 24;
 
 /// A row of a data file while the file is read.
-struct Row<'f> {
+struct SourceRow<'f> {
     /// Index of the file within its source, from 0.
     number: usize,
     path: &'f Path,
@@ -230,12 +230,12 @@ struct Row<'f> {
 }
 
 /// State of reading the tasks of a source from its files.
-struct Loader<'o> {
+struct TaskLoader<'o> {
     options: &'o FileOptions,
     source: String,
     several: bool,
     /// Fields of question and answer, which the first row determines. `None` before the first row.
-    layout: Option<Layout>,
+    layout: Option<RowLayout>,
     matching: MatchingRule,
     /// Keys of the rows that were read so far, to find repeated rows.
     known: HashSet<QuestionKey>,
@@ -259,14 +259,14 @@ struct Loader<'o> {
     all: Option<Vec<FileRow>>,
 }
 
-impl<'o> Loader<'o> {
+impl<'o> TaskLoader<'o> {
     fn new(
         options: &'o FileOptions,
         several: bool,
         split_seed: u64,
         matching: MatchingRule,
     ) -> Self {
-        Loader {
+        TaskLoader {
             options,
             source: options.path.name(),
             several,
@@ -291,29 +291,36 @@ impl<'o> Loader<'o> {
         let FileOptions { question, answer, person, .. } = self.options;
         let ending = paths::extension(path);
         let needed = |column: &str| {
-            Layout::can_use_column(column, question, answer)
+            RowLayout::can_use_column(column, question, answer)
                 || person.as_deref().is_some_and(|path| fields::leads_to(column, path))
         };
         let skipped_columns = match content::read_file(path)? {
-            Content::Parquet(bytes) => {
+            FileContent::Parquet(bytes) => {
                 parquet::read_all_rows(bytes, &needed, to_error, |location, fields, is_partial| {
-                    self.row(Row { number, path, location, fields, spelled: None, is_partial })
+                    self.row(SourceRow {
+                        number,
+                        path,
+                        location,
+                        fields,
+                        spelled: None,
+                        is_partial,
+                    })
                 })?
             }
-            Content::Text(_) if ending == "parquet" => {
+            FileContent::Text(_) if ending == "parquet" => {
                 return Err(to_error(
                     "the file has the extension of a Parquet file, but is not a Parquet file"
                         .into(),
                 ));
             }
-            Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
+            FileContent::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
                 table::read_table_rows(
                     &text,
                     ending == "tsv",
                     &needed,
                     to_error,
                     &mut |location, fields| {
-                        self.row(Row {
+                        self.row(SourceRow {
                             number,
                             path,
                             location,
@@ -324,7 +331,7 @@ impl<'o> Loader<'o> {
                     },
                 )?
             }
-            Content::Text(text) => {
+            FileContent::Text(text) => {
                 let halves = json::parse_rows(
                     &text,
                     &|json::JsonRowError { line, column, why }| TaskError::Json {
@@ -334,7 +341,7 @@ impl<'o> Loader<'o> {
                         why,
                     },
                     &mut |location, json::ParsedValue { value, spelled }| match value {
-                        Value::Object(fields) => self.row(Row {
+                        Value::Object(fields) => self.row(SourceRow {
                             number,
                             path,
                             location,
@@ -383,7 +390,7 @@ impl<'o> Loader<'o> {
         Ok(())
     }
 
-    fn row(&mut self, mut row: Row<'_>) -> Result<(), TaskError> {
+    fn row(&mut self, mut row: SourceRow<'_>) -> Result<(), TaskError> {
         let task = self.read(&mut row);
         if let Some(all) = &mut self.all {
             let id = task_id(&self.source, self.several, &row);
@@ -417,7 +424,7 @@ impl<'o> Loader<'o> {
     }
 
     /// Converts a row to a task, without the field [`Task::row`].
-    fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
+    fn read(&mut self, row: &mut SourceRow<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let path = row.path;
         let location = row.location;
@@ -447,8 +454,8 @@ impl<'o> Loader<'o> {
             }
         }
         let layout = self.layout.get_or_insert_with(|| {
-            let layout = Layout::for_row(&row.fields, &options.question, &options.answer);
-            let Layout { question, answer } = &layout;
+            let layout = RowLayout::for_row(&row.fields, &options.question, &options.answer);
+            let RowLayout { question, answer } = &layout;
             if (question, answer) != (&options.question, &options.answer) {
                 let path = row.path.display();
                 self.tasks.notes.push(format!(
@@ -488,7 +495,7 @@ impl<'o> Loader<'o> {
 }
 
 /// Returns the id of a row's task: the name of its source, followed by the number of the row.
-fn task_id(source: &str, several: bool, row: &Row<'_>) -> String {
+fn task_id(source: &str, several: bool, row: &SourceRow<'_>) -> String {
     let number = row.location.number();
     if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }
 }

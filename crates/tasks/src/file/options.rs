@@ -7,11 +7,11 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Number, Value};
 
-use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
+use super::fields::{self, AGENT, QUERY_PROMPT, RowLayout, SYSTEM_PROMPT};
 use super::json_text;
 use super::messages::messages;
 use super::template::{self, TemplatePart};
-use super::{DemonstrationCounts, Paths, Row};
+use super::{DemonstrationCounts, Paths, SourceRow};
 use crate::person::{PERSON, read_person_keys};
 use crate::{Task, TaskError, parse_annotations};
 
@@ -164,8 +164,8 @@ impl FileOptions {
     /// demonstrations. Increments `blanks` if the list of right answers has empty items.
     pub(super) fn task(
         &self,
-        row: &Row<'_>,
-        layout: &Layout,
+        row: &SourceRow<'_>,
+        layout: &RowLayout,
         demonstrations: &mut DemonstrationCounts,
         blanks: &mut usize,
     ) -> Result<Task, TaskError> {
@@ -229,7 +229,7 @@ impl FileOptions {
     }
 }
 
-impl Row<'_> {
+impl SourceRow<'_> {
     /// Copies the key of the person whom the row came from, in the field at `path`, to the field
     /// [`PERSON`].
     pub(super) fn set_person(&mut self, path: &str) -> Result<(), TaskError> {
@@ -245,7 +245,7 @@ impl Row<'_> {
 
 /// Returns the question of a row. Also returns the messages if the question is a conversation;
 /// otherwise, the list of messages is empty.
-fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
+fn read_question(row: &SourceRow<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
     if let Some(parts) = parse_template(row, path)? {
         let question = fill_template(row, &parts)?;
         return if question.is_empty() {
@@ -298,7 +298,7 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
 
 /// Parses `question` as a template. Returns `None` if `question` is a single field of the row.
 fn parse_template<'t>(
-    row: &Row<'_>,
+    row: &SourceRow<'_>,
     question: &'t str,
 ) -> Result<Option<Vec<TemplatePart<'t>>>, TaskError> {
     if row.fields.contains_key(question) {
@@ -312,7 +312,7 @@ fn parse_template<'t>(
 
 /// Fills a question template with the fields of a row. White space at both ends of the template is
 /// removed, and so are line breaks next to empty fields at both ends.
-fn fill_template(row: &Row<'_>, parts: &[TemplatePart<'_>]) -> Result<String, TaskError> {
+fn fill_template(row: &SourceRow<'_>, parts: &[TemplatePart<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let mut question = String::new();
     let mut end = 0;
@@ -392,7 +392,7 @@ fn find_text_after_hashes(text: &str) -> Option<&str> {
     rest.lines().next().map(str::trim).filter(|answer| !answer.is_empty())
 }
 
-impl Row<'_> {
+impl SourceRow<'_> {
     fn field(&self, key: &str, path: &str) -> Result<&Value, TaskError> {
         fields::find_field(&self.fields, path).ok_or_else(|| {
             let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
