@@ -28,7 +28,7 @@ use levade_gateway::{
     SessionHost, SessionOptions, StartRequest,
 };
 use levade_policy::{process_time, random_hex};
-use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError};
+use levade_store::{Attempt, AttemptEnd, AttemptStart, Status, Store, StoreError};
 use levade_tasks::{PERSON, Task};
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Finish, Outcome};
 use serde_json::{Map, Value, json};
@@ -168,7 +168,7 @@ impl Sessions {
             number: 0,
             task: json!(task),
         };
-        if is_started && let Err(error) = store.start(&start).await {
+        if is_started && let Err(error) = store.start_attempt(&start).await {
             gateway.forget(&session);
             return Err(unrecorded(&error));
         }
@@ -339,9 +339,9 @@ impl SessionHost for Sessions {
 }
 
 async fn record_end(store: &dyn Store, attempt: &Attempt) -> Result<(), StoreError> {
-    store.append(&attempt.id, attempt.trajectory.segments()).await?;
-    let end: End = attempt.end();
-    store.end(&attempt.id, &end).await?;
+    store.append_segments(&attempt.id, attempt.trajectory.segments()).await?;
+    let end: AttemptEnd = attempt.end();
+    store.end_attempt(&attempt.id, &end).await?;
     Ok(())
 }
 

@@ -165,7 +165,7 @@ pub async fn select(
     let mut found = BTreeSet::new();
     if let Subject::Attempt(name) = subject {
         if let Some(slot) = AttemptSlot::parse(name) {
-            let tries = store.tries(&slot).await?.next;
+            let tries = store.count_tries(&slot).await?.next;
             found.extend((0..tries).map(|number| AttemptId::new(store.run(), &slot, number)));
         } else {
             let id: AttemptId = name.parse().map_err(|_| {

@@ -232,7 +232,7 @@ async fn find_planned_sequence(
     let phase = attempt.slot.phase;
     let steps = store.planned_steps().await?.into_iter().filter(|(of, _)| *of == phase);
     for (_, step) in steps.filter(|(_, step)| only.is_none_or(|only| only == *step)) {
-        let plan = store.step(phase, step).await?;
+        let plan = store.step_plan(phase, step).await?;
         let mut sequences = plan.iter().flat_map(|plan| plan.sequences());
         if let Some(sequence) = sequences.find(|sequence| sequence.attempt == attempt.id) {
             return Ok(Some((step, sequence.clone())));

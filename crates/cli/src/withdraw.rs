@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use levade_recipe::Recipe;
 use levade_run::dir::{RECIPE, RunDir};
-use levade_store::{Access, WithdrawRequest, erase_quotes};
+use levade_store::{StoreAccess, WithdrawRequest, erase_quotes};
 use levade_trainer::{Descendant, LockedRunDir, descendants, seconds, trained_steps};
 use levade_tree::{AttemptId, Purpose};
 use serde_json::Value;
@@ -64,7 +64,7 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     let _guard = LockedRunDir::lock(run.root())?;
     let location = Recipe::store_location(&run.root().join(RECIPE))?;
     let id = run.recipe()?.run.id();
-    let store = levade_store_client::open(&location, run.root(), Access::Resume(&id)).await?;
+    let store = levade_store_client::open(&location, run.root(), StoreAccess::Resume(&id)).await?;
     let subject = match (&args.task, &args.person) {
         (Some(id), _) => Subject::Task(id),
         (None, Some(key)) => Subject::Person(key),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use levade_recipe::{PromptTarget, Recipe};
-use levade_store::{Access, Store};
+use levade_store::{Store, StoreAccess};
 use levade_trainer::{PromptVersion, improved_prompts, seconds, started_at};
 
 use crate::failure::unusable;
@@ -92,7 +92,7 @@ impl RunDir {
     /// opened.
     pub async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
         let location = Recipe::store_location(&self.root.join(RECIPE))?;
-        Ok(levade_store_client::open(&location, &self.root, Access::Read).await?)
+        Ok(levade_store_client::open(&location, &self.root, StoreAccess::Read).await?)
     }
 
     /// Returns the checkpoints by the number of finished steps. A directory gets the name of a

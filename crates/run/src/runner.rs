@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
 use levade_store::rollouts::{
-    Json, LeaseEnd, Order, PageRequest, ResourcesFilter, Rollout, Rollouts,
+    Json, LeaseEnd, PageRequest, ResourcesFilter, Rollout, Rollouts, SortOrder,
 };
 use levade_store_client::worker::{RolloutExecutor, WorkerOptions, retry, run_worker};
 use serde_json::value::to_raw_value;
@@ -127,7 +127,7 @@ impl RolloutExecutor for Runner {
         let filter = ResourcesFilter { id_contains, ..ResourcesFilter::default() };
         let newest = PageRequest {
             sort_by: Some("update_time".into()),
-            order: Order::Desc,
+            order: SortOrder::Desc,
             ..PageRequest::default()
         };
         let start = Instant::now();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use levade_model::AdapterConfig;
 use levade_recipe::{AgentKeys, Recipe};
-use levade_store::{Access, Store};
+use levade_store::{Store, StoreAccess};
 use levade_trainer::{LockedRunDir, TrainerError, record_model};
 
 use crate::dir::RECIPE;
@@ -67,7 +67,8 @@ impl SessionRecord {
             error => error.into(),
         })?;
         let id = recipe.run.id();
-        let store = levade_store_client::open(&recipe.run.store, &dir, Access::Resume(&id)).await?;
+        let store =
+            levade_store_client::open(&recipe.run.store, &dir, StoreAccess::Resume(&id)).await?;
         // The directory is locked, so no other process records sessions.
         store.abandon_running().await?;
         if is_new {

@@ -1,44 +1,49 @@
 //! Errors of the sandbox itself. Faults of the code that it runs are an
 //! [`Outcome`](crate::Outcome).
 
-/// Reason why code was not run, or was not run to its end.
+/// Reason why the sandbox did not run code, or did not run the code to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
     /// The kernel provides less protection than requested.
-    #[error("full protection cannot be had here. Missing: {missing}. Way out: {way_out}")]
+    #[error("this machine cannot provide full protection. Missing: {missing}. Way out: {way_out}")]
     Protection {
-        /// Missing walls with reasons.
+        /// Names of the missing walls, with the reasons.
         missing: String,
-        /// Ways to get the missing walls, or to run without them.
+        /// Ways to get the missing walls, or to run code without them.
         way_out: String,
     },
     /// The interpreter cannot be used.
-    #[error("python = {python:?} cannot be used: {why}")]
+    #[error("the interpreter python = {python:?} cannot be used: {why}")]
     Python {
-        /// Path or name of the interpreter.
+        /// Path or name of the interpreter, as configured.
         python: String,
-        /// Reason for the failure.
+        /// Reason why the interpreter cannot be used.
         why: String,
     },
-    /// The request is invalid or cannot be fulfilled, for instance because of an option, a path or
-    /// a language.
+    /// The request is invalid or cannot be fulfilled, for example because of an option, a path or a
+    /// language.
     #[error("{0}")]
     Request(String),
-    /// The concurrency limit is reached and the queue is full.
-    #[error("{running} runs are under way and {waiting} wait, and no more may; try again later")]
+    /// The maximum number of runs is in progress, and the queue is full.
+    #[error(
+        "the sandbox is busy: {running} runs are in progress and {waiting} wait, and no more are \
+         permitted; try again later"
+    )]
     Busy {
-        /// Maximum number of concurrent runs.
+        /// Maximum number of runs at the same time.
         running: usize,
-        /// Maximum length of the queue.
+        /// Maximum number of queued runs.
         waiting: usize,
     },
-    /// The maximum number of sessions is open.
-    #[error("{max} sessions are open, and no more may be: close one, or raise `sessions`")]
+    /// The maximum number of sessions is already open.
+    #[error(
+        "{max} sessions are open, and no more are permitted: close a session, or raise `sessions`"
+    )]
     Sessions {
         /// Maximum number of open sessions.
         max: usize,
     },
-    /// The jail or the process that builds it failed.
+    /// The jail of the run failed, or the process that builds jails failed.
     #[error("the sandbox failed: {0}")]
     Broken(String),
 }

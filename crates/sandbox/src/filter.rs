@@ -22,7 +22,7 @@ macro_rules! numbers {
     ($($name:ident)*) => { [$(libc::$name),*] };
 }
 
-/// Calls that exist on all processors.
+/// System calls that code may use, which exist on all processors.
 const COMMON_CALLS: &[libc::c_long] = &numbers! {
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
     SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_lseek SYS_ioctl SYS_fcntl SYS_fsync SYS_fdatasync
@@ -54,7 +54,7 @@ const COMMON_CALLS: &[libc::c_long] = &numbers! {
     SYS_recvfrom SYS_recvmsg SYS_recvmmsg
 };
 
-/// Legacy calls that x86-64 has kept.
+/// Legacy system calls of x86-64 that code may use.
 #[cfg(target_arch = "x86_64")]
 const HERE: &[libc::c_long] = &numbers! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
@@ -65,7 +65,7 @@ const HERE: &[libc::c_long] = &numbers! {
 #[cfg(not(target_arch = "x86_64"))]
 const HERE: &[libc::c_long] = &[];
 
-/// Flags of `clone` that create namespaces.
+/// Flags of the system call `clone` that create namespaces.
 const NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWUTS,
@@ -77,13 +77,14 @@ const NAMESPACES: [libc::c_int; 8] = [
     0x80, // CLONE_NEWTIME
 ];
 
-/// Additional calls that the fork server and keepers need to build a jail.
+/// Additional system calls that the fork server and keepers need to build a jail.
 const BUILDER_CALLS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_mount_setattr SYS_unshare SYS_setgroups SYS_capset SYS_seccomp SYS_sendmsg
     SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
 };
 
-/// Calls that legitimate code may try. They fail with EACCES (no permission) instead of ENOSYS.
+/// System calls that legitimate code may try. They fail with EACCES (permission denied) instead of
+/// ENOSYS.
 const REJECTED_CALLS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_chroot SYS_pivot_root SYS_unshare SYS_setns SYS_ptrace SYS_settimeofday
     SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_reboot SYS_bpf SYS_perf_event_open SYS_userfaultfd
@@ -94,13 +95,13 @@ const REJECTED_CALLS: &[libc::c_long] = &numbers! {
     SYS_socket SYS_bind SYS_connect SYS_listen SYS_accept SYS_accept4 SYS_sendmsg SYS_sendmmsg
 };
 
-/// Calls that succeed without effect. The files of a run are in memory, so that they need no
-/// synchronization, and the disks of the host are not burdened.
+/// System calls that succeed without effect. The files of a run are in memory, so they need no
+/// synchronization, which would also burden the disks of the host.
 const NO_EFFECT_CALLS: &[libc::c_long] =
     &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
-/// Permitted commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file
-/// descriptions and changes of the pipe size are excluded.
+/// Commands of the system call `fcntl` that are permitted. Leases, notifications (`F_NOTIFY`),
+/// locks of open file descriptions and changes of the pipe size are excluded.
 const CONTROLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_GETFD,
@@ -122,15 +123,17 @@ const CONTROLS: &[libc::c_int] = &[
     libc::F_GET_SEALS,
 ];
 
-/// `prctl(PR_SCHED_CORE)`: prevents other runs from using the sibling of a core.
+/// Option `prctl(PR_SCHED_CORE)`, which prevents other runs from using the sibling of a processor
+/// core.
 const PR_SCHED_CORE: libc::c_int = 62;
 
-/// `prctl(PR_SET_MEMORY_MERGE)`: merges pages with those of other processes.
+/// Option `prctl(PR_SET_MEMORY_MERGE)`, which merges pages of a process with pages of other
+/// processes.
 const PR_SET_MEMORY_MERGE: libc::c_int = 67;
 
-/// Options of `prctl` that fail: further filters (whose memory is limited for all users together),
-/// the memory layout of a process, merging its pages, and options that hide a process from the
-/// memory watch.
+/// Options of the system call `prctl` that are rejected: further filters (whose memory is limited
+/// for all users together), the memory layout of a process, merging its pages, and options that
+/// hide a process from the memory watch.
 const PROCESS_OPTIONS: [libc::c_int; 5] = [
     libc::PR_SET_SECCOMP,
     libc::PR_SET_MM,
@@ -139,158 +142,201 @@ const PROCESS_OPTIONS: [libc::c_int; 5] = [
     PR_SET_MEMORY_MERGE,
 ];
 
-/// Socket options that attach programs to sockets: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
-/// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
+/// Socket options that attach programs to sockets, which are rejected: `SO_ATTACH_FILTER`,
+/// `SO_ATTACH_BPF`, `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
 const SOCKET_PROGRAMS: [u64; 4] = [26, 50, 51, 52];
 
-/// Socket options for buffer sizes. Setting one succeeds without effect, as Linux does above the
-/// system's maximum. Each socket then holds at most `net.core.wmem_default` bytes.
+/// Socket options for buffer sizes. Setting such an option succeeds without effect, as Linux does
+/// above the system's maximum. Each socket then holds at most `net.core.wmem_default` bytes.
 const BUFFER_SIZES: [libc::c_int; 4] =
     [libc::SO_SNDBUF, libc::SO_RCVBUF, libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
 
-/// Rules per call. A call matches if one of its rules does; a call without rules always matches.
+/// Filter rules by system call number. A system call matches if one of its rules matches; a system
+/// call without rules always matches.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Returns a condition that compares the low 32 bits of argument `index` with `value`.
-fn argument(index: u8, compare: Compare, value: u64) -> Result<Condition, String> {
+/// Returns a filter condition that compares the low 32 bits of argument `index` with `value`.
+fn argument_condition(index: u8, compare: Compare, value: u64) -> Result<Condition, String> {
     Condition::new(index, Width::Dword, compare, value).map_err(|error| error.to_string())
 }
 
-/// Returns a condition that the address in argument `index` is null (`Eq`) or not null (`Ne`).
-fn pointer(index: u8, compare: Compare) -> Result<Condition, String> {
+/// Returns a filter condition that the pointer in argument `index` is null (`Eq`) or not null
+/// (`Ne`).
+fn pointer_condition(index: u8, compare: Compare) -> Result<Condition, String> {
     Condition::new(index, Width::Qword, compare, 0).map_err(|error| error.to_string())
 }
 
-/// Returns a rule that matches if all conditions do.
-fn all(conditions: Vec<Condition>) -> Result<SeccompRule, String> {
+/// Returns a filter rule that matches if all `conditions` hold.
+fn all_conditions_rule(conditions: Vec<Condition>) -> Result<SeccompRule, String> {
     SeccompRule::new(conditions).map_err(|error| error.to_string())
 }
 
-/// Returns rules of which one matches if argument `index` is one of `values`.
-fn any(index: u8, values: impl IntoIterator<Item = u64>) -> Result<Vec<SeccompRule>, String> {
-    values.into_iter().map(|value| all(vec![argument(index, Compare::Eq, value)?])).collect()
+/// Returns filter rules of which one matches if argument `index` equals one of `values`.
+fn any_value_rules(
+    index: u8,
+    values: impl IntoIterator<Item = u64>,
+) -> Result<Vec<SeccompRule>, String> {
+    values
+        .into_iter()
+        .map(|value| all_conditions_rule(vec![argument_condition(index, Compare::Eq, value)?]))
+        .collect()
 }
 
-/// Returns a rule that matches if the bits of argument `index` that `mask` selects equal `value`.
-fn bits(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
-    all(vec![argument(index, Compare::MaskedEq(mask), value)?])
+/// Returns a filter rule that matches if the bits of argument `index` that `mask` selects equal
+/// `value`.
+fn masked_bits_rule(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
+    all_conditions_rule(vec![argument_condition(index, Compare::MaskedEq(mask), value)?])
 }
 
-/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges all memory of a
-/// run to its cgroup. If not, memory that cannot be attributed to a process is rejected as well.
+/// Returns the rules for system calls that fail with EACCES. `counted` states whether the kernel
+/// charges all memory of a run to its cgroup. If not, system calls whose memory cannot be
+/// attributed to a process are rejected as well.
 fn rejection_rules(counted: bool) -> Result<Rules, String> {
     let mut rejection_rules: Rules =
         REJECTED_CALLS.iter().map(|number| (*number, Vec::new())).collect();
     // Rejects families other than local sockets, and datagrams, which can be sent to a name without
     // a connection.
     let connected = [libc::SOCK_STREAM as u64, libc::SOCK_SEQPACKET as u64];
-    let mut pairs = vec![all(vec![argument(0, Compare::Ne, libc::AF_UNIX as u64)?])?];
+    let mut pairs =
+        vec![all_conditions_rule(vec![argument_condition(0, Compare::Ne, libc::AF_UNIX as u64)?])?];
     for kind in (0..16).filter(|kind| !connected.contains(kind)) {
-        pairs.push(bits(1, 0xf, kind)?);
+        pairs.push(masked_bits_rule(1, 0xf, kind)?);
     }
     rejection_rules.insert(libc::SYS_socketpair, pairs);
-    let unknown = CONTROLS.iter().map(|command| argument(1, Compare::Ne, *command as u64));
-    rejection_rules.insert(libc::SYS_fcntl, vec![all(unknown.collect::<Result<_, _>>()?)?]);
-    // These calls insert input into the terminal of the user who started the service.
+    let unknown =
+        CONTROLS.iter().map(|command| argument_condition(1, Compare::Ne, *command as u64));
     rejection_rules
-        .insert(libc::SYS_ioctl, any(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?);
-    rejection_rules.insert(libc::SYS_setsockopt, any(2, SOCKET_PROGRAMS)?);
-    rejection_rules.insert(libc::SYS_prctl, any(0, PROCESS_OPTIONS.map(|option| option as u64))?);
+        .insert(libc::SYS_fcntl, vec![all_conditions_rule(unknown.collect::<Result<_, _>>()?)?]);
+    // These calls insert input into the terminal of the user who started the service.
+    rejection_rules.insert(
+        libc::SYS_ioctl,
+        any_value_rules(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?,
+    );
+    rejection_rules.insert(libc::SYS_setsockopt, any_value_rules(2, SOCKET_PROGRAMS)?);
+    rejection_rules
+        .insert(libc::SYS_prctl, any_value_rules(0, PROCESS_OPTIONS.map(|option| option as u64))?);
     // These merge pages with those of other processes, or evict pages of shared files from memory.
     let advice = [libc::MADV_MERGEABLE, libc::MADV_COLD, libc::MADV_PAGEOUT];
-    rejection_rules.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
+    rejection_rules
+        .insert(libc::SYS_madvise, any_value_rules(2, advice.map(|advice| advice as u64))?);
     // The first rule rejects setting limits of another process. The keeper runs as the same user as
     // the code, which could otherwise lower the keeper's limits so that it cannot report. The
     // second rule rejects setting the size of core dumps together with a query of it, which
     // `no_effect_rules` cannot answer.
-    let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
-    let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
-    let has_set = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;
+    let core = argument_condition(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
+    let other = all_conditions_rule(vec![
+        argument_condition(0, Compare::Ne, 0)?,
+        pointer_condition(2, Compare::Ne)?,
+    ])?;
+    let has_set = all_conditions_rule(vec![
+        core,
+        pointer_condition(2, Compare::Ne)?,
+        pointer_condition(3, Compare::Ne)?,
+    ])?;
     rejection_rules.insert(libc::SYS_prlimit64, vec![other, has_set]);
     // Threads must share their descriptors, and processes must not: the memory watch reads the
     // descriptors of one thread per process, and attributes a lock to the process that took it.
     let thread = libc::CLONE_THREAD as u64;
     let files = libc::CLONE_FILES as u64;
-    let mut clones = vec![bits(0, thread | files, thread)?, bits(0, thread | files, files)?];
+    let mut clones = vec![
+        masked_bits_rule(0, thread | files, thread)?,
+        masked_bits_rule(0, thread | files, files)?,
+    ];
     for flag in NAMESPACES.map(|flag| u64::from(flag as u32)) {
-        clones.push(bits(0, flag, flag)?);
+        clones.push(masked_bits_rule(0, flag, flag)?);
     }
     rejection_rules.insert(libc::SYS_clone, clones);
-    rejection_rules.insert(libc::SYS_close_range, vec![bits(2, 2, 2)?]);
-    let mut mappings = vec![bits(3, libc::MAP_HUGETLB as u64, libc::MAP_HUGETLB as u64)?];
+    rejection_rules.insert(libc::SYS_close_range, vec![masked_bits_rule(2, 2, 2)?]);
+    let mut mappings =
+        vec![masked_bits_rule(3, libc::MAP_HUGETLB as u64, libc::MAP_HUGETLB as u64)?];
     if !counted {
         // Such pages remain after the last process has unmapped them.
         for shared_flag in [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE] {
             let flags = (libc::MAP_ANONYMOUS | shared_flag) as u64;
-            mappings.push(bits(3, (libc::MAP_ANONYMOUS | libc::MAP_TYPE) as u64, flags)?);
+            mappings.push(masked_bits_rule(
+                3,
+                (libc::MAP_ANONYMOUS | libc::MAP_TYPE) as u64,
+                flags,
+            )?);
         }
     }
     rejection_rules.insert(libc::SYS_mmap, mappings);
     Ok(rejection_rules)
 }
 
-/// Returns the calls that succeed without an effect.
+/// Returns the rules for system calls that succeed without effect.
 fn no_effect_rules() -> Result<Rules, String> {
     let mut ignored: Rules = NO_EFFECT_CALLS.iter().map(|number| (*number, Vec::new())).collect();
     let sizes = BUFFER_SIZES.iter().map(|option| {
-        let level = argument(1, Compare::Eq, libc::SOL_SOCKET as u64)?;
-        all(vec![level, argument(2, Compare::Eq, *option as u64)?])
+        let level = argument_condition(1, Compare::Eq, libc::SOL_SOCKET as u64)?;
+        all_conditions_rule(vec![level, argument_condition(2, Compare::Eq, *option as u64)?])
     });
     ignored.insert(libc::SYS_setsockopt, sizes.collect::<Result<_, _>>()?);
     // A host that pipes core dumps to a program does so at any size limit except 1 byte, which the
     // fork server has set.
-    let sets = all(vec![core_limit(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
+    let sets = all_conditions_rule(vec![
+        core_limit_condition(1)?,
+        pointer_condition(2, Compare::Ne)?,
+        pointer_condition(3, Compare::Eq)?,
+    ])?;
     ignored.insert(libc::SYS_prlimit64, vec![sets]);
-    ignored.insert(libc::SYS_setrlimit, vec![all(vec![core_limit(0)?])?]);
+    ignored.insert(libc::SYS_setrlimit, vec![all_conditions_rule(vec![core_limit_condition(0)?])?]);
     // Pages of shared files stay in memory.
-    ignored.insert(libc::SYS_fadvise64, any(3, [libc::POSIX_FADV_DONTNEED as u64])?);
+    ignored.insert(libc::SYS_fadvise64, any_value_rules(3, [libc::POSIX_FADV_DONTNEED as u64])?);
     Ok(ignored)
 }
 
-fn core_limit(index: u8) -> Result<Condition, String> {
-    argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE))
+fn core_limit_condition(index: u8) -> Result<Condition, String> {
+    argument_condition(index, Compare::Eq, u64::from(libc::RLIMIT_CORE))
 }
 
-/// Filter programs in the kernel's binary format, in loading order. If two programs reject a call,
-/// the error of the program loaded last is returned.
-pub(crate) struct Programs {
-    /// Programs of the fork server, which all its descendants inherit. Loading the long list takes
-    /// longer than everything that a run does afterwards. These programs also permit the calls that
-    /// build a jail.
+/// Seccomp filter programs in the kernel's binary format, in loading order. If two programs reject
+/// a system call, the error of the program that was loaded last is returned.
+pub(crate) struct FilterPrograms {
+    /// Filter programs of the fork server, which all its descendants inherit. They also permit the
+    /// system calls that build a jail. Loading their long list once saves more time than everything
+    /// that a run does afterwards.
     pub server: [Vec<u8>; 2],
-    /// Program of each runner. It rejects the calls that build a jail, and further programs.
+    /// Program that each runner loads in addition. It rejects the system calls that build a jail or
+    /// load further programs.
     pub runner: Vec<u8>,
 }
 
-/// Returns the filter programs. `counted` is whether the kernel charges all memory of a run to its
-/// cgroup.
+/// Builds the seccomp filter programs. `counted` states whether the kernel charges all memory of a
+/// run to its cgroup.
 ///
 /// # Errors
 /// Returns an error if filters are not supported on this processor.
-pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
+pub(crate) fn build_filter_programs(counted: bool) -> Result<FilterPrograms, String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
     let allowed = [COMMON_CALLS, HERE, BUILDER_CALLS, &[libc::SYS_clone]].into_iter().flatten();
     let allowed: Rules = allowed.map(|number| (*number, Vec::new())).collect();
     let program = |rules, otherwise, action| -> Result<Vec<u8>, String> {
         let filter = SeccompFilter::new(rules, otherwise, action, arch)
             .map_err(|error| error.to_string())?;
-        Ok(bytes(filter.try_into().map_err(|error: seccompiler::BackendError| error.to_string())?))
+        Ok(encode_program(
+            filter.try_into().map_err(|error: seccompiler::BackendError| error.to_string())?,
+        ))
     };
-    Ok(Programs {
+    Ok(FilterPrograms {
         server: [
-            program(allowed, errno(libc::ENOSYS), SeccompAction::Allow)?,
-            program(no_effect_rules()?, SeccompAction::Allow, errno(0))?,
+            program(allowed, errno_action(libc::ENOSYS), SeccompAction::Allow)?,
+            program(no_effect_rules()?, SeccompAction::Allow, errno_action(0))?,
         ],
-        runner: program(rejection_rules(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
+        runner: program(
+            rejection_rules(counted)?,
+            SeccompAction::Allow,
+            errno_action(libc::EACCES),
+        )?,
     })
 }
 
-fn errno(number: libc::c_int) -> SeccompAction {
+fn errno_action(number: libc::c_int) -> SeccompAction {
     SeccompAction::Errno(number as u32)
 }
 
-/// Encodes a program as an array of `struct sock_filter`.
-fn bytes(program: BpfProgram) -> Vec<u8> {
+/// Encodes a filter program as an array of `struct sock_filter`.
+fn encode_program(program: BpfProgram) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(program.len() * 8);
     for step in program {
         bytes.extend(step.code.to_ne_bytes());
@@ -305,18 +351,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_fit_kernel_limit() {
-        let Programs { server: [list, ignored], runner } = programs(false).unwrap();
-        for program in [list, ignored, runner, programs(true).unwrap().runner] {
+    fn filter_programs_fit_kernel_length_limit() {
+        let FilterPrograms { server: [list, ignored], runner } =
+            build_filter_programs(false).unwrap();
+        for program in [list, ignored, runner, build_filter_programs(true).unwrap().runner] {
             assert!(program.len() % 8 == 0 && program.len() / 8 < 4096, "{}", program.len());
         }
     }
 
     #[test]
     fn shared_anonymous_mappings_are_rejected_unless_counted() {
-        let huge = bits(3, 0x4_0000, 0x4_0000).unwrap();
+        let huge = masked_bits_rule(3, 0x4_0000, 0x4_0000).unwrap();
         // MAP_ANONYMOUS is 0x20. The lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
-        let shared_flag = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
+        let shared_flag = [0x21, 0x23].map(|flags| masked_bits_rule(3, 0x2f, flags).unwrap());
         assert_eq!(mapping_rules(true), std::slice::from_ref(&huge));
         assert_eq!(mapping_rules(false), [&[huge], &shared_flag[..]].concat());
     }

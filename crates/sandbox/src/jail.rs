@@ -15,41 +15,42 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::cgroup::Group;
+use crate::cgroup::RunCgroup;
 use crate::error::SandboxError;
 use crate::limits::Limits;
 use crate::memory::{self, MemoryWatch};
 use crate::output::CapturedOutput;
 use crate::protection::MissingWall;
-use crate::wire::Frames;
-use crate::zygote::Streams;
+use crate::wire::FrameStream;
+use crate::zygote::RunStreams;
 
-/// Interval between memory observations during a call.
+/// Interval between observations of a jail's memory during a call.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Interval between memory observations between the calls of a session.
+/// Interval between observations of a jail's memory between the calls of a session.
 const IDLE_WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Minimum interval between memory observations, as a multiple of the duration of an observation.
-/// Many processes in the jail must not keep this process busy.
+/// It ensures that many processes in the jail do not keep this process busy.
 const MIN_INTERVAL_FACTOR: u32 = 4;
 
-/// Maximum interval between memory observations during a call.
+/// Maximum interval between observations of a jail's memory during a call.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Timeout for a keeper to end all processes and to return files, after it was requested to stop.
+/// Timeout for a keeper process to end its run and to return files, after the request to stop.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Maximum number of reads to empty a pipe.
+/// Maximum number of reads that empty an output pipe.
 const MAX_READS: usize = 64;
 
-/// Message that requests a keeper to end its run.
+/// Message that requests a keeper process to end its run.
 const STOP: &[u8] = b"k";
 
-/// A jail, from the fork of its keeper to its end. Dropping it ends all its processes.
+/// A jail in which a run executes, from the fork of its keeper process to its end. Dropping it ends
+/// all its processes.
 pub(crate) struct Jail {
-    line: Frames,
-    cells: Option<Frames>,
+    line: FrameStream,
+    cells: Option<FrameStream>,
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
     out: CapturedOutput,
@@ -58,17 +59,17 @@ pub(crate) struct Jail {
     pid: Option<u32>,
     jailed: bool,
     memory: u64,
-    /// Memory watch. `None` while an observation is running.
+    /// Memory watch of the jail. `None` while an observation is running.
     watch: Option<MemoryWatch>,
     looking: Option<JoinHandle<MemoryWatch>>,
     next_look: Instant,
     interval: Duration,
-    /// Cgroup of the run, if it has one.
-    group: Option<Group>,
+    /// Cgroup of the run. `None` if cgroups are not used.
+    group: Option<RunCgroup>,
     buffers: Box<[[u8; 16 << 10]; 2]>,
-    /// Whether its memory can be observed.
+    /// Whether the memory of the jail could be observed.
     pub was_watched: bool,
-    /// Walls that the runner could not build, because it could not drop a right.
+    /// Walls that the runner could not build, because it could not drop a privilege.
     pub missing: Vec<MissingWall>,
 }
 
@@ -78,40 +79,40 @@ impl fmt::Debug for Jail {
     }
 }
 
-/// Deadline that excludes the time in which this process was stopped.
+/// Deadline that does not count the time in which this process was stopped.
 pub(crate) type Deadline = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
-pub(crate) fn deadline(time: Duration) -> Deadline {
+pub(crate) fn new_deadline(time: Duration) -> Deadline {
     Box::pin(process_time::sleep(time))
 }
 
-/// An event in a jail, other than output.
+/// An event in a jail, except output.
 #[derive(Debug)]
-pub(crate) enum Event {
-    /// All processes have ended.
-    Ended(Report),
-    /// A cell is complete, with its response.
+pub(crate) enum JailEvent {
+    /// All processes of the jail have ended. Contains the keeper's report.
+    Ended(JailReport),
+    /// A cell of a session is complete. Contains the response of the runner.
     Cell(Vec<u8>),
-    /// The runner has closed its end of the cell channel.
+    /// The runner has closed the channel for cells, so that it runs no more cells.
     NoCells,
-    /// The deadline has passed.
+    /// The deadline of the run has passed.
     Late,
-    /// The processes exceed the memory limit.
+    /// The processes of the jail together exceed the memory limit.
     OverMemory,
-    /// An observation has found the memory within its limit.
+    /// An observation has found the memory of the jail within its limit.
     Observed(MemoryWatch),
 }
 
-/// An event, or an error of the processes that build jails.
-pub(crate) type EventResult = Result<Event, SandboxError>;
+/// An event in a jail, or an error of the processes that build jails.
+pub(crate) type EventResult = Result<JailEvent, SandboxError>;
 
-/// Final message of the keeper.
+/// Final message of the keeper process about a run.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct JailReport {
     pub code: Option<i32>,
     pub signal: Option<i32>,
     pub cpu: f64,
-    /// Name and size of each file, and the reason if its content is missing.
+    /// Name and size of each requested file, and the reason if its content is missing.
     pub files: Vec<(String, usize, Option<String>)>,
 }
 
@@ -124,15 +125,15 @@ enum JailMessage {
     Failed(String),
     #[serde(rename = "refused")]
     Rejected(String),
-    Ended(Report),
+    Ended(JailReport),
 }
 
 impl Jail {
     pub(crate) fn new(
-        streams: Streams,
+        streams: RunStreams,
         limits: &Limits,
         jailed: bool,
-        group: Option<Group>,
+        group: Option<RunCgroup>,
     ) -> Self {
         Jail {
             line: streams.line,
@@ -156,12 +157,15 @@ impl Jail {
         }
     }
 
-    /// Waits for the next event. Meanwhile reads output, so that no process waits because of a full
-    /// pipe.
+    /// Waits for the next event in the jail. Meanwhile reads output, so that no process blocks
+    /// because of a full pipe.
     ///
     /// # Errors
-    /// Returns an error if the jail cannot be built, or its keeper has exited.
-    pub(crate) async fn next(&mut self, deadline: &mut Deadline) -> Result<Event, SandboxError> {
+    /// Returns an error if the jail cannot be built, or its keeper process has exited.
+    pub(crate) async fn next(
+        &mut self,
+        deadline: &mut Deadline,
+    ) -> Result<JailEvent, SandboxError> {
         loop {
             let look_at = self.next_look;
             let [out, err] = &mut *self.buffers;
@@ -175,11 +179,11 @@ impl Jail {
                 cell = next_cell(&mut self.cells), if self.cells.is_some() => {
                     let Ok(Some(cell)) = cell else {
                         self.cells = None;
-                        return Ok(Event::NoCells);
+                        return Ok(JailEvent::NoCells);
                     };
-                    return Ok(Event::Cell(cell));
+                    return Ok(JailEvent::Cell(cell));
                 }
-                _ = deadline.as_mut() => return Ok(Event::Late),
+                _ = deadline.as_mut() => return Ok(JailEvent::Late),
                 () = sleep_until(look_at), if self.watch.is_some() => {
                     // This runs in a separate thread, because a run can make the observation long,
                     // and other runs must not wait for it.
@@ -190,18 +194,26 @@ impl Jail {
                     self.looking = None;
                     let watch = watch?;
                     self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * MIN_INTERVAL_FACTOR).min(MAX_INTERVAL));
-                    let event = if watch.exceeded { Event::OverMemory } else { Event::Observed(watch.clone()) };
+                    let event = if watch.exceeded {
+                        JailEvent::OverMemory
+                    } else {
+                        JailEvent::Observed(watch.clone())
+                    };
                     self.watch = Some(watch);
                     return Ok(event);
                 }
-                count = read(&mut self.stdout, out), if self.stdout.is_some() => match count {
-                    0 => self.stdout = None,
-                    count => self.out.push(&out[..count]),
-                },
-                count = read(&mut self.stderr, err), if self.stderr.is_some() => match count {
-                    0 => self.stderr = None,
-                    count => self.err.push(&err[..count]),
-                },
+                count = read_output(&mut self.stdout, out), if self.stdout.is_some() => {
+                    match count {
+                        0 => self.stdout = None,
+                        count => self.out.push(&out[..count]),
+                    }
+                }
+                count = read_output(&mut self.stderr, err), if self.stderr.is_some() => {
+                    match count {
+                        0 => self.stderr = None,
+                        count => self.err.push(&err[..count]),
+                    }
+                }
             }
         }
     }
@@ -209,18 +221,21 @@ impl Jail {
     fn read_event(
         &mut self,
         frame: std::io::Result<Option<Vec<u8>>>,
-    ) -> Result<Option<Event>, SandboxError> {
-        let frame = frame.map_err(|error| broken(&error.to_string()))?;
+    ) -> Result<Option<JailEvent>, SandboxError> {
+        let frame = frame.map_err(|error| broken_error(&error.to_string()))?;
         let Some(frame) = frame else {
-            if self.group.as_ref().is_some_and(Group::is_out_of_memory) {
-                return Ok(Some(Event::OverMemory));
+            if self.group.as_ref().is_some_and(RunCgroup::is_out_of_memory) {
+                return Ok(Some(JailEvent::OverMemory));
             }
-            return Err(broken("the keeper of the run is gone; is memory short?"));
+            return Err(broken_error(
+                "the keeper process of the run has exited; check that the machine has enough free \
+                 memory",
+            ));
         };
-        match serde_json::from_slice(&frame).map_err(|error| broken(&error.to_string()))? {
+        match serde_json::from_slice(&frame).map_err(|error| broken_error(&error.to_string()))? {
             JailMessage::Supervisor(_) => {
                 self.supervisor = self.line.descriptor.take();
-                self.pid = self.supervisor.as_ref().and_then(memory::process);
+                self.pid = self.supervisor.as_ref().and_then(memory::pid_of_pidfd);
                 self.was_watched = self.pid.is_some_and(memory::can_watch);
                 self.watch = self.pid.map(|pid| MemoryWatch::new(pid, self.memory, self.jailed));
                 Ok(None)
@@ -230,13 +245,13 @@ impl Jail {
                     missing.into_iter().map(|(name, why)| MissingWall { name, why }).collect();
                 Ok(None)
             }
-            JailMessage::Failed(why) => Err(broken(&why)),
+            JailMessage::Failed(why) => Err(broken_error(&why)),
             JailMessage::Rejected(why) => Err(SandboxError::Request(why)),
-            JailMessage::Ended(report) => Ok(Some(Event::Ended(report))),
+            JailMessage::Ended(report) => Ok(Some(JailEvent::Ended(report))),
         }
     }
 
-    /// Sends a cell to the runner.
+    /// Sends the code of a cell to the runner.
     pub(crate) async fn send_cell(&mut self, cell: &str) -> std::io::Result<()> {
         let Some(cells) = &self.cells else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
         let mut bytes = (cell.len() as u32).to_ne_bytes().to_vec();
@@ -244,9 +259,9 @@ impl Jail {
         cells.write(&bytes).await
     }
 
-    /// Observes the jail between two calls until `woken` is sent or an event occurs, which is also
-    /// returned. Ends the jail if it exceeds its memory limit or uses more than `cpu` seconds of
-    /// processor time.
+    /// Observes the jail between two calls of a session, until `woken` is sent or an event occurs,
+    /// which is also returned. Ends the jail if it exceeds its memory limit or uses more than `cpu`
+    /// seconds of processor time.
     pub(crate) async fn watch_idle(
         mut self,
         cpu: f64,
@@ -261,24 +276,24 @@ impl Jail {
             happened = self.next_idle_event(cpu, &mut never) => Some(happened),
         };
         (self.interval, self.next_look) = (WATCH_INTERVAL, Instant::now() + WATCH_INTERVAL);
-        if matches!(happened, Some(Ok(Event::OverMemory | Event::Late))) {
+        if matches!(happened, Some(Ok(JailEvent::OverMemory | JailEvent::Late))) {
             self.stop().await;
         }
         (self, happened)
     }
 
-    /// Returns the next event, or [`Event::Late`] once the jail has used `cpu` seconds of processor
-    /// time.
+    /// Waits for the next event in the jail. Returns [`JailEvent::Late`] if the jail has used `cpu`
+    /// seconds of processor time.
     async fn next_idle_event(&mut self, cpu: f64, never: &mut Deadline) -> EventResult {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut last = None;
         let mut used = 0.0;
         loop {
             let watch = match self.next(never).await? {
-                Event::Observed(watch) => watch,
+                JailEvent::Observed(watch) => watch,
                 event => return Ok(event),
             };
-            let total = self.group.as_ref().and_then(Group::cpu_seconds);
+            let total = self.group.as_ref().and_then(RunCgroup::cpu_seconds);
             let now = Instant::now();
             let exact = total.is_some();
             let total = total.unwrap_or(watch.cpu);
@@ -289,19 +304,20 @@ impl Jail {
                 used += if exact { total - before } else { busy.max(total - before) };
             }
             if used > cpu {
-                return Ok(Event::Late);
+                return Ok(JailEvent::Late);
             }
         }
     }
 
-    /// Returns the processor time of the run as observed from outside, in seconds. Returns 0
-    /// without observation.
+    /// Returns the processor time of the run as observed from outside, in seconds. Returns 0 if the
+    /// run is not observed.
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        let group = self.group.as_ref().and_then(Group::cpu_seconds);
+        let group = self.group.as_ref().and_then(RunCgroup::cpu_seconds);
         group.or(self.watch.as_ref().map(|watch| watch.cpu)).unwrap_or(0.0)
     }
 
-    /// Takes all captured output, including what the pipes hold.
+    /// Takes all captured output (standard output, standard error), including what the pipes still
+    /// contain.
     pub(crate) fn take_output(&mut self, limits: &Limits) -> (CapturedOutput, CapturedOutput) {
         let [buffer, _] = &mut *self.buffers;
         for (stream, kept) in [(&self.stdout, &mut self.out), (&self.stderr, &mut self.err)] {
@@ -316,55 +332,58 @@ impl Jail {
         (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
     }
 
-    /// Ends all processes at once, without the keeper's report, because they must not allocate
-    /// further memory until the keeper is scheduled. Without a PID namespace, the keeper has to end
-    /// them.
-    pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
+    /// Ends all processes of the jail at once, without the keeper's report, because the processes
+    /// must not allocate further memory until the keeper is scheduled. Without a PID namespace,
+    /// only the keeper can end them, and its report is returned.
+    pub(crate) async fn kill_all(&mut self) -> Option<JailReport> {
         if self.jailed && self.supervisor.is_some() {
             return self.kill_without_report();
         }
         self.stop().await
     }
 
-    /// Ends all processes and waits for the keeper's report. Returns `None` if the keeper does not
-    /// send it.
-    pub(crate) async fn stop(&mut self) -> Option<Report> {
+    /// Requests the keeper to end all processes, and waits for its report. Returns `None` if the
+    /// keeper does not send the report in time.
+    pub(crate) async fn stop(&mut self) -> Option<JailReport> {
         let _ = self.line.write(STOP).await;
-        let mut deadline = deadline(STOP_GRACE);
+        let mut deadline = new_deadline(STOP_GRACE);
         loop {
             match self.next(&mut deadline).await {
-                Ok(Event::Ended(report)) => return Some(report),
-                Ok(Event::Late) | Err(_) => return self.kill_without_report(),
-                Ok(Event::OverMemory) => return self.kill_without_report(),
-                Ok(Event::Cell(_) | Event::NoCells | Event::Observed(_)) => {}
+                Ok(JailEvent::Ended(report)) => return Some(report),
+                Ok(JailEvent::Late) | Err(_) => return self.kill_without_report(),
+                Ok(JailEvent::OverMemory) => return self.kill_without_report(),
+                Ok(JailEvent::Cell(_) | JailEvent::NoCells | JailEvent::Observed(_)) => {}
             }
         }
     }
 
-    /// Returns the contents of the files in a report, or the reasons why they are missing.
+    /// Returns the contents of the files that `report` names, or the reasons why they are missing.
     ///
     /// # Errors
     /// Returns an error if the keeper has exited.
     pub(crate) async fn fetch_files(
         &mut self,
-        report: &Report,
+        report: &JailReport,
     ) -> Result<Vec<FetchedFile>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
             let content = self.line.bytes(*size).await;
-            let content = content
-                .map_err(|error| SandboxError::Broken(format!("fetching {name:?}: {error}")))?;
+            let content = content.map_err(|error| {
+                SandboxError::Broken(format!(
+                    "cannot fetch the file {name:?} from the run: {error}"
+                ))
+            })?;
             files.push((name.clone(), why.clone().map_or(Ok(content), Err)));
         }
         Ok(files)
     }
 
-    fn kill_without_report(&self) -> Option<Report> {
-        self.kill();
+    fn kill_without_report(&self) -> Option<JailReport> {
+        self.kill_processes();
         None
     }
 
-    fn kill(&self) {
+    fn kill_processes(&self) {
         // Without a PID namespace, the keeper must end the remaining processes. It does so when the
         // connection closes.
         if let Some(supervisor) = self.supervisor.as_ref().filter(|_| self.jailed) {
@@ -373,40 +392,40 @@ impl Jail {
     }
 }
 
-fn broken(why: &str) -> SandboxError {
+fn broken_error(why: &str) -> SandboxError {
     SandboxError::Broken(why.to_owned())
 }
 
-/// Returns the watch after an observation.
+/// Waits until the running observation of memory is complete, and returns the watch.
 async fn wait_for_observation(
     looking: &mut Option<JoinHandle<MemoryWatch>>,
 ) -> Result<MemoryWatch, SandboxError> {
     match looking {
-        Some(looking) => looking
-            .await
-            .map_err(|error| SandboxError::Broken(format!("the memory watch: {error}"))),
+        Some(looking) => looking.await.map_err(|error| {
+            SandboxError::Broken(format!("the memory of the run cannot be observed: {error}"))
+        }),
         None => std::future::pending().await,
     }
 }
 
-/// Name of a file, with its content or the reason why it is missing.
+/// Name of a requested file, with its content or the reason why the content is missing.
 pub(crate) type FetchedFile = (String, Result<Vec<u8>, String>);
 
 impl Drop for Jail {
     fn drop(&mut self) {
-        self.kill();
+        self.kill_processes();
     }
 }
 
-async fn next_cell(cells: &mut Option<Frames>) -> std::io::Result<Option<Vec<u8>>> {
+async fn next_cell(cells: &mut Option<FrameStream>) -> std::io::Result<Option<Vec<u8>>> {
     match cells {
         Some(cells) => cells.next().await,
         None => Ok(None),
     }
 }
 
-/// Reads from a stream. Returns 0 at its end or on an error.
-async fn read(stream: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> usize {
+/// Reads from an output stream into `buffer`. Returns 0 at the end of the stream and on an error.
+async fn read_output(stream: &mut Option<pipe::Receiver>, buffer: &mut [u8]) -> usize {
     match stream {
         Some(stream) => stream.read(buffer).await.unwrap_or(0),
         None => 0,

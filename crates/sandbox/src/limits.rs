@@ -2,29 +2,29 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Resource limits of a run or session.
+/// Resource limits of a run or of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Maximum wall-clock time of a run, or of a cell of a session, in seconds.
+    /// Maximum wall-clock time of a run, or of each cell of a session, in seconds.
     pub seconds: f64,
-    /// Maximum memory, in MiB. It applies to each process and, observed from outside, to all
-    /// processes together.
+    /// Maximum memory, in MiB. The limit applies to each process and, by observation from outside,
+    /// to all processes together.
     pub memory_mb: u64,
-    /// Maximum number of processes and threads at a time.
+    /// Maximum number of processes and threads at the same time.
     pub processes: u32,
-    /// Maximum number of open descriptors of a process.
+    /// Maximum number of open file descriptors of a process.
     pub open_files: u32,
     /// Maximum size of a file, in MiB.
     pub file_mb: u64,
-    /// Maximum total size of all files, in MiB. The files are in memory.
+    /// Maximum total size of all files, in MiB. The files are kept in memory.
     pub disk_mb: u64,
     /// Maximum number of files and directories.
     pub files: u64,
-    /// Number of bytes that are kept of standard output, and as many of standard error, from the
-    /// start and the end.
+    /// Maximum number of captured bytes of standard output, and of standard error. Half of them are
+    /// from the start and half from the end of a longer output.
     pub output_bytes: usize,
-    /// Maximum total size of the fetched files, in MiB.
+    /// Maximum total size of the files that are returned after a run, in MiB.
     pub fetch_mb: u64,
 }
 
@@ -44,27 +44,27 @@ impl Default for Limits {
     }
 }
 
-/// Maximum of `seconds`: one day.
+/// Maximum value of the limit `seconds`: one day.
 const MAX_SECONDS: f64 = 86400.0;
 
-/// Minimum memory with which an interpreter starts, in MiB.
+/// Minimum memory limit with which an interpreter can start, in MiB.
 const MIN_MEMORY: u64 = 32;
 
 impl Limits {
-    /// Checks that each limit is within its range.
+    /// Checks that each limit is within its permitted range.
     ///
     /// # Errors
     /// Returns an error with the name, value and range of the first limit that is out of range.
     pub fn check(&self) -> Result<(), String> {
         if !(self.seconds > 0.0 && self.seconds <= MAX_SECONDS) {
             return Err(format!(
-                "`seconds` is {}, but must be above 0 and at most {MAX_SECONDS}",
+                "the limit `seconds` is {}, but it must be above 0 and at most {MAX_SECONDS}",
                 self.seconds
             ));
         }
         if self.memory_mb < MIN_MEMORY || self.memory_mb > 1 << 24 {
             return Err(format!(
-                "`memory_mb` is {}, but must be from {MIN_MEMORY} to {}",
+                "the limit `memory_mb` is {}, but it must be from {MIN_MEMORY} to {}",
                 self.memory_mb,
                 1 << 24
             ));
@@ -80,7 +80,7 @@ impl Limits {
         ] {
             if value < minimum || value > 1 << 30 {
                 return Err(format!(
-                    "`{name}` is {value}, but must be from {minimum} to {}",
+                    "the limit `{name}` is {value}, but it must be from {minimum} to {}",
                     1 << 30
                 ));
             }

@@ -20,13 +20,13 @@ fn memory_of_children_is_counted() {
     child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let me = std::process::id();
-    let found = descendants(me);
+    let found = list_descendants(me);
     let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
-    let process = Process::read(*pid, threads);
+    let process = ObservedProcess::read(*pid, threads);
     assert!(
         process.resident > 0 && process.tables > 0 && process.proportional_memory().unwrap() > 0
     );
-    assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
+    assert!(process.count_mappings() > 5 && process.descriptors().unwrap().len() >= 3);
     assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -50,7 +50,7 @@ fn processor_time_of_children_is_counted() {
 }
 
 #[test]
-fn polled_counts_descriptors_of_blocked_poll() {
+fn descriptors_of_blocked_poll_are_counted() {
     let pipes: Vec<_> = (0..3).map(|_| std::io::pipe().unwrap()).collect();
     let mut waited: Vec<_> = pipes
         .iter()
@@ -93,7 +93,7 @@ fn children_are_found_while_sibling_threads_exit() {
         });
         let child = id.recv().unwrap();
         for _ in 0..20 {
-            assert!(descendants(std::process::id()).iter().any(|(pid, _)| *pid == child));
+            assert!(list_descendants(std::process::id()).iter().any(|(pid, _)| *pid == child));
         }
         end.send(()).unwrap();
         before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());
@@ -136,17 +136,17 @@ impl Program {
 
     /// Returns the program with its threads.
     fn process(&self) -> (u32, BTreeSet<u32>) {
-        descendants(self.supervisor.id()).remove(0)
+        list_descendants(self.supervisor.id()).remove(0)
     }
 
     /// Returns the kernel memory of the program, in bytes, without page tables and mappings, and
     /// whether it is crowding out other runs.
-    fn kernel(&self) -> (u64, bool) {
+    fn kernel_memory(&self) -> (u64, bool) {
         let (pid, threads) = self.process();
-        let process = Process::read(pid, &threads);
-        let other = process.tables + process.mappings() * MAPPING;
+        let process = ObservedProcess::read(pid, &threads);
+        let other = process.tables + process.count_mappings() * MAPPING;
         let watch = MemoryWatch::new(self.supervisor.id(), 1 << 40, false);
-        let (bytes, is_crowding) = watch.kernel(&[(pid, threads)], &[process]);
+        let (bytes, is_crowding) = watch.kernel_memory(&[(pid, threads)], &[process]);
         (bytes - other, is_crowding)
     }
 }
@@ -194,17 +194,17 @@ fn kernel_memory_is_counted_by_kind() {
             DESCRIPTOR + 3 * LOCK,
         ),
     ] {
-        assert_eq!(Program::start(code).kernel(), (PLAIN + bytes, false), "{code}");
+        assert_eq!(Program::start(code).kernel_memory(), (PLAIN + bytes, false), "{code}");
     }
 }
 
 #[test]
-fn crowding_starts_above_pipe_and_lock_limits() {
-    assert!(!Program::start(&keep_pipes(MAX_PIPES)).kernel().1);
+fn run_is_crowding_above_pipe_and_lock_limits() {
+    assert!(!Program::start(&keep_pipes(MAX_PIPES)).kernel_memory().1);
     let crowding = Program::start(&keep_pipes(MAX_PIPES + 1));
-    assert!(crowding.kernel().1 && exceeds(crowding.supervisor.id(), 1 << 40));
-    assert!(!Program::start(&keep_locks(MAX_RECORDS)).kernel().1);
-    assert!(Program::start(&keep_locks(MAX_RECORDS + 1)).kernel().1);
+    assert!(crowding.kernel_memory().1 && exceeds(crowding.supervisor.id(), 1 << 40));
+    assert!(!Program::start(&keep_locks(MAX_RECORDS)).kernel_memory().1);
+    assert!(Program::start(&keep_locks(MAX_RECORDS + 1)).kernel_memory().1);
 }
 
 fn keep_pipes(count: usize) -> String {
@@ -221,7 +221,7 @@ fn keep_locks(count: u64) -> String {
 /// An epoll continues to watch a file under the number of a closed descriptor if another descriptor
 /// refers to the file.
 #[test]
-fn crowding_starts_above_epoll_watch_limits() {
+fn run_is_crowding_above_epoll_watch_limits() {
     assert!(!watches_crowd("[size]"));
     assert!(watches_crowd("[size + 1]"));
     let all = format!("[size] * ({MAX_WATCHED} // size)");
@@ -241,22 +241,22 @@ fn watches_crowd(of_epolls: &str) -> bool {
              range(count):\n        fd = 200 + at // 2\n        os.dup2(ends[at % 2], fd); \
              kept[-1].register(fd); os.close(fd)"
     );
-    Program::start(&code).kernel().1
+    Program::start(&code).kernel_memory().1
 }
 
 #[test]
-fn process_returns_pid_of_pidfd() {
+fn pid_is_read_from_pidfd() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     // SAFETY: the call takes numbers only.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
-    assert_eq!(process(&descriptor), Some(child.id()));
+    assert_eq!(pid_of_pidfd(&descriptor), Some(child.id()));
     assert!(can_watch(child.id()));
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!can_watch(child.id()));
-    assert_eq!(process(&fs::File::open("/dev/null").unwrap().into()), None);
+    assert_eq!(pid_of_pidfd(&fs::File::open("/dev/null").unwrap().into()), None);
 }
 
 #[test]
@@ -266,26 +266,26 @@ fn mappings_of_process_are_counted() {
                 print(len(open('/proc/self/maps').readlines()))";
     let program = Program::start(code);
     let (pid, threads) = program.process();
-    let found = Process::read(pid, &threads);
+    let found = ObservedProcess::read(pid, &threads);
     let listed: u64 = program.output.lines().next().unwrap().parse().unwrap();
     assert!(
-        listed > 500 && found.mappings().abs_diff(listed) < 10,
+        listed > 500 && found.count_mappings().abs_diff(listed) < 10,
         "{listed}, {}",
-        found.mappings()
+        found.count_mappings()
     );
     let watch = MemoryWatch::new(program.supervisor.id(), 1 << 40, false);
-    let both = watch.kernel(&[], &[found]).0;
+    let both = watch.kernel_memory(&[], &[found]).0;
     let (pid, threads) = program.process();
-    let found = Process::read(pid, &threads);
+    let found = ObservedProcess::read(pid, &threads);
     assert_eq!(
         both - watch.descriptors(std::slice::from_ref(&found)).0,
-        found.mappings() * MAPPING
+        found.count_mappings() * MAPPING
     );
 }
 
 /// Creates a process of two threads whose directories in /proc cannot be read.
-fn unreadable(pid: u32, pages: u64) -> Process {
-    Process {
+fn unreadable(pid: u32, pages: u64) -> ObservedProcess {
+    ObservedProcess {
         pid,
         thread: u32::MAX,
         threads: 2,
@@ -299,24 +299,26 @@ fn unreadable(pid: u32, pages: u64) -> Process {
 
 #[test]
 fn unreadable_process_counts_at_maximum() {
-    assert_eq!(unreadable_self(10).mappings(), 10);
-    assert_eq!(unreadable_self(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
+    assert_eq!(unreadable_self(10).count_mappings(), 10);
+    assert_eq!(unreadable_self(MAX_MAPPINGS + 10).count_mappings(), MAX_MAPPINGS);
     let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
     let bytes = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5 + 7 * MAX_PIPE_BYTES;
-    assert_eq!(watch.kernel(&[], &[unreadable_self(10)]), (bytes + 10 * MAPPING, false));
-    assert!(!watch.kernel(&[], &[full_process(), full_process()]).1);
-    assert!(watch.kernel(&[], &[full_process(), full_process(), full_process()]).1);
+    assert_eq!(watch.kernel_memory(&[], &[unreadable_self(10)]), (bytes + 10 * MAPPING, false));
+    assert!(!watch.kernel_memory(&[], &[full_process(), full_process()]).1);
+    assert!(watch.kernel_memory(&[], &[full_process(), full_process(), full_process()]).1);
     let rest = MAX_MAPPED - 2 * MAX_MAPPINGS;
-    assert!(!watch.kernel(&[], &[full_process(), full_process(), unreadable_self(rest)]).1);
-    assert!(watch.kernel(&[], &[full_process(), full_process(), unreadable_self(rest + 1)]).1);
+    assert!(!watch.kernel_memory(&[], &[full_process(), full_process(), unreadable_self(rest)]).1);
+    assert!(
+        watch.kernel_memory(&[], &[full_process(), full_process(), unreadable_self(rest + 1)]).1
+    );
 }
 
 /// Returns a process of which three exceed the maximum number of mappings of a run.
-fn full_process() -> Process {
+fn full_process() -> ObservedProcess {
     unreadable_self(MAX_MAPPINGS)
 }
 
-fn unreadable_self(pages: u64) -> Process {
+fn unreadable_self(pages: u64) -> ObservedProcess {
     unreadable(std::process::id(), pages)
 }
 
@@ -330,7 +332,7 @@ fn unreadable_ended_process_counts_nothing() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
-    let kernel = |pid| watch.kernel(&[], &[unreadable(pid, 10)]).0;
+    let kernel = |pid| watch.kernel_memory(&[], &[unreadable(pid, 10)]).0;
     let rest = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5;
     // The first process was not waited for, and the second does not exist.
     assert_eq!(kernel(pid), rest);
@@ -369,7 +371,7 @@ fn processor_time_is_counted_once() {
         // The tick count is rounded up by at most one tick.
         assert!(watch.cpu <= started.elapsed().as_secs_f64() + 0.02, "{watch:?}");
     }
-    for (pid, _) in descendants(shell.id()) {
+    for (pid, _) in list_descendants(shell.id()) {
         // SAFETY: the process was started above, and was not waited for.
         unsafe { libc::kill(pid as i32, libc::SIGKILL) };
     }
@@ -383,34 +385,36 @@ fn shared_pages_count_once_toward_limit() {
     let program =
         Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
     let exceeds = |mib: u64| exceeds(program.supervisor.id(), mib << 20);
-    assert!(descendants(program.supervisor.id()).len() == 2 && exceeds(60));
+    assert!(list_descendants(program.supervisor.id()).len() == 2 && exceeds(60));
     // Each of the two processes counts for half of the shared pages.
     assert!(!exceeds(110));
 }
 
 /// A child of `vfork` has the address space of its parent, as the threads of a process share one.
 #[test]
-fn borrowed_memory_is_found_by_identity() {
+fn process_with_memory_of_earlier_process_is_detected() {
     let program = Program::start(
         "import threading, time\n\
          threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
          if os.fork() == 0: os.read(0, 1); os._exit(0)",
     );
-    let found = descendants(program.supervisor.id());
+    let found = list_descendants(program.supervisor.id());
     let parent = read_thread(found[0].0);
     let thread = read_thread(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());
-    let child = Process { virtual_size: parent.virtual_size, ..read_thread(found[1].0) };
+    let child = ObservedProcess { virtual_size: parent.virtual_size, ..read_thread(found[1].0) };
     let all = [parent, thread, child];
-    let borrows: Vec<bool> = all.iter().map(|process| process.shares_memory(&all)).collect();
+    let borrows: Vec<bool> =
+        all.iter().map(|process| process.has_same_memory_as_earlier(&all)).collect();
     assert_eq!(borrows, [false, true, false]);
     // A process that has ended has no memory to share.
     let [mut parent, thread, _] = all;
     parent.resident = 0;
-    assert!(!thread.shares_memory(&[parent]));
-    let smaller = Process { virtual_size: thread.virtual_size - PAGE, ..read_thread(found[0].0) };
-    assert!(!thread.shares_memory(&[smaller]));
+    assert!(!thread.has_same_memory_as_earlier(&[parent]));
+    let smaller =
+        ObservedProcess { virtual_size: thread.virtual_size - PAGE, ..read_thread(found[0].0) };
+    assert!(!thread.has_same_memory_as_earlier(&[smaller]));
 }
 
-fn read_thread(thread: u32) -> Process {
-    Process::read(thread, &[thread].into())
+fn read_thread(thread: u32) -> ObservedProcess {
+    ObservedProcess::read(thread, &[thread].into())
 }

@@ -2,24 +2,24 @@
 
 use std::collections::VecDeque;
 
-/// Output of a stream: all bytes if they are within the limit, otherwise the first and the last
-/// ones.
+/// Captured output of a stream: all bytes if they are within the limit, and otherwise the first and
+/// the last bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CapturedOutput {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     max_bytes: usize,
-    /// Number of bytes received, whether kept or not.
+    /// Number of bytes that were received, including omitted bytes.
     pub total: u64,
 }
 
 impl CapturedOutput {
-    /// Creates an empty capture that keeps up to `max_bytes` bytes.
+    /// Creates an empty capture that keeps at most `max_bytes` bytes.
     pub(crate) fn new(max_bytes: usize) -> Self {
         CapturedOutput { max_bytes, ..CapturedOutput::default() }
     }
 
-    /// Appends received bytes.
+    /// Appends bytes that were received from the stream.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
         let room =
@@ -33,12 +33,13 @@ impl CapturedOutput {
         self.tail.extend(rest);
     }
 
-    /// Returns the number of bytes that were left out.
+    /// Returns the number of received bytes that were not kept.
     pub fn omitted_bytes(&self) -> u64 {
         self.total - (self.head.len() + self.tail.len()) as u64
     }
 
-    /// Returns the text, with a line in place of the omitted bytes. Invalid UTF-8 is replaced.
+    /// Returns the captured output as text, with a line in place of the omitted bytes. Invalid
+    /// UTF-8 is replaced.
     pub fn text(&self) -> String {
         let tail: Vec<u8> = self.tail.iter().copied().collect();
         if self.omitted_bytes() == 0 {
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn captured_keeps_both_ends_for_any_chunking() {
+    fn captured_output_keeps_both_ends_for_any_chunking() {
         let bytes: Vec<u8> = (0..1000u32).map(|at| b'a' + (at % 26) as u8).collect();
         for length in [1, 7, 64, 999, 1000] {
             let mut kept = CapturedOutput::new(100);

@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Required level of protection.
+/// Level of protection that a sandbox must provide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Demand {
-    /// Every wall of [`WALLS`] is required. If one is missing, nothing runs.
+    /// Every wall of [`WALLS`] is required. If a wall is missing, no code runs.
     #[default]
     Full,
-    /// Code runs behind the walls that this kernel provides.
+    /// Code runs behind the walls that the kernel provides, even if other walls are missing.
     BestEffort,
 }
 
@@ -22,12 +22,12 @@ impl std::str::FromStr for Demand {
         match text {
             "full" => Ok(Demand::Full),
             "best-effort" => Ok(Demand::BestEffort),
-            other => Err(format!("protection is {other:?}, but must be full or best-effort")),
+            other => Err(format!("the protection {other:?} is unknown; use full or best-effort")),
         }
     }
 }
 
-/// All walls of full protection, by name, with their purpose.
+/// Names of all walls of full protection, each with its purpose.
 pub const WALLS: [(&str, &str); 14] = [
     ("user-namespace", "privileges that are confined to the jail"),
     ("mount-namespace", "private mounts"),
@@ -45,7 +45,7 @@ pub const WALLS: [(&str, &str); 14] = [
     ("memory-watch", "limit on the total memory of all processes"),
 ];
 
-/// Walls that only namespaces provide.
+/// Names of the walls that only namespaces provide.
 pub(crate) const NAMESPACE_WALLS: [&str; 8] = [
     "user-namespace",
     "mount-namespace",
@@ -57,26 +57,26 @@ pub(crate) const NAMESPACE_WALLS: [&str; 8] = [
     "sized-folders",
 ];
 
-/// Protection that a sandbox has achieved.
+/// Protection that a sandbox has achieved on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Protection {
     /// Names of the active walls.
     pub achieved: Vec<String>,
-    /// Missing walls with reasons.
+    /// Missing walls, with the reasons.
     pub missing: Vec<MissingWall>,
 }
 
-/// A wall that this kernel does not provide.
+/// A wall of the sandbox that this kernel does not provide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingWall {
     /// Name of the wall, as in [`WALLS`].
     pub name: String,
-    /// Reason, as the kernel reports it.
+    /// Reason why the wall is missing, as the kernel reports it.
     pub why: String,
 }
 
 impl Protection {
-    /// Creates a protection with all walls except the missing ones.
+    /// Creates a protection that has all walls except `missing`.
     pub(crate) fn with_missing(missing: Vec<MissingWall>) -> Self {
         let achieved = WALLS
             .iter()
@@ -99,7 +99,7 @@ impl Protection {
 }
 
 impl fmt::Display for Protection {
-    /// Writes one line with the active and the missing walls.
+    /// Formats the protection as one line with the active and the missing walls.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name(), self.achieved.join(", "))?;
         if !self.is_full() {
@@ -110,8 +110,8 @@ impl fmt::Display for Protection {
     }
 }
 
-/// Formats the missing walls with their reasons for an error. Walls with the same reason are
-/// grouped.
+/// Describes the missing walls with their reasons, for an error message. Walls with the same reason
+/// are grouped.
 pub(crate) fn describe_missing_walls(missing: &[MissingWall]) -> String {
     let mut grouped: Vec<(&str, Vec<&str>)> = Vec::new();
     for wall in missing {
@@ -125,8 +125,8 @@ pub(crate) fn describe_missing_walls(missing: &[MissingWall]) -> String {
     grouped.join("; ")
 }
 
-/// Returns instructions to get the missing walls, for a user who can configure the machine.
-pub(crate) fn advice(missing: &[MissingWall]) -> String {
+/// Returns instructions how to get the missing walls, for a user who can configure the machine.
+pub(crate) fn missing_walls_advice(missing: &[MissingWall]) -> String {
     let mut ways = Vec::new();
     let lacks = |name: &str| missing.iter().any(|wall| wall.name == name);
     if lacks("user-namespace") {
@@ -170,9 +170,9 @@ pub(crate) fn advice(missing: &[MissingWall]) -> String {
     ways.join("; ")
 }
 
-/// Returns the options of a container in which the sandbox can create namespaces. Root makes its
-/// mounts outside of a user namespace, which requires a capability that containers lack. For other
-/// users, the container's seccomp filter and its masks over `/proc` are in the way.
+/// Returns the options of a container in which the sandbox can create namespaces. As root, the
+/// sandbox mounts outside of a user namespace, which requires a capability that containers lack.
+/// For other users, the container's seccomp filter and its masks over `/proc` prevent it.
 fn container_advice(root: bool) -> &'static str {
     if root {
         "in a container, let root create namespaces (podman or docker run --cap-add SYS_ADMIN)"
@@ -207,7 +207,7 @@ mod tests {
             "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function \
              not implemented)"
         );
-        let way = advice(&lost);
+        let way = missing_walls_advice(&lost);
         assert!(way.contains("lsm=") && way.ends_with("to run behind what there is"), "{way}");
         assert!(Protection::with_missing(Vec::new()).is_full());
     }

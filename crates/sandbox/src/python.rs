@@ -8,10 +8,10 @@ use tokio::process::Command;
 
 use crate::error::SandboxError;
 
-/// Timeout for an interpreter to describe itself.
+/// Timeout for an interpreter to run the probe script.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Script with which an interpreter describes itself as JSON.
+/// Script that an interpreter runs to describe itself as JSON.
 const PROBE_SCRIPT: &str = r#"
 import json, os, sys, sysconfig
 why = None
@@ -27,7 +27,7 @@ folders += [os.path.dirname(os.path.realpath(sys.executable))]
 print(json.dumps({"executable": sys.executable, "why": why, "folders": folders, "version": sys.version.split()[0]}))
 "#;
 
-/// System directories that interpreters and shells need, if they exist.
+/// System directories that interpreters and shells need. They are exposed if they exist.
 const SYSTEM: [&str; 12] = [
     "/bin",
     "/lib",
@@ -43,25 +43,26 @@ const SYSTEM: [&str; 12] = [
     "/etc/alternatives",
 ];
 
-/// Directories that are too broad to be exposed to code for an interpreter.
+/// Directories that are too broad to be exposed because an interpreter is in them.
 const BROAD_DIRS: [&str; 12] = [
     "/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work",
 ];
 
-/// Directories that each run has of its own. Exposed paths inside them appear alongside the files
+/// Directories of which each run has its own. Exposed paths within them appear alongside the files
 /// of the run.
 const PRIVATE_DIRS: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
 
-/// A usable interpreter.
+/// A Python interpreter that the sandbox can use.
 #[derive(Debug, Clone)]
 pub(crate) struct Python {
     /// Path of the interpreter itself, even if it was found through a wrapper.
     pub executable: PathBuf,
-    /// Version, such as `3.11.7`.
+    /// Version of the interpreter, such as `3.11.7`.
     pub version: String,
     /// Files and directories that code can read but not write.
     pub read: Vec<String>,
-    /// Directories in `read` that the user named. A run sees them through a separate file system.
+    /// Directories in `read` that the user named. A run sees each of them through a separate file
+    /// system.
     pub separate_dirs: Vec<String>,
 }
 
@@ -75,7 +76,7 @@ struct ProbeResult {
 }
 
 impl Python {
-    /// Inspects an interpreter, or the interpreter of a virtual environment.
+    /// Inspects a Python interpreter, or the interpreter of a virtual environment.
     ///
     /// # Errors
     /// Returns an error if the interpreter cannot be started, lacks a required feature, or is in a
@@ -89,15 +90,17 @@ impl Python {
             .kill_on_drop(true);
         let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
         let output = outcome
-            .map_err(|_| python_error(named, format!("it printed nothing within {TIMEOUT:?}")))?
+            .map_err(|_| {
+                python_error(named, format!("the interpreter printed nothing within {TIMEOUT:?}"))
+            })?
             .map_err(|error| python_error(named, format!("{}: {error}", program.display())))?;
         let result: ProbeResult = serde_json::from_slice(&output.stdout).map_err(|_| {
             let stderr_text = String::from_utf8_lossy(&output.stderr);
             python_error(
                 named,
                 format!(
-                    "it is not a Python interpreter: {}",
-                    stderr_text.lines().last().unwrap_or("it printed unexpected output")
+                    "the program is not a Python interpreter: {}",
+                    stderr_text.lines().last().unwrap_or("the program printed unexpected output")
                 ),
             )
         })?;
@@ -110,10 +113,13 @@ impl Python {
             if BROAD_DIRS.contains(&dir.as_str()) || dir == home {
                 return Err(python_error(
                     named,
-                    format!("it needs all of {dir}, which code must not read"),
+                    format!(
+                        "the interpreter needs the complete directory {dir}, which code must not \
+                         read"
+                    ),
                 ));
             }
-            add(&mut read, &dir);
+            add_dir(&mut read, &dir);
         }
         let mut separate_dirs = Vec::new();
         for path in also {
@@ -146,7 +152,7 @@ impl Python {
             if path.is_dir() {
                 separate_dirs.push(text.to_owned());
             }
-            add(&mut read, text);
+            add_dir(&mut read, text);
         }
         Ok(Python {
             executable: result.executable.into(),
@@ -161,8 +167,8 @@ fn python_error(named: &Path, why: String) -> SandboxError {
     SandboxError::Python { python: named.display().to_string(), why }
 }
 
-/// Adds a directory and, if its name contains symbolic links, the real path.
-fn add(read: &mut Vec<String>, dir: &str) {
+/// Appends a directory and, if its path contains symbolic links, also its real path.
+fn add_dir(read: &mut Vec<String>, dir: &str) {
     let real = std::fs::canonicalize(dir).ok().and_then(|path| path.to_str().map(str::to_owned));
     for path in [Some(dir.to_owned()), real].into_iter().flatten() {
         if !read.contains(&path) {
@@ -176,7 +182,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn find_describes_interpreter() {
+    async fn python_search_describes_interpreter() {
         let python = Python::find(Path::new("python3"), &[]).await.unwrap();
         assert!(python.version.starts_with("3."), "{}", python.version);
         assert!(python.executable.is_absolute());
@@ -188,10 +194,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn find_names_unusable_interpreter_or_path() {
-        for (named, part) in
-            [("/nowhere/python", "No such file"), ("/bin/cat", "it is not a Python interpreter")]
-        {
+    async fn error_names_unusable_python_interpreter_or_path() {
+        for (named, part) in [
+            ("/nowhere/python", "No such file"),
+            ("/bin/cat", "the program is not a Python interpreter"),
+        ] {
             let error = Python::find(Path::new(named), &[]).await.unwrap_err().to_string();
             assert!(error.contains(named) && error.contains(part), "{error}");
         }
@@ -205,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn find_exposes_only_files_and_narrow_directories() {
+    async fn python_interpreter_exposes_only_files_and_narrow_directories() {
         let dir = tempfile::tempdir().unwrap();
         let shown = std::fs::canonicalize(dir.path()).unwrap();
         let file = shown.join("file");

@@ -14,21 +14,22 @@ use serde::de::DeserializeOwned;
 use crate::error::SandboxError;
 use crate::service::{CodeResponse, JupyterResponse, RunCode, RunJupyter, Status};
 
-/// Maximum time of a request beyond the run time of its code, for connecting and waiting in the
+/// Maximum time of a request beyond the run time of its code: for connecting and for waiting in the
 /// queue.
 const MAX_OVERHEAD: Duration = Duration::from_secs(60);
 
-/// Wait before a busy service is called again. It doubles with each retry, up to `MAX_RETRY_PAUSE`.
+/// Pause before a request to a busy service is repeated. It doubles with each retry, up to
+/// `MAX_RETRY_PAUSE`.
 const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(500);
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(8);
 
 /// Maximum size of a response, in bytes.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Maximum number of redirects that are followed.
+/// Maximum number of HTTP redirects that are followed.
 const MAX_REDIRECTS: u32 = 10;
 
-/// A client of a service with SandboxFusion's API.
+/// Client of an HTTP service with SandboxFusion's API.
 #[derive(Debug, Clone)]
 pub struct Remote {
     url: String,
@@ -37,15 +38,15 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Creates a client for a service. `url` is its base URL, or the URL of one of its calls as in
-    /// verl's configuration. `key` is the API key, if the service needs one.
+    /// Creates a client for a sandbox service. `url` is the base URL of the service, or the URL of
+    /// one of its calls, as in verl's configuration. `key` is the API key; `None` sends no key.
     ///
     /// # Errors
     /// Returns an error if the URL does not start with `http://` or `https://`.
     pub fn new(url: &str, key: Option<String>) -> Result<Self, SandboxError> {
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(SandboxError::Request(format!(
-                "url = {url:?} must begin with http:// or https://"
+                "the sandbox service has url = {url:?}, which must begin with http:// or https://"
             )));
         }
         // The user who configures a service may call it at any address.
@@ -56,7 +57,7 @@ impl Remote {
         Ok(Remote { url: base.unwrap_or(url).to_owned(), key, http })
     }
 
-    /// Calls `POST /run_code`.
+    /// Runs code on the service: `POST /run_code`.
     ///
     /// # Errors
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
@@ -66,7 +67,7 @@ impl Remote {
         Ok(response)
     }
 
-    /// Calls `POST /run_jupyter`.
+    /// Runs notebook cells on the service: `POST /run_jupyter`.
     ///
     /// # Errors
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
@@ -84,7 +85,8 @@ impl Remote {
         }
     }
 
-    /// Sends a request. Retries if the service is busy, which means that it has not run the code.
+    /// Sends a request, and repeats it while the service is busy, because a busy service has not
+    /// run the code.
     async fn post<A: DeserializeOwned>(
         &self,
         path: &str,
@@ -111,19 +113,22 @@ impl Remote {
         match status {
             200 => serde_json::from_slice(&text).map_err(|error| {
                 SandboxError::Broken(format!(
-                    "{url} answered something else ({error}): {}",
+                    "the response of {url} is not a sandbox result ({error}): {}",
                     body_start()
                 ))
             }),
             // The response names the field and its value.
             400 | 404 | 422 => {
-                Err(SandboxError::Request(format!("{url} refused the request: {}", body_start())))
+                Err(SandboxError::Request(format!("{url} rejected the request: {}", body_start())))
             }
-            _ => Err(SandboxError::Broken(format!("{url} answered {status}: {}", body_start()))),
+            _ => Err(SandboxError::Broken(format!(
+                "{url} responded with status {status}: {}",
+                body_start()
+            ))),
         }
     }
 
-    /// Sends the request once. Returns the status and body of the response.
+    /// Sends a request once. Returns the HTTP status and the body of the response.
     async fn send_once(
         &self,
         url: String,
@@ -143,7 +148,7 @@ impl Remote {
         // `levade_http` does not know that clock, so its deadline is only a fallback.
         let bounds = Bounds { deadline: limit * 4, bytes: MAX_BYTES, redirects: MAX_REDIRECTS };
         let response = process_time::with_timeout(limit, self.http.send(request, bounds)).await;
-        let response = response.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
+        let response = response.ok_or_else(|| broken(&format!("no response within {limit:?}")))?;
         let response = response.map_err(|error| broken(&error))?;
         Ok((response.status.as_u16(), response.body))
     }

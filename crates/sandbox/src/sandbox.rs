@@ -7,33 +7,36 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
-use crate::cgroup::Groups;
+use crate::cgroup::CgroupParent;
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::protection::{Demand, MissingWall, Protection, advice, describe_missing_walls};
+use crate::protection::{
+    Demand, MissingWall, Protection, describe_missing_walls, missing_walls_advice,
+};
 use crate::python::Python;
-use crate::run::{Language, Outcome, Run, check, follow, main_file};
-use crate::zygote::{Order, Zygote, ZygoteConfig};
+use crate::run::{Language, Outcome, Run, check_paths_and_variables, choose_main_file, run_to_end};
+use crate::zygote::{RunOrder, Zygote, ZygoteConfig};
 
 /// Configuration of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The Python interpreter: a command name, a file, or the directory of a virtual environment.
+    /// The Python interpreter to use: a command name, a file, or the directory of a virtual
+    /// environment.
     pub python: PathBuf,
-    /// Names of modules that are imported before each run starts.
+    /// Names of Python modules that are imported before each run starts.
     pub preload: Vec<String>,
     /// Additional files and directories that code can read but not write.
     pub read: Vec<PathBuf>,
-    /// Required level of protection. If it is not available, nothing runs.
+    /// Required level of protection. If it is not available, no code runs.
     pub protection: Demand,
-    /// Maximum number of concurrent runs and session cells.
+    /// Maximum number of runs and session cells at the same time.
     pub concurrency: usize,
-    /// Maximum number of queued runs and session cells.
+    /// Maximum number of runs and session cells that wait in the queue.
     pub waiting: usize,
     /// Maximum number of open sessions.
     pub sessions: usize,
-    /// Whether each run gets a cgroup, if this process can create cgroups. Without one, memory is
-    /// limited by observing the processes.
+    /// Whether each run gets a cgroup, if this process can create cgroups. Without a cgroup, memory
+    /// is limited by observing the processes.
     pub cgroup: bool,
 }
 
@@ -53,12 +56,12 @@ impl Default for Options {
     }
 }
 
-/// A sandbox for untrusted code. Clones share the same sandbox. After the last clone and the last
-/// session are dropped, nothing of it is left.
+/// A sandbox for untrusted code. Clones share the same sandbox. When the last clone and the last
+/// session are dropped, all its processes and files are removed.
 #[derive(Clone)]
-pub struct Sandbox(pub(crate) Arc<Inner>);
+pub struct Sandbox(pub(crate) Arc<SandboxInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct SandboxInner {
     config: ZygoteConfig,
     options: Options,
     protection: Protection,
@@ -68,7 +71,7 @@ pub(crate) struct Inner {
     pub(crate) sessions: Arc<Semaphore>,
     /// Parent of the work directories if there are no namespaces.
     scratch: Option<tempfile::TempDir>,
-    /// Number of work directories created in `scratch`.
+    /// Number of work directories that were created in `scratch`.
     dir_count: AtomicUsize,
 }
 
@@ -87,7 +90,7 @@ impl Sandbox {
     pub async fn start(options: Options) -> Result<Self, SandboxError> {
         let python = Python::find(&options.python, &options.read).await?;
         let full = options.protection == Demand::Full;
-        let groups = options.cgroup.then(Groups::create).transpose();
+        let groups = options.cgroup.then(CgroupParent::create).transpose();
         let groups = groups.unwrap_or_else(|why| {
             tracing::debug!(%why, "runs have no cgroup; watching their memory instead");
             None
@@ -110,11 +113,13 @@ impl Sandbox {
         let scratch = if config.namespaces {
             None
         } else {
-            Some(scratch().map_err(|error| {
-                SandboxError::Broken(format!("cannot create the work directory: {error}"))
+            Some(create_scratch_dir().map_err(|error| {
+                SandboxError::Broken(format!(
+                    "cannot create the work directory of the sandbox: {error}"
+                ))
             })?)
         };
-        let mut inner = Inner {
+        let mut inner = SandboxInner {
             running: Semaphore::new(options.concurrency.max(1)),
             sessions: Arc::new(Semaphore::new(options.sessions)),
             waiting: AtomicUsize::new(0),
@@ -131,7 +136,7 @@ impl Sandbox {
         if full && !missing.is_empty() {
             return Err(SandboxError::Protection {
                 missing: describe_missing_walls(&missing),
-                way_out: advice(&missing),
+                way_out: missing_walls_advice(&missing),
             });
         }
         inner.config.full = full;
@@ -140,17 +145,17 @@ impl Sandbox {
         Ok(Sandbox(Arc::new(inner)))
     }
 
-    /// Returns the protection under which code runs.
+    /// Returns the protection under which the sandbox runs code.
     pub fn protection(&self) -> &Protection {
         &self.0.protection
     }
 
-    /// Returns whether each run has a cgroup, through which the kernel limits its memory.
+    /// Returns whether each run has a cgroup, by which the kernel limits its memory.
     pub fn has_cgroups(&self) -> bool {
         self.0.config.groups.is_some()
     }
 
-    /// Returns the version of the interpreter.
+    /// Returns the version of the Python interpreter.
     pub fn python(&self) -> &str {
         &self.0.config.python.version
     }
@@ -160,34 +165,35 @@ impl Sandbox {
         &self.0.options
     }
 
-    /// Runs code to its end. Dropping the future ends the run.
+    /// Runs code to its end. Dropping the future ends the run. Failures of the code are part of the
+    /// outcome.
     ///
     /// # Errors
     /// Returns an error if the request is invalid, the queue is full, or the sandbox itself fails.
     /// Whatever the code does is an outcome.
     pub async fn run(&self, run: &Run) -> Result<Outcome, SandboxError> {
         run.limits.check().map_err(SandboxError::Request)?;
-        check(&run.files, &run.fetch, &run.environment)?;
+        check_paths_and_variables(&run.files, &run.fetch, &run.environment)?;
         let _permit = self.0.acquire_permit().await?;
         let zygote = self.0.zygote().await?;
-        let (outcome, jail) = follow(&zygote, &self.0.order(run, false), run).await?;
+        let (outcome, jail) = run_to_end(&zygote, &self.0.to_order(run, false), run).await?;
         if self.0.config.full && !jail.missing.is_empty() {
             let missing = describe_missing_walls(&jail.missing);
             return Err(SandboxError::Broken(format!(
-                "protection was lost, and the code was not run: {missing}"
+                "the protection of the sandbox was lost, so the code was not run: {missing}"
             )));
         }
         Ok(outcome)
     }
 }
 
-impl Inner {
-    /// Returns whether every wall is required.
+impl SandboxInner {
+    /// Returns whether the sandbox requires every wall of full protection.
     pub(crate) fn is_full(&self) -> bool {
         self.config.full
     }
 
-    /// Acquires a permit to run, after waiting in the queue if necessary.
+    /// Acquires a permit to run code, after waiting in the queue if necessary.
     pub(crate) async fn acquire_permit(&self) -> Result<SemaphorePermit<'_>, SandboxError> {
         if let Ok(permit) = self.running.try_acquire() {
             return Ok(permit);
@@ -209,7 +215,7 @@ impl Inner {
         self.running.acquire().await.map_err(|_| SandboxError::Broken("it is closed".into()))
     }
 
-    /// Returns the fork server, and restarts it if it has exited.
+    /// Returns the fork server. If it has exited, starts another one.
     pub(crate) async fn zygote(&self) -> Result<Arc<Zygote>, SandboxError> {
         let mut zygote = self.zygote.lock().await;
         if let Some(zygote) = zygote.as_ref().filter(|zygote| zygote.is_alive()) {
@@ -220,18 +226,18 @@ impl Inner {
         if self.config.namespaces && !started.missing.is_empty() {
             return Err(SandboxError::Protection {
                 missing: describe_missing_walls(&started.missing),
-                way_out: advice(&started.missing),
+                way_out: missing_walls_advice(&started.missing),
             });
         }
         *zygote = Some(Arc::clone(&started));
         Ok(started)
     }
 
-    /// Returns the walls that a first run reports as missing.
+    /// Runs a test program, and returns the walls that are missing for it.
     async fn probe_walls(&self, zygote: &Zygote) -> Result<Vec<MissingWall>, SandboxError> {
         // The run must be long enough for the memory watch to observe it.
         let run = Run::new(Language::Python, "import time; time.sleep(0.02)");
-        let (outcome, jail) = follow(zygote, &self.order(&run, false), &run).await?;
+        let (outcome, jail) = run_to_end(zygote, &self.to_order(&run, false), &run).await?;
         let mut missing: Vec<MissingWall> = jail.missing.clone();
         if !jail.was_watched {
             missing.push(MissingWall {
@@ -241,22 +247,23 @@ impl Inner {
         }
         if outcome.return_code() != Some(0) {
             let last_line = outcome.stderr.text();
-            let last_line = last_line.lines().last().unwrap_or("it printed nothing").to_owned();
+            let last_line =
+                last_line.lines().last().unwrap_or("the code printed nothing").to_owned();
             return Err(SandboxError::Broken(format!(
-                "the test run ended with {:?}: {last_line}",
+                "the test run of the sandbox ended with {:?}: {last_line}",
                 outcome.ended
             )));
         }
         Ok(missing)
     }
 
-    /// Creates the message that describes a run to its keeper.
-    pub(crate) fn order(&self, run: &Run, session: bool) -> Order {
+    /// Creates the message that describes a run to its keeper process.
+    pub(crate) fn to_order(&self, run: &Run, session: bool) -> RunOrder {
         let dir = self.scratch.as_ref().map(|scratch| {
             let number = self.dir_count.fetch_add(1, Ordering::Relaxed);
             scratch.path().join(number.to_string()).to_string_lossy().into_owned()
         });
-        let main = main_file(run.language, &run.files);
+        let main = choose_main_file(run.language, &run.files);
         let shell =
             ["/bin/bash", "/bin/sh"].into_iter().find(|path| std::path::Path::new(path).exists());
         let home = dir.clone().unwrap_or_else(|| "/work".into());
@@ -274,7 +281,7 @@ impl Inner {
             if session { 1 << 30 } else { (run.limits.seconds.ceil() as u64 + 2) * processors };
         let code = (main.clone(), run.code.len());
         let sizes = run.files.iter().map(|(name, content)| (name.clone(), content.len()));
-        Order {
+        RunOrder {
             command,
             session,
             shown: run.limits.output_bytes,
@@ -298,15 +305,15 @@ impl Inner {
 }
 
 impl Outcome {
-    /// Returns the exit code as in Python's `subprocess`, or `None` if the run exceeded its time
-    /// limit.
+    /// Returns the exit code of a run as in Python's `subprocess`, or `None` if the run exceeded
+    /// its time limit.
     pub fn return_code(&self) -> Option<i32> {
         self.ended.return_code()
     }
 }
 
-/// Creates a directory through which an unprivileged user can reach its own directory.
-fn scratch() -> std::io::Result<tempfile::TempDir> {
+/// Creates a temporary directory through which an unprivileged user can reach its own directory.
+fn create_scratch_dir() -> std::io::Result<tempfile::TempDir> {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711))?;

@@ -9,40 +9,41 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::error::SandboxError;
-use crate::jail::{Event, EventResult, Jail, deadline};
+use crate::jail::{EventResult, Jail, JailEvent, new_deadline};
 use crate::limits::Limits;
 use crate::output::CapturedOutput;
 use crate::protection::describe_missing_walls;
-use crate::run::{EndReason, Language, Run, check, end_reason, seconds};
+use crate::run::{EndReason, Language, Run, check_paths_and_variables, end_reason, to_duration};
 use crate::sandbox::Sandbox;
 
 /// Configuration of a session.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SessionOptions {
-    /// Content of files in the work directory, by relative path. Each interpreter that the session
-    /// starts gets them.
+    /// Contents of files in the work directory, by relative path. Each interpreter that the session
+    /// starts gets these files.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Environment variables of the interpreter.
+    /// Environment variables of the interpreter. It inherits no variable of this process.
     pub environment: BTreeMap<String, String>,
-    /// Paths of files that [`Session::finish`] returns.
+    /// Relative paths of the files that [`Session::finish`] returns.
     pub fetch: Vec<String>,
-    /// Resource limits. `seconds` is the maximum time of a cell.
+    /// Resource limits of the session. `seconds` is the maximum time of each cell.
     pub limits: Limits,
 }
 
-/// A session with an interpreter. If there is none yet, or it was lost, the next cell starts one.
+/// A session with a Python interpreter that keeps variables between cells. If the interpreter was
+/// lost or has not started yet, the next cell starts one.
 #[derive(Debug)]
 pub struct Session {
     sandbox: Sandbox,
     options: SessionOptions,
     idle: Option<IdleSession>,
-    /// Whether an interpreter was lost and no cell has reported that yet.
+    /// Whether an interpreter was lost and no later cell has reported the loss yet.
     is_fresh: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 /// An interpreter between two cells. Threads and processes that cells have left continue to run.
-/// Their memory is limited to that of the session, and their processor time between two cells to
+/// They share the session's memory limit, and their processor time between two cells is limited to
 /// the time limit of a cell. Dropping this value ends them.
 #[derive(Debug)]
 struct IdleSession {
@@ -56,38 +57,40 @@ impl IdleSession {
         IdleSession { watch: tokio::spawn(jail.watch_idle(cpu, woken)), wake }
     }
 
-    /// Stops the observation. Returns the interpreter, and the event that occurred, if any.
-    async fn end(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
+    /// Stops the observation of the idle interpreter. Returns the interpreter, and the event that
+    /// occurred meanwhile, if any.
+    async fn stop_watching(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
         // The observing task may have ended already.
         let _ = self.wake.send(());
-        self.watch
-            .await
-            .map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
+        self.watch.await.map_err(|error| {
+            SandboxError::Broken(format!("the session cannot be observed: {error}"))
+        })
     }
 }
 
-/// Result of a cell.
+/// Result of a cell that a session has run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    /// Standard output.
+    /// Captured standard output of the cell.
     pub stdout: CapturedOutput,
-    /// Standard error, without the traceback.
+    /// Captured standard error of the cell, without the traceback.
     pub stderr: CapturedOutput,
-    /// Values that the cell displayed, formatted with `repr`: that of its last expression, and
-    /// those passed to `display`.
+    /// Values that the cell displayed, formatted with `repr`: the value of its last expression, and
+    /// the values passed to `display`.
     pub shown: Vec<String>,
-    /// Exception that ended the cell, if any.
+    /// Exception that ended the cell. `None` if the cell raised none.
     pub error: Option<CellError>,
-    /// How the interpreter ended if the cell ended it. All variables are then lost.
+    /// Reason why the interpreter ended. `None` if it is still running. If it ended, all variables
+    /// are lost.
     pub ended: Option<EndReason>,
     /// Whether the cell started without variables because an earlier cell had ended the
     /// interpreter.
     pub is_fresh: bool,
-    /// Wall-clock time, in seconds, without the time in the queue.
+    /// Wall-clock time of the cell, in seconds, without the time in the queue.
     pub seconds: f64,
 }
 
-/// An exception raised by a cell.
+/// An exception that a cell raised.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CellError {
     /// Name of the exception's class.
@@ -105,14 +108,14 @@ struct CellResult {
 }
 
 impl Sandbox {
-    /// Opens a session: an interpreter that keeps its variables between cells. The interpreter
+    /// Opens a session with an interpreter that keeps its variables between cells. The interpreter
     /// starts with the first cell.
     ///
     /// # Errors
     /// Returns an error if the request is invalid or too many sessions are open.
     pub fn session(&self, options: SessionOptions) -> Result<Session, SandboxError> {
         options.limits.check().map_err(SandboxError::Request)?;
-        check(&options.files, &options.fetch, &options.environment)?;
+        check_paths_and_variables(&options.files, &options.fetch, &options.environment)?;
         let Ok(permit) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
             return Err(SandboxError::Sessions { max: self.options().sessions });
         };
@@ -121,12 +124,12 @@ impl Sandbox {
 }
 
 impl Session {
-    /// Sets the maximum time of later cells, in seconds.
+    /// Sets the maximum time of each later cell, in seconds.
     pub fn set_seconds(&mut self, seconds: f64) {
         self.options.limits.seconds = seconds;
     }
 
-    /// Runs a cell. If the cell exceeds the time or memory limit, or ends the interpreter, the next
+    /// Runs a cell. If the cell exceeds the time or memory limit or ends the interpreter, the next
     /// cell starts with a new interpreter. Dropping the future ends the interpreter.
     ///
     /// # Errors
@@ -140,14 +143,14 @@ impl Session {
         // Only a cell that has completed returns the interpreter to the session.
         self.is_fresh |= self.idle.is_some();
         let (mut jail, mut happened) = match self.idle.take() {
-            Some(resting) => resting.end().await?,
+            Some(resting) => resting.stop_watching().await?,
             None => (self.start_jail().await?, None),
         };
         self.is_fresh = true;
-        let mut until = deadline(seconds(limits.seconds));
+        let mut until = new_deadline(to_duration(limits.seconds));
         // A thread of an earlier cell may have ended the interpreter or keep it from reading.
         let handed = match &happened {
-            None => with_timeout(seconds(limits.seconds), jail.send_cell(code)).await,
+            None => with_timeout(to_duration(limits.seconds), jail.send_cell(code)).await,
             Some(_) => None,
         };
         let ended = loop {
@@ -156,7 +159,7 @@ impl Session {
                 None => jail.next(&mut until).await?,
             };
             break match event {
-                Event::Cell(response) => {
+                JailEvent::Cell(response) => {
                     let response =
                         handed.as_ref().and_then(|_| serde_json::from_slice(&response).ok());
                     let Some(CellResult { shown, error }) = response else {
@@ -178,19 +181,19 @@ impl Session {
                         seconds,
                     });
                 }
-                Event::Observed(_) => continue,
-                Event::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
-                Event::NoCells => jail
+                JailEvent::Observed(_) => continue,
+                JailEvent::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
+                JailEvent::NoCells => jail
                     .stop()
                     .await
                     .map_or(EndReason::Signal(libc::SIGKILL), |report| end_reason(&report)),
-                Event::Ended(report) => end_reason(&report),
-                Event::Late => {
+                JailEvent::Ended(report) => end_reason(&report),
+                JailEvent::Late => {
                     jail.stop().await;
                     EndReason::TimeLimit
                 }
-                Event::OverMemory => {
-                    jail.stop_at_once().await;
+                JailEvent::OverMemory => {
+                    jail.kill_all().await;
                     EndReason::MemoryLimit
                 }
             };
@@ -215,8 +218,8 @@ impl Session {
         })
     }
 
-    /// Ends the interpreter and returns the requested files. A file that cannot be returned has an
-    /// error with the reason.
+    /// Ends the interpreter and returns the requested files. For a file that cannot be returned,
+    /// contains the reason as an error.
     ///
     /// # Errors
     /// Returns an error if the sandbox itself fails.
@@ -224,16 +227,18 @@ impl Session {
         mut self,
     ) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
         let Some(resting) = self.idle.take() else { return Ok(BTreeMap::new()) };
-        let report = match resting.end().await? {
-            (_, Some(Ok(Event::OverMemory | Event::Late))) => return Ok(BTreeMap::new()),
-            (jail, Some(Ok(Event::Ended(report)))) => (jail, Some(report)),
+        let report = match resting.stop_watching().await? {
+            (_, Some(Ok(JailEvent::OverMemory | JailEvent::Late))) => return Ok(BTreeMap::new()),
+            (jail, Some(Ok(JailEvent::Ended(report)))) => (jail, Some(report)),
             (mut jail, _) => {
                 let report = jail.stop().await;
                 (jail, report)
             }
         };
         let (mut jail, Some(report)) = report else {
-            return Err(SandboxError::Broken("the session did not end when it was told to".into()));
+            return Err(SandboxError::Broken(
+                "the session did not end after the request to stop".into(),
+            ));
         };
         Ok(jail.fetch_files(&report).await?.into_iter().collect())
     }
@@ -248,9 +253,9 @@ impl Session {
             ..Run::new(Language::Python, "")
         };
         let zygote = self.sandbox.0.zygote().await?;
-        let order = self.sandbox.0.order(&run, true);
+        let order = self.sandbox.0.to_order(&run, true);
         let contents: Vec<&[u8]> = run.files.values().map(Vec::as_slice).collect();
-        let group = zygote.group(limits)?;
+        let group = zygote.create_cgroup(limits)?;
         let streams = zygote.spawn(&order, &contents, &[], group.as_ref()).await;
         let streams =
             streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;

@@ -15,10 +15,10 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
 
-/// Maximum size of a frame, in bytes: somewhat more than the longest text of a result.
+/// Maximum size of a frame, in bytes. It exceeds the longest text of a result.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
-/// Sends one byte with descriptors, waiting until the socket has room.
+/// Sends one byte with file descriptors. Waits until the socket has room.
 pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     to.async_io(Interest::WRITABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(7))];
@@ -30,18 +30,19 @@ pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) 
     .await
 }
 
-/// Reader and writer of frames over a stream. At most one descriptor arrives with the frames.
+/// Reader and writer of length-prefixed frames over a stream. At most one file descriptor arrives
+/// with the frames.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameStream {
     stream: UnixStream,
     buffer: Vec<u8>,
-    /// The received descriptor, if any.
+    /// The file descriptor that was received. `None` if none was received.
     pub descriptor: Option<OwnedFd>,
 }
 
-impl Frames {
+impl FrameStream {
     pub(crate) fn new(stream: UnixStream) -> Self {
-        Frames { stream, buffer: Vec::new(), descriptor: None }
+        FrameStream { stream, buffer: Vec::new(), descriptor: None }
     }
 
     /// Returns the next frame, or `None` at the end of the stream. This method is cancel safe.
@@ -50,7 +51,7 @@ impl Frames {
         let size = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
         if size > MAX_FRAME_BYTES {
             return Err(io::Error::other(format!(
-                "a frame of {size} bytes, and {MAX_FRAME_BYTES} are allowed"
+                "a frame has {size} bytes, but at most {MAX_FRAME_BYTES} bytes are permitted"
             )));
         }
         if self.fill(4 + size).await? {
@@ -61,7 +62,8 @@ impl Frames {
         Ok(None)
     }
 
-    /// Returns the next `size` bytes, which are not a frame. The caller must await this to the end.
+    /// Reads the next `size` bytes, which do not form a frame. Not cancel safe: the caller must
+    /// await the future to its end.
     pub(crate) async fn bytes(&mut self, size: usize) -> io::Result<Vec<u8>> {
         if !self.fill(size).await? {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -74,14 +76,14 @@ impl Frames {
         Ok(self.fill(size).await?.then(|| self.buffer[..size].to_vec()))
     }
 
-    /// Reads until `size` bytes are buffered. Returns `false` if the stream ends before.
+    /// Reads until `size` bytes are buffered. Returns `false` if the stream ends before that.
     async fn fill(&mut self, size: usize) -> io::Result<bool> {
         while self.buffer.len() < size {
             let stream = &self.stream;
             let buffer = &mut self.buffer;
             let descriptor = &mut self.descriptor;
             let read = stream
-                .async_io(Interest::READABLE, || receive(stream.as_fd(), buffer, descriptor))
+                .async_io(Interest::READABLE, || receive_bytes(stream.as_fd(), buffer, descriptor))
                 .await?;
             if read == 0 {
                 return Ok(false);
@@ -90,7 +92,7 @@ impl Frames {
         Ok(true)
     }
 
-    /// Writes all bytes.
+    /// Writes all of `bytes` to the stream.
     pub(crate) async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.stream.writable().await?;
@@ -104,7 +106,7 @@ impl Frames {
     }
 }
 
-fn receive(
+fn receive_bytes(
     from: BorrowedFd<'_>,
     into: &mut Vec<u8>,
     descriptor: &mut Option<OwnedFd>,

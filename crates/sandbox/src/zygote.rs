@@ -33,15 +33,15 @@ use tokio::net::{UnixDatagram, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::cgroup::{Group, Groups};
+use crate::cgroup::{CgroupParent, RunCgroup};
 use crate::error::SandboxError;
 use crate::filter;
 use crate::limits::Limits;
 use crate::protection::{MissingWall, NAMESPACE_WALLS};
 use crate::python::Python;
-use crate::wire::{Frames, send_descriptors};
+use crate::wire::{FrameStream, send_descriptors};
 
-/// Python program of the fork server.
+/// Source code of the Python program that is the fork server.
 const PROGRAM: &str = concat!(
     include_str!("zygote/jail.py"),
     include_str!("zygote/keeper.py"),
@@ -49,42 +49,42 @@ const PROGRAM: &str = concat!(
     include_str!("zygote/server.py")
 );
 
-/// User id of the code on the host if this process is root. It is outside all ranges that are
-/// usually assigned.
+/// User id of the sandboxed code on the host if this process is root. The id is outside all ranges
+/// that are usually assigned.
 const USER: u32 = 0x7000_0d5e;
 
 /// Timeout for the fork server to start and to import the preloaded modules.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A fork server, which starts runs from a preloaded interpreter.
+/// A fork server process, which starts each run from a preloaded interpreter.
 pub(crate) struct Zygote {
     control: UnixDatagram,
-    /// The process exits when the control socket closes. Dropping it kills the process if
-    /// necessary.
+    /// The fork server process. It exits when the control socket closes. Dropping this value kills
+    /// the process if necessary.
     _process: Child,
     /// Whether each run has its own namespaces.
     pub jailed: bool,
-    /// Walls that the fork server could not build.
+    /// Walls that the fork server could not build, with the reasons.
     pub missing: Vec<MissingWall>,
-    /// Parent cgroup of the runs, if this process can create cgroups.
-    groups: Option<Arc<Groups>>,
+    /// Parent cgroup of the runs. `None` if this process cannot create cgroups.
+    groups: Option<Arc<CgroupParent>>,
 }
 
 /// Configuration of a fork server.
 #[derive(Debug, Clone)]
 pub(crate) struct ZygoteConfig {
     pub python: Python,
-    /// Modules that are imported before runs are forked.
+    /// Names of Python modules that are imported before runs are forked.
     pub preload: Vec<String>,
-    /// Whether a run ends if it cannot drop a right.
+    /// Whether a run ends if it cannot drop a privilege.
     pub full: bool,
-    /// Whether to try namespaces.
+    /// Whether the fork server tries to create namespaces.
     pub namespaces: bool,
-    /// Parent cgroup of the runs, if this process can create cgroups.
-    pub groups: Option<Arc<Groups>>,
+    /// Parent cgroup of the runs. `None` if this process cannot create cgroups.
+    pub groups: Option<Arc<CgroupParent>>,
 }
 
-/// First message of the fork server.
+/// First message of the fork server, which describes its protection.
 #[derive(Deserialize)]
 struct ZygoteHello {
     missing: std::collections::BTreeMap<String, String>,
@@ -92,47 +92,47 @@ struct ZygoteHello {
     preload: std::collections::BTreeMap<String, String>,
 }
 
-/// Description of a run for its keeper, without the contents of files.
+/// Description of a run for its keeper process, without the contents of files.
 #[derive(Debug, Serialize)]
-pub(crate) struct Order {
+pub(crate) struct RunOrder {
     /// Command to execute instead of Python code. `None` runs the code in the forked interpreter.
     pub command: Option<Vec<String>>,
-    /// Name of the file with the code.
+    /// Name of the file that contains the code.
     pub main: String,
     pub session: bool,
-    /// Maximum length of the text of a value that a cell displays.
+    /// Maximum length of the text of a value that a cell displays, in characters.
     pub shown: usize,
     pub environment: std::collections::BTreeMap<String, String>,
-    /// Name and size of each file, in bytes.
+    /// Name of each file, and its size in bytes.
     pub files: Vec<(String, usize)>,
     pub fetch: Vec<String>,
     pub fetch_bytes: u64,
-    /// Work directory if there are no namespaces.
+    /// Work directory of the run if there are no namespaces. `None` with namespaces.
     #[serde(rename = "folder")]
     pub dir: Option<String>,
-    /// Resource limits, in bytes and seconds.
+    /// Resource limits as JSON, in bytes and seconds.
     pub limits: Value,
 }
 
-/// This process's ends of a run's streams.
-pub(crate) struct Streams {
-    pub line: Frames,
+/// The ends of a run's streams that belong to this process.
+pub(crate) struct RunStreams {
+    pub line: FrameStream,
     pub stdout: pipe::Receiver,
     pub stderr: pipe::Receiver,
-    pub cells: Option<Frames>,
+    pub cells: Option<FrameStream>,
 }
 
 impl Zygote {
-    /// Starts a fork server.
+    /// Starts a fork server process.
     ///
     /// # Errors
     /// Returns an error if the server does not start, or a module cannot be imported.
     pub(crate) async fn start(config: &ZygoteConfig) -> Result<Self, SandboxError> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(|error| broken("no socket", error.into()))?;
+                .map_err(|error| broken_error("no socket", error.into()))?;
         rustix::io::ioctl_fionbio(&ours, true)
-            .map_err(|error| broken("no socket", error.into()))?;
+            .map_err(|error| broken_error("no socket", error.into()))?;
         let mut command = Command::new(&config.python.executable);
         command
             .args(["-I", "-X", "utf8", "-B", "-c", PROGRAM])
@@ -144,16 +144,17 @@ impl Zygote {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let mut process = command
-            .spawn()
-            .map_err(|error| broken(&config.python.executable.display().to_string(), error))?;
+        let mut process = command.spawn().map_err(|error| {
+            broken_error(&config.python.executable.display().to_string(), error)
+        })?;
         drop(command);
         let stderr_text = read_stderr_tail(process.stderr.take());
         // This is a SEQPACKET socket: packets in order over a connection that reports when the peer
         // has exited. tokio has no type for it.
-        let control =
-            UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
-        let filters = filter::programs(config.groups.is_some()).map_err(SandboxError::Broken)?;
+        let control = UnixDatagram::from_std(ours.into())
+            .map_err(|error| broken_error("no socket", error))?;
+        let filters =
+            filter::build_filter_programs(config.groups.is_some()).map_err(SandboxError::Broken)?;
         let hex =
             |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let settings = json!({
@@ -180,21 +181,23 @@ impl Zygote {
                     timeout(Duration::from_secs(2), stderr_text).await.ok().and_then(Result::ok);
                 let stderr_text = stderr_text.unwrap_or_default();
                 return Err(SandboxError::Broken(format!(
-                    "the fork server ended at its start: {stderr_text}"
+                    "the fork server exited during its start: {stderr_text}"
                 )));
             }
             Err(_) => {
                 return Err(SandboxError::Broken(format!(
-                    "the fork server did not start in {START_TIMEOUT:?}"
+                    "the fork server did not start within {START_TIMEOUT:?}"
                 )));
             }
         };
         let greeting: ZygoteHello = serde_json::from_slice(&greeting).map_err(|error| {
-            SandboxError::Broken(format!("the fork server's greeting: {error}"))
+            SandboxError::Broken(format!(
+                "the first message of the fork server is invalid: {error}"
+            ))
         })?;
         if let Some((module, why)) = greeting.preload.first_key_value() {
             return Err(SandboxError::Request(format!(
-                "preload: the module {module:?} cannot be loaded in the jail: {why}"
+                "the module {module:?} in `preload` cannot be loaded in the jail: {why}"
             )));
         }
         let mut missing = Vec::new();
@@ -207,7 +210,7 @@ impl Zygote {
         Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing, groups })
     }
 
-    /// Returns whether the fork server is running.
+    /// Returns whether the fork server process is running.
     pub(crate) fn is_alive(&self) -> bool {
         let mut polled = [rustix::event::PollFd::new(&self.control, rustix::event::PollFlags::IN)];
         // The server sends nothing after its greeting, so the socket becomes readable only when the
@@ -218,27 +221,30 @@ impl Zygote {
         )
     }
 
-    /// Creates the cgroup of a run, if this process can create cgroups.
+    /// Creates the cgroup of a run. Returns `None` if this process cannot create cgroups.
     ///
     /// # Errors
-    /// Returns an error if the kernel rejects it. Then the run must not start, because the call
-    /// filter relies on the cgroup.
-    pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
-        let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
-        created.map_err(|error| SandboxError::Broken(format!("the cgroup of the run: {error}")))
+    /// Returns an error if the kernel rejects the cgroup. Then the run must not start, because the
+    /// system call filter relies on the cgroup.
+    pub(crate) fn create_cgroup(&self, limits: &Limits) -> Result<Option<RunCgroup>, SandboxError> {
+        let created =
+            self.groups.as_ref().map(|groups| RunCgroup::create(groups, limits)).transpose();
+        created.map_err(|error| {
+            SandboxError::Broken(format!("cannot create the cgroup of the run: {error}"))
+        })
     }
 
-    /// Forks the keeper of a run, in `group`.
+    /// Forks the keeper process of a run, in the cgroup `group`.
     ///
     /// # Errors
     /// Returns an error if the fork server has exited, or this process has no free descriptors.
     pub(crate) async fn spawn(
         &self,
-        order: &Order,
+        order: &RunOrder,
         files: &[&[u8]],
         stdin: &[u8],
-        group: Option<&Group>,
-    ) -> std::io::Result<Streams> {
+        group: Option<&RunCgroup>,
+    ) -> std::io::Result<RunStreams> {
         let ordered = std::fs::File::from(memfd_create("order", MemfdFlags::CLOEXEC)?);
         let mut writing = &ordered;
         let head = serde_json::to_vec(order)?;
@@ -246,12 +252,12 @@ impl Zygote {
         writing.write_all(&head)?;
         files.iter().try_for_each(|file| writing.write_all(file))?;
         writing.rewind()?;
-        let input = input_file(stdin)?;
-        let (stdout_out, stdout_in) = output_pipe()?;
-        let (stderr_out, stderr_in) = output_pipe()?;
+        let input = create_input_file(stdin)?;
+        let (stdout_out, stdout_in) = create_output_pipe()?;
+        let (stderr_out, stderr_in) = create_output_pipe()?;
         let (line, their_line) = StdStream::pair()?;
         let (cells, their_cells) = StdStream::pair()?;
-        let group = group.map(Group::processes).transpose()?;
+        let group = group.map(RunCgroup::open_processes_file).transpose()?;
         let theirs = [
             ordered.as_fd(),
             input.as_fd(),
@@ -262,27 +268,27 @@ impl Zygote {
         ];
         let theirs: Vec<_> = theirs.into_iter().chain(group.as_ref().map(AsFd::as_fd)).collect();
         send_descriptors(&self.control, &theirs).await?;
-        Ok(Streams {
-            line: to_frames(line)?,
+        Ok(RunStreams {
+            line: to_frame_stream(line)?,
             stdout: pipe::Receiver::from_owned_fd(stdout_out)?,
             stderr: pipe::Receiver::from_owned_fd(stderr_out)?,
-            cells: if order.session { Some(to_frames(cells)?) } else { None },
+            cells: if order.session { Some(to_frame_stream(cells)?) } else { None },
         })
     }
 }
 
-fn broken(what: &str, error: std::io::Error) -> SandboxError {
+fn broken_error(what: &str, error: std::io::Error) -> SandboxError {
     SandboxError::Broken(format!("{what}: {error}"))
 }
 
-fn to_frames(stream: StdStream) -> std::io::Result<Frames> {
+fn to_frame_stream(stream: StdStream) -> std::io::Result<FrameStream> {
     stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream).map(Frames::new)
+    UnixStream::from_std(stream).map(FrameStream::new)
 }
 
-/// Creates the standard input of a run: an immutable file. Code can read its size, read at any
-/// offset and open the file again.
-fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
+/// Creates the standard input of a run as an immutable file. The code can read its size, read at
+/// any offset, and open the file again.
+fn create_input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     let mut file = std::fs::File::from(memfd_create(
         "stdin",
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -297,15 +303,16 @@ fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Creates a pipe for output and returns its read end and its write end. Code of another user can
+/// Creates a pipe for output, and returns its read end and its write end. Code of another user can
 /// open the write end again, for writing only, as `/dev/stdout` does.
-fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn create_output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     fchmod(&write, Mode::from_raw_mode(0o622))?;
     Ok((read, write))
 }
 
-/// Receives the next packet. It is empty if the peer has exited.
+/// Receives the next packet from the fork server. The packet is empty if the fork server has
+/// exited.
 async fn receive_response(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 64 << 10];
     let count = from.recv(&mut bytes).await?;
@@ -313,7 +320,7 @@ async fn receive_response(from: &UnixDatagram) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads and logs the output of the fork server until it exits. Returns the last line.
+/// Reads and logs the standard error of the fork server until it exits. Returns the last line.
 fn read_stderr_tail(from: Option<tokio::process::ChildStderr>) -> tokio::task::JoinHandle<String> {
     use tokio::io::{AsyncBufReadExt, BufReader};
     tokio::spawn(async move {

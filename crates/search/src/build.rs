@@ -19,41 +19,42 @@ use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, checksum};
 use crate::vectors::VectorWriter;
 use crate::{Analyzer, Passage, SearchError};
 
-/// Number of passages per embedding batch.
+/// Number of passages that are embedded in one batch.
 const BATCH: usize = 256;
-/// Timeout for embedding a batch.
+/// Timeout for embedding one batch of passages.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(600);
-/// Name of the file that the building process locks.
+/// Name of the file that the process which builds an index locks.
 const LOCK: &str = ".lock";
 
-/// Progress of building an index.
+/// Progress of building an index, for display to the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// Description of the current stage, for people: `indexing`, `writing the index`, ….
+    /// Description of the current stage, such as `indexing` or `writing the index`.
     pub stage: &'a str,
-    /// Bytes of the corpus read so far.
+    /// Number of bytes of the corpus that have been read.
     pub done: u64,
     /// Size of the corpus, in bytes.
     pub total: u64,
-    /// Passages indexed so far.
+    /// Number of passages that have been indexed.
     pub passages: u64,
 }
 
-/// The embedding model for the vectors of a new index.
+/// Embedding model that computes the vectors of a new index.
 pub struct DenseModel<'a> {
-    /// Source of the model, from which it is loaded again to embed queries.
+    /// Source of the model, from which a server loads it again to embed queries.
     pub source: String,
-    /// Text that `embedder` puts before queries. `None` if it is the model's own prefix.
+    /// Text that `embedder` prepends to queries. `None` if it uses the model's own prefix.
     pub query_prefix: Option<String>,
-    /// Text that `embedder` puts before passages. `None` if it is the model's own prefix.
+    /// Text that `embedder` prepends to passages. `None` if it uses the model's own prefix.
     pub passage_prefix: Option<String>,
-    /// The loaded model.
+    /// The loaded embedding model.
     pub embedder: &'a dyn Embedder,
     /// Tokio runtime on which the build waits for `embedder`.
     pub runtime: Handle,
 }
 
-/// Builds the index of a corpus in `dir`, which must be absent or empty. Blocks the thread.
+/// Builds the index of the corpus file `corpus` in the directory `dir`, which must be absent or
+/// empty. Blocks the calling thread.
 ///
 /// # Errors
 /// Returns an error if a row of the corpus is invalid, `dir` is not empty or cannot be replaced,
@@ -78,11 +79,11 @@ pub fn build(
     let dir = &dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let mut corpus = Corpus::open(corpus)?;
     let build_dir = BuildDir::create(dir)?;
-    let built = write(&mut corpus, &build_dir.location, analyzer, dense, progress);
+    let built = write_index(&mut corpus, &build_dir.location, analyzer, dense, progress);
     let manifest = match built {
         Ok(manifest) => manifest,
         Err(error) => {
-            build_dir.clear();
+            build_dir.remove();
             return Err(error);
         }
     };
@@ -90,7 +91,7 @@ pub fn build(
     Ok(manifest)
 }
 
-/// The temporary directory of an index that is being built, locked by this process.
+/// Temporary directory of an index that is being built. This process has locked it.
 struct BuildDir {
     location: PathBuf,
     _lock: File,
@@ -100,53 +101,59 @@ impl BuildDir {
     fn create(dir: &Path) -> Result<Self, SearchError> {
         let name = dir.file_name().ok_or_else(|| SearchError::Exists(dir.to_owned()))?;
         let location = dir.with_file_name(format!(".{}.building", name.to_string_lossy()));
-        std::fs::create_dir_all(&location).map_err(SearchError::io("create", &location))?;
+        std::fs::create_dir_all(&location).map_err(SearchError::io_error("create", &location))?;
         let path = location.join(LOCK);
-        let lock = File::create(&path).map_err(SearchError::io("create", &path))?;
+        let lock = File::create(&path).map_err(SearchError::io_error("create", &path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(SearchError::Locked(dir.to_owned())),
-            Err(TryLockError::Error(error)) => return Err(SearchError::io("lock", &path)(error)),
+            Err(TryLockError::Error(error)) => {
+                return Err(SearchError::io_error("lock", &path)(error));
+            }
         }
         // Remove the files of an earlier process that was killed.
-        for entry in std::fs::read_dir(&location).map_err(SearchError::io("list", &location))? {
-            let path = entry.map_err(SearchError::io("list", &location))?.path();
+        for entry in
+            std::fs::read_dir(&location).map_err(SearchError::io_error("list", &location))?
+        {
+            let path = entry.map_err(SearchError::io_error("list", &location))?.path();
             if path.is_dir() {
-                std::fs::remove_dir_all(&path).map_err(SearchError::io("remove", &path))?;
+                std::fs::remove_dir_all(&path).map_err(SearchError::io_error("remove", &path))?;
             } else if !path.ends_with(LOCK) {
-                std::fs::remove_file(&path).map_err(SearchError::io("remove", &path))?;
+                std::fs::remove_file(&path).map_err(SearchError::io_error("remove", &path))?;
             }
         }
         let build_dir = BuildDir { location, _lock: lock };
         match check_replaceable(dir) {
             Ok(()) => Ok(build_dir),
             Err(cause) => {
-                build_dir.clear();
+                build_dir.remove();
                 Err(SearchError::Stays { path: dir.to_owned(), cause })
             }
         }
     }
 
-    /// Renames the temporary directory to the index, and flushes the parent directory.
+    /// Renames the temporary directory to the index directory `dir`, and flushes the parent
+    /// directory.
     fn publish(self, dir: &Path) -> Result<(), SearchError> {
         let lock = self.location.join(LOCK);
-        std::fs::remove_file(&lock).map_err(SearchError::io("remove", &lock))?;
+        std::fs::remove_file(&lock).map_err(SearchError::io_error("remove", &lock))?;
         crash_point("search_rename");
-        std::fs::rename(&self.location, dir).map_err(SearchError::io("rename", &self.location))?;
+        std::fs::rename(&self.location, dir)
+            .map_err(SearchError::io_error("rename", &self.location))?;
         let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
         flush(parent.unwrap_or(Path::new(".")))
     }
 
-    fn clear(self) {
+    fn remove(self) {
         // Only the original error is reported. Files that cannot be removed now are removed by the
         // next build.
         let _ = std::fs::remove_dir_all(&self.location);
     }
 }
 
-/// Tests that an existing empty directory can be replaced, by replacing it with another empty
-/// directory. A directory that cannot be replaced, such as a mount point, thus fails before hours
-/// of work.
+/// Tests that an existing empty directory can be replaced by another directory, by replacing it
+/// with an empty one. A directory that cannot be replaced, such as a mount point, then causes an
+/// error before hours of work.
 fn check_replaceable(dir: &Path) -> std::io::Result<()> {
     if !dir.exists() {
         return Ok(());
@@ -160,12 +167,12 @@ fn check_replaceable(dir: &Path) -> std::io::Result<()> {
     })
 }
 
-/// Flushes a file or the entries of a directory to the disk.
+/// Flushes a file, or the entries of a directory, to the disk.
 fn flush(path: &Path) -> Result<(), SearchError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(SearchError::io("flush", path))
+    File::open(path).and_then(|file| file.sync_all()).map_err(SearchError::io_error("flush", path))
 }
 
-/// Embeds passages in batches and writes their vectors.
+/// Embeds passages in batches, and writes their vectors to the index.
 struct DenseWriter<'a> {
     model: DenseModel<'a>,
     writer: VectorWriter,
@@ -180,10 +187,10 @@ impl<'a> DenseWriter<'a> {
 
     fn add(&mut self, passage: &Passage) -> Result<(), SearchError> {
         self.waiting.push(passage.contents());
-        if self.waiting.len() == BATCH { self.embed() } else { Ok(()) }
+        if self.waiting.len() == BATCH { self.embed_batch() } else { Ok(()) }
     }
 
-    fn embed(&mut self) -> Result<(), SearchError> {
+    fn embed_batch(&mut self) -> Result<(), SearchError> {
         let texts = std::mem::take(&mut self.waiting);
         let work = self.model.embedder.embed(&texts, TextRole::Passage);
         let vectors = self.model.runtime.block_on(process_time::with_timeout(BATCH_TIMEOUT, work));
@@ -198,7 +205,7 @@ impl<'a> DenseWriter<'a> {
 
     fn finish(mut self) -> Result<Dense, SearchError> {
         if !self.waiting.is_empty() {
-            self.embed()?;
+            self.embed_batch()?;
         }
         let dimensions = self.model.embedder.dimensions();
         let residual = self.writer.finish()?;
@@ -208,8 +215,8 @@ impl<'a> DenseWriter<'a> {
     }
 }
 
-/// Writes all files of an index into the directory `location`, the manifest last.
-fn write(
+/// Writes all files of an index to the directory `location`. The manifest is written last.
+fn write_index(
     corpus: &mut Corpus,
     location: &Path,
     analyzer: Analyzer,
@@ -217,7 +224,7 @@ fn write(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest, SearchError> {
     let lexical_dir = location.join(LEXICAL);
-    std::fs::create_dir(&lexical_dir).map_err(SearchError::io("create", &lexical_dir))?;
+    std::fs::create_dir(&lexical_dir).map_err(SearchError::io_error("create", &lexical_dir))?;
     let to_error = to_search_error(&lexical_dir);
     let mut lexical = LexicalWriter::create(&lexical_dir, analyzer)?;
     let stage = if dense.is_some() { "indexing and embedding" } else { "indexing" };
@@ -243,30 +250,32 @@ fn write(
     lexical.finish().map_err(&to_error)?;
     let dense = dense.map(DenseWriter::finish).transpose()?;
     crash_point("search_files");
-    let manifest = Manifest { schema: SCHEMA, passages, analyzer, dense, files: files(location)? };
+    let manifest =
+        Manifest { schema: SCHEMA, passages, analyzer, dense, files: list_files(location)? };
     let path = location.join(MANIFEST);
     let text = serde_json::to_vec_pretty(&manifest)
         .map_err(|error| SearchError::Internal(error.to_string()))?;
-    std::fs::write(&path, text).map_err(SearchError::io("write", &path))?;
+    std::fs::write(&path, text).map_err(SearchError::io_error("write", &path))?;
     [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush)?;
     Ok(manifest)
 }
 
-/// Flushes all files of an index and returns their manifest entries, sorted by name.
-fn files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
+/// Flushes all files of an index to the disk, and returns their manifest entries, sorted by name.
+fn list_files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
     let mut found = Vec::new();
     for (dir, prefix) in
         [(location.to_owned(), String::new()), (location.join(LEXICAL), format!("{LEXICAL}/"))]
     {
-        for entry in std::fs::read_dir(&dir).map_err(SearchError::io("list", &dir))? {
-            let path = entry.map_err(SearchError::io("list", &dir))?.path();
+        for entry in std::fs::read_dir(&dir).map_err(SearchError::io_error("list", &dir))? {
+            let path = entry.map_err(SearchError::io_error("list", &dir))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             // Lock files belong to the writing process, not to the index.
             if path.is_dir() || name.ends_with(".lock") {
                 continue;
             }
             flush(&path)?;
-            let bytes = std::fs::metadata(&path).map_err(SearchError::io("read", &path))?.len();
+            let bytes =
+                std::fs::metadata(&path).map_err(SearchError::io_error("read", &path))?.len();
             let name = format!("{prefix}{name}");
             found.push(FileEntry { name, bytes, crc32c: checksum(&path)? });
         }

@@ -58,7 +58,7 @@ fn failed_build_leaves_no_files() {
     assert!(build("\n \n").contains("contains no passage"));
     assert!(
         build("{\"id\": \"a\", \"text\": \"x\"}\n{}")
-            .ends_with("c.jsonl, line 2: `id` is missing; give every row a unique id")
+            .ends_with("c.jsonl, line 2: the field `id` is missing; give every row a unique id")
     );
 }
 
@@ -98,7 +98,7 @@ fn chinese_words_are_found_since_schema_2() {
 }
 
 #[test]
-fn open_names_path_that_is_no_index() {
+fn error_names_path_that_is_no_index() {
     let dir = tempfile::tempdir().unwrap();
     assert!(opening_error(&dir.path().join("absent")).contains("does not exist"));
     assert!(opening_error(dir.path()).contains("is not an index, because it has no search.json"));
@@ -133,7 +133,7 @@ fn build_follows_symlink_to_empty_directory() {
 
 /// Truncates, changes and removes each file of an index in turn.
 #[test]
-fn open_names_damaged_file() {
+fn error_names_damaged_index_file() {
     let made = try_make(&sample_passages()[..40], Analyzer::English, true).unwrap();
     let manifest = Manifest::read(&made.index).unwrap();
     let names = manifest.files.iter().map(|entry| entry.name.as_str()).chain([MANIFEST]);

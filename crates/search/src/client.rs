@@ -13,19 +13,19 @@ use serde_json::{Value, json};
 
 use crate::{Hit, Passage, SearchError};
 
-/// Maximum size of a response, in bytes.
+/// Maximum size of a server's response, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 /// Maximum number of characters of a response that an error message quotes.
 const MAX_SHOWN: usize = 300;
-/// Maximum wait before a retry.
+/// Maximum pause before a retry of a request.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Retry policy and timeout of requests to a server.
+/// Retry policy and timeout of the requests to a retrieval server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// Maximum number of requests, including the first. 0 means 1. Defaults to 3.
+    /// Maximum number of requests, including the first one. 0 is treated as 1. Defaults to 3.
     pub tries: u32,
-    /// Wait before the first retry. It doubles with each further retry, up to 5 seconds. Defaults
+    /// Pause before the first retry. It doubles with each further retry, up to 5 seconds. Defaults
     /// to 0.25 seconds.
     pub pause: Duration,
     /// Timeout for each request. Defaults to 10 seconds.
@@ -38,7 +38,7 @@ impl Default for Retries {
     }
 }
 
-/// A client of one retrieval server.
+/// HTTP client of one retrieval server.
 #[derive(Clone)]
 pub struct Client {
     http: Http,
@@ -54,19 +54,23 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Creates a client of the server at `url`, which includes the path
-    /// (`http://host:8000/retrieve`). The client sends `key` as bearer token, if set.
+    /// Creates a client of the retrieval server at `url`, which includes the path
+    /// (`http://host:8000/retrieve`). If `key` is set, the client sends it as a bearer token.
     ///
     /// # Errors
     /// Returns an error if `url` is not an HTTP or HTTPS URL with a host, or TLS cannot be set up.
     pub fn new(url: &str, key: Option<String>, retries: Retries) -> Result<Self, SearchError> {
         let unfit = |why: String| {
-            SearchError::Query(format!("the address {url:?} of a retrieval server {why}"))
+            SearchError::Query(format!(
+                "the address {url:?} of a retrieval server is invalid: {why}"
+            ))
         };
         let parsed: Uri =
-            url.parse().map_err(|error| unfit(format!("cannot be parsed: {error}")))?;
+            url.parse().map_err(|error| unfit(format!("the URL cannot be parsed: {error}")))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
-            return Err(unfit("must begin with http:// or https:// and name a host".into()));
+            return Err(unfit(
+                "the URL must begin with http:// or https:// and name a host".into(),
+            ));
         }
         // The user configured this server, so every host is allowed, including private addresses.
         let http = Http::new(Hosts::allow_all(), None)
@@ -96,7 +100,7 @@ impl Client {
                 process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count))
                     .await;
             let error = match tried.unwrap_or_else(|| {
-                Err(self.failure(format!("no answer within {deadline:?}"), true))
+                Err(self.server_error(format!("no response within {deadline:?}"), true))
             }) {
                 Err(error @ SearchError::Server { may_pass: true, .. }) => error,
                 done => return (failed, done),
@@ -122,7 +126,7 @@ impl Client {
             let value = HeaderValue::from_str(&format!("Bearer {key}"));
             headers.insert(
                 AUTHORIZATION,
-                value.map_err(|error| self.failure(error.to_string(), false))?,
+                value.map_err(|error| self.server_error(error.to_string(), false))?,
             );
         }
         let request =
@@ -137,23 +141,26 @@ impl Client {
                 } else {
                     ""
                 };
-                self.failure(format!("{error}{way_out}"), error.is_transient())
+                self.server_error(format!("{error}{way_out}"), error.is_transient())
             })?;
         if status != StatusCode::OK {
             let may_pass = status.is_server_error()
                 || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
-            return Err(self.failure(format!("{status}: {}", error_text(&response)), may_pass));
+            return Err(self.server_error(format!("{status}: {}", error_text(&response)), may_pass));
         }
         let response: Value = serde_json::from_slice(&response).map_err(|error| {
-            self.failure(format!("the answer is no JSON ({error}): {}", excerpt(&response)), false)
+            self.server_error(
+                format!("the answer is no JSON ({error}): {}", excerpt(&response)),
+                false,
+            )
         })?;
-        let found = read(&response, queries, count);
+        let found = parse_response(&response, queries, count);
         found.map_err(|why| {
-            self.failure(format!("the answer is not that of /retrieve: {why}"), false)
+            self.server_error(format!("the answer is not that of /retrieve: {why}"), false)
         })
     }
 
-    fn failure(&self, why: String, may_pass: bool) -> SearchError {
+    fn server_error(&self, why: String, may_pass: bool) -> SearchError {
         let why = match &self.key {
             Some(key) => why.replace(key.as_str(), "[key]"),
             None => why,
@@ -162,24 +169,27 @@ impl Client {
     }
 }
 
-/// Parses `{"result": [[{"document", "score"}]]}`, with one list per query. Reranker servers return
-/// documents as strings, and some servers return documents without scores.
-fn read(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
-    let lists =
-        response.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
+/// Parses a response such as `{"result": [[{"document", "score"}]]}`, with one list of passages per
+/// query. Reranker servers return documents as strings, and some servers return documents without
+/// scores.
+fn parse_response(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
+    let lists = response
+        .get("result")
+        .and_then(Value::as_array)
+        .ok_or("the response has no list `result`")?;
     if lists.len() != queries {
-        return Err(format!("it has {} results for {queries} queries", lists.len()));
+        return Err(format!("the response has {} results for {queries} queries", lists.len()));
     }
     lists
         .iter()
         .map(|list| {
-            let hits = list.as_array().ok_or("a result is no list")?;
-            hits.iter().take(count).map(hit).collect::<Result<Vec<_>, String>>()
+            let hits = list.as_array().ok_or("a result in the response is not a list")?;
+            hits.iter().take(count).map(parse_hit).collect::<Result<Vec<_>, String>>()
         })
         .collect()
 }
 
-fn hit(value: &Value) -> Result<Hit, String> {
+fn parse_hit(value: &Value) -> Result<Hit, String> {
     let document = value.get("document").unwrap_or(value);
     let score = value.get("score").and_then(Value::as_f64).unwrap_or_default() as f32;
     if let Some(contents) = document.as_str() {
@@ -197,20 +207,22 @@ fn hit(value: &Value) -> Result<Hit, String> {
     let passage = match (text("contents"), text("text")) {
         (Some(contents), _) => Passage::from_contents(id, contents),
         (None, Some(body)) => Passage { id, title: text("title").unwrap_or_default(), text: body },
-        (None, None) => return Err("a document has neither `contents` nor `text`".into()),
+        (None, None) => {
+            return Err("a document in the response has neither `contents` nor `text`".into());
+        }
     };
     Ok(Hit { passage, score })
 }
 
-/// Returns the message of a JSON error (`error.message` or `detail`), or else the start of the
-/// response.
+/// Returns the error message in a JSON response (`error.message` or `detail`), or the start of the
+/// response if there is none.
 fn error_text(response: &[u8]) -> String {
     let value: Value = serde_json::from_slice(response).unwrap_or_default();
     let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());
     message.map_or_else(|| excerpt(response), |message| excerpt(message.as_bytes()))
 }
 
-/// Returns the first characters of a response, followed by "…" if it was truncated.
+/// Returns the first characters of a response, followed by "…" if the response was truncated.
 fn excerpt(response: &[u8]) -> String {
     let text = String::from_utf8_lossy(response);
     match text.char_indices().nth(MAX_SHOWN) {

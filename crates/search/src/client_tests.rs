@@ -76,7 +76,7 @@ async fn transient_failures_are_retried() {
     assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
     for (response, why) in [
         (busy_response(), "503 Service Unavailable: later"),
-        ((0, String::new()), "no answer within 400ms"),
+        ((0, String::new()), "no response within 400ms"),
         ((500, r#"{"detail": "index lost"}"#.into()), "index lost"),
     ] {
         let url = server(vec![response]).await;
@@ -102,9 +102,9 @@ async fn unusable_responses_fail_without_retry() {
     for (status, body, why) in [
         (422, r#"{"detail": [{"loc": ["topk"]}]}"#, "422"),
         (200, "<html>", "no JSON"),
-        (200, r#"{"results": []}"#, "it has no list `result`"),
-        (200, r#"{"result": []}"#, "it has 0 results for 1 queries"),
-        (200, r#"{"result": [5]}"#, "a result is no list"),
+        (200, r#"{"results": []}"#, "the response has no list `result`"),
+        (200, r#"{"result": []}"#, "the response has 0 results for 1 queries"),
+        (200, r#"{"result": [5]}"#, "a result in the response is not a list"),
         (200, r#"{"result": [[{"document": {"id": 1}}]]}"#, "neither `contents` nor `text`"),
     ] {
         let url = server(vec![(status, body.into())]).await;
@@ -116,22 +116,25 @@ async fn unusable_responses_fail_without_retry() {
 }
 
 #[test]
-fn hit_parses_documents_of_all_servers() {
+fn hits_of_all_server_formats_are_parsed() {
     let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
-    assert_eq!(parse_hit(document), plain_hit("7", "T", "x", 1.5));
-    assert_eq!(parse_hit(json!({ "id": "7", "contents": "x" })), plain_hit("7", "", "x", 0.0));
+    assert_eq!(parse_valid_hit(document), plain_hit("7", "T", "x", 1.5));
     assert_eq!(
-        parse_hit(json!({ "document": "\"T\"\nx", "score": 2 })),
+        parse_valid_hit(json!({ "id": "7", "contents": "x" })),
+        plain_hit("7", "", "x", 0.0)
+    );
+    assert_eq!(
+        parse_valid_hit(json!({ "document": "\"T\"\nx", "score": 2 })),
         plain_hit("", "T", "x", 2.0)
     );
     assert_eq!(
-        parse_hit(json!({ "document": { "title": "T", "text": "x" } })),
+        parse_valid_hit(json!({ "document": { "title": "T", "text": "x" } })),
         plain_hit("", "T", "x", 0.0)
     );
 }
 
-fn parse_hit(value: Value) -> Hit {
-    hit(&value).unwrap()
+fn parse_valid_hit(value: Value) -> Hit {
+    parse_hit(&value).unwrap()
 }
 
 fn plain_hit(id: &str, title: &str, text: &str, score: f32) -> Hit {
@@ -139,7 +142,7 @@ fn plain_hit(id: &str, title: &str, text: &str, score: f32) -> Hit {
 }
 
 #[test]
-fn new_rejects_invalid_urls() {
+fn client_rejects_invalid_urls() {
     for url in ["", "localhost:8000/retrieve", "ftp://x/y", "/retrieve", "http://", "http://a b"] {
         let error = Client::new(url, None, fast_retries()).unwrap_err().to_string();
         assert!(error.contains(&format!("{url:?}")), "{error}");

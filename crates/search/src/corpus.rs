@@ -15,28 +15,28 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{Passage, SearchError};
 
-/// Maximum length of a line, in bytes. Longer lines are rejected, because they would fill the
-/// memory.
+/// Maximum length of a line in a corpus file, in bytes. Longer lines are rejected, because they
+/// would fill the memory.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// An iterator over the passages of a corpus file.
 pub struct Corpus {
     path: PathBuf,
     file: BufReader<File>,
-    /// Number of the line read last, from 1. 0 before the first line.
+    /// Number of the line that was read last, from 1. 0 before the first line.
     line: u64,
-    /// Bytes read so far.
+    /// Number of bytes that have been read.
     read: u64,
-    /// Size of the file, in bytes.
+    /// Size of the corpus file, in bytes.
     bytes: u64,
     buffer: Vec<u8>,
-    /// Hashes of the ids so far. At 128 bits, collisions are negligible.
+    /// Hashes of the passage ids that have been read. With 128 bits, collisions are negligible.
     ids: HashSet<u128>,
 }
 
-/// Fields of a row. Other fields are ignored.
+/// Fields of a corpus row. Other fields are ignored.
 #[derive(Deserialize)]
-struct Row {
+struct CorpusRow {
     #[serde(default)]
     id: Value,
     #[serde(default, rename = "_id")]
@@ -50,13 +50,13 @@ struct Row {
 }
 
 impl Corpus {
-    /// Opens the corpus at `path`.
+    /// Opens the corpus file at `path`.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, SearchError> {
-        let file = File::open(path).map_err(SearchError::io("open", path))?;
-        let facts = file.metadata().map_err(SearchError::io("read", path))?;
+        let file = File::open(path).map_err(SearchError::io_error("open", path))?;
+        let facts = file.metadata().map_err(SearchError::io_error("read", path))?;
         Ok(Corpus {
             path: path.to_owned(),
             file: BufReader::with_capacity(1 << 20, file),
@@ -68,12 +68,12 @@ impl Corpus {
         })
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the corpus file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the bytes read so far and the size of the file.
+    /// Returns the number of bytes that have been read, and the size of the file in bytes.
     pub fn progress(&self) -> (u64, u64) {
         (self.read, self.bytes)
     }
@@ -84,7 +84,7 @@ impl Corpus {
             let mut line = self.file.by_ref().take(MAX_LINE_BYTES);
             let read = line
                 .read_until(b'\n', &mut self.buffer)
-                .map_err(SearchError::io("read", &self.path))?;
+                .map_err(SearchError::io_error("read", &self.path))?;
             if read == 0 {
                 return Ok(None);
             }
@@ -92,7 +92,7 @@ impl Corpus {
             self.read += read as u64;
             if read as u64 == MAX_LINE_BYTES && !self.buffer.ends_with(b"\n") {
                 return Err(self.row_error(format!(
-                    "it is longer than {MAX_LINE_BYTES} bytes; split it into passages"
+                    "the row is longer than {MAX_LINE_BYTES} bytes; split it into passages"
                 )));
             }
             let mut bytes = self.buffer.as_slice();
@@ -102,7 +102,7 @@ impl Corpus {
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let passage = parse(bytes).map_err(|why| self.row_error(why))?;
+            let passage = parse_row(bytes).map_err(|why| self.row_error(why))?;
             if !self.ids.insert(xxh3_128(passage.id.as_bytes())) {
                 let why = format!(
                     "the id {:?} already occurs in an earlier row, but ids must be unique",
@@ -127,12 +127,12 @@ impl Iterator for Corpus {
     }
 }
 
-/// Parses a row.
+/// Parses a row of a corpus file.
 ///
 /// # Errors
 /// Returns a message that describes why the row is invalid.
-fn parse(line: &[u8]) -> Result<Passage, String> {
-    let line = std::str::from_utf8(line).map_err(|error| match decompressor(line) {
+fn parse_row(line: &[u8]) -> Result<Passage, String> {
+    let line = std::str::from_utf8(line).map_err(|error| match find_decompressor(line) {
         Some(unpack) => format!("it is compressed; unpack the file first ({unpack})"),
         None => {
             format!(
@@ -142,28 +142,31 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         }
     })?;
     if !line.trim_start().starts_with('{') {
-        return Err(format!("it is not a JSON object, but starts with {:?}", line_start(line)));
+        return Err(format!(
+            "the row is not a JSON object, but starts with {:?}",
+            line_start(line)
+        ));
     }
-    let row: Row = serde_json::from_str(line).map_err(|error| {
+    let row: CorpusRow = serde_json::from_str(line).map_err(|error| {
         format!(
             "it is not a JSON object with an id and a text: {}",
-            without_line(&error.to_string())
+            strip_line_number(&error.to_string())
         )
     })?;
     let id = match Some(row.id).filter(|id| !id.is_null()).unwrap_or(row.other_id) {
         Value::String(id) if !id.is_empty() => id,
         Value::Number(id) if id.is_i64() || id.is_u64() => id.to_string(),
-        Value::Null => return Err("`id` is missing; give every row a unique id".into()),
+        Value::Null => return Err("the field `id` is missing; give every row a unique id".into()),
         other => {
             return Err(format!(
-                "`id` is {}, but must be a string or a whole number",
+                "the field `id` is {}, but it must be a string or a whole number",
                 excerpt(&other)
             ));
         }
     };
-    let title = text_of("title", row.title)?.unwrap_or_default();
-    let contents = text_of("contents", row.contents)?;
-    let passage = match (text_of("text", row.text)?, contents) {
+    let title = to_text("title", row.title)?.unwrap_or_default();
+    let contents = to_text("contents", row.contents)?;
+    let passage = match (to_text("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
             let read = Passage::from_contents(id, contents);
@@ -174,25 +177,25 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
                 Passage { text: read.contents(), title, ..read }
             }
         }
-        (None, None) => return Err("it has neither `text` nor `contents`".into()),
+        (None, None) => return Err("the row has neither `text` nor `contents`".into()),
     };
     if passage.text.trim().is_empty() {
-        return Err("its text is empty; leave the row out".into());
+        return Err("the text of the row is empty; leave the row out".into());
     }
     Ok(passage)
 }
 
-fn text_of(key: &str, value: Value) -> Result<Option<String>, String> {
+fn to_text(key: &str, value: Value) -> Result<Option<String>, String> {
     match value {
         Value::String(text) => Ok(Some(text)),
         Value::Null => Ok(None),
-        other => Err(format!("`{key}` is {}, but must be a string", excerpt(&other))),
+        other => Err(format!("the field `{key}` is {}, but it must be a string", excerpt(&other))),
     }
 }
 
-/// Returns the program that decompresses a file with this start, or `None` if the file is not
-/// compressed.
-fn decompressor(start: &[u8]) -> Option<&'static str> {
+/// Returns the name of a program that decompresses a file which starts with `start`, or `None` if
+/// the file is not compressed.
+fn find_decompressor(start: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gunzip"),
         (b"\x28\xb5\x2f\xfd", "unzstd"),
@@ -202,12 +205,13 @@ fn decompressor(start: &[u8]) -> Option<&'static str> {
     kinds.into_iter().find_map(|(magic, unpack)| start.starts_with(magic).then_some(unpack))
 }
 
-/// Replaces the position in a JSON error. Its line is always 1, so only the byte remains.
-fn without_line(error: &str) -> String {
+/// Removes the line number from the position in a JSON error, because each row is one line. The
+/// byte position remains.
+fn strip_line_number(error: &str) -> String {
     error.replace(" at line 1 column ", " at byte ")
 }
 
-/// Returns the first 60 characters of a text for an error message.
+/// Returns the first 60 characters of a row, for an error message.
 fn line_start(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -215,7 +219,7 @@ fn line_start(text: &str) -> String {
     }
 }
 
-/// Returns the start of a JSON value for an error message.
+/// Returns the start of a JSON value as text, for an error message.
 fn excerpt(value: &Value) -> String {
     line_start(&value.to_string())
 }
@@ -263,7 +267,7 @@ mod tests {
     fn invalid_rows_are_reported_with_line() {
         let good = "{\"id\": \"a\", \"text\": \"x\"}\n\n";
         for (row, why) in [
-            (&b"{\"id\": \"b\"}"[..], "it has neither `text` nor `contents`"),
+            (&b"{\"id\": \"b\"}"[..], "the row has neither `text` nor `contents`"),
             (b"{\"id\": \"b\", \"text\": \" \"}", "its text is empty"),
             (b"{\"id\": \"b\", \"contents\": \"\\\"T\\\"\\n \"}", "its text is empty"),
             (b"{\"id\": \"b\", \"text\": 5}", "`text` is 5, but must be a string"),

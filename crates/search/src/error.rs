@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use levade_policy::PolicyError;
 
-/// An error of building, opening, searching or calling an index.
+/// Error of building, opening or searching an index, or of calling a retrieval server.
 #[derive(Debug, thiserror::Error)]
 pub enum SearchError {
     /// A file operation failed.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io {
-        /// Operation that failed, as a verb: `read`, `write`, ….
+        /// Operation that failed, as a verb such as `read` or `write`.
         action: &'static str,
-        /// File or directory of the operation.
+        /// File or directory on which the operation failed.
         path: PathBuf,
         /// Error of the operating system.
         cause: io::Error,
@@ -22,31 +22,31 @@ pub enum SearchError {
     /// A row of a corpus is invalid.
     #[error("{}, line {line}: {why}", path.display())]
     Row {
-        /// The corpus file.
+        /// Path of the corpus file.
         path: PathBuf,
-        /// Line number, from 1.
+        /// Line number of the row, from 1.
         line: u64,
-        /// Reason, and what to do about it.
+        /// Reason why the row is invalid, and what to do.
         why: String,
     },
-    /// The corpus has no passages.
+    /// The corpus file contains no passages.
     #[error(
-        "{} contains no passage; it must have one JSON object per line, with id, title, text (or \
-         id, contents)",
+        "the corpus {} contains no passage; it must have one JSON object per line, with id, title, \
+         text (or id, contents)",
         .0.display()
     )]
     Empty(PathBuf),
-    /// The directory of a new index already exists and is not empty.
+    /// The directory for a new index already exists and is not empty.
     #[error("{} already exists; remove it, or select another directory", .0.display())]
     Exists(PathBuf),
-    /// The directory of a new index exists and is empty, but cannot be replaced.
+    /// The directory for a new index is empty, but cannot be replaced.
     #[error(
         "the empty directory {} cannot be replaced by an index ({cause}); it may be a mount: \
          select a directory within it that does not exist yet",
         path.display()
     )]
     Stays {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
         /// Error of the replacement.
         cause: io::Error,
@@ -58,67 +58,72 @@ pub enum SearchError {
     )]
     Locked(PathBuf),
     /// A directory is not an index.
-    #[error("{} {why}; build an index with `levade search index CORPUS --out \
+    #[error("{}: {why}; build an index with `levade search index CORPUS --out \
              FOLDER`", path.display())]
     NotAnIndex {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Reason, as the rest of a sentence that starts with the path.
+        /// Reason why the directory is not an index.
         why: String,
     },
-    /// An index has a schema that this version of Levade does not read.
+    /// An index has a schema that this build of Levade does not read.
     #[error(
         "{} is an index of schema {found}, but this version of Levade reads schema \
          {wanted}\nbuild it again from its corpus: levade search index CORPUS --out FOLDER",
         path.display()
     )]
     Schema {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Schema of the index.
+        /// Schema version of the index.
         found: u64,
-        /// Newest schema that this version reads.
+        /// Newest schema version that this build reads.
         wanted: u64,
     },
     /// A file of an index contradicts the manifest or its own format.
-    #[error("{} is damaged or cut short: {why}\n\
+    #[error("{} is damaged or truncated: {why}\n\
              build the index again from its corpus", path.display())]
     Damaged {
-        /// The damaged file or directory.
+        /// Path of the damaged file or directory.
         path: PathBuf,
-        /// The damage: the part and what was found there.
+        /// Description of the damage: the affected part, and what was found there.
         why: String,
     },
-    /// A dense or hybrid search lacks the vectors of the passages or the model that embedded them.
+    /// A dense or hybrid search is impossible, because the index has no vectors or the model that
+    /// embedded them is missing.
     #[error("{0}")]
     NoVectors(String),
-    /// A request is invalid: it will fail again unless it is changed.
+    /// A request is invalid, and fails again unless it is changed.
     #[error("{0}")]
     Query(String),
-    /// The model failed to embed texts.
+    /// The embedding model failed to embed texts.
     #[error("the texts could not be embedded: {0}")]
     Embedding(#[from] PolicyError),
-    /// No permit to search became available in time, because too many searches are waiting.
-    #[error("waited {0:?} for a turn to search; ask again later, or ask less at once")]
+    /// No search permit became available within this time, because too many searches are waiting.
+    #[error(
+        "no search permit became available within {0:?}; try again later, or send fewer queries at \
+         once"
+    )]
     Busy(Duration),
     /// A retrieval server could not be reached, or its response cannot be used.
     #[error("{url}: {why}")]
     Server {
         /// URL of the server.
         url: String,
-        /// What is wrong with the request or its response.
+        /// Problem of the request or of its response.
         why: String,
-        /// Whether the same request may succeed later.
+        /// Whether a repetition of the same request can succeed later.
         may_pass: bool,
     },
-    /// An internal error, such as a panic in a search thread.
+    /// An internal error occurred, such as a panic in a search thread.
     #[error("the search failed: {0}")]
     Internal(String),
 }
 
 impl SearchError {
-    /// Returns a function for `map_err` that wraps the error of an operation on `path`.
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a function for `map_err` that wraps an I/O error. `action` and `path` describe the
+    /// failed operation.
+    pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| SearchError::Io { action, path, cause }
     }

@@ -22,17 +22,17 @@ use tracing::debug;
 
 use crate::{Hit, Mode, SearchError, Searcher};
 
-/// Value of the `Retry-After` header of a busy server, in seconds.
+/// Value of the `Retry-After` header in the responses of a busy server, in seconds.
 const RETRY_AFTER: u64 = 1;
 
-/// Options of the HTTP service.
+/// Options of the HTTP search service.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// API keys, one of which each request except `/health` must carry. If empty, no key is
+    /// API keys. Each request except `/health` must contain one of these keys. If empty, no key is
     /// required.
     pub keys: Vec<String>,
-    /// Host names that the service accepts if it requires no key, and origins whose web pages can
-    /// call it.
+    /// Host names that the service accepts if no key is required, and origins whose web pages can
+    /// call the service.
     pub access: Access,
     /// Number of passages per query if the request does not set it. Defaults to 3.
     pub top_k: usize,
@@ -46,14 +46,14 @@ impl Default for HttpOptions {
     }
 }
 
-struct Service {
+struct SearchService {
     searcher: Searcher,
     options: HttpOptions,
 }
 
-type SharedState = Arc<Service>;
+type SharedState = Arc<SearchService>;
 
-/// An error response to a rejected or failed request.
+/// An HTTP error response to a request that was rejected or failed.
 struct ErrorResponse {
     status: StatusCode,
     message: String,
@@ -64,11 +64,11 @@ impl ErrorResponse {
         ErrorResponse { status, message: message.into() }
     }
 
-    fn invalid(message: impl Into<String>) -> Self {
+    fn invalid_request(message: impl Into<String>) -> Self {
         ErrorResponse::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// Returns the error code of the JSON body.
+    /// Returns the error code that the JSON body of the response contains.
     fn code(&self) -> &'static str {
         match self.status {
             StatusCode::BAD_REQUEST => "invalid",
@@ -116,7 +116,7 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-/// A request of Search-R1's `/retrieve`.
+/// Request body of Search-R1's route `/retrieve`.
 #[derive(Deserialize)]
 struct RetrieveRequest {
     queries: Vec<String>,
@@ -126,7 +126,7 @@ struct RetrieveRequest {
     return_scores: bool,
 }
 
-/// A request of Agent-R1's `/search`. Exactly one of `query` and `queries` must be set.
+/// Request body of Agent-R1's route `/search`. Exactly one of `query` and `queries` must be set.
 #[derive(Deserialize)]
 struct SearchRequest {
     #[serde(default)]
@@ -137,10 +137,10 @@ struct SearchRequest {
     top_k: Option<usize>,
 }
 
-/// A passage in Search-R1's format. Its dense server returns only `contents`; its BM25 server also
-/// returns the title and the text.
+/// A passage in Search-R1's response format. Its dense server returns only `contents`; its BM25
+/// server also returns the title and the text.
 #[derive(Serialize)]
-struct Document {
+struct ResponseDocument {
     id: String,
     contents: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,18 +149,18 @@ struct Document {
     text: Option<String>,
 }
 
-impl Service {
-    fn document(&self, hit: Hit) -> Document {
+impl SearchService {
+    fn to_document(&self, hit: Hit) -> ResponseDocument {
         let contents = hit.passage.contents();
         let parts = self.searcher.mode() == Mode::Bm25;
         let part = |text: String| parts.then_some(text);
         let title = part(hit.passage.title);
         let text = part(hit.passage.text);
-        Document { id: hit.passage.id, contents, title, text }
+        ResponseDocument { id: hit.passage.id, contents, title, text }
     }
 
-    /// Rejects a request without a valid key if a key is required.
-    fn admit(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
+    /// Rejects a request without a valid API key if the service requires a key.
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
         if service::is_valid_key(&self.options.keys, service::key_of(headers)) {
             Ok(())
         } else {
@@ -168,19 +168,20 @@ impl Service {
         }
     }
 
-    /// Checks the key of a request, and parses its body as JSON.
-    async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, ErrorResponse> {
-        self.admit(request.headers())?;
+    /// Checks the API key of a request, and parses its body as JSON.
+    async fn read_json<T: DeserializeOwned>(&self, request: Request) -> Result<T, ErrorResponse> {
+        self.check_key(request.headers())?;
         let (parts, body) = request.into_parts();
         let body = service::read_body(&parts.headers, body, self.options.body_bytes).await;
         let body =
             body.map_err(|Rejection { status, message }| ErrorResponse::new(status, message))?;
-        service::read_json(&body).map_err(|malformed| ErrorResponse::invalid(malformed.message))
+        service::read_json(&body)
+            .map_err(|malformed| ErrorResponse::invalid_request(malformed.message))
     }
 
-    /// Finds passages for `queries`. A `top_k` of `None` or 0 requests the default number, as in
-    /// Search-R1.
-    async fn find(
+    /// Finds the best passages for each query. A `top_k` of `None` or 0 selects the default number,
+    /// as in Search-R1.
+    async fn find_passages(
         &self,
         queries: Vec<String>,
         top_k: Option<usize>,
@@ -189,20 +190,24 @@ impl Service {
         Ok(self.searcher.search(queries, count).await?)
     }
 
-    /// Runs a request of Agent-R1 and returns its response body.
+    /// Runs a search request in Agent-R1's format, and returns the response body.
     async fn search(&self, search: SearchRequest) -> Result<Json<Value>, ErrorResponse> {
         let started = Instant::now();
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
             (None, Some(query)) => vec![query],
-            (None, None) => return Err(ErrorResponse::invalid("`query` or `queries` is missing")),
+            (None, None) => {
+                return Err(ErrorResponse::invalid_request(
+                    "the request has neither `query` nor `queries`; set one of them",
+                ));
+            }
             (Some(_), Some(_)) => {
-                return Err(ErrorResponse::invalid(
-                    "`query` and `queries` are both set; set only one of them",
+                return Err(ErrorResponse::invalid_request(
+                    "the request sets both `query` and `queries`; set only one of them",
                 ));
             }
         };
-        let found = self.find(queries.clone(), search.top_k).await?;
+        let found = self.find_passages(queries.clone(), search.top_k).await?;
         let search_time = started.elapsed().as_secs_f64();
         let results = queries.into_iter().zip(found).map(|(query, hits)| {
             let hits: Vec<Value> = hits
@@ -223,16 +228,16 @@ async fn retrieve(
     State(service): State<SharedState>,
     request: Request,
 ) -> Result<Json<Value>, ErrorResponse> {
-    let RetrieveRequest { queries, topk, return_scores } = service.read(request).await?;
-    let found = service.find(queries, topk).await?;
+    let RetrieveRequest { queries, topk, return_scores } = service.read_json(request).await?;
+    let found = service.find_passages(queries, topk).await?;
     let lists = found.into_iter().map(|hits| {
         hits.into_iter()
             .map(|hit| {
                 let score = hit.score;
                 if return_scores {
-                    json!({ "document": service.document(hit), "score": score })
+                    json!({ "document": service.to_document(hit), "score": score })
                 } else {
-                    json!(service.document(hit))
+                    json!(service.to_document(hit))
                 }
             })
             .collect::<Vec<_>>()
@@ -244,7 +249,7 @@ async fn search(
     State(service): State<SharedState>,
     request: Request,
 ) -> Result<Json<Value>, ErrorResponse> {
-    let search = service.read(request).await?;
+    let search = service.read_json(request).await?;
     service.search(search).await
 }
 
@@ -253,8 +258,8 @@ async fn search_by_url(
     headers: HeaderMap,
     pairs: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<Value>, ErrorResponse> {
-    service.admit(&headers)?;
-    let Query(pairs) = pairs.map_err(|error| ErrorResponse::invalid(error.body_text()))?;
+    service.check_key(&headers)?;
+    let Query(pairs) = pairs.map_err(|error| ErrorResponse::invalid_request(error.body_text()))?;
     let mut search = SearchRequest { query: None, queries: None, top_k: None };
     for (name, value) in pairs {
         match name.as_str() {
@@ -263,8 +268,8 @@ async fn search_by_url(
             "top_k" => {
                 let count = value.parse();
                 search.top_k = Some(count.map_err(|_| {
-                    ErrorResponse::invalid(format!(
-                        "`top_k` is {value:?}, but must be a whole number"
+                    ErrorResponse::invalid_request(format!(
+                        "the parameter `top_k` is {value:?}, but it must be a whole number"
                     ))
                 })?);
             }
@@ -281,7 +286,7 @@ async fn health(State(service): State<SharedState>) -> Json<Value> {
     }))
 }
 
-/// Creates the HTTP routes that serve `searcher`.
+/// Creates the HTTP routes of a search service for `searcher`.
 pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
     let access = options.access.clone();
     let needs_key = !options.keys.is_empty();
@@ -289,7 +294,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
         .route("/retrieve", post(retrieve))
         .route("/search", get(search_by_url).post(search))
         .route("/health", get(health));
-    let service = Arc::new(Service { searcher, options });
+    let service = Arc::new(SearchService { searcher, options });
     service::with_rejections(
         routes,
         access,
@@ -304,7 +309,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
     .with_state(service)
 }
 
-/// Serves `searcher` on `listener` until `stop` resolves, then finishes the requests in flight.
+/// Serves `searcher` on `listener` until `stop` resolves. Then completes the requests in progress.
 ///
 /// # Errors
 /// Returns an error if the listener fails.

@@ -133,12 +133,17 @@ async fn invalid_requests_return_json_errors() {
         ("/retrieve", r#"{"queries": "x"}"#, 400, "queries: invalid type: string"),
         ("/retrieve", r#"{"queries": ["x", 5]}"#, 400, "queries[1]: invalid type"),
         ("/retrieve", r#"{"queries": ["x"], "topk": -1}"#, 400, "topk: invalid value"),
-        ("/retrieve", r#"{"queries": ["x"], "topk": 1001}"#, 400, "1001 passages are asked for"),
+        (
+            "/retrieve",
+            r#"{"queries": ["x"], "topk": 1001}"#,
+            400,
+            "the request is for 1001 passages",
+        ),
         ("/retrieve", r#"{"queries": ["x"]} more"#, 400, "the body continues after its JSON"),
-        ("/retrieve", &too_many, 400, "6401 queries in one request"),
+        ("/retrieve", &too_many, 400, "the request has 6401 queries"),
         ("/retrieve", &too_long, 400, "query 0 has 65537 bytes"),
-        ("/search", "{}", 400, "`query` or `queries` is missing"),
-        ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "are both set"),
+        ("/search", "{}", 400, "neither `query` nor `queries`"),
+        ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "sets both `query` and `queries`"),
         ("/elsewhere", "{}", 404, "there is no route POST /elsewhere"),
         ("/health", "{}", 405, "/health does not support the method POST"),
     ] {
@@ -153,7 +158,7 @@ async fn invalid_requests_return_json_errors() {
     let (status, response) = bench.get("/search?query=a&top_k=many").await;
     assert_eq!(
         (status, response["detail"].as_str()),
-        (400, Some("`top_k` is \"many\", but must be a whole number"))
+        (400, Some("the parameter `top_k` is \"many\", but it must be a whole number"))
     );
 }
 

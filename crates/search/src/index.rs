@@ -7,10 +7,10 @@ use crate::manifest::Manifest;
 use crate::vectors::Vectors;
 use crate::{Hit, SearchError};
 
-/// Subdirectory of an index with the inverted index.
+/// Name of the subdirectory that contains the inverted index.
 pub(crate) const LEXICAL: &str = "bm25";
-/// Maximum size, in bytes, of an index whose checksums are verified at every opening. This takes
-/// about a second.
+/// Maximum size, in bytes, of an index whose checksums are verified whenever it is opened. The
+/// verification of such an index takes about a second.
 const ALWAYS_CHECKED: u64 = 1 << 30;
 
 /// An open index. Any number of threads can search it concurrently.
@@ -22,8 +22,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the index in `dir`, and compares the sizes of its files with the manifest. Checksums
-    /// are also compared if `verify` is true or the index has at most 1 GiB.
+    /// Opens the index in `dir`, and compares the sizes of its files with the manifest. Also
+    /// compares their checksums if `verify` is true or the index has at most 1 GiB.
     ///
     /// # Errors
     /// Returns an error if `dir` is not an index, its schema is not supported, or a file is
@@ -47,13 +47,13 @@ impl Index {
         &self.manifest
     }
 
-    /// Returns the directory of the index.
+    /// Returns the directory of the index files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Returns rows and BM25 scores of the `count` best passages for each query, best first. Uses
-    /// up to `threads` threads.
+    /// Returns the rows and BM25 scores of the `count` best passages for each query, the best
+    /// first. Uses at most `threads` threads.
     ///
     /// # Errors
     /// Returns an error if the index is damaged.
@@ -86,9 +86,9 @@ impl Index {
         })
     }
 
-    /// Returns rows and inner products of the `count` best passages for each query vector, best
-    /// first. The inner product is the cosine if the model normalizes its vectors. Uses up to
-    /// `threads` threads.
+    /// Returns the rows and inner products of the `count` best passages for each query vector, the
+    /// best first. If the model normalizes its vectors, the inner product is the cosine similarity.
+    /// Uses at most `threads` threads.
     ///
     /// # Errors
     /// Returns an error if the index has no vectors, or vectors of another number of dimensions.
@@ -107,7 +107,7 @@ impl Index {
         })?.search(queries, count, threads)
     }
 
-    /// Loads the passages of `rows`, which [`Index::bm25`] or [`Index::dense`] returned.
+    /// Loads the passages of `rows`, which are results of [`Index::bm25`] or [`Index::dense`].
     ///
     /// # Errors
     /// Returns an error if the index is damaged.

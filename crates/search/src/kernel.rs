@@ -29,37 +29,38 @@ macro_rules! widened {
     };
 }
 
-/// Number of partial sums of the f32 product.
+/// Number of partial sums in the f32 inner product.
 const LANES: usize = 16;
 
 widened! {
-    /// Returns Σ cᵢ qᵢ for 8-bit codes c, passed as bytes, and a query q widened to 16 bits.
+    /// Computes the inner product Σ cᵢ qᵢ of 8-bit codes c, passed as bytes, and a query q that is
+    /// widened to 16 bits.
     fn dot_codes(codes: &[u8], query: &[i16]) -> i32 {
         codes.iter().zip(query).map(|(code, q)| i32::from(*code as i8) * i32::from(*q)).sum()
     }
 }
 
 widened! {
-    /// Returns Σ xᵢ qᵢ for a vector x of little-endian f32 and a query q.
-    fn dot(x: &[u8], query: &[f32]) -> f32 {
+    /// Computes the inner product Σ xᵢ qᵢ of a vector x of little-endian f32 and a query q.
+    fn dot_f32(x: &[u8], query: &[f32]) -> f32 {
         let mut sums = [0f32; LANES];
         let mut rows = x.chunks_exact(4 * LANES);
         let mut queries = query.chunks_exact(LANES);
         for (x, q) in rows.by_ref().zip(queries.by_ref()) {
             for (lane, sum) in sums.iter_mut().enumerate() {
-                *sum += number(x, lane) * q[lane];
+                *sum += f32_at(x, lane) * q[lane];
             }
         }
         for (lane, (q, sum)) in queries.remainder().iter().zip(&mut sums).enumerate() {
-            *sum += number(rows.remainder(), lane) * q;
+            *sum += f32_at(rows.remainder(), lane) * q;
         }
         sums.iter().sum()
     }
 }
 
-/// Returns the number at index `at` of an array of little-endian f32.
+/// Returns the f32 at index `at` of an array of little-endian f32.
 #[inline(always)]
-fn number(bytes: &[u8], at: usize) -> f32 {
+fn f32_at(bytes: &[u8], at: usize) -> f32 {
     f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]])
 }
 
@@ -71,15 +72,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn dot_matches_f64_reference(pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200)) {
+        fn dot_product_matches_f64_reference(
+            pairs in prop::collection::vec((-1f32..1.0, -1f32..1.0), 0..200),
+        ) {
             let (x, q): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
             let exact: f64 = x.iter().zip(&q).map(|(x, q)| f64::from(*x) * f64::from(*q)).sum();
-            prop_assert!((f64::from(dot(&bytes, &q)) - exact).abs() < 1e-4);
+            prop_assert!((f64::from(dot_f32(&bytes, &q)) - exact).abs() < 1e-4);
         }
 
         #[test]
-        fn dot_codes_is_exact(pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900)) {
+        fn integer_dot_product_is_exact(
+            pairs in prop::collection::vec((-127i8..=127, -127i16..=127), 0..900),
+        ) {
             let (codes, q): (Vec<i8>, Vec<i16>) = pairs.into_iter().unzip();
             let bytes: Vec<u8> = codes.iter().map(|code| *code as u8).collect();
             let exact: i32 = codes.iter().zip(&q).map(|(c, q)| i32::from(*c) * i32::from(*q)).sum();

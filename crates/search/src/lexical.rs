@@ -27,29 +27,29 @@ use tantivy::{
 use crate::words::WordTokenizer;
 use crate::{Passage, SearchError};
 
-/// Name of the analyzer in the inverted index. It is a former name of the project, which stored
-/// indices contain.
+/// Name of the analyzer in stored inverted indices. It is a former name of the project.
 const ANALYZER: &str = "dressage";
-/// Memory for postings, in bytes. When it is full, they are written as a segment.
+/// Memory for postings, in bytes. If it is full, the postings are written as a segment.
 const WRITER_MEMORY: usize = 256 << 20;
-/// Maximum length of a term, in bytes. Longer words are dropped.
+/// Maximum length of a term, in bytes. Longer words are not indexed.
 const MAX_TERM_BYTES: usize = 64;
 
 /// Method of splitting a text into terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Analyzer {
-    /// Lower-case words without English stop words, stemmed by Porter's second algorithm.
+    /// Splits a text into lower-case words without English stop words, stemmed by Porter's second
+    /// algorithm.
     #[default]
     English,
-    /// Lower-case words.
+    /// Splits a text into lower-case words.
     Plain,
 }
 
 impl Analyzer {
-    /// Creates the analyzer. If `divides` is true, each Han or Hiragana character is a word of its
-    /// own.
-    fn build(self, divides: bool) -> TextAnalyzer {
+    /// Creates the text analyzer of tantivy. If `divides` is true, each Han or Hiragana character
+    /// is a separate word.
+    fn build_analyzer(self, divides: bool) -> TextAnalyzer {
         let analyzer_builder = TextAnalyzer::builder(WordTokenizer::new(divides))
             .filter(RemoveLongFilter::limit(MAX_TERM_BYTES))
             .filter(LowerCaser);
@@ -61,9 +61,9 @@ impl Analyzer {
         }
     }
 
-    /// Returns the terms of a text, in the order of the text.
+    /// Splits a text into terms, in the order of the text.
     pub fn terms(self, text: &str) -> Vec<String> {
-        terms(&mut self.build(true), text)
+        terms(&mut self.build_analyzer(true), text)
     }
 }
 
@@ -74,9 +74,9 @@ fn terms(analyzer: &mut TextAnalyzer, text: &str) -> Vec<String> {
     found
 }
 
-/// Fields of a passage in the inverted index.
+/// Fields of a passage in the schema of the inverted index.
 #[derive(Clone, Copy)]
-struct Fields {
+struct PassageFields {
     id: Field,
     title: Field,
     text: Field,
@@ -84,13 +84,13 @@ struct Fields {
     row: Field,
 }
 
-impl Fields {
-    fn schema() -> (Schema, Self) {
+impl PassageFields {
+    fn build_schema() -> (Schema, Self) {
         let mut schema = Schema::builder();
         let indexing = TextFieldIndexing::default()
             .set_tokenizer(ANALYZER)
             .set_index_option(IndexRecordOption::WithFreqs);
-        let fields = Fields {
+        let fields = PassageFields {
             id: schema.add_text_field("id", STORED),
             title: schema.add_text_field("title", STORED),
             text: schema.add_text_field("text", STORED),
@@ -102,10 +102,10 @@ impl Fields {
     }
 }
 
-/// Writes an inverted index.
+/// Writes the passages of a corpus to an inverted index.
 pub struct LexicalWriter {
     writer: IndexWriter,
-    fields: Fields,
+    fields: PassageFields,
     rows: u64,
 }
 
@@ -116,9 +116,9 @@ impl LexicalWriter {
     /// Returns an error if the index cannot be created.
     pub fn create(dir: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
         let to_error = to_search_error(dir);
-        let (schema, fields) = Fields::schema();
+        let (schema, fields) = PassageFields::build_schema();
         let index = Index::create_in_dir(dir, schema).map_err(&to_error)?;
-        index.tokenizers().register(ANALYZER, analyzer.build(true));
+        index.tokenizers().register(ANALYZER, analyzer.build_analyzer(true));
         // With one thread, each segment is a range of rows in order.
         let writer: IndexWriter =
             index.writer_with_num_threads(1, WRITER_MEMORY).map_err(&to_error)?;
@@ -126,7 +126,7 @@ impl LexicalWriter {
         Ok(LexicalWriter { writer, fields, rows: 0 })
     }
 
-    /// Adds the passage of the next row.
+    /// Adds a passage, which becomes the next row.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
@@ -142,14 +142,14 @@ impl LexicalWriter {
         Ok(())
     }
 
-    /// Writes the remaining passages, and merges all segments into one.
+    /// Writes the remaining passages to the index, and merges all segments into one.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written.
     pub fn finish(mut self) -> Result<(), TantivyError> {
         self.writer.commit()?;
         let index = self.writer.index().clone();
-        let searcher = reader(&index)?.searcher();
+        let searcher = open_reader(&index)?.searcher();
         let mut segments = Vec::new();
         for segment in searcher.segment_readers() {
             let first = segment.fast_fields().u64("row")?.first(0);
@@ -166,21 +166,21 @@ impl LexicalWriter {
     }
 }
 
-fn reader(index: &Index) -> Result<IndexReader, TantivyError> {
+fn open_reader(index: &Index) -> Result<IndexReader, TantivyError> {
     index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()
 }
 
-/// An inverted index, opened for searching.
+/// An inverted index that is open for searching.
 pub struct LexicalIndex {
     reader: IndexReader,
     analyzer: TextAnalyzer,
-    fields: Fields,
+    fields: PassageFields,
     dir: std::path::PathBuf,
 }
 
 impl LexicalIndex {
-    /// Opens the inverted index in `dir`. `divides` is whether its analyzer made each Han or
-    /// Hiragana character a word of its own.
+    /// Opens the inverted index in `dir`. `divides` states whether its analyzer made each Han or
+    /// Hiragana character a separate word.
     ///
     /// # Errors
     /// Returns an error if a file is missing or damaged, or the number of passages is not
@@ -191,16 +191,16 @@ impl LexicalIndex {
         divides: bool,
         passages: u64,
     ) -> Result<Self, SearchError> {
-        let analyzer = analyzer.build(divides);
+        let analyzer = analyzer.build_analyzer(divides);
         let to_error = to_search_error(dir);
         let opened = catch_panic(|| {
             let index = Index::open_in_dir(dir)?;
             index.tokenizers().register(ANALYZER, analyzer.clone());
-            Ok((index.schema(), reader(&index)?))
+            Ok((index.schema(), open_reader(&index)?))
         });
         let (schema, reader) =
             opened.map_err(|panic| SearchError::damaged_error(dir, panic))?.map_err(&to_error)?;
-        let (wanted, fields) = Fields::schema();
+        let (wanted, fields) = PassageFields::build_schema();
         let (rows, segments) = {
             let searcher = reader.searcher();
             (searcher.num_docs(), searcher.segment_readers().len())
@@ -214,8 +214,9 @@ impl LexicalIndex {
         Ok(LexicalIndex { reader, analyzer, fields, dir: dir.to_owned() })
     }
 
-    /// Returns rows and scores of the `count` best passages for `text`, best first. A term that
-    /// occurs n times in `text` has weight n. If `text` has no terms, the result is empty.
+    /// Returns the rows and BM25 scores of the `count` best passages for `text`, the best first. A
+    /// term that occurs n times in `text` has weight n. If `text` contains no terms, the result is
+    /// empty.
     ///
     /// # Errors
     /// Returns an error if the index is damaged.
@@ -247,7 +248,7 @@ impl LexicalIndex {
         Ok(found.into_iter().map(|(score, address)| (address.doc_id, score)).collect())
     }
 
-    /// Loads the passage of `row`.
+    /// Loads the passage in row `row`.
     ///
     /// # Errors
     /// Returns an error if the row does not exist, or the index is damaged.
@@ -260,7 +261,10 @@ impl LexicalIndex {
             let value =
                 document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
             value.ok_or_else(|| {
-                SearchError::damaged_error(&self.dir, format!("passage {row} lacks a field"))
+                SearchError::damaged_error(
+                    &self.dir,
+                    format!("passage {row} of the index lacks a field"),
+                )
             })
         };
         Ok(Passage {
@@ -271,7 +275,7 @@ impl LexicalIndex {
     }
 }
 
-/// Returns a function that converts errors of tantivy, for the inverted index in `dir`.
+/// Returns a function that converts an error of tantivy for the inverted index in `dir`.
 pub(crate) fn to_search_error(dir: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
     let dir = dir.to_owned();
     move |error| match error {

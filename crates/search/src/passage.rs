@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 /// A passage of a corpus: a short text, usually from a page with a title.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passage {
-    /// Identifier, unique in its corpus.
+    /// Identifier of the passage, unique in its corpus.
     pub id: String,
-    /// Title of the page that the passage is from. Empty if there is none.
+    /// Title of the page that the passage is from. Empty if the passage has no title.
     pub title: String,
-    /// Text, without the title.
+    /// Text of the passage, without the title.
     pub text: String,
 }
 
@@ -28,7 +28,7 @@ impl Passage {
         }
     }
 
-    /// Returns title and text in Search-R1's format. This string is what is indexed and embedded.
+    /// Returns the title and the text in Search-R1's format. This string is indexed and embedded.
     pub fn contents(&self) -> String {
         if self.title.is_empty() {
             self.text.clone()
@@ -43,8 +43,8 @@ impl Passage {
 pub struct Hit {
     /// The passage that was found.
     pub passage: Passage,
-    /// Score; higher is better. Depending on the mode, the BM25 score, the cosine similarity or the
-    /// sum of reciprocal ranks.
+    /// Score of the passage; higher is better. Depending on the search mode, it is the BM25 score,
+    /// the cosine similarity or the sum of reciprocal ranks.
     pub score: f32,
 }
 
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_contents_parses_search_r1_titles() {
+    fn search_r1_contents_are_split_into_title_and_text() {
         assert_eq!(title_and_text("\"Ada\"\nwrote\nnotes"), ("Ada".into(), "wrote\nnotes".into()));
         for plain in ["Ada wrote", "Ada\nwrote", "\"\"\nwrote", "\"Ada\"", "\"", ""] {
             assert_eq!(title_and_text(plain), (String::new(), plain.to_owned()), "{plain:?}");
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn contents_round_trip_through_of_contents(contents in "[a\"\n ]{0,12}") {
+        fn passage_contents_round_trip_through_parsing(contents in "[a\"\n ]{0,12}") {
             let passage = Passage::from_contents("1".into(), contents.clone());
             prop_assert_eq!(passage.contents(), contents);
         }

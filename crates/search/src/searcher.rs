@@ -8,23 +8,23 @@ use std::time::Duration;
 use levade_policy::{Embedder, PolicyError, TextRole, process_time};
 use tokio::sync::Semaphore;
 
-use crate::fuse::fuse;
+use crate::fuse::fuse_rankings;
 use crate::{Hit, Index, SearchError};
 
-/// Maximum number of queries per request: 2.5 times those of a Search-R1 step (512 prompts, 5
-/// attempts each).
+/// Maximum number of queries in a request: 2.5 times the queries of a Search-R1 step (512 prompts
+/// with 5 attempts each).
 pub const MAX_QUERIES: usize = 6_400;
-/// Maximum number of passages per query.
+/// Maximum number of passages that a request can ask for per query.
 pub const MAX_RESULTS: usize = 1_000;
-/// Maximum length of a query, in bytes. Every term of a query is looked up, so longer texts are
+/// Maximum length of a query, in bytes. Every term of a query is looked up, so longer queries are
 /// rejected.
 pub const MAX_QUERY_BYTES: usize = 64 << 10;
-/// Maximum bytes of the passages in one response, which is held in memory completely, and then
-/// again as JSON.
+/// Maximum total size of the passages in one response, in bytes. A response is held in memory
+/// completely, first as passages and then as JSON.
 const MAX_BYTES: usize = 256 << 20;
-/// Minimum length of the ranked lists that are fused.
+/// Minimum length of the two ranked lists that a hybrid search fuses.
 const MIN_FUSED_LENGTH: usize = 100;
-/// Maximum wait for a permit to search.
+/// Maximum time for which a request waits for a permit to search.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for embedding the queries of a request.
 const EMBEDDING_TIMEOUT: Duration = Duration::from_secs(120);
@@ -32,16 +32,16 @@ const EMBEDDING_TIMEOUT: Duration = Duration::from_secs(120);
 /// Method of ranking passages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// BM25, by terms.
+    /// Ranks by BM25, from the terms of query and passage.
     Bm25,
-    /// Dense retrieval, by embedding vectors.
+    /// Ranks by dense retrieval, from embedding vectors.
     Dense,
-    /// Both, combined by reciprocal-rank fusion.
+    /// Ranks by BM25 and by dense retrieval, combined by reciprocal-rank fusion.
     Hybrid,
 }
 
 impl Mode {
-    /// Returns the name: `bm25`, `dense` or `hybrid`.
+    /// Returns the name of the mode: `bm25`, `dense` or `hybrid`.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Bm25 => "bm25",
@@ -68,11 +68,11 @@ impl FromStr for Mode {
 }
 
 /// A handle to an index that is searched in one [`Mode`]. Clones share the index and the limit on
-/// threads.
+/// concurrent searches.
 #[derive(Clone)]
-pub struct Searcher(Arc<Inner>);
+pub struct Searcher(Arc<SearcherInner>);
 
-struct Inner {
+struct SearcherInner {
     index: Index,
     mode: Mode,
     embedder: Option<Arc<dyn Embedder>>,
@@ -81,9 +81,9 @@ struct Inner {
 }
 
 impl Searcher {
-    /// Creates a searcher over `index`. Up to `threads` requests are searched at once, each on up
-    /// to `threads` threads; 0 means the number of cores. Dense and hybrid modes require the
-    /// `embedder` that embedded the passages.
+    /// Creates a searcher over `index`. At most `threads` requests are searched at the same time,
+    /// each on at most `threads` threads; 0 selects the number of cores. Dense and hybrid modes
+    /// require the `embedder` that embedded the passages.
     ///
     /// # Errors
     /// In dense and hybrid mode, returns [`SearchError::NoVectors`] if the index has no vectors, or
@@ -119,7 +119,7 @@ impl Searcher {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if threads == 0 { cores() } else { threads };
         let permits = Arc::new(Semaphore::new(threads));
-        Ok(Searcher(Arc::new(Inner { index, mode, embedder, threads, permits })))
+        Ok(Searcher(Arc::new(SearcherInner { index, mode, embedder, threads, permits })))
     }
 
     /// Returns the index that is searched.
@@ -127,12 +127,12 @@ impl Searcher {
         &self.0.index
     }
 
-    /// Returns the mode that ranks passages.
+    /// Returns the mode by which passages are ranked.
     pub fn mode(&self) -> Mode {
         self.0.mode
     }
 
-    /// Returns the `count` best passages for each query, best first.
+    /// Returns the `count` best passages for each query, the best first.
     ///
     /// # Errors
     /// Returns [`SearchError::Query`] if more than [`MAX_QUERIES`] queries or [`MAX_RESULTS`]
@@ -144,14 +144,14 @@ impl Searcher {
         queries: Vec<String>,
         count: usize,
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
-        check(&queries, count)?;
+        check_limits(&queries, count)?;
         if queries.is_empty() {
             return Ok(Vec::new());
         }
         let inner = &self.0;
         let vectors = match (inner.mode, &inner.embedder) {
             (Mode::Dense | Mode::Hybrid, Some(embedder)) => {
-                embed(embedder.as_ref(), &queries).await?
+                embed_queries(embedder.as_ref(), &queries).await?
             }
             _ => Vec::new(),
         };
@@ -163,25 +163,26 @@ impl Searcher {
         let found = tokio::task::spawn_blocking(move || {
             // Held until the search ends, even if the caller has been cancelled.
             let _permit = permit;
-            inner.find(&queries, &vectors, count)
+            inner.find_passages(&queries, &vectors, count)
         })
         .await;
         found.map_err(|error| SearchError::Internal(error.to_string()))?
     }
 }
 
-/// Checks that the numbers of queries and passages and the query lengths are within the limits.
-fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
+/// Checks that the number of queries, the number of passages and the lengths of the queries are
+/// within the limits.
+fn check_limits(queries: &[String], count: usize) -> Result<(), SearchError> {
     if queries.len() > MAX_QUERIES {
         let found = queries.len();
         return Err(SearchError::Query(format!(
-            "{found} queries in one request, but at most {MAX_QUERIES} are answered; ask in \
-             several requests"
+            "the request has {found} queries, but at most {MAX_QUERIES} are permitted; split it \
+             into several requests"
         )));
     }
     if !(1..=MAX_RESULTS).contains(&count) {
         return Err(SearchError::Query(format!(
-            "{count} passages are asked for, but it must be 1 to {MAX_RESULTS}"
+            "the request is for {count} passages, but the number must be from 1 to {MAX_RESULTS}"
         )));
     }
     let too_long = queries.iter().position(|query| query.len() > MAX_QUERY_BYTES);
@@ -194,7 +195,10 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
     }
 }
 
-async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f32>>, SearchError> {
+async fn embed_queries(
+    embedder: &dyn Embedder,
+    queries: &[String],
+) -> Result<Vec<Vec<f32>>, SearchError> {
     let vectors =
         process_time::with_timeout(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query))
             .await;
@@ -205,9 +209,9 @@ async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f3
     Ok(vectors.unwrap_or_else(|| Err(late()))?)
 }
 
-impl Inner {
-    /// Returns the passages for `queries`. Blocks the thread.
-    fn find(
+impl SearcherInner {
+    /// Finds the `count` best passages for each query. Blocks the calling thread.
+    fn find_passages(
         &self,
         queries: &[String],
         vectors: &[Vec<f32>],
@@ -223,20 +227,20 @@ impl Inner {
                 lexical
                     .iter()
                     .zip(&dense)
-                    .map(|(lexical_rows, other)| fuse(&[lexical_rows, other], count))
+                    .map(|(lexical_rows, other)| fuse_rankings(&[lexical_rows, other], count))
                     .collect()
             }
         };
-        hits(&self.index, &rows, MAX_BYTES)
+        load_hits(&self.index, &rows, MAX_BYTES)
     }
 }
 
-/// Loads the passages of the rows that were found.
+/// Loads the passages of the rows that a search found.
 ///
 /// # Errors
 /// Returns an error if the passages have more than `max_bytes` bytes in total, or the index is
 /// damaged.
-fn hits(
+fn load_hits(
     index: &Index,
     rows: &[Vec<(u32, f32)>],
     max_bytes: usize,
@@ -251,8 +255,8 @@ fn hits(
             .sum::<usize>();
         if bytes > max_bytes {
             return Err(SearchError::Query(format!(
-                "the passages found have more than {max_bytes} bytes; ask for fewer, or in \
-                 several requests"
+                "the passages found have more than {max_bytes} bytes; request fewer passages, or \
+                 split the request"
             )));
         }
         found.push(hits);
@@ -266,11 +270,11 @@ mod tests {
     use crate::testing::{make, passage};
 
     #[test]
-    fn hits_rejects_passages_above_size_limit() {
+    fn passages_above_size_limit_are_rejected() {
         let (_made, index) = make(&[passage("a", "T", "12345"), passage("b", "", "12345")], false);
         let rows = [vec![(0, 1.0), (1, 0.5)], vec![(0, 1.0)]];
-        assert_eq!(hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);
-        let error = hits(&index, &rows, 19).unwrap_err().to_string();
+        assert_eq!(load_hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);
+        let error = load_hits(&index, &rows, 19).unwrap_err().to_string();
         assert!(error.contains("more than 19 bytes"), "{error}");
     }
 }

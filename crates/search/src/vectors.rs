@@ -20,28 +20,30 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::SearchError;
-use crate::kernel::{dot, dot_codes};
+use crate::kernel::{dot_codes, dot_f32};
 
-/// File names: f32 values row by row, 8-bit codes row by row, and one f32 scale per row.
+/// Name of the file that contains the f32 values of the vectors, row by row. The other two files
+/// contain 8-bit codes row by row, and one f32 scale per row.
 const VALUES: &str = "vectors.f32";
 const CODES: &str = "vectors.i8";
 const SCALES: &str = "vectors.scale";
-/// Maximum absolute value of a code.
+/// Maximum absolute value of an 8-bit code.
 const MAX_CODE: f32 = 127.0;
-/// Rows per block. All queries scan a block before the next one, so that its codes stay in the
-/// cache.
+/// Number of rows in a block. All queries scan a block before the next block, so that its codes
+/// stay in the cache.
 const BLOCK: usize = 128;
-/// Minimum work per thread: rows × dimensions × queries, in bytes of codes.
+/// Minimum work for an additional thread: rows × dimensions × queries, in bytes of codes.
 const MIN_WORK_PER_THREAD: usize = 1 << 20;
-/// Bound on the error of rounding in f32, as a fraction of |q| |x|.
+/// Bound on the rounding error of the f32 inner product, as a fraction of |q| |x|.
 const ROUNDING_ERROR: f32 = 1e-5;
-/// Maximum number of queries per scan. Each query has candidates on every thread, which take
-/// memory.
+/// Maximum number of queries per scan. Each query has a list of candidates on every thread, which
+/// takes memory.
 const MAX_QUERIES_PER_SCAN: usize = 256;
-/// Minimum number of candidates of a query before those below the current threshold are dropped.
+/// Minimum number of a query's candidates at which candidates below the current threshold are
+/// dropped.
 const MIN_PRUNED_CANDIDATES: usize = 4096;
 
-/// Writes the vectors of an index to files.
+/// Writes the vectors of an index and their 8-bit quantizations to files.
 pub struct VectorWriter {
     values: BufWriter<File>,
     codes: BufWriter<File>,
@@ -52,7 +54,7 @@ pub struct VectorWriter {
 }
 
 impl VectorWriter {
-    /// Creates the vector files in `dir`, for vectors of `dimensions` numbers.
+    /// Creates the vector files in `dir`, for vectors with `dimensions` numbers each.
     ///
     /// # Errors
     /// Returns an error if a file cannot be created.
@@ -63,7 +65,7 @@ impl VectorWriter {
         Ok(VectorWriter { values, codes, scales, dir: dir.to_owned(), dimensions, residual: 0.0 })
     }
 
-    /// Appends the vector of the next row.
+    /// Appends a vector, which belongs to the next row.
     ///
     /// # Errors
     /// Returns an error if the vector has a different length, a number is not finite, or a file
@@ -85,17 +87,17 @@ impl VectorWriter {
             .write_all(&values)
             .and_then(|()| self.codes.write_all(&codes))
             .and_then(|()| self.scales.write_all(&scale.to_le_bytes()))
-            .map_err(SearchError::io("write vectors to", &self.dir))
+            .map_err(SearchError::io_error("write vectors to", &self.dir))
     }
 
-    /// Flushes the files. Returns the maximum distance |x − x̂| between a vector and its 8-bit
-    /// quantization.
+    /// Flushes the vector files. Returns the maximum Euclidean distance |x − x̂| between a vector
+    /// and its 8-bit quantization.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, for example because the disk is full.
     pub fn finish(mut self) -> Result<f32, SearchError> {
         for file in [&mut self.values, &mut self.codes, &mut self.scales] {
-            file.flush().map_err(SearchError::io("write vectors to", &self.dir))?;
+            file.flush().map_err(SearchError::io_error("write vectors to", &self.dir))?;
         }
         Ok(self.residual)
     }
@@ -103,10 +105,10 @@ impl VectorWriter {
 
 fn create_file(dir: &Path, name: &str) -> Result<BufWriter<File>, SearchError> {
     let path = dir.join(name);
-    File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
+    File::create(&path).map_err(SearchError::io_error("create", &path)).map(BufWriter::new)
 }
 
-/// The 8-bit quantization of a vector: x̂ᵢ = scale · cᵢ, with codes cᵢ.
+/// The 8-bit quantization x̂ of a vector: x̂ᵢ = scale · cᵢ, with the codes cᵢ.
 struct QuantizedVector {
     codes: Vec<i16>,
     scale: f32,
@@ -135,40 +137,42 @@ impl QuantizedVector {
     }
 }
 
-fn norm(vector: &[f32]) -> f32 {
+fn euclidean_norm(vector: &[f32]) -> f32 {
     vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32
 }
 
-/// The vectors of an index, opened for searching.
+/// The vectors of an index, open for searching.
 pub struct Vectors {
     values: Mmap,
     codes: Mmap,
     scales: Vec<f32>,
     dimensions: usize,
     residual: f32,
-    /// Maximum |x̂| of all rows.
+    /// Maximum norm |x̂| of the quantized vectors of all rows.
     max_norm: f32,
 }
 
-/// A query, prepared for the scan.
-struct Query<'a> {
+/// A query vector that is prepared for the scan.
+struct PreparedQuery<'a> {
     exact: &'a [f32],
     quantised: QuantizedVector,
-    /// Bound on the difference between a product of codes and the product in f32.
+    /// Bound on the difference between the inner product of the codes and the inner product in f32.
     bound: f32,
 }
 
-/// Rows that may be among the best for a query, of those that a thread has scanned so far.
-struct Candidates {
+/// Candidates of a query on one thread: the rows scanned so far that may be among the best.
+struct TopCandidates {
     count: usize,
-    /// The `count` best products of codes so far, as a heap with the smallest on top.
+    /// The `count` largest inner products of codes so far, as a heap with the smallest product on
+    /// top.
     top: BinaryHeap<Reverse<TotalF32>>,
-    /// Candidate rows with their products of codes. They include every row within twice the bound
-    /// of the smallest product in `top`, and rows that were within it when they were added.
+    /// Candidate rows with their inner products of codes. The list includes every row within twice
+    /// the bound of the smallest product in `top`, and rows that were within it when they were
+    /// added.
     candidates: Vec<(u32, f32)>,
 }
 
-/// A totally ordered `f32`.
+/// An `f32` with a total order.
 #[derive(Clone, Copy, PartialEq)]
 struct TotalF32(f32);
 
@@ -186,12 +190,12 @@ impl Ord for TotalF32 {
     }
 }
 
-impl Candidates {
+impl TopCandidates {
     fn new(count: usize) -> Self {
-        Candidates { count, top: BinaryHeap::with_capacity(count + 1), candidates: Vec::new() }
+        TopCandidates { count, top: BinaryHeap::with_capacity(count + 1), candidates: Vec::new() }
     }
 
-    /// Returns the minimum product of codes with which a row can still be among the best.
+    /// Returns the minimum inner product of codes with which a row can still be among the best.
     fn min_product(&self, bound: f32) -> f32 {
         match self.top.peek() {
             Some(Reverse(TotalF32(min_product))) if self.top.len() == self.count => {
@@ -201,7 +205,7 @@ impl Candidates {
         }
     }
 
-    fn offer(&mut self, row: u32, product: f32, bound: f32) {
+    fn add_candidate(&mut self, row: u32, product: f32, bound: f32) {
         if product < self.min_product(bound) {
             return;
         }
@@ -258,13 +262,13 @@ impl Vectors {
         Ok(Vectors { values, codes, scales, dimensions, residual, max_norm })
     }
 
-    /// Returns the number of dimensions of a vector.
+    /// Returns the number of dimensions of each vector.
     pub fn dimensions(&self) -> usize {
         self.dimensions
     }
 
-    /// Returns the rows and inner products of the `count` best vectors for each query, best first.
-    /// Uses up to `threads` threads.
+    /// Returns the rows and inner products of the `count` best vectors for each query, the best
+    /// first. Uses at most `threads` threads.
     ///
     /// # Errors
     /// Returns an error if a query has a different number of dimensions.
@@ -277,8 +281,8 @@ impl Vectors {
         let wrong = queries.iter().find(|query| query.len() != self.dimensions);
         if let Some(query) = wrong {
             return Err(SearchError::Query(format!(
-                "a query's vector has {} numbers, but those of the index have {}: it is of \
-                 another model",
+                "the vector of a query has {} numbers, but the vectors of the index have {}: the \
+                 query was embedded by another model",
                 query.len(),
                 self.dimensions
             )));
@@ -294,15 +298,15 @@ impl Vectors {
         Ok(found)
     }
 
-    /// Returns rows and inner products for `queries`, which are answered in one scan over the
-    /// vectors.
+    /// Returns the rows and inner products for all `queries` after one scan over the vectors.
     fn scan_batch(
         &self,
         queries: &[Vec<f32>],
         count: usize,
         threads: usize,
     ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
-        let queries: Vec<Query> = queries.iter().map(|query| self.query(query)).collect();
+        let queries: Vec<PreparedQuery> =
+            queries.iter().map(|query| self.prepare_query(query)).collect();
         let rows = self.scales.len();
         let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
         let threads = threads.min(work / MIN_WORK_PER_THREAD).clamp(1, rows);
@@ -322,7 +326,8 @@ impl Vectors {
                 }
                 Ok::<_, SearchError>(parts)
             })?;
-        let mut merged: Vec<Candidates> = queries.iter().map(|_| Candidates::new(count)).collect();
+        let mut merged: Vec<TopCandidates> =
+            queries.iter().map(|_| TopCandidates::new(count)).collect();
         for (all, part) in parts.into_iter().flat_map(|part| part.into_iter().enumerate()) {
             let merged = &mut merged[all];
             part.top.iter().for_each(|Reverse(TotalF32(product))| merged.push_top(*product));
@@ -331,25 +336,30 @@ impl Vectors {
         Ok(queries
             .iter()
             .zip(merged)
-            .map(|(query, candidates)| self.rescore(query, candidates))
+            .map(|(query, candidates)| self.rescore_candidates(query, candidates))
             .collect())
     }
 
-    fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
+    fn prepare_query<'a>(&self, exact: &'a [f32]) -> PreparedQuery<'a> {
         let quantised = QuantizedVector::new(exact);
-        let length = norm(exact);
-        let rounded = norm(exact) + quantised.residual;
+        let length = euclidean_norm(exact);
+        let rounded = euclidean_norm(exact) + quantised.residual;
         let max_norm = self.max_norm + self.residual;
         let bound = quantised.residual * max_norm
             + rounded * self.residual
             + ROUNDING_ERROR * length * max_norm;
-        Query { exact, quantised, bound }
+        PreparedQuery { exact, quantised, bound }
     }
 
-    /// Scans the codes of `rows` and returns the candidates of each query.
-    fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Candidates> {
-        let mut candidates: Vec<Candidates> =
-            queries.iter().map(|_| Candidates::new(count)).collect();
+    /// Scans the codes of the rows in `rows`, and returns the candidates of each query.
+    fn scan(
+        &self,
+        queries: &[PreparedQuery],
+        rows: Range<usize>,
+        count: usize,
+    ) -> Vec<TopCandidates> {
+        let mut candidates: Vec<TopCandidates> =
+            queries.iter().map(|_| TopCandidates::new(count)).collect();
         let width = self.dimensions;
         for block in rows.clone().step_by(BLOCK) {
             let block = block..rows.end.min(block + BLOCK);
@@ -357,7 +367,7 @@ impl Vectors {
                 for row in block.clone() {
                     let codes = &self.codes[row * width..][..width];
                     let product = dot_codes(codes, &query.quantised.codes) as f32;
-                    candidates.offer(
+                    candidates.add_candidate(
                         row as u32,
                         product * self.scales[row] * query.quantised.scale,
                         query.bound,
@@ -368,14 +378,19 @@ impl Vectors {
         candidates
     }
 
-    /// Computes the f32 products of the candidate rows and returns the best rows, best first.
-    fn rescore(&self, query: &Query, candidates: Candidates) -> Vec<(u32, f32)> {
+    /// Computes the f32 inner products of the candidate rows, and returns the best rows, the best
+    /// first.
+    fn rescore_candidates(
+        &self,
+        query: &PreparedQuery,
+        candidates: TopCandidates,
+    ) -> Vec<(u32, f32)> {
         let min_product = candidates.min_product(query.bound);
         let width = 4 * self.dimensions;
         let kept = candidates.candidates.iter().filter(|(_, product)| *product >= min_product);
         let mut scored: Vec<(u32, f32)> = kept
             .map(|(row, _)| {
-                (*row, dot(&self.values[*row as usize * width..][..width], query.exact))
+                (*row, dot_f32(&self.values[*row as usize * width..][..width], query.exact))
             })
             .collect();
         scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -386,11 +401,11 @@ impl Vectors {
 
 fn map_file(dir: &Path, rows: u64, name: &str, width: usize) -> Result<Mmap, SearchError> {
     let path = dir.join(name);
-    let file = File::open(&path).map_err(SearchError::io("open", &path))?;
+    let file = File::open(&path).map_err(SearchError::io_error("open", &path))?;
     // SAFETY: the map is read-only, and Levade never writes to a file of an index in place.
     // If another program truncates the file meanwhile, this process ends with a bus error,
     // like any program that maps its files.
-    let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
+    let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io_error("map", &path))?;
     let wanted = rows.checked_mul(width as u64);
     if wanted == Some(bytes.len() as u64) {
         Ok(bytes)
@@ -398,7 +413,7 @@ fn map_file(dir: &Path, rows: u64, name: &str, width: usize) -> Result<Mmap, Sea
         let found = bytes.len();
         Err(SearchError::damaged_error(
             &path,
-            format!("it has {found} bytes, not {rows} × {width}"),
+            format!("the file has {found} bytes, not {rows} × {width}"),
         ))
     }
 }

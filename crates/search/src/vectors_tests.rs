@@ -14,8 +14,11 @@ fn write_vectors(dir: &Path, vectors: &[Vec<f32>]) -> Vectors {
 fn exact_search(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, f32)> {
     let bytes =
         |vector: &Vec<f32>| vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let mut all: Vec<(u32, f32)> =
-        vectors.iter().enumerate().map(|(row, x)| (row as u32, dot(&bytes(x), query))).collect();
+    let mut all: Vec<(u32, f32)> = vectors
+        .iter()
+        .enumerate()
+        .map(|(row, x)| (row as u32, dot_f32(&bytes(x), query)))
+        .collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.truncate(count);
     all

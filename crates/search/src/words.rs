@@ -5,24 +5,24 @@
 
 use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 
-/// A tokenizer that splits texts into words.
+/// A tokenizer of tantivy that splits texts into words.
 #[derive(Clone)]
 pub struct WordTokenizer {
-    /// Whether each Han or Hiragana character is a word of its own.
+    /// Whether each Han or Hiragana character is a separate word.
     divides: bool,
     token: Token,
 }
 
 impl WordTokenizer {
-    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a word of its
-    /// own.
+    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a separate
+    /// word.
     pub fn new(divides: bool) -> Self {
         WordTokenizer { divides, token: Token::default() }
     }
 }
 
-/// An iterator over the remaining words of a text.
-pub struct Stream<'a> {
+/// Iterator over the words of a text that remain.
+pub struct WordTokenStream<'a> {
     text: &'a str,
     at: usize,
     divides: bool,
@@ -30,15 +30,15 @@ pub struct Stream<'a> {
 }
 
 impl Tokenizer for WordTokenizer {
-    type TokenStream<'a> = Stream<'a>;
+    type TokenStream<'a> = WordTokenStream<'a>;
 
-    fn token_stream<'a>(&'a mut self, text: &'a str) -> Stream<'a> {
+    fn token_stream<'a>(&'a mut self, text: &'a str) -> WordTokenStream<'a> {
         self.token.reset();
-        Stream { text, at: 0, divides: self.divides, token: &mut self.token }
+        WordTokenStream { text, at: 0, divides: self.divides, token: &mut self.token }
     }
 }
 
-impl TokenStream for Stream<'_> {
+impl TokenStream for WordTokenStream<'_> {
     fn advance(&mut self) -> bool {
         let rest = &self.text[self.at..];
         let Some(start) = rest.find(char::is_alphanumeric) else {
@@ -47,7 +47,7 @@ impl TokenStream for Stream<'_> {
         };
         let word = &rest[start..];
         let divides = self.divides;
-        let is_complete = |c: char| divides && needs_no_spaces(c);
+        let is_complete = |c: char| divides && is_word_by_itself(c);
         let length = match word.chars().next() {
             Some(first) if is_complete(first) => first.len_utf8(),
             _ => word.find(|c: char| !c.is_alphanumeric() || is_complete(c)).unwrap_or(word.len()),
@@ -70,8 +70,8 @@ impl TokenStream for Stream<'_> {
     }
 }
 
-/// Returns whether `c` is a Han or Hiragana character.
-fn needs_no_spaces(c: char) -> bool {
+/// Returns whether `c` is a Han or Hiragana character, which is a word without spaces around it.
+fn is_word_by_itself(c: char) -> bool {
     matches!(
         c,
         '\u{3005}'

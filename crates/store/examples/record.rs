@@ -160,8 +160,8 @@ async fn record(
     match way {
         WriteMode::Complete => drop(store.record_attempt(&attempt).await.unwrap()),
         WriteMode::Incremental => {
-            store.append(&attempt.id, attempt.trajectory.segments()).await.unwrap();
-            store.end(&attempt.id, &attempt.end()).await.unwrap();
+            store.append_segments(&attempt.id, attempt.trajectory.segments()).await.unwrap();
+            store.end_attempt(&attempt.id, &attempt.end()).await.unwrap();
         }
         WriteMode::Blocking => {
             let _guard = write_lock.lock().unwrap();
@@ -215,7 +215,7 @@ fn bench_ends() {
                         (0..ATTEMPTS).map(|i| Arc::new(attempt(i / 8, i % 8))).collect();
                     if way == WriteMode::Incremental {
                         for attempt in &made {
-                            store.start(&start_of(attempt)).await.unwrap();
+                            store.start_attempt(&start_of(attempt)).await.unwrap();
                         }
                     }
                     let ((), idle) =
@@ -305,16 +305,19 @@ fn run_long_stage(stage: &str, turns: u32, file: &Path) {
     let new = runtime.block_on(async {
         if stage == "record" {
             let store = Sqlite::open(file, &run()).await.unwrap();
-            store.start(&AttemptStart { id, slot, number: 0, task: json!("?") }).await.unwrap();
+            store
+                .start_attempt(&AttemptStart { id, slot, number: 0, task: json!("?") })
+                .await
+                .unwrap();
             let mut trajectory = Trajectory::new();
             let mut parent = None;
             for turn in 0..turns {
                 let num_segments = trajectory.segments().len();
                 parent = Some(add_long_turn(&mut trajectory, turn, parent));
-                store.append(&id, &trajectory.segments()[num_segments..]).await.unwrap();
+                store.append_segments(&id, &trajectory.segments()[num_segments..]).await.unwrap();
             }
             let end = Attempt { status: Status::Completed, ..attempt(0, 0) }.end();
-            store.end(&id, &end).await.unwrap();
+            store.end_attempt(&id, &end).await.unwrap();
             return tokens(&trajectory);
         }
         let store = Sqlite::open_existing(file).await.unwrap();

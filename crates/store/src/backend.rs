@@ -6,9 +6,9 @@
 //! returns the same errors.
 
 pub use crate::checks::{
-    check_attempt, check_end, check_end_values, check_name, check_plan, check_restart, difference,
-    new_segments, same_plan,
+    are_plans_equal, check_attempt, check_attempt_id, check_end, check_end_values, check_plan,
+    check_restart, find_attempt_difference, select_new_segments,
 };
-pub use crate::columns::{Columns, decode_columns, kind_name, parse_kind};
+pub use crate::columns::{SegmentColumns, decode_columns, kind_name, parse_kind};
 pub use crate::error::{Cause, Failure};
-pub use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};
+pub use crate::plan_header::{StepPlanHeader, indexed_sequences, push_sequence};

@@ -4,12 +4,12 @@ use levade_tree::{AttemptId, AttemptSlot, RunId, Segment, SegmentId, Trajectory}
 
 use crate::error::Failure;
 use crate::{
-    Attempt, AttemptStart, End, PerToken, PlannedSequence, Status, StepPlan, StepReward,
+    Attempt, AttemptEnd, AttemptStart, PerToken, PlannedSequence, Status, StepPlan, StepReward,
     WriteOutcome,
 };
 
 /// Checks that the id of an attempt is derived from its run, slot and try.
-pub fn check_name(
+pub fn check_attempt_id(
     run: &RunId,
     id: &AttemptId,
     slot: &AttemptSlot,
@@ -23,7 +23,8 @@ pub fn check_name(
     )))
 }
 
-/// Checks that the score, the reward and its parts are finite.
+/// Checks that the score, the reward and the step rewards of an attempt are finite. `None` is
+/// accepted.
 fn check_finite(
     score: Option<f64>,
     reward: Option<f64>,
@@ -36,28 +37,35 @@ fn check_finite(
         if let Some(value) = value
             && !value.is_finite()
         {
-            return Err(Failure::Unstorable(format!("the {name} is {value}, but must be finite")));
+            return Err(Failure::Unstorable(format!(
+                "the {name} of the attempt is {value}, but it must be finite"
+            )));
         }
     }
     Ok(())
 }
 
-/// Checks that an attempt can have this end.
-pub fn check_end_values(end: &End) -> Result<(), Failure> {
+/// Checks the values of an attempt's end: the status must be an end, and the score and the rewards
+/// must be finite.
+pub fn check_end_values(end: &AttemptEnd) -> Result<(), Failure> {
     if !end.status.is_end() {
         return Err(Failure::Unstorable(format!(
-            "an attempt cannot end with the status {}",
+            "an attempt cannot end with the status {}; use a final status, such as completed",
             end.status.name()
         )));
     }
     check_finite(end.score, end.reward, &end.step_rewards)
 }
 
-/// Checks an attempt that is recorded in one call.
+/// Checks the values of a complete attempt that is recorded in one call: the id, the status, the
+/// rewards and the segments.
 pub fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
-    check_name(run, &attempt.id, &attempt.slot, attempt.number)?;
+    check_attempt_id(run, &attempt.id, &attempt.slot, attempt.number)?;
     if attempt.status == Status::Withdrawn {
-        return Err(Failure::Unstorable("record the attempt first, then withdraw it".into()));
+        return Err(Failure::Unstorable(
+            "an attempt cannot be recorded as withdrawn; record the attempt first, then withdraw it"
+                .into(),
+        ));
     }
     check_finite(attempt.score, attempt.reward, &attempt.step_rewards)?;
     attempt.trajectory.segments().iter().try_for_each(check_segment)
@@ -69,12 +77,14 @@ fn check_segment(segment: &Segment) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Unstorable(format!(
-        "segment {} has temperature {}, but it must be finite",
+        "segment {} has the temperature {}, but a temperature must be finite",
         segment.id.0, segment.temperature
     )))
 }
 
-/// Checks a repeated start of an attempt against the stored attempt.
+/// Compares a repeated request to start an attempt with the stored attempt. Returns
+/// [`WriteOutcome::AlreadyRecorded`] if the tasks are equal and the attempt can be continued, and
+/// an error otherwise.
 pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
     if stored.task != start.task {
         return Err(Failure::Conflict(start.slot.to_string(), "task"));
@@ -85,31 +95,32 @@ pub fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutc
     }
 }
 
-/// Checks the end of an attempt against the stored attempt. Returns [`WriteOutcome::Written`] if
-/// the end must be written, and [`WriteOutcome::AlreadyRecorded`] if the attempt already has it.
-pub fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
+/// Compares the end of an attempt with the stored attempt. Returns [`WriteOutcome::Written`] if the
+/// end must be written, and [`WriteOutcome::AlreadyRecorded`] if the stored attempt already has
+/// this end.
+pub fn check_end(stored: &Attempt, end: &AttemptEnd) -> Result<WriteOutcome, Failure> {
     match stored.status {
         Status::Running => Ok(WriteOutcome::Written),
         // The attempt waited for its score.
         Status::Unscored if end.status != Status::Unscored => Ok(WriteOutcome::Written),
         Status::Withdrawn => Err(Failure::Ended(stored.status)),
-        Status::Abandoned if end_difference(&stored.end(), end).is_some() => {
+        Status::Abandoned if find_end_difference(&stored.end(), end).is_some() => {
             Err(Failure::Ended(stored.status))
         }
-        _ => match end_difference(&stored.end(), end) {
+        _ => match find_end_difference(&stored.end(), end) {
             None => Ok(WriteOutcome::AlreadyRecorded),
             Some(field) => Err(Failure::Conflict(stored.slot.to_string(), field)),
         },
     }
 }
 
-/// Returns the segments of `segments` that are not stored yet, in the form in which they must be
-/// stored.
+/// Returns the segments among `segments` that the store does not have yet, in the form in which
+/// they must be stored.
 ///
-/// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its
-/// number of tokens. Both are called only for segments that `segments` refers to, by their id or as
-/// a parent.
-pub fn new_segments(
+/// `len` is the number of segments that the store has for the attempt. `stored` reads one of these
+/// segments, and `tokens` reads the number of tokens of a segment. Both are called only for
+/// segments that an item of `segments` names by its id or as its parent.
+pub fn select_new_segments(
     attempt: &Attempt,
     len: u32,
     segments: &[Segment],
@@ -145,7 +156,7 @@ pub fn new_segments(
         let existing =
             if id.0 < len { stored(id)? } else { new.get((id.0 - len) as usize).cloned() };
         match existing {
-            Some(existing) if same_segment(&existing, &incoming) => {}
+            Some(existing) if are_segments_equal(&existing, &incoming) => {}
             Some(_) => return Err(Failure::Conflict(attempt.slot.to_string(), "segment")),
             None => new.push(incoming),
         }
@@ -154,7 +165,7 @@ pub fn new_segments(
 }
 
 /// Returns the name of the first field in which two ends differ, or `None` if they are equal.
-fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
+fn find_end_difference(stored: &AttemptEnd, end: &AttemptEnd) -> Option<&'static str> {
     if stored.outcome != end.outcome || stored.status != end.status {
         return Some("outcome");
     }
@@ -166,23 +177,23 @@ fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
 
 /// Returns the name of the first field in which two attempts with the same id differ, or `None` if
 /// they are equal.
-pub fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
+pub fn find_attempt_difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");
     }
-    end_difference(&a.end(), &b.end())
-        .or_else(|| (!same_tokens(&a.trajectory, &b.trajectory)).then_some("trajectory"))
+    find_end_difference(&a.end(), &b.end())
+        .or_else(|| (!are_trajectories_equal(&a.trajectory, &b.trajectory)).then_some("trajectory"))
 }
 
-fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
+fn are_trajectories_equal(a: &Trajectory, b: &Trajectory) -> bool {
     let a = a.segments();
     let b = b.segments();
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_segment(a, b))
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| are_segments_equal(a, b))
 }
 
-/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that a
-/// NaN equals itself.
-fn same_segment(x: &Segment, y: &Segment) -> bool {
+/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that
+/// NaN equals NaN.
+fn are_segments_equal(x: &Segment, y: &Segment) -> bool {
     x.parent == y.parent
         && x.after == y.after
         && x.kind == y.kind
@@ -196,7 +207,8 @@ fn same_segment(x: &Segment, y: &Segment) -> bool {
         && x.turn == y.turn
 }
 
-/// Checks that the numbers of a plan are finite and that its micro-batch plans fit their updates.
+/// Checks that all numbers of a step plan are finite and that each micro-batch plan fits the
+/// sequences of its update.
 pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     for sequence in plan.sequences() {
         let numbers = [
@@ -208,7 +220,7 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
         for (what, numbers) in numbers {
             for number in numbers.into_iter().flat_map(PerToken::run_values) {
                 let what = format!("the {what} of attempt {}", sequence.attempt);
-                check_number(f64::from(number), &what)?;
+                check_is_finite(f64::from(number), &what)?;
             }
         }
     }
@@ -222,31 +234,36 @@ pub fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     }
     for policy in &plan.policies {
         for threshold in policy.high_entropy.iter().flat_map(|high| &high.thresholds) {
-            check_number(*threshold, "an entropy threshold")?;
+            check_is_finite(*threshold, "an entropy threshold")?;
         }
         if let Some(kl) = &policy.kl {
-            check_number(kl.coefficient, "a KL coefficient")?;
-            check_number(kl.found, "a KL divergence")?;
+            check_is_finite(kl.coefficient, "a KL coefficient")?;
+            check_is_finite(kl.found, "a KL divergence")?;
         }
     }
     Ok(())
 }
 
-fn check_number(value: f64, what: &str) -> Result<(), Failure> {
+fn check_is_finite(value: f64, what: &str) -> Result<(), Failure> {
     if value.is_finite() {
         Ok(())
     } else {
-        Err(Failure::Unstorable(format!("{what} is {value}, but must be finite")))
+        Err(Failure::Unstorable(format!("{what} in the step plan is {value}, but must be finite")))
     }
 }
 
-/// Returns whether two plans are equal. Numbers per token are compared by their bits.
-pub fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
-    a == b && a.sequences().map(number_bytes).eq(b.sequences().map(number_bytes))
+/// Returns whether two step plans are equal. Per-token numbers are compared by their bits, so that
+/// NaN equals NaN.
+pub fn are_plans_equal(a: &StepPlan, b: &StepPlan) -> bool {
+    a == b
+        && a.sequences()
+            .map(encode_per_token_numbers)
+            .eq(b.sequences().map(encode_per_token_numbers))
 }
 
-/// Returns the bytes of the numbers per token of a sequence.
-fn number_bytes(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
+/// Returns the per-token numbers of a sequence as bytes: advantages, weights, returns and values.
+/// `None` if the plan has no critic.
+fn encode_per_token_numbers(sequence: &PlannedSequence) -> [Option<Vec<u8>>; 4] {
     [
         Some(&sequence.advantage),
         Some(&sequence.weight),

@@ -2,22 +2,24 @@
 
 use levade_tree::{Kind, Segment, VersionRun};
 
-/// The values per token of a segment, each list as little-endian bytes.
+/// The per-token values of a segment as the store keeps them: little-endian bytes, one list for
+/// each value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Columns {
-    /// Token ids, as `u32`.
+pub struct SegmentColumns {
+    /// Token ids of the segment, 4 bytes (`u32`) each.
     pub tokens: Vec<u8>,
-    /// Log-probabilities, as `f32`.
+    /// Log-probabilities of the tokens, 4 bytes (`f32`) each.
     pub logprobs: Vec<u8>,
-    /// Runs of weight versions, each as a `u64` and a `u32`.
+    /// Run-length encoded weight versions that sampled the tokens: 12 bytes for each run, the
+    /// version (`u64`) and the number of tokens (`u32`).
     pub versions: Vec<u8>,
 }
 
-impl Columns {
-    /// Encodes the values per token of `segment`.
+impl SegmentColumns {
+    /// Encodes the per-token values of `segment` as little-endian bytes.
     pub fn encode(segment: &Segment) -> Self {
         let versions = segment.versions.iter();
-        Columns {
+        SegmentColumns {
             tokens: segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect(),
             logprobs: segment.logprobs.iter().flat_map(|value| value.to_le_bytes()).collect(),
             versions: versions
@@ -27,8 +29,8 @@ impl Columns {
     }
 }
 
-/// Restores the values per token of `segment` from the bytes of [`Columns`]. Returns `None` if
-/// bytes are missing.
+/// Returns `segment` with the per-token values that [`SegmentColumns::encode`] has encoded. Returns
+/// `None` if the length of a list is not a multiple of its item size.
 pub fn decode_columns(
     segment: Segment,
     tokens: &[u8],
@@ -41,18 +43,18 @@ pub fn decode_columns(
     Some(Segment {
         tokens: tokens.iter().map(|word| u32::from_le_bytes(*word)).collect(),
         logprobs: logprobs.iter().map(|word| f32::from_le_bytes(*word)).collect(),
-        versions: versions.iter().map(version_run).collect::<Option<_>>()?,
+        versions: versions.iter().map(parse_version_run).collect::<Option<_>>()?,
         ..segment
     })
 }
 
-fn version_run(bytes: &[u8; 12]) -> Option<VersionRun> {
+fn parse_version_run(bytes: &[u8; 12]) -> Option<VersionRun> {
     let (version, len) = bytes.split_first_chunk::<8>()?;
     let len = u32::from_le_bytes(len.try_into().ok()?);
     Some(VersionRun { version: u64::from_le_bytes(*version), len })
 }
 
-/// Returns the stored name of a kind.
+/// Returns the name of a segment kind in stored data.
 pub fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Context => "given",
@@ -61,7 +63,7 @@ pub fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the kind with the stored name `name`, or `None` if the name is unknown.
+/// Returns the segment kind with the stored name `name`, or `None` if the name is unknown.
 pub fn parse_kind(name: &str) -> Option<Kind> {
     [Kind::Context, Kind::Sampled, Kind::Demonstrated]
         .into_iter()

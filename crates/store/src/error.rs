@@ -9,22 +9,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::Status;
 
-/// The cause of an error, independent of the backend.
+/// The underlying error of a [`StoreError`], whose type depends on the backend.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// The kind of an error. A service can map it to an HTTP status, and its client back to a code.
+/// The category of a store error. A server can map it to an HTTP status, and the client maps the
+/// status back to a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// The key has no record, or the store does not exist.
+    /// The requested key has no record, or the store does not exist.
     NotFound,
     /// A different value is recorded under the key.
     Conflict,
-    /// The value cannot be stored, for example because a number is not finite.
+    /// The value to write cannot be stored, for example because a number is not finite.
     Invalid,
-    /// Reading or writing is not permitted.
+    /// The caller has no permission to read or write.
     Forbidden,
-    /// The backend does not respond. A retry can succeed.
+    /// The backend does not respond. A later retry can succeed.
     Unavailable,
     /// The disk has no free space.
     Full,
@@ -35,7 +36,7 @@ pub enum Code {
     Foreign,
     /// The file has a schema version that this build cannot read.
     Version,
-    /// There is a bug in this program or in the backend.
+    /// There is a bug in Levade or in the backend.
     Internal,
 }
 
@@ -47,7 +48,7 @@ pub enum StoreError {
     Open {
         /// Location of the store.
         location: String,
-        /// Kind of the error.
+        /// Category of the error.
         code: Code,
         /// Cause of the error.
         source: Cause,
@@ -86,7 +87,7 @@ pub enum StoreError {
         run_dir: PathBuf,
     },
     /// The store was opened only for reading.
-    #[error("cannot record {key} in {location}, which was opened read-only")]
+    #[error("cannot record {key} in the store {location}, which was opened read-only")]
     ReadOnly {
         /// Location of the store.
         location: String,
@@ -114,7 +115,7 @@ pub enum StoreError {
         /// Current schema version of this build.
         expected: i32,
     },
-    /// The file holds the data of another run.
+    /// The file contains the data of another run.
     #[error(
         "{location} is the store of run {found}, not of run {expected}; use the directory of run \
          {found}, or name another store"
@@ -136,10 +137,10 @@ pub enum StoreError {
         /// Location of the store.
         location: String,
     },
-    /// Another trainer works on the run.
+    /// Another trainer has the lease of the run.
     #[error(
-        "another trainer works on the run in {location}: {holder}; stop that trainer first; if it \
-         runs no longer, its lease of the run ends in {seconds} s"
+        "another trainer works on the run in {location}: {holder}; stop that trainer first, or \
+         wait {seconds} s until its lease of the run ends if it no longer runs"
     )]
     Leased {
         /// Location of the store.
@@ -152,8 +153,8 @@ pub enum StoreError {
     },
     /// Another trainer has resumed the run since this store was opened.
     #[error(
-        "cannot record {key} in {location}: another trainer has resumed the run: {holder}; only \
-         one trainer can continue"
+        "cannot record {key} in the store {location}: another trainer has resumed the run: \
+         {holder}; only one trainer can continue the run"
     )]
     Fenced {
         /// Location of the store.
@@ -164,104 +165,106 @@ pub enum StoreError {
         holder: String,
     },
     /// Reading or writing failed.
-    #[error("cannot {action} {key} in {location}: {source}{}", remedy(*code))]
+    #[error("cannot {action} {key} in the store {location}: {source}{}", suggest_remedy(*code))]
     Failed {
         /// Location of the store.
         location: String,
-        /// Action that failed: `read`, `record`, `migrate`, `remove`, `list` or `request`.
+        /// Verb for the action that failed: `read`, `record`, `migrate`, `remove`, `list` or
+        /// `request`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
-        /// Kind of the error.
+        /// Category of the error.
         code: Code,
         /// Cause of the error.
         source: Cause,
     },
     /// The backend did not respond before the deadline. A write may still be committed, and can be
     /// retried.
-    #[error("waited {waited:?} to {action} {key} in {location}")]
+    #[error("timed out after {waited:?} while waiting to {action} {key} in the store {location}")]
     Deadline {
         /// Location of the store.
         location: String,
-        /// Action that timed out: `read`, `record` or `open`.
+        /// Verb for the action that timed out: `read`, `record` or `open`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
-        /// Duration of the wait.
+        /// Time for which the caller waited.
         waited: Duration,
     },
-    /// The thread of the store has exited.
+    /// The thread that accesses the file of the store has exited.
     #[error(
-        "cannot {action} {key} in {location}: the thread of the store has exited; start the \
-         program again: everything recorded so far is intact"
+        "cannot {action} {key} in the store {location}: the thread of the store has exited; start \
+         the program again: everything recorded so far is intact"
     )]
     Stopped {
         /// Location of the store.
         location: String,
-        /// Action that failed: `read`, `record` or `open`.
+        /// Verb for the action that failed: `read`, `record` or `open`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
     },
-    /// The key has no record.
-    #[error("{key} is not in {location}; start it first")]
+    /// The store has no record under the key.
+    #[error("{key} is not recorded in the store {location}; start it first")]
     Unknown {
         /// Location of the store.
         location: String,
-        /// Key of the call.
+        /// Key of the missing record, for example the id of an attempt.
         key: String,
     },
     /// A different value is recorded under the key.
     #[error(
-        "{key} is already recorded in {location} with another {field}; a record is never \
-         overwritten"
+        "{key} is already recorded in the store {location} with another {field}; a stored record \
+         is never overwritten"
     )]
     Conflict {
         /// Location of the store.
         location: String,
-        /// Key of the call.
+        /// Key of the existing record, for example the id of an attempt.
         key: String,
         /// Name of the first field in which the stored and the new value differ.
         field: &'static str,
     },
-    /// The attempt has ended: no segment can be appended, and its end cannot be changed. An
+    /// The attempt has ended, so no segment can be appended and its end cannot be changed. An
     /// abandoned attempt cannot be started again.
     #[error(
-        "{key} in {location} is {} and accepts no more writes; start another try",
+        "{key} in the store {location} is {} and accepts no more writes; start another try",
         status.name()
     )]
     Ended {
         /// Location of the store.
         location: String,
-        /// Key of the call.
+        /// Key of the rejected write: the id of the attempt.
         key: String,
         /// Status with which the attempt has ended.
         status: Status,
     },
-    /// The stored bytes are corrupt: they differ from anything that could have been written.
-    #[error("{key} in {location} is damaged: {what}")]
+    /// The stored bytes are damaged: no write can have produced them.
+    #[error("{key} in the store {location} is damaged: {what}")]
     Corrupt {
         /// Location of the store.
         location: String,
-        /// Key of the call.
+        /// Key of the damaged record, for example the id of an attempt.
         key: String,
-        /// Description of the problem.
+        /// Description of the damage.
         what: String,
     },
-    /// The value cannot be stored.
-    #[error("{key} cannot be recorded in {location}: {what}")]
+    /// The value has an unsupported content, for example a number that is not finite.
+    #[error("{key} cannot be recorded in the store {location}: {what}")]
     Unstorable {
         /// Location of the store.
         location: String,
-        /// Key of the call.
+        /// Key of the rejected write, for example the id of an attempt.
         key: String,
-        /// Description of the problem.
+        /// Reason why the value cannot be stored.
         what: String,
     },
 }
 
-/// Returns the way out of an error of a backend, or nothing if the cause names it.
-fn remedy(code: Code) -> &'static str {
+/// Returns the remedy that is appended to the message of a backend error. Empty if the cause
+/// already names the remedy.
+fn suggest_remedy(code: Code) -> &'static str {
     match code {
         Code::Full => "; free space on its disk: everything recorded so far is intact",
         _ => "",
@@ -269,7 +272,7 @@ fn remedy(code: Code) -> &'static str {
 }
 
 impl StoreError {
-    /// Returns the kind of the error.
+    /// Returns the category of the error.
     pub fn code(&self) -> Code {
         match self {
             StoreError::Open { code, .. } | StoreError::Failed { code, .. } => *code,
@@ -297,7 +300,7 @@ impl StoreError {
         self.code() == Code::Unavailable
     }
 
-    /// Returns whether the user can fix the cause: the file that they specified, or a full disk.
+    /// Returns whether the user can fix the cause, such as a wrong file name or a full disk.
     pub fn is_user_error(&self) -> bool {
         let unusable = matches!(
             self,
@@ -316,25 +319,28 @@ impl StoreError {
     }
 }
 
-/// An error inside a backend, before the location and the key are added.
+/// An error inside a storage backend. [`into_error`](Self::into_error) adds the location and the
+/// key.
 #[derive(Debug)]
 pub enum Failure {
-    /// The backend failed, or rejected the call for a reason of its own.
+    /// The backend failed, or rejected the call for a backend-specific reason.
     Backend(Code, Cause),
-    /// The key has no record.
+    /// The store has no record under the key.
     Unknown,
-    /// A different value is recorded under the key. The first field that differs is named.
+    /// A different value is recorded under the key. Contains the key and the name of the first
+    /// field that differs.
     Conflict(String, &'static str),
     /// The attempt has ended with this status.
     Ended(Status),
-    /// The stored bytes are corrupt. The text describes the problem.
+    /// The stored bytes are damaged. The text describes the damage.
     Corrupt(String),
-    /// The value cannot be stored. The text describes the problem.
+    /// The value cannot be stored. The text gives the reason.
     Unstorable(String),
 }
 
 impl Failure {
-    /// Converts the failure to an error that names the location, the action and the key.
+    /// Converts a failure of a backend to a [`StoreError`] that names the location of the store,
+    /// the action and the key.
     pub fn into_error(self, location: &str, action: &'static str, key: String) -> StoreError {
         let location = location.to_owned();
         match self {

@@ -83,12 +83,12 @@ pub mod wire;
 mod withdrawal;
 
 pub use error::{Code, StoreError};
-pub use location::{Access, Location, is_run_name};
+pub use location::{Location, StoreAccess, is_run_name};
 pub use memory::Memory;
 pub use mongo_url::{MongoUrl, PASSWORD_VARIABLE};
 pub use record::{
-    AppliedKlPenalty, Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt,
-    HighEntropy, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, Tries,
+    AppliedKlPenalty, Attempt, AttemptEnd, AttemptStart, AttemptSummary, EvalKey, FailedAttempt,
+    HighEntropy, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, TryCounts,
     Update, WriteOutcome,
 };
 pub use sqlite::rollouts::open_rollouts;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Code;
 use crate::{Memory, MongoUrl, Sqlite, Store, StoreError};
 
-/// Default name of the SQLite file in a run directory.
+/// Default name of the store's SQLite file in a run directory.
 const FILE: &str = "run.db";
 
 /// The location of a run's store, as the recipe key `run.store` specifies it.
@@ -31,11 +31,11 @@ const FILE: &str = "run.db";
 pub enum Location {
     /// An SQLite file. A relative path is resolved against the run directory.
     Sqlite(PathBuf),
-    /// Memory of the process. All data is lost when the process exits.
+    /// Memory of the process. All recorded data is lost when the process exits.
     Memory,
-    /// A MongoDB database, which is named after the run directory.
+    /// A MongoDB database. Its name is derived from the name of the run directory.
     Mongo(MongoUrl),
-    /// A store server, by its URL.
+    /// A store server that is reached over HTTP.
     Server {
         /// URL of the server, without a final slash.
         url: String,
@@ -44,11 +44,12 @@ pub enum Location {
     },
 }
 
-/// Purpose for which a store is opened. To write, the caller must hold the lock of the run
-/// directory.
+/// Purpose for which a store is opened: to start a run, to resume a run, or only to read. To write,
+/// the caller must hold the lock of the run directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access<'a> {
-    /// Writes a new run with this id. An existing file is accepted if it belongs to the same run.
+pub enum StoreAccess<'a> {
+    /// Writes a new run with this id. An existing file is accepted if it belongs to a run with the
+    /// same id.
     Start(&'a RunId),
     /// Continues an existing store, whatever its run id. If the process that started the run was
     /// killed before it had created the store, a store is created for the run with this id.
@@ -63,22 +64,22 @@ impl Location {
     ///
     /// # Errors
     /// - Returns [`StoreError::NotDurable`] if the location is [`Memory`](Self::Memory) and
-    ///   `access` is not [`Start`](Access::Start).
-    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
-    ///   file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
-    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file
+    ///   `access` is not [`Start`](StoreAccess::Start).
+    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if
+    ///   the file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
+    /// - For [`Resume`](StoreAccess::Resume), returns the errors of [`Sqlite::resume`] if the file
     ///   exists, and the errors of [`Sqlite::open`] if it does not.
-    /// - For [`Start`](Access::Start), returns the errors of [`Sqlite::open`], including
+    /// - For [`Start`](StoreAccess::Start), returns the errors of [`Sqlite::open`], including
     ///   [`StoreError::OtherRun`] if the file belongs to another run.
     /// - Returns [`StoreError::Open`] with [`Code::Invalid`] if the location is a server.
     pub async fn open_local(
         &self,
         run_dir: &Path,
-        access: Access<'_>,
+        access: StoreAccess<'_>,
     ) -> Result<Arc<dyn Store>, StoreError> {
         let (file, access) = match (self, access) {
             (Location::Sqlite(file), access) => (run_dir.join(file), access),
-            (Location::Memory, Access::Start(run)) => {
+            (Location::Memory, StoreAccess::Start(run)) => {
                 return Ok(Arc::new(Memory::new(run.clone())));
             }
             (Location::Memory, _) => {
@@ -86,14 +87,14 @@ impl Location {
             }
             (Location::Mongo(_) | Location::Server { .. }, _) => {
                 return Err(StoreError::Open {
-                    location: self.without_password(),
+                    location: self.to_text_without_password(),
                     code: Code::Invalid,
                     source: "it is on a server".into(),
                 });
             }
         };
         let store = match access {
-            Access::Read if !file.exists() => {
+            StoreAccess::Read if !file.exists() => {
                 let location = file.display().to_string();
                 let source = std::io::ErrorKind::NotFound.into();
                 return Err(StoreError::Open {
@@ -102,14 +103,15 @@ impl Location {
                     source: Box::<std::io::Error>::new(source),
                 });
             }
-            Access::Read => Sqlite::open_existing(&file).await?,
-            Access::Resume(run) if file.exists() => Sqlite::resume(&file, run).await?,
-            Access::Start(run) | Access::Resume(run) => Sqlite::open(&file, run).await?,
+            StoreAccess::Read => Sqlite::open_existing(&file).await?,
+            StoreAccess::Resume(run) if file.exists() => Sqlite::resume(&file, run).await?,
+            StoreAccess::Start(run) | StoreAccess::Resume(run) => Sqlite::open(&file, run).await?,
         };
         Ok(Arc::new(store))
     }
 
-    /// Returns the path of the store's file, or `None` if the store is not a file of this machine.
+    /// Returns the path of the store's SQLite file, or `None` if the store is not a file on this
+    /// machine.
     pub fn file(&self, run_dir: &Path) -> Option<PathBuf> {
         match self {
             Location::Sqlite(file) => Some(run_dir.join(file)),
@@ -117,7 +119,7 @@ impl Location {
         }
     }
 
-    /// Returns whether the data survives the exit of the process that writes it.
+    /// Returns whether recorded data survives the exit of the process that writes it.
     pub fn is_durable(&self) -> bool {
         match self {
             Location::Sqlite(_) | Location::Mongo(_) | Location::Server { .. } => true,
@@ -125,15 +127,15 @@ impl Location {
         }
     }
 
-    /// Returns the location for messages.
-    fn without_password(&self) -> String {
+    /// Returns the location as text for messages. The password of a MongoDB URL is left out.
+    fn to_text_without_password(&self) -> String {
         match self {
             Location::Mongo(url) => format!("{url:?}"),
             other => other.to_string(),
         }
     }
 
-    /// Returns whether this is the location that an empty `run.store` names.
+    /// Returns whether this is the default location, which an empty `run.store` selects.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -165,19 +167,20 @@ const KNOWN: &str = "use \"sqlite:PATH\", where PATH is relative to the run's di
                      \"memory:\", \"http://HOST:PORT/NAME\" for a store server, \
                      \"mongodb://HOST:PORT/PREFIX\", or \"\" for sqlite:run.db";
 
-/// Parses the URL of a server, with or without the name of a run. `rest` follows the scheme.
+/// Parses the URL of a store server, with or without the name of a run. `rest` is the URL without
+/// its scheme.
 fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
     let wrong = |why: &str| Err(format!("\"{text}\" is not a store location: {why}; {KNOWN}"));
-    let Some(rest) = rest.strip_prefix("//") else { return wrong("it has no host") };
+    let Some(rest) = rest.strip_prefix("//") else { return wrong("the URL has no host") };
     let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
     let name = name.trim_end_matches('/');
     if authority.is_empty() || authority.contains(['?', '#', ' ']) {
-        return wrong("it has no host");
+        return wrong("the URL has no host");
     }
     if let Some((_, host)) = authority.rsplit_once('@') {
         // The error must not show the key.
         return Err(format!(
-            "a store location with a user or a key before \"@{host}\" is not permitted; set \
+            "a store location must not contain a user or a key before \"@{host}\"; set \
              LEVADE_STORE_KEY to the key"
         ));
     }
@@ -189,8 +192,8 @@ fn parse_server(text: &str, rest: &str) -> Result<Location, String> {
     Ok(Location::Server { url, name })
 }
 
-/// Returns whether a run on a server can have this name: at most 128 letters, digits, `-`, `_` and
-/// `.`, of which `.` is not the first.
+/// Returns whether `name` is a valid name for a run on a store server: at most 128 letters, digits,
+/// `-`, `_` and `.`, and no leading `.`.
 pub fn is_run_name(name: &str) -> bool {
     let is_permitted = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=128).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(is_permitted)
@@ -265,30 +268,30 @@ mod tests {
     }
 
     #[test]
-    fn open_starts_resumes_and_reads_a_file() {
+    fn location_opens_sqlite_file_to_start_resume_and_read_run() {
         let dir = tempfile::tempdir().unwrap();
         let location = Location::Sqlite("records.db".into());
         let run = RunId("run".into());
         let other = RunId("other".into());
-        let error = wait(location.open_local(dir.path(), Access::Read)).err().unwrap();
+        let error = wait(location.open_local(dir.path(), StoreAccess::Read)).err().unwrap();
         assert!(error.is_user_error() && error.to_string().contains("records.db"), "{error}");
-        drop(wait(location.open_local(dir.path(), Access::Start(&run))).unwrap());
+        drop(wait(location.open_local(dir.path(), StoreAccess::Start(&run))).unwrap());
         assert!(location.file(dir.path()).unwrap().is_file());
-        assert!(wait(location.open_local(dir.path(), Access::Start(&other))).is_err());
-        for access in [Access::Resume(&other), Access::Read] {
+        assert!(wait(location.open_local(dir.path(), StoreAccess::Start(&other))).is_err());
+        for access in [StoreAccess::Resume(&other), StoreAccess::Read] {
             assert_eq!(*wait(location.open_local(dir.path(), access)).unwrap().run(), run);
         }
     }
 
     #[test]
-    fn memory_store_rejects_resume_and_read() {
+    fn location_in_memory_rejects_resume_and_read() {
         let dir = Path::new("runs/a");
         let run = RunId("run".into());
         assert_eq!(
-            *wait(Location::Memory.open_local(dir, Access::Start(&run))).unwrap().run(),
+            *wait(Location::Memory.open_local(dir, StoreAccess::Start(&run))).unwrap().run(),
             run
         );
-        for access in [Access::Resume(&run), Access::Read] {
+        for access in [StoreAccess::Resume(&run), StoreAccess::Read] {
             let error = wait(Location::Memory.open_local(dir, access)).err().unwrap();
             assert!(error.is_user_error() && error.to_string().contains("runs/a"), "{error}");
         }

@@ -6,33 +6,35 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-/// Maximum length of the name of a database, in bytes, on every server.
+/// Maximum length of a database name, in bytes, that every MongoDB server accepts.
 const MAX_NAME: usize = 60;
 
-/// The scheme of a URL.
+/// Scheme of a MongoDB URL.
 const SCHEME: &str = "mongodb://";
 
-/// Environment variable with the password of a URL that names only a user.
+/// Environment variable from which the password is read if a MongoDB URL contains only a user name.
 pub const PASSWORD_VARIABLE: &str = "LEVADE_MONGODB_PASSWORD";
 
-/// The address of a server, and the database or the prefix of databases that a URL names.
+/// A parsed MongoDB URL: the server address, and the database or database prefix that the path
+/// names.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MongoUrl {
-    /// User and password with the following `@`, or empty.
+    /// User name and password, with the `@` that follows. Empty if the URL names no user.
     credentials: String,
-    /// Hosts, separated by commas.
+    /// Host names with ports, separated by commas.
     hosts: String,
-    /// Path without the slash.
+    /// Path of the URL without the leading slash: a database name or prefix. Empty if the URL has
+    /// no path.
     path: String,
-    /// Options with the preceding `?`, or empty.
+    /// Query string of the URL, with the leading `?`. Empty if the URL has no options.
     options: String,
 }
 
 impl FromStr for MongoUrl {
     type Err = String;
 
-    /// Parses `mongodb://[USER[:PASSWORD]@]HOST[:PORT][,…][/PATH][?OPTIONS]`. Returns a description
-    /// of the problem if the text is not such a URL.
+    /// Parses `mongodb://[USER[:PASSWORD]@]HOST[:PORT][,…][/PATH][?OPTIONS]`. The error describes
+    /// why the text is not such a URL.
     fn from_str(text: &str) -> Result<Self, String> {
         let Some(rest) = text.strip_prefix(SCHEME) else {
             let shown = text.rsplit('@').next().unwrap_or_default();
@@ -56,7 +58,7 @@ impl FromStr for MongoUrl {
 }
 
 impl fmt::Display for MongoUrl {
-    /// Writes the URL as it was parsed, with its password.
+    /// Formats the URL as it was parsed, including its password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MongoUrl { credentials, hosts, path, options } = self;
         let slash = if path.is_empty() && options.is_empty() { "" } else { "/" };
@@ -71,10 +73,10 @@ impl fmt::Debug for MongoUrl {
 }
 
 impl MongoUrl {
-    /// Returns the URL for the driver. The path is left out, because the driver would look for the
-    /// user in that database instead of in `admin`. `password` is added if the URL names only a
-    /// user.
-    pub fn for_driver(&self, password: Option<&str>) -> String {
+    /// Returns the URL to pass to the MongoDB driver, without the path: with a path, the driver
+    /// would look for the user in that database instead of in `admin`. `password` is inserted if
+    /// the URL contains only a user name.
+    pub fn to_driver_url(&self, password: Option<&str>) -> String {
         let MongoUrl { credentials, hosts, options, .. } = self;
         let credentials = match (credentials.strip_suffix('@'), password) {
             (Some(user), Some(password)) if !user.contains(':') => {
@@ -85,28 +87,29 @@ impl MongoUrl {
         format!("{SCHEME}{credentials}{hosts}/{options}")
     }
 
-    /// Returns the location of a database for messages, without user, password and options.
+    /// Returns the location of `database` for messages, without user name, password and options.
     pub fn location(&self, database: &str) -> String {
         format!("{SCHEME}{}/{database}", self.hosts)
     }
 
-    /// Returns the name of the database for rollouts: the path, or `levade`.
-    pub fn rollouts_database(&self) -> String {
-        if self.path.is_empty() { "levade".to_owned() } else { database_name(&self.path) }
+    /// Returns the name of the database that stores rollouts: the path of the URL, or `levade` if
+    /// the path is empty.
+    pub fn rollouts_database_name(&self) -> String {
+        if self.path.is_empty() { "levade".to_owned() } else { to_database_name(&self.path) }
     }
 
-    /// Returns the name of the database of the run in `run_dir`: the name of the directory, after
-    /// the path and an underscore if the URL has a path.
-    pub fn run_database(&self, run_dir: &Path) -> String {
+    /// Returns the name of the database that stores the run in `run_dir`: the name of the
+    /// directory. If the URL has a path, the path and an underscore are prepended.
+    pub fn run_database_name(&self, run_dir: &Path) -> String {
         let absolute = run_dir.canonicalize().or_else(|_| std::path::absolute(run_dir));
         let absolute = absolute.unwrap_or_else(|_| run_dir.to_owned());
         let name = absolute.file_name().unwrap_or_default().to_string_lossy();
         let separator = if self.path.is_empty() { "" } else { "_" };
-        database_name(&format!("{}{separator}{name}", self.path))
+        to_database_name(&format!("{}{separator}{name}", self.path))
     }
 }
 
-/// Encodes the bytes of a password that a URL cannot contain.
+/// Percent-encodes the bytes of a password that are reserved in a URL.
 fn percent_encode(text: &str) -> String {
     text.bytes().fold(String::new(), |mut encoded, byte| {
         if byte.is_ascii_alphanumeric() {
@@ -118,9 +121,9 @@ fn percent_encode(text: &str) -> String {
     })
 }
 
-/// Converts a name to one that every server accepts. A name that must be changed gets a hash, so
-/// that different names stay different.
-fn database_name(name: &str) -> String {
+/// Converts `name` to a database name that every MongoDB server accepts. If characters must be
+/// changed, a hash is appended, so that different names stay different.
+fn to_database_name(name: &str) -> String {
     // Servers that ignore case, as on Windows, reject names that differ only in case.
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
@@ -140,18 +143,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_separates_parts_and_errors_hide_the_password() {
+    fn mongo_url_is_split_into_parts_and_errors_hide_password() {
         let text = "mongodb://u:s%40cret@a:1,b:2/runs?authSource=x";
         let url: MongoUrl = text.parse().unwrap();
         assert_eq!(url.to_string(), text);
-        assert_eq!(url.for_driver(Some("z")), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
+        assert_eq!(url.to_driver_url(Some("z")), "mongodb://u:s%40cret@a:1,b:2/?authSource=x");
         assert_eq!(url.location("d"), "mongodb://a:1,b:2/d");
-        assert_eq!(url.rollouts_database(), "runs");
+        assert_eq!(url.rollouts_database_name(), "runs");
         assert!(!format!("{url:?}").contains("s%40cret"));
         let plain: MongoUrl = "mongodb://u@a".parse().unwrap();
-        assert_eq!(plain.for_driver(Some("p@:/ä")), "mongodb://u:p%40%3A%2F%C3%A4@a/");
-        assert_eq!(plain.for_driver(None), "mongodb://u@a/");
-        assert_eq!(plain.rollouts_database(), "levade");
+        assert_eq!(plain.to_driver_url(Some("p@:/ä")), "mongodb://u:p%40%3A%2F%C3%A4@a/");
+        assert_eq!(plain.to_driver_url(None), "mongodb://u@a/");
+        assert_eq!(plain.rollouts_database_name(), "levade");
         assert_eq!(plain.to_string(), "mongodb://u@a");
         for bad in
             ["mongodb+srv://u:secret@h/x", "mongodb://", "mongodb://u:secret@h/a/b", "http://h"]
@@ -162,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn database_names_are_valid_and_distinct() {
+    fn mongodb_database_names_are_valid_and_distinct() {
         let url = "mongodb://h/team".parse::<MongoUrl>().unwrap();
-        assert_eq!(url.run_database(Path::new("/runs/calculator")), "team_calculator");
+        assert_eq!(url.run_database_name(Path::new("/runs/calculator")), "team_calculator");
         let long = "x".repeat(200);
         let names = ["/r/a.b", "/r/a_b", "/r/a b", &format!("/r/{long}1"), &format!("/r/{long}2")]
-            .map(|dir| url.run_database(Path::new(dir)));
+            .map(|dir| url.run_database_name(Path::new(dir)));
         for (index, one) in names.iter().enumerate() {
             assert!(one.len() <= MAX_NAME && !one.contains(['.', ' ', '/']), "{one}");
             assert!(names[..index].iter().all(|other| other != one), "{one}");

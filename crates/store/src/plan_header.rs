@@ -6,88 +6,89 @@ use serde::{Deserialize, Serialize};
 use crate::record::{AppliedKlPenalty, HighEntropy, PolicyPlan, Update};
 use crate::{PlannedSequence, StepPlan};
 
-/// A step plan without its sequences.
+/// The part of a step plan that is serialized as JSON: everything except its sequences.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StepHeader {
+pub struct StepPlanHeader {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "places")]
     group_positions: Vec<u64>,
-    policies: Vec<PolicyHeader>,
+    policies: Vec<PolicyPlanHeader>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PolicyHeader {
+struct PolicyPlanHeader {
     policy: String,
     version: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kl: Option<AppliedKlPenalty>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     high_entropy: Option<HighEntropy>,
-    updates: Vec<UpdateHeader>,
+    updates: Vec<UpdatePlanHeader>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct UpdateHeader {
+struct UpdatePlanHeader {
     #[serde(rename = "cut")]
     micro_batch_plan: MicroBatchPlan,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<MicroBatchPlan>,
 }
 
-impl From<&StepPlan> for StepHeader {
+impl From<&StepPlan> for StepPlanHeader {
     fn from(plan: &StepPlan) -> Self {
-        StepHeader {
+        StepPlanHeader {
             group_positions: plan.group_positions.clone(),
-            policies: plan.policies.iter().map(PolicyHeader::from).collect(),
+            policies: plan.policies.iter().map(PolicyPlanHeader::from).collect(),
         }
     }
 }
 
-impl From<&PolicyPlan> for PolicyHeader {
+impl From<&PolicyPlan> for PolicyPlanHeader {
     fn from(plan: &PolicyPlan) -> Self {
-        PolicyHeader {
+        PolicyPlanHeader {
             policy: plan.policy.clone(),
             version: plan.version,
             kl: plan.kl,
             high_entropy: plan.high_entropy.clone(),
-            updates: plan.updates.iter().map(UpdateHeader::from).collect(),
+            updates: plan.updates.iter().map(UpdatePlanHeader::from).collect(),
         }
     }
 }
 
-impl From<&Update> for UpdateHeader {
+impl From<&Update> for UpdatePlanHeader {
     fn from(update: &Update) -> Self {
-        UpdateHeader {
+        UpdatePlanHeader {
             micro_batch_plan: update.micro_batch_plan.clone(),
             critic: update.critic_plan.clone(),
         }
     }
 }
 
-impl StepHeader {
-    /// Returns the plan of a step, without sequences.
+impl StepPlanHeader {
+    /// Creates the plan of step `step` of phase `phase` from this header. The updates have no
+    /// sequences yet.
     pub fn into_plan(self, phase: u32, step: u32) -> StepPlan {
-        let policies = self.policies.into_iter().map(PolicyHeader::into_plan).collect();
+        let policies = self.policies.into_iter().map(PolicyPlanHeader::into_plan).collect();
         StepPlan { phase, step, group_positions: self.group_positions, policies }
     }
 }
 
-impl PolicyHeader {
+impl PolicyPlanHeader {
     fn into_plan(self) -> PolicyPlan {
         PolicyPlan {
             policy: self.policy,
             version: self.version,
             kl: self.kl,
             high_entropy: self.high_entropy,
-            updates: self.updates.into_iter().map(UpdateHeader::into_update).collect(),
+            updates: self.updates.into_iter().map(UpdatePlanHeader::into_update).collect(),
         }
     }
 }
 
-impl UpdateHeader {
+impl UpdatePlanHeader {
     fn into_update(self) -> Update {
         Update {
             sequences: Vec::new(),
@@ -97,7 +98,8 @@ impl UpdateHeader {
     }
 }
 
-/// Iterates over the sequences of a plan in order, each after the indices of its policy and update.
+/// Iterates over the sequences of a step plan in order, each with the index of its policy and the
+/// index of its update.
 pub fn indexed_sequences(plan: &StepPlan) -> impl Iterator<Item = (u32, u32, &PlannedSequence)> {
     plan.policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().flat_map(move |(update, update_plan)| {
@@ -107,7 +109,7 @@ pub fn indexed_sequences(plan: &StepPlan) -> impl Iterator<Item = (u32, u32, &Pl
     })
 }
 
-/// Adds a sequence to an update of a plan.
+/// Appends a sequence to update `update` of policy `policy` in a step plan.
 ///
 /// # Errors
 /// Returns a message if the plan has no such update.

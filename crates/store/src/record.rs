@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// The attempt has started and not ended.
+    /// The attempt has started and has not ended yet.
     Running,
-    /// The attempt ended by itself or at a limit of the recipe, and has its score.
+    /// The attempt has its score. It ended by itself or at a limit that the recipe sets.
     Completed,
-    /// The attempt ended and waits for its score. It ends again when the score arrives.
+    /// The attempt ended and waits for its score. Its end is recorded again when the score arrives.
     Unscored,
-    /// Something outside the model broke. The outcome contains the error.
+    /// An error outside the model broke the attempt. The outcome contains the error.
     Failed,
     /// The attempt produced nothing usable and was replaced by another try in the same slot.
     Superseded,
@@ -53,22 +53,22 @@ impl Status {
         }
     }
 
-    /// Parses a stored name. Returns `None` if no status has this name.
+    /// Returns the status with the stored name `name`, or `None` if the name is unknown.
     pub fn parse(name: &str) -> Option<Self> {
         Status::ALL.into_iter().find(|s| s.name() == name)
     }
 
-    /// Returns whether an attempt with this status can be the try that counts in its slot.
+    /// Returns whether an attempt with this status can be the try that counts in its attempt slot.
     pub fn can_count(self) -> bool {
         matches!(self, Status::Completed | Status::Unscored | Status::Failed)
     }
 
-    /// Returns whether a try with this status must not be repeated from the same random stream.
+    /// Returns whether the try after a try with this status must use another random number stream.
     pub fn needs_another_stream(self) -> bool {
         matches!(self, Status::Superseded | Status::Withdrawn)
     }
 
-    /// Returns whether an attempt can end with this status.
+    /// Returns whether an attempt can be ended with this status.
     pub fn is_end(self) -> bool {
         !matches!(self, Status::Running | Status::Withdrawn)
     }
@@ -79,9 +79,9 @@ impl Status {
 pub struct Attempt {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Slot of the attempt in the run.
+    /// Attempt slot: position of the attempt in the run.
     pub slot: AttemptSlot,
-    /// Index of the try in that slot, from 0. The last try with a status that counts is used.
+    /// Index of the try in its attempt slot, from 0. The last try whose status can count is used.
     pub number: u32,
     /// The task that the agent was given, as JSON.
     pub task: serde_json::Value,
@@ -95,14 +95,14 @@ pub struct Attempt {
     /// Parts of the reward that were credited before the end of the attempt, each to one segment,
     /// turn or agent. The remainder is credited to the outcome.
     pub step_rewards: Vec<StepReward>,
-    /// State of the attempt.
+    /// Current state of the attempt.
     pub status: Status,
     /// All tokens of the attempt, in segments.
     pub trajectory: Trajectory,
 }
 
 impl Attempt {
-    /// Creates a running attempt without segments from its start.
+    /// Creates a running attempt without segments from its start record.
     pub fn from_start(start: &AttemptStart) -> Self {
         let AttemptStart { id, slot, number, task } = start.clone();
         Attempt {
@@ -119,7 +119,8 @@ impl Attempt {
         }
     }
 
-    /// Returns whether the attempt broke and its status or outcome records it.
+    /// Returns whether the attempt broke. An abandoned attempt counts only if its outcome contains
+    /// an error.
     pub fn is_failure(&self) -> bool {
         match self.status {
             Status::Failed | Status::Superseded => true,
@@ -128,12 +129,12 @@ impl Attempt {
         }
     }
 
-    /// Returns the end of the attempt: its outcome, score, reward and status.
-    pub fn end(&self) -> End {
+    /// Returns the end of the attempt: its outcome, score, rewards and status.
+    pub fn end(&self) -> AttemptEnd {
         let Attempt { outcome, score, reward, step_rewards, status, .. } = self;
         let outcome = outcome.clone();
         let step_rewards = step_rewards.clone();
-        End { outcome, score: *score, reward: *reward, step_rewards, status: *status }
+        AttemptEnd { outcome, score: *score, reward: *reward, step_rewards, status: *status }
     }
 }
 
@@ -142,33 +143,35 @@ impl Attempt {
 pub struct AttemptStart {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Slot of the attempt in the run.
+    /// Attempt slot: position of the attempt in the run.
     pub slot: AttemptSlot,
-    /// Index of the try in that slot, from 0.
+    /// Index of the try in its attempt slot, from 0.
     pub number: u32,
     /// The task that the agent was given, as JSON.
     pub task: serde_json::Value,
 }
 
-/// The end of an attempt: its outcome, score, reward and status.
+/// The end of an attempt: its outcome, score, rewards and status.
 #[derive(Debug, Clone, PartialEq)]
-pub struct End {
-    /// Outcome of the attempt.
+pub struct AttemptEnd {
+    /// Outcome of the attempt: why it ended and what it returned.
     pub outcome: Outcome,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
     /// Total reward that training reinforces. `None` if the attempt must not be trained on.
     pub reward: Option<f64>,
-    /// Parts of the reward that were credited before the end of the attempt.
+    /// Parts of the reward that were credited before the end of the attempt, each to one segment,
+    /// turn or agent.
     pub step_rewards: Vec<StepReward>,
-    /// Status after the end. Must not be [`Status::Running`].
+    /// Status of the attempt after its end. Must not be [`Status::Running`].
     pub status: Status,
 }
 
-/// The number of tries in an attempt slot.
+/// Counts of the tries in an attempt slot, from which the next try is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Tries {
-    /// Index of the next try: one more than the index of the last started try, or 0.
+pub struct TryCounts {
+    /// Index of the next try: one more than the index of the last try that started. 0 if no try has
+    /// started.
     pub next: u32,
     /// Number of superseded and withdrawn tries. Abandoned tries are not counted: this number
     /// selects the random number stream of the next try, so that a run that was killed and resumed
@@ -187,37 +190,37 @@ pub struct StepReward {
     pub reward: f64,
 }
 
-/// An attempt without its segments, for listings.
+/// An attempt without its segments, as listings show it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptSummary {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Slot of the attempt in the run.
+    /// Attempt slot: position of the attempt in the run.
     pub slot: AttemptSlot,
-    /// Index of the try in that slot, from 0.
+    /// Index of the try in its attempt slot, from 0.
     pub number: u32,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
     /// Total reward that training reinforces. `None` if the attempt must not be trained on.
     pub reward: Option<f64>,
-    /// State of the attempt.
+    /// Current state of the attempt.
     pub status: Status,
     /// Number of tokens that the model sampled.
     pub sampled_tokens: u64,
-    /// Number of tokens in all segments.
+    /// Number of tokens in all segments: context, sampled and demonstrated.
     pub tokens: u64,
 }
 
-/// An attempt that broke, for listings.
+/// An attempt that broke, as listings of failures show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
-    /// Slot of the attempt in the run.
+    /// Attempt slot: position of the attempt in the run.
     pub slot: AttemptSlot,
-    /// Index of the try in that slot, from 0.
+    /// Index of the try in its attempt slot, from 0.
     pub number: u32,
-    /// [`Failed`](Status::Failed), [`Superseded`](Status::Superseded) or
+    /// Status of the attempt: [`Failed`](Status::Failed), [`Superseded`](Status::Superseded) or
     /// [`Abandoned`](Status::Abandoned).
     pub status: Status,
     /// Error that broke the attempt. `None` if the try was superseded because it sampled no token.
@@ -236,13 +239,13 @@ impl From<&Attempt> for FailedAttempt {
     }
 }
 
-/// One value per trained token of a sequence, run-length encoded as (value, tokens). A run of 0
-/// tokens extends to the end of the sequence.
+/// One number for every trained token of a sequence, run-length encoded as pairs (value, number of
+/// tokens). A run of 0 tokens extends to the end of the sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);
 
 impl PerToken {
-    /// Creates a list with the same value for all tokens.
+    /// Creates a list that has the same value for every token of a sequence of any length.
     pub fn uniform(value: f32) -> Self {
         PerToken(vec![(value, 0)])
     }
@@ -274,7 +277,8 @@ impl PerToken {
         })
     }
 
-    /// Serializes each run as a little-endian `f32` and `u32`.
+    /// Serializes each run of equal values as a little-endian `f32` (value) and `u32` (number of
+    /// tokens).
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0
             .iter()
@@ -283,7 +287,8 @@ impl PerToken {
             .collect()
     }
 
-    /// Parses the output of [`to_bytes`](Self::to_bytes). Returns `None` if bytes are missing.
+    /// Parses the output of [`to_bytes`](Self::to_bytes). Returns `None` if the length is not a
+    /// multiple of 8 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (chunks, []) = bytes.as_chunks::<4>() else { return None };
         let (runs, []) = chunks.as_chunks::<2>() else { return None };
@@ -294,18 +299,19 @@ impl PerToken {
         ))
     }
 
-    /// Creates a list from the runs that schema 3 stored.
+    /// Creates a list from the pairs (value, number of tokens) that schema 3 stored.
     pub(crate) fn from_runs(runs: Vec<(f32, u32)>) -> Self {
         PerToken(runs)
     }
 
-    /// Iterates over the values of the runs, one per run.
+    /// Iterates over the values of the run-length encoding, one for each run of equal values.
     pub fn run_values(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().map(|(value, _)| *value)
     }
 }
 
-/// A sequence that a step trains on: the segments from a root to `leaf`.
+/// A sequence that a training step trains on: the segments from a root of the attempt's tree to
+/// `leaf`.
 ///
 /// The sampled and demonstrated segments are the targets, except those that an earlier leaf of the
 /// same attempt already trains.
@@ -313,7 +319,7 @@ impl PerToken {
 pub struct PlannedSequence {
     /// Attempt that contains the sequence.
     pub attempt: AttemptId,
-    /// Last segment of the sequence.
+    /// Last segment of the sequence, which identifies it within the attempt.
     pub leaf: SegmentId,
     /// Advantage of every trained token. 0 for demonstrations, whose loss does not use advantages.
     pub advantage: PerToken,
@@ -343,7 +349,8 @@ impl Update {
     }
 }
 
-/// The plan of a training step, recorded before the step runs.
+/// The plan of a training step: the sequences and micro-batches to train on. It is recorded before
+/// the step runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepPlan {
     /// Index of the phase in the recipe, from 0.
@@ -353,7 +360,7 @@ pub struct StepPlan {
     /// Positions of the step's groups in the phase's task order, including zero-variance groups.
     /// Empty for demonstrations.
     pub group_positions: Vec<u64>,
-    /// Plans of the policies that the step trains, in training order.
+    /// Plans of the policies that the step trains, in the order in which they are trained.
     pub policies: Vec<PolicyPlan>,
 }
 
@@ -375,7 +382,7 @@ pub struct PolicyPlan {
     pub kl: Option<AppliedKlPenalty>,
     /// Selection of high-entropy tokens. `None` if all tokens kept their advantages.
     pub high_entropy: Option<HighEntropy>,
-    /// Optimizer steps, in order.
+    /// Optimizer steps of the policy, in the order in which they run.
     pub updates: Vec<Update>,
 }
 
@@ -411,7 +418,8 @@ pub struct HighEntropy {
     pub thresholds: Vec<f64>,
 }
 
-/// The time of an evaluation: after `step` steps of `phase`. (0, 0) is before the first phase.
+/// Identifies an evaluation by its time: after `step` steps of `phase`. (0, 0) is before the first
+/// phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EvalKey {
     /// Index of the phase in the recipe, from 0.

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, StoreError,
-    Tries, WithdrawRequest, Withdrawal, WriteOutcome,
+    Attempt, AttemptEnd, AttemptStart, AttemptSummary, EvalKey, FailedAttempt, StepPlan,
+    StoreError, TryCounts, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 
 /// The store of one run. Share it as `Arc<dyn Store>`.
@@ -26,16 +26,17 @@ pub trait Store: Debug + Send + Sync {
     /// Returns the id of the run whose data the store holds.
     fn run(&self) -> &RunId;
 
-    /// Returns the location of the store for messages, for example a file path or an address.
+    /// Returns the location of the store for messages, such as a file path or a URL.
     fn location(&self) -> &str;
 
-    /// Records the start of an attempt, which is then [`Running`](crate::Status::Running).
+    /// Records the start of an attempt. The status of the attempt is then
+    /// [`Running`](crate::Status::Running).
     ///
     /// # Errors
     /// Returns [`StoreError::Unstorable`] if the id does not belong to this run, slot and try,
     /// [`StoreError::Conflict`] if an attempt with another task is recorded under the id, and
     /// [`StoreError::Ended`] if the attempt was abandoned.
-    async fn start(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError>;
+    async fn start_attempt(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError>;
 
     /// Appends all of `segments`, or none of them, to a running attempt.
     ///
@@ -49,13 +50,13 @@ pub trait Store: Debug + Send + Sync {
     /// but the attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has
     /// a temperature that is not finite, or does not fit the trajectory: its parent, the position
     /// of its fork or its number of values per token.
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
     ) -> Result<WriteOutcome, StoreError>;
 
-    /// Records the end of an attempt that is running or ended as
+    /// Records the end of an attempt whose status is running or
     /// [`Unscored`](crate::Status::Unscored).
     ///
     /// # Errors
@@ -64,7 +65,11 @@ pub trait Store: Debug + Send + Sync {
     /// different end. Returns [`StoreError::Unstorable`] if the status is
     /// [`Running`](crate::Status::Running) or if a score, a reward or a part of a reward is not
     /// finite.
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError>;
+    async fn end_attempt(
+        &self,
+        id: &AttemptId,
+        end: &AttemptEnd,
+    ) -> Result<WriteOutcome, StoreError>;
 
     /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their
     /// number.
@@ -87,12 +92,12 @@ pub trait Store: Debug + Send + Sync {
     /// Records one complete attempt in one write.
     ///
     /// # Errors
-    /// Returns an error if [`record_attempts`](Self::record_attempts) does.
+    /// Returns the errors of [`record_attempts`](Self::record_attempts).
     async fn record_attempt(&self, attempt: &Attempt) -> Result<WriteOutcome, StoreError> {
         self.record_attempts(std::slice::from_ref(attempt)).await
     }
 
-    /// Returns the attempt with this id, whatever its status, or `None` if it is not recorded.
+    /// Returns the attempt with the id `id`, whatever its status, or `None` if it is not recorded.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -105,21 +110,22 @@ pub trait Store: Debug + Send + Sync {
     /// Returns an error if reading fails.
     async fn last_try(&self, slot: &AttemptSlot) -> Result<Option<Attempt>, StoreError>;
 
-    /// Returns the index of the next try in an attempt slot, and how many tries were superseded.
+    /// Returns the index of the next try in an attempt slot, and the number of superseded and
+    /// withdrawn tries.
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError>;
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<TryCounts, StoreError>;
 
-    /// Returns the distinct tasks of all attempts started for `purpose`, including running ones.
-    /// Erased tasks are not returned.
+    /// Returns the distinct tasks of all attempts that were started for `purpose`, including
+    /// running attempts. Erased tasks are not returned.
     ///
     /// # Errors
     /// Returns an error if reading fails.
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError>;
 
-    /// Returns summaries of the tries that count for `purpose`, sorted by phase, step, group and
-    /// sample.
+    /// Returns summaries of the attempts for `purpose`, sorted by phase, step, group and sample.
+    /// Each attempt slot is represented by the try that counts.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -142,13 +148,13 @@ pub trait Store: Debug + Send + Sync {
     /// not fit the sequences of its update.
     async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError>;
 
-    /// Returns the plan of a training step, or `None` if none is recorded.
+    /// Returns the plan of a training step, or `None` if no plan is recorded for the step.
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError>;
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError>;
 
-    /// Returns (phase, step) of all recorded plans, in ascending order.
+    /// Returns the keys (phase, step) of all recorded step plans, in ascending order.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -186,8 +192,8 @@ pub trait Store: Debug + Send + Sync {
     /// repeated request completes the erasure.
     async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError>;
 
-    /// Returns all tombstones in the order in which they were added. An attempt that was first
-    /// withdrawn and later erased has two tombstones.
+    /// Returns the tombstones of all withdrawn attempts, in the order in which they were added. An
+    /// attempt that was first withdrawn and later erased has two tombstones.
     ///
     /// # Errors
     /// Returns an error if reading fails.

@@ -22,13 +22,14 @@ pub fn person_subject(key: &str) -> String {
     format!("person {key}")
 }
 
-/// A request to withdraw attempts.
+/// A request to withdraw attempts from a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WithdrawRequest {
     /// Ids of attempts to withdraw.
     pub attempts: Vec<AttemptId>,
-    /// Tasks as JSON. All attempts at an equal task are withdrawn, whatever their status.
+    /// Tasks as JSON. All attempts at a task that equals one of them are withdrawn, whatever their
+    /// status.
     pub tasks: Vec<Value>,
     /// Subject under which `tasks` are recorded as withdrawn: the id of a task, or
     /// [`person_subject`]. `None` if only attempts are withdrawn.
@@ -37,12 +38,12 @@ pub struct WithdrawRequest {
     pub reason: String,
     /// Time of the request as a Unix timestamp in seconds.
     pub at: u64,
-    /// Whether texts and tokens are erased.
+    /// Whether the attempts' texts and tokens are erased.
     pub erase: bool,
 }
 
 impl WithdrawRequest {
-    /// Returns whether the request selects an attempt.
+    /// Returns whether the request selects `attempt`, by its id or by its task.
     pub fn selects(&self, attempt: &Attempt) -> bool {
         self.attempts.contains(&attempt.id) || self.tasks.contains(&attempt.task)
     }
@@ -71,20 +72,20 @@ impl WithdrawRequest {
     }
 }
 
-/// The tombstone of an attempt.
+/// The tombstone of a withdrawn attempt: what was withdrawn, when and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Withdrawal {
     /// Id of the withdrawn attempt.
     pub id: AttemptId,
-    /// Slot of the attempt in the run.
+    /// Attempt slot: position of the attempt in the run.
     pub slot: AttemptSlot,
-    /// Index of the try in that slot, from 0.
+    /// Index of the try in its attempt slot, from 0.
     pub number: u32,
-    /// Status of the attempt before it was withdrawn.
+    /// Status that the attempt had before it was withdrawn.
     pub status: Status,
-    /// Id of the task, or [`person_subject`] of the person, if all attempts at the task or of the
-    /// person were withdrawn together.
+    /// Subject if all attempts at a task or of a person were withdrawn together: the id of the
+    /// task, or [`person_subject`] of the person. `None` if single attempts were withdrawn.
     pub task: Option<String>,
     /// Reason that the user gave. It can be empty.
     pub reason: String,
@@ -94,21 +95,21 @@ pub struct Withdrawal {
     pub erased: bool,
 }
 
-/// Creates the error for an attempt of a request that is not recorded.
-pub(crate) fn unknown(id: &AttemptId) -> Failure {
+/// Creates the error for a requested attempt that is not recorded.
+pub(crate) fn unknown_attempt_error(id: &AttemptId) -> Failure {
     Failure::Unstorable(format!("attempt {id} is not recorded"))
 }
 
-/// Removes the texts and tokens of an attempt.
-pub(crate) fn erase(attempt: &mut Attempt) {
+/// Erases the task, the outcome and the tokens of an attempt.
+pub(crate) fn erase_attempt(attempt: &mut Attempt) {
     attempt.task = Value::Null;
     attempt.outcome = Outcome::initial();
     attempt.trajectory = Trajectory::new();
 }
 
-/// Removes quotes of attempts from a JSON document. `names` are the names of the attempts' slots.
-/// In every object whose field `attempt` is one of these names, all other strings become empty.
-/// Returns whether the document has changed.
+/// Erases quotes of attempts from a JSON document, and returns whether the document has changed.
+/// `names` are the names of the attempts' slots. In every object whose field `attempt` is one of
+/// these names, all other strings become empty.
 pub fn erase_quotes(document: &mut Value, names: &HashSet<String>) -> bool {
     let mut changed = false;
     match document {

@@ -88,17 +88,17 @@ async fn write(store: &dyn Store, sample: u32) {
         return;
     }
     let Attempt { id, slot, number, task, .. } = whole.clone();
-    store.start(&AttemptStart { id, slot, number, task }).await.unwrap();
+    store.start_attempt(&AttemptStart { id, slot, number, task }).await.unwrap();
     for segment in whole.trajectory.segments() {
-        store.append(&id, std::slice::from_ref(segment)).await.unwrap();
+        store.append_segments(&id, std::slice::from_ref(segment)).await.unwrap();
     }
-    store.end(&id, &whole.end()).await.unwrap();
+    store.end_attempt(&id, &whole.end()).await.unwrap();
 }
 
 /// The child process: writes until it is killed, and prints each completed write. Returns at once
 /// when run as a normal test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn child() {
+async fn child_process_records_attempts_until_killed() {
     let Ok(file) = std::env::var(FILE) else { return };
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(Path::new(&file), &run()).await.unwrap());
     let mut writers = JoinSet::new();
@@ -123,7 +123,7 @@ async fn recorded_data_survives_process_kill() {
     // The writer of one file is killed repeatedly, each time a little later.
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
+            .args(["--exact", "child_process_records_attempts_until_killed", "--nocapture"])
             .env(FILE, &file)
             .stdout(Stdio::piped())
             .spawn()
@@ -145,7 +145,11 @@ async fn recorded_data_survives_process_kill() {
         for &sample in &recorded {
             let id = attempt(sample).id;
             assert_eq!(store.attempt(&id).await.unwrap(), Some(attempt(sample)), "round {round}");
-            assert_eq!(store.step(0, sample).await.unwrap(), Some(plan(sample)), "round {round}");
+            assert_eq!(
+                store.step_plan(0, sample).await.unwrap(),
+                Some(plan(sample)),
+                "round {round}"
+            );
         }
         // Each writer may have completed at most one more attempt without reporting it.
         let present = store.summaries(Purpose::Train).await.unwrap();

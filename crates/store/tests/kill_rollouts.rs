@@ -28,7 +28,7 @@ async fn open(file: &str) -> Arc<dyn Rollouts> {
 /// The child process: works until it is killed, and prints each completed write. Returns at once
 /// when run as a normal test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn child() {
+async fn child_process_changes_rollouts_until_killed() {
     let Ok(file) = std::env::var(FILE) else { return };
     let store = open(&file).await;
     let mut workers = JoinSet::new();
@@ -39,11 +39,11 @@ async fn child() {
                 let new = NewRollout::new(to_raw_value(&worker).unwrap());
                 let created = store.enqueue(&[new]).await.unwrap();
                 println!("\nenqueued {}", created[0].id);
-                let leased = store.lease(&LeaseRequest::new(1, None)).await.unwrap();
+                let leased = store.lease_rollouts(&LeaseRequest::new(1, None)).await.unwrap();
                 let Some(leased) = leased.first() else { continue };
                 let lease = leased.latest_try.as_ref().unwrap().lease();
                 println!("\nleased {}", leased.id);
-                store.finish(&lease, LeaseEnd::Succeeded, None).await.unwrap();
+                store.end_lease(&lease, LeaseEnd::Succeeded, None).await.unwrap();
                 println!("\nfinished {}", leased.id);
             }
         });
@@ -59,7 +59,7 @@ async fn acknowledged_rollouts_survive_process_kill() {
         [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
+            .args(["--exact", "child_process_changes_rollouts_until_killed", "--nocapture"])
             .env(FILE, &file)
             .stdout(Stdio::piped())
             .spawn()
@@ -85,8 +85,11 @@ async fn acknowledged_rollouts_survive_process_kill() {
         lines.for_each(&mut note);
 
         let store = open(&file).await;
-        let all =
-            store.rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap().items;
+        let all = store
+            .query_rollouts(&RolloutFilter::default(), &PageRequest::default())
+            .await
+            .unwrap()
+            .items;
         let with = |statuses: &[RolloutStatus]| -> BTreeSet<String> {
             all.iter().filter(|of| statuses.contains(&of.status)).map(|of| of.id.clone()).collect()
         };

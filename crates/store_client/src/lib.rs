@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use levade_store::rollouts::{Clock, Rollouts};
-use levade_store::{Access, Code, Location, MongoUrl, Store, StoreError};
+use levade_store::{Code, Location, MongoUrl, Store, StoreAccess, StoreError};
 use levade_store_mongo::{MongoRollouts, MongoStore};
 
 pub use rollouts::HttpRollouts;
@@ -37,7 +37,7 @@ pub use runs::{list_runs, remove_run};
 pub use service::{KEY_VARIABLE, ServiceOptions, TIMEOUT_VARIABLE, Transport};
 pub use store::HttpStore;
 
-/// Opens the store of the run in the directory `run_dir`.
+/// Opens the store of the run in the directory `run_dir`, whatever backend `location` names.
 ///
 /// # Errors
 /// Returns an error if an environment variable of [`ServiceOptions`] is invalid. Otherwise returns
@@ -48,13 +48,13 @@ pub use store::HttpStore;
 pub async fn open(
     location: &Location,
     run_dir: &Path,
-    access: Access<'_>,
+    access: StoreAccess<'_>,
 ) -> Result<Arc<dyn Store>, StoreError> {
     match location {
         Location::Sqlite(_) | Location::Memory => location.open_local(run_dir, access).await,
         Location::Mongo(url) => Ok(Arc::new(MongoStore::open(url, run_dir, access).await?)),
         Location::Server { url, name } => {
-            let options = options(url)?;
+            let options = read_service_options(url)?;
             let store = HttpStore::open(url, name.as_deref(), run_dir, access, &options).await?;
             Ok(Arc::new(store))
         }
@@ -77,7 +77,7 @@ pub async fn open_rollouts(
 ) -> Result<Arc<dyn Rollouts>, StoreError> {
     match location.split_once("://") {
         Some(("http" | "https", _)) => {
-            Ok(Arc::new(HttpRollouts::connect(location, &options(location)?).await?))
+            Ok(Arc::new(HttpRollouts::connect(location, &read_service_options(location)?).await?))
         }
         Some(("mongodb" | "mongodb+srv", _)) => {
             let url: MongoUrl = location.parse().map_err(|why: String| {
@@ -96,13 +96,14 @@ pub async fn open_rollouts(
     }
 }
 
-/// Returns the path in a location of rollouts that is a file: the location without `sqlite:`.
+/// Returns the path in a location of rollouts that names an SQLite file: the location without the
+/// prefix `sqlite:`.
 pub fn rollouts_file(location: &str) -> &str {
     location.strip_prefix("sqlite:").unwrap_or(location)
 }
 
-/// Reads [`ServiceOptions`] from the environment. `location` is named in the error.
-fn options(location: &str) -> Result<ServiceOptions, StoreError> {
+/// Reads [`ServiceOptions`] from the environment variables. An error contains `location`.
+fn read_service_options(location: &str) -> Result<ServiceOptions, StoreError> {
     ServiceOptions::from_env().map_err(|why| StoreError::Open {
         location: location.to_owned(),
         code: Code::Invalid,

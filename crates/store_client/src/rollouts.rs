@@ -9,8 +9,9 @@ use async_trait::async_trait;
 use levade_policy::random_hex;
 use levade_store::rollouts::{
     Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
-    ResourcesFilter, Result, Rollout, RolloutError, RolloutFilter, RolloutUpdate, Rollouts, Span,
-    SpanFilter, SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
+    ResourcesFilter, Result, Rollout, RolloutError, RolloutFilter, RolloutStatistics,
+    RolloutUpdate, Rollouts, Span, SpanFilter, SpanOutcome, Try, TrySelector, TryUpdate, Worker,
+    WorkerFilter,
 };
 use levade_store::{Code, StoreError, WriteOutcome};
 use serde::Serialize;
@@ -18,16 +19,17 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::ServiceOptions;
-use crate::service::{Call, CallError, MAX_HOLD, Service, Transport};
+use crate::service::{CallError, MAX_HOLD, ServerCall, ServiceClient, Transport};
 
-/// Client of the rollouts on a `levade store serve`.
+/// HTTP client of the rollout store on a `levade store serve`.
 ///
 /// A wait for a server that does not respond ends with [`Code::Unavailable`]. Requests whose
 /// repetition has an effect are not repeated after a lost response: a rollout without a key, a try
 /// without a lease, and resources.
 pub struct HttpRollouts {
-    service: Service,
-    /// Random text that distinguishes this client. It is the prefix of the keys of lease requests.
+    service: ServiceClient,
+    /// Random text that identifies this client. The idempotency keys of its lease requests start
+    /// with this text.
     client_id: String,
     lease_requests: AtomicU64,
 }
@@ -39,7 +41,7 @@ impl fmt::Debug for HttpRollouts {
 }
 
 impl HttpRollouts {
-    /// Connects to the server at `url`, and waits until it responds.
+    /// Connects to the store server at `url`, and waits until the server responds.
     ///
     /// # Errors
     /// Returns an error if the URL is invalid, if the server rejects the key, or if it does not
@@ -48,10 +50,11 @@ impl HttpRollouts {
         url: &str,
         options: &ServiceOptions,
     ) -> std::result::Result<Self, StoreError> {
-        Self::connect_service(Service::new(url, options)?).await
+        Self::connect_service(ServiceClient::new(url, options)?).await
     }
 
-    /// Connects to the server at `url` over another network than that of this machine.
+    /// Connects to the store server at `url` and sends the requests over `transport` instead of the
+    /// network of this machine.
     ///
     /// # Errors
     /// Returns the errors of [`connect`](Self::connect).
@@ -60,20 +63,22 @@ impl HttpRollouts {
         url: &str,
         options: &ServiceOptions,
     ) -> std::result::Result<Self, StoreError> {
-        Self::connect_service(Service::over(transport, url, options)?).await
+        Self::connect_service(ServiceClient::with_transport(transport, url, options)?).await
     }
 
-    async fn connect_service(service: Service) -> std::result::Result<Self, StoreError> {
+    async fn connect_service(service: ServiceClient) -> std::result::Result<Self, StoreError> {
         let client_id = random_hex(16);
         let rollouts = HttpRollouts { service, client_id, lease_requests: AtomicU64::new(0) };
-        match rollouts.repeatable("statistics", &()).await {
-            Ok(Statistics { .. }) => Ok(rollouts),
+        match rollouts.call_repeatable("statistics", &()).await {
+            Ok(RolloutStatistics { .. }) => Ok(rollouts),
             Err(RolloutError::Store(error)) => Err(error),
-            Err(error) => Err(rollouts.failed("statistics", error.code(), error.to_string())),
+            Err(error) => {
+                Err(rollouts.to_request_error("statistics", error.code(), error.to_string()))
+            }
         }
     }
 
-    fn failed(&self, method: &str, code: Code, why: String) -> StoreError {
+    fn to_request_error(&self, method: &str, code: Code, why: String) -> StoreError {
         StoreError::Failed {
             location: self.service.url().to_owned(),
             action: "request",
@@ -83,9 +88,9 @@ impl HttpRollouts {
         }
     }
 
-    /// Calls a method that the client may repeat after a lost response, because a repetition has no
-    /// further effect.
-    async fn repeatable<R: DeserializeOwned>(
+    /// Calls a method of the server that is safe to repeat. If the response is lost, the client
+    /// repeats the request.
+    async fn call_repeatable<R: DeserializeOwned>(
         &self,
         method: &str,
         arguments: &impl Serialize,
@@ -93,8 +98,9 @@ impl HttpRollouts {
         self.call(method, arguments, Duration::ZERO, true).await
     }
 
-    /// Calls a method that the client must not repeat after a lost response.
-    async fn once<R: DeserializeOwned>(
+    /// Calls a method of the server that is not safe to repeat. If the response is lost, the client
+    /// returns an error.
+    async fn call_once<R: DeserializeOwned>(
         &self,
         method: &str,
         arguments: &impl Serialize,
@@ -110,9 +116,9 @@ impl HttpRollouts {
         is_repeatable: bool,
     ) -> Result<R> {
         let invalid = |error: serde_json::Error| {
-            RolloutError::Store(self.failed(method, Code::Invalid, error.to_string()))
+            RolloutError::Store(self.to_request_error(method, Code::Invalid, error.to_string()))
         };
-        let call = Call {
+        let call = ServerCall {
             path: format!("/v1/rollouts/{method}"),
             body: serde_json::to_vec(arguments).map_err(invalid)?.into(),
             content_type: "application/json",
@@ -124,16 +130,16 @@ impl HttpRollouts {
             Ok(body) => serde_json::from_slice(&body).map_err(invalid),
             Err(CallError::Rejected(error)) => Err(error),
             Err(CallError::Failed(code, why)) => {
-                Err(RolloutError::Store(self.failed(method, code, why)))
+                Err(RolloutError::Store(self.to_request_error(method, code, why)))
             }
         }
     }
 }
 
-/// Deadline of a wait that the client splits into several requests.
+/// Deadline of a wait that the client splits into several HTTP requests.
 struct WaitDeadline {
-    /// End of the wait. `None` if the end is beyond the range of the clock: the wait then has no
-    /// end.
+    /// Time at which the wait ends. `None` if that time is beyond the range of the clock, so that
+    /// the wait never ends.
     deadline: Option<Instant>,
 }
 
@@ -142,7 +148,8 @@ impl WaitDeadline {
         WaitDeadline { deadline: Instant::now().checked_add(wait) }
     }
 
-    /// Returns the time for which the server may hold the next request, and whether it is the last.
+    /// Returns the time for which the server may hold the next request, and whether that request is
+    /// the last of the wait.
     fn next_hold(&self) -> (Duration, bool) {
         match self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
             Some(left) => (left.min(MAX_HOLD), left <= MAX_HOLD),
@@ -163,21 +170,21 @@ impl Rollouts for HttpRollouts {
 
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
         if new.iter().all(|new| new.key.is_some()) {
-            self.repeatable("enqueue", &(new,)).await
+            self.call_repeatable("enqueue", &(new,)).await
         } else {
-            self.once("enqueue", &(new,)).await
+            self.call_once("enqueue", &(new,)).await
         }
     }
 
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
-        self.once("start", &(new, worker)).await
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+        self.call_once("start", &(new, worker)).await
     }
 
     async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
-        self.once("start_try", &(rollout_id, worker)).await
+        self.call_once("start_try", &(rollout_id, worker)).await
     }
 
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
         if request.max == 0 {
             return Ok(Vec::new());
         }
@@ -196,53 +203,62 @@ impl Rollouts for HttpRollouts {
         }
     }
 
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
-        self.repeatable("heartbeat", &(lease,)).await
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+        self.call_repeatable("heartbeat", &(lease,)).await
     }
 
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
         metadata: Option<Json>,
     ) -> Result<WriteOutcome> {
-        self.repeatable("finish", &(lease, end, metadata)).await
+        self.call_repeatable("finish", &(lease, end, metadata)).await
     }
 
-    async fn cancel(&self, ids: &[String]) -> Result<u64> {
-        self.repeatable("cancel", &(ids,)).await
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
+        self.call_repeatable("cancel", &(ids,)).await
     }
 
-    async fn expire(&self) -> Result<Vec<Try>> {
-        self.repeatable("expire", &()).await
+    async fn expire_tries(&self) -> Result<Vec<Try>> {
+        self.call_repeatable("expire", &()).await
     }
 
     async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
-        self.repeatable("update_rollout", &(rollout_id, update)).await
+        self.call_repeatable("update_rollout", &(rollout_id, update)).await
     }
 
     async fn update_try(
         &self,
         rollout_id: &str,
-        name: &TryName,
+        name: &TrySelector,
         update: &TryUpdate,
     ) -> Result<Try> {
-        self.repeatable("update_try", &(rollout_id, name, update)).await
+        self.call_repeatable("update_try", &(rollout_id, name, update)).await
     }
 
     async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>> {
-        self.repeatable("rollout", &(rollout_id,)).await
+        self.call_repeatable("rollout", &(rollout_id,)).await
     }
 
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
-        self.repeatable("rollouts", &(filter, page)).await
+    async fn query_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>> {
+        self.call_repeatable("rollouts", &(filter, page)).await
     }
 
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
-        self.repeatable("tries", &(rollout_id, page)).await
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+        self.call_repeatable("tries", &(rollout_id, page)).await
     }
 
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(
+        &self,
+        since: u64,
+        max: usize,
+        wait: Duration,
+    ) -> Result<(Vec<Rollout>, u64)> {
         let wait = WaitDeadline::new(wait);
         loop {
             let (hold, is_last) = wait.next_hold();
@@ -254,7 +270,7 @@ impl Rollouts for HttpRollouts {
         }
     }
 
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
         let wait = WaitDeadline::new(wait);
         loop {
             let (hold, is_last) = wait.next_hold();
@@ -267,11 +283,11 @@ impl Rollouts for HttpRollouts {
     }
 
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
-        self.once("put_resources", &(id, value)).await
+        self.call_once("put_resources", &(id, value)).await
     }
 
     async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>> {
-        self.repeatable("resources", &(id, version)).await
+        self.call_repeatable("resources", &(id, version)).await
     }
 
     async fn query_resources(
@@ -279,34 +295,38 @@ impl Rollouts for HttpRollouts {
         filter: &ResourcesFilter,
         page: &PageRequest,
     ) -> Result<Page<Resources>> {
-        self.repeatable("query_resources", &(filter, page)).await
+        self.call_repeatable("query_resources", &(filter, page)).await
     }
 
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
-        self.repeatable("beat_worker", &(id, stats)).await
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+        self.call_repeatable("beat_worker", &(id, stats)).await
     }
 
     async fn worker(&self, id: &str) -> Result<Option<Worker>> {
-        self.repeatable("worker", &(id,)).await
+        self.call_repeatable("worker", &(id,)).await
     }
 
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
-        self.repeatable("workers", &(filter, page)).await
+    async fn query_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>> {
+        self.call_repeatable("workers", &(filter, page)).await
     }
 
     async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>> {
-        self.repeatable("add_spans", &(spans,)).await
+        self.call_repeatable("add_spans", &(spans,)).await
     }
 
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
-        self.repeatable("spans", &(filter, page)).await
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+        self.call_repeatable("spans", &(filter, page)).await
     }
 
     async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64> {
-        self.repeatable("reserve_span_numbers", &(rollout_id, count)).await
+        self.call_repeatable("reserve_span_numbers", &(rollout_id, count)).await
     }
 
-    async fn statistics(&self) -> Result<Statistics> {
-        self.repeatable("statistics", &()).await
+    async fn statistics(&self) -> Result<RolloutStatistics> {
+        self.call_repeatable("statistics", &()).await
     }
 }

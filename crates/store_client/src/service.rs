@@ -17,50 +17,52 @@ use levade_store::{Code, StoreError};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// Environment variable with the API key of the server.
+/// Environment variable with the API key of the store server.
 pub const KEY_VARIABLE: &str = "LEVADE_STORE_KEY";
 
-/// Environment variable with the timeout for a server that does not respond, in seconds.
+/// Environment variable with the timeout for a store server that does not respond, in seconds.
 pub const TIMEOUT_VARIABLE: &str = "LEVADE_STORE_TIMEOUT";
 
-/// Default timeout for a server that does not respond.
+/// Default timeout for a store server that does not respond.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Timeout for one response, in addition to the time for which the server holds the request.
+/// Timeout for one response, in addition to the time for which the server may hold the request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum time for which the server holds a request. A longer wait consists of several requests.
+/// Maximum time for which the server holds a request. A longer wait is split into several requests.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(30);
 
 /// Maximum size of a response in bytes.
 const MAX_RESPONSE: usize = 1 << 30;
 
-/// Pause before the first repetition of a request; it doubles up to [`MAX_PAUSE`].
+/// Pause before the first repetition of a failed request. The pause doubles with each repetition,
+/// up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Maximum pause between two repetitions.
+/// Maximum pause between two repetitions of a failed request.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// Header of a request with the number of the trainer's lease.
+/// Request header that contains the number of the trainer's lease.
 const EPOCH_HEADER: HeaderName = HeaderName::from_static("x-levade-epoch");
 
-/// Header of a response with the time of the store's clock.
+/// Response header that contains the time of the store's clock, as a Unix timestamp in seconds.
 const TIME_HEADER: &str = "x-levade-time";
 
-/// Options for reaching a server.
+/// Options for the connection to a store server: API key and timeout.
 #[derive(Clone)]
 pub struct ServiceOptions {
-    /// API key of the server. If `None`, requests carry no key.
+    /// API key of the store server. `None` sends requests without a key.
     pub key: Option<String>,
-    /// Timeout for a server that does not respond, at the start and later.
+    /// Timeout for a store server that does not respond, when connecting and later.
     pub timeout: Duration,
 }
 
 impl ServiceOptions {
-    /// Reads the options from `LEVADE_STORE_KEY` and `LEVADE_STORE_TIMEOUT`.
+    /// Reads the options from the environment variables `LEVADE_STORE_KEY` and
+    /// `LEVADE_STORE_TIMEOUT`.
     ///
     /// # Errors
-    /// Returns a message if a variable is invalid.
+    /// Returns a message if the value of a variable is invalid.
     pub fn from_env() -> Result<Self, String> {
         let timeout = match non_empty_variable(TIMEOUT_VARIABLE) {
             None => DEFAULT_TIMEOUT,
@@ -81,31 +83,32 @@ impl ServiceOptions {
 }
 
 /// One request to a store server.
-pub(crate) struct Call {
-    /// Path below the URL of the server.
+pub(crate) struct ServerCall {
+    /// Path of the request, below the URL of the server.
     pub path: String,
     /// Body of the request.
     pub body: Bytes,
     /// Media type of the body.
     pub content_type: &'static str,
-    /// Number of the trainer's lease, if the request needs one.
+    /// Number of the trainer's lease. `None` if the request needs no lease.
     pub epoch: Option<u64>,
     /// Time for which the server may hold the request.
     pub hold: Duration,
-    /// Whether a repetition has no further effect. If so, the client repeats a request whose
-    /// response was lost.
+    /// Whether the request is safe to repeat. If so, the client repeats a request whose response
+    /// was lost.
     pub is_repeatable: bool,
 }
 
-/// Reason why a request failed.
+/// Reason why a request to the store server failed.
 pub(crate) enum CallError<E> {
-    /// The server rejected the request with an error of its store.
+    /// The server's store rejected the request with this error.
     Rejected(E),
-    /// The request or the response is unusable, or the server did not respond in time.
+    /// The request or the response is unusable, or the server did not respond in time. Contains the
+    /// error code and a description.
     Failed(Code, String),
 }
 
-/// Transport that sends one request to a server, without repetitions. Simulations implement it to
+/// Sends single requests to a server, without repetitions. Simulations implement this trait to
 /// replace the network.
 #[async_trait]
 pub trait Transport: Send + Sync {
@@ -135,76 +138,84 @@ fn non_empty_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.trim().is_empty())
 }
 
-/// Returns the value of the header `authorization` for a server at `url`.
-fn bearer(key: &str, url: &str) -> Result<HeaderValue, StoreError> {
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
-        .map_err(|_| open_error(url, format!("{KEY_VARIABLE} is not a valid key")))?;
+/// Returns the value of the `Authorization` header that contains `key`. An error names the server
+/// at `url`.
+fn bearer_header(key: &str, url: &str) -> Result<HeaderValue, StoreError> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(|_| {
+        let why = format!(
+            "the value of {KEY_VARIABLE} is not a valid API key; use visible ASCII characters"
+        );
+        open_error(url, why)
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// Client of a store server.
-pub(crate) struct Service {
+/// HTTP client of a store server, which repeats requests that are safe to repeat.
+pub(crate) struct ServiceClient {
     transport: Arc<dyn Transport>,
     url: String,
     key: Option<HeaderValue>,
     timeout: Duration,
     created: Instant,
-    /// Largest difference seen between the store's clock and the time since `created`, in seconds,
-    /// as the bits of an `f64`.
+    /// Largest observed difference between the store's clock and the time since `created`, in
+    /// seconds, stored as the bits of an `f64`.
     clock_offset: AtomicU64,
 }
 
-impl Service {
-    /// Creates a client of the server at `url`, such as `http://127.0.0.1:4747`.
+impl ServiceClient {
+    /// Creates a client of the store server at `url`, such as `http://127.0.0.1:4747`.
     ///
     /// # Errors
     /// Returns [`StoreError::Open`] if the URL or the key is invalid.
     pub fn new(url: &str, options: &ServiceOptions) -> Result<Self, StoreError> {
         let client =
             Client::new(Hosts::allow_all(), None).map_err(|error| open_error(url, error))?;
-        Self::over(Arc::new(client), url, options)
+        Self::with_transport(Arc::new(client), url, options)
     }
 
-    /// Creates a client of the server at `url` that sends its requests over `transport`.
-    pub fn over(
+    /// Creates a client of the store server at `url` that sends its requests over `transport`.
+    pub fn with_transport(
         transport: Arc<dyn Transport>,
         url: &str,
         options: &ServiceOptions,
     ) -> Result<Self, StoreError> {
         Hosts::allow_all().check(url).map_err(|error| open_error(url, error))?;
-        Ok(Service {
+        Ok(ServiceClient {
             transport,
             url: url.trim_end_matches('/').to_owned(),
-            key: options.key.as_ref().map(|key| bearer(key, url)).transpose()?,
+            key: options.key.as_ref().map(|key| bearer_header(key, url)).transpose()?,
             timeout: options.timeout,
             created: Instant::now(),
             clock_offset: AtomicU64::new(0),
         })
     }
 
-    /// Returns the URL of the server.
+    /// Returns the URL of the store server.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Returns the time of the store's clock, estimated from the responses so far.
+    /// Returns the current time of the store's clock, as a Unix timestamp in seconds. It is
+    /// estimated from the responses so far.
     pub fn now(&self) -> f64 {
         f64::from_bits(self.clock_offset.load(Ordering::Relaxed))
             + self.created.elapsed().as_secs_f64()
     }
 
-    /// Sends a request until the server responds, and returns the body of the response.
-    pub async fn call<E: DeserializeOwned>(&self, call: Call) -> Result<Bytes, CallError<E>> {
+    /// Sends a request, repeats it until the server responds if it is safe to repeat, and returns
+    /// the body of the response.
+    pub async fn call<E: DeserializeOwned>(&self, call: ServerCall) -> Result<Bytes, CallError<E>> {
         let mut last = None;
         let deadline = self.timeout + call.hold;
-        match process_time::with_timeout(deadline, self.attempts(&call, &mut last)).await {
+        match process_time::with_timeout(deadline, self.send_with_retries(&call, &mut last)).await {
             Some(result) => result,
             None => Err(CallError::Failed(
                 Code::Unavailable,
                 format!(
-                    "waited {deadline:?} for a response of {} ({TIMEOUT_VARIABLE} sets the \
-                     timeout): {}; check that `levade store serve` runs there",
+                    "timed out after {deadline:?} while waiting for a response of {} \
+                     ({TIMEOUT_VARIABLE} sets the timeout): {}; check that `levade store serve` \
+                     runs there",
                     self.url,
                     last.as_deref().unwrap_or("no response yet")
                 ),
@@ -212,9 +223,9 @@ impl Service {
         }
     }
 
-    async fn attempts<E: DeserializeOwned>(
+    async fn send_with_retries<E: DeserializeOwned>(
         &self,
-        call: &Call,
+        call: &ServerCall,
         last: &mut Option<String>,
     ) -> Result<Bytes, CallError<E>> {
         let mut headers =
@@ -233,11 +244,11 @@ impl Service {
         loop {
             let why = match self.transport.send(request.clone(), bounds).await {
                 Ok(response) if response.status.is_success() => {
-                    self.note_time(&response);
+                    self.update_clock_offset(&response);
                     return Ok(response.body);
                 }
-                Ok(response) if is_transient(response.status) => response_text(&response),
-                Ok(response) => return Err(rejection(&self.url, &response)),
+                Ok(response) if is_transient(response.status) => describe_response(&response),
+                Ok(response) => return Err(to_call_error(&self.url, &response)),
                 Err(error) if error.is_transient() => match &error {
                     HttpError::Connect { .. } => error.to_string(),
                     _ if call.is_repeatable => error.to_string(),
@@ -260,7 +271,7 @@ impl Service {
         }
     }
 
-    fn note_time(&self, response: &ClientResponse) {
+    fn update_clock_offset(&self, response: &ClientResponse) {
         let time = response.headers.get(TIME_HEADER).and_then(|time| time.to_str().ok());
         let time: Option<f64> = time.and_then(|time| time.parse().ok());
         if let Some(offset) = time.map(|time| time - self.created.elapsed().as_secs_f64()) {
@@ -271,32 +282,35 @@ impl Service {
     }
 }
 
-/// Creates the error of a URL or a key that cannot be used.
+/// Creates the error for a URL or a key that cannot be used.
 fn open_error(url: &str, why: impl ToString) -> StoreError {
     let source = why.to_string().into();
     StoreError::Open { location: url.to_owned(), code: Code::Invalid, source }
 }
 
-/// Returns whether a repetition of the request can succeed after a response with this status.
+/// Returns whether a repetition of a request can succeed after a response with the status `status`.
 fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
-/// Body of a store server's error response.
+/// JSON body of a store server's error response.
 #[derive(Deserialize)]
 struct ErrorBody<E> {
     error: E,
 }
 
-fn rejection<E: DeserializeOwned>(url: &str, response: &ClientResponse) -> CallError<E> {
+fn to_call_error<E: DeserializeOwned>(url: &str, response: &ClientResponse) -> CallError<E> {
     if let Ok(ErrorBody { error }) = serde_json::from_slice(&response.body) {
         return CallError::Rejected(error);
     }
-    let text = response_text(response);
+    let text = describe_response(response);
     match response.status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => CallError::Failed(
             Code::Forbidden,
-            format!("{text}; set {KEY_VARIABLE} to a key that the server accepts"),
+            format!(
+                "the API key was rejected: {text}; set {KEY_VARIABLE} to a key that the server \
+                 accepts"
+            ),
         ),
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => CallError::Failed(
             Code::NotFound,
@@ -307,8 +321,8 @@ fn rejection<E: DeserializeOwned>(url: &str, response: &ClientResponse) -> CallE
     }
 }
 
-/// Returns the status and the start of the body of a response, for error messages.
-fn response_text(response: &ClientResponse) -> String {
+/// Returns the status of a response and the start of its body, for error messages.
+fn describe_response(response: &ClientResponse) -> String {
     let text: String = response.text().chars().take(500).collect();
     format!("the server responded {}: {text}", response.status)
 }

@@ -11,37 +11,39 @@ use levade_store::wire::{
     MEDIA_TYPE, OpenRequest, OpenedRun, Record, Trainer, WireError, decode, encode,
 };
 use levade_store::{
-    Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, StepPlan,
-    Store, StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome, is_run_name,
+    Attempt, AttemptEnd, AttemptStart, AttemptSummary, Code, EvalKey, FailedAttempt, StepPlan,
+    Store, StoreAccess, StoreError, TryCounts, WithdrawRequest, Withdrawal, WriteOutcome,
+    is_run_name,
 };
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use crate::ServiceOptions;
-use crate::service::{Call, CallError, Service};
+use crate::service::{CallError, ServerCall, ServiceClient};
 
-/// File in a run directory that contains the random text by which a server recognizes the
-/// directory.
+/// Name of the file in a run directory that contains a random text. A store server recognizes the
+/// directory by this text.
 const OWNER_FILE: &str = "store-owner";
 
-/// Interval between two requests for a lease that another trainer has.
+/// Interval between two requests for a lease while another trainer has the lease.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Client of a run's store on a `levade store serve`.
+/// HTTP client of a run's store on a `levade store serve`.
 ///
 /// A store that was opened for writing renews the lease of its run until it is dropped.
 pub struct HttpStore {
-    server: Arc<Server>,
+    server: Arc<RunConnection>,
     run: RunId,
-    /// Task that renews the lease. `None` if the store was opened only for reading.
+    /// Background task that renews the lease of the run. `None` if the store was opened only for
+    /// reading.
     heartbeats: Option<JoinHandle<()>>,
 }
 
-/// Connection to a run on a server, shared by calls and heartbeats.
-struct Server {
-    service: Service,
-    /// URL of the server and name of the run.
+/// Connection to a run on a store server, which calls and lease renewals share.
+struct RunConnection {
+    service: ServiceClient,
+    /// Location of the run: the URL of the server, followed by the name of the run.
     location: String,
     name: String,
     epoch: Option<u64>,
@@ -62,49 +64,49 @@ impl Drop for HttpStore {
 }
 
 impl HttpStore {
-    /// Opens the store of the run `name` on the server at `url`, for the run in `run_dir`. Without
-    /// a name, the run has the name of its directory.
+    /// Opens the store of the run `name` on the server at `url`, for the run in `run_dir`. If
+    /// `name` is `None`, the run has the name of its directory.
     ///
     /// If another trainer has the lease of the run and does not renew it, waits until the lease
     /// ends.
     ///
     /// # Errors
     /// - Returns [`StoreError::Leased`] if another trainer works on the run.
-    /// - For [`Start`](Access::Start), returns [`StoreError::NotEmpty`] if the run has records, and
-    ///   [`StoreError::OtherRun`] if it has another id.
-    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
-    ///   run does not exist.
+    /// - For [`Start`](StoreAccess::Start), returns [`StoreError::NotEmpty`] if the run has
+    ///   records, and [`StoreError::OtherRun`] if it has another id.
+    /// - For [`Read`](StoreAccess::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if
+    ///   the run does not exist.
     /// - Returns another error if the URL, the name or the key is invalid, or if the server does
     ///   not respond before the timeout of `options`.
     pub async fn open(
         url: &str,
         name: Option<&str>,
         run_dir: &Path,
-        access: Access<'_>,
+        access: StoreAccess<'_>,
         options: &ServiceOptions,
     ) -> Result<Self, StoreError> {
         let name = match name {
             Some(name) => name.to_owned(),
-            None => name_of(run_dir, url)?,
+            None => run_name_from_dir(run_dir, url)?,
         };
         let location = format!("{url}/{name}");
         let request = match access {
-            Access::Read => OpenRequest::Read,
-            Access::Start(run) | Access::Resume(run) => OpenRequest::Write {
-                is_new: matches!(access, Access::Start(_)),
+            StoreAccess::Read => OpenRequest::Read,
+            StoreAccess::Start(run) | StoreAccess::Resume(run) => OpenRequest::Write {
+                is_new: matches!(access, StoreAccess::Start(_)),
                 run: run.clone(),
-                trainer: trainer(run_dir).await?,
+                trainer: identify_trainer(run_dir).await?,
             },
         };
-        let service = Service::new(url, options)?;
-        let mut server = Server { service, location, name, epoch: None };
+        let service = ServiceClient::new(url, options)?;
+        let mut server = RunConnection { service, location, name, epoch: None };
         let OpenedRun { run, epoch, heartbeat } = server.open(request).await?;
-        if access == Access::Read {
+        if access == StoreAccess::Read {
             return Ok(HttpStore { server: Arc::new(server), run, heartbeats: None });
         }
         server.epoch = Some(epoch);
         let server = Arc::new(server);
-        let heartbeats = tokio::spawn(renew(Arc::clone(&server), heartbeat));
+        let heartbeats = tokio::spawn(renew_lease(Arc::clone(&server), heartbeat));
         Ok(HttpStore { server, run, heartbeats: Some(heartbeats) })
     }
 
@@ -131,8 +133,9 @@ impl HttpStore {
     }
 }
 
-impl Server {
-    /// Opens the run, and waits for the end of a lease that another trainer does not renew.
+impl RunConnection {
+    /// Opens the run on the server. If another trainer has the lease and does not renew it, waits
+    /// until the lease ends.
     async fn open(&self, request: OpenRequest) -> Result<OpenedRun, StoreError> {
         let mut rest = None;
         loop {
@@ -152,7 +155,7 @@ impl Server {
         }
     }
 
-    /// Calls a method of the server's store. Every method of the store can be repeated safely.
+    /// Calls a method of the run's store on the server. Every such method is safe to repeat.
     async fn call<R: Record>(
         &self,
         method: &str,
@@ -171,7 +174,7 @@ impl Server {
             Ok(body) => body.into(),
             Err(why) => return Err(failed(key, Code::Invalid, why)),
         };
-        let call = Call {
+        let call = ServerCall {
             path: format!("/v1/runs/{}/{method}", self.name),
             body,
             content_type: MEDIA_TYPE,
@@ -190,8 +193,8 @@ impl Server {
     }
 }
 
-/// Renews the lease of a run until another trainer has resumed it.
-async fn renew(server: Arc<Server>, interval: Duration) {
+/// Renews the lease of a run periodically. Returns when another trainer has resumed the run.
+async fn renew_lease(server: Arc<RunConnection>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let renewed: Result<(), _> =
@@ -207,8 +210,9 @@ async fn renew(server: Arc<Server>, interval: Duration) {
     }
 }
 
-/// Returns the name that a run gets from its directory.
-fn name_of(run_dir: &Path, url: &str) -> Result<String, StoreError> {
+/// Returns the name that a run gets if none is specified: the name of its directory. An error names
+/// the server at `url`.
+fn run_name_from_dir(run_dir: &Path, url: &str) -> Result<String, StoreError> {
     let absolute = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     let name = absolute.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     if is_run_name(name) {
@@ -221,8 +225,9 @@ fn name_of(run_dir: &Path, url: &str) -> Result<String, StoreError> {
     Err(StoreError::Open { location: url.to_owned(), code: Code::Invalid, source: why.into() })
 }
 
-/// Identifies this process as the trainer of a run directory, which the caller must have locked.
-async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
+/// Returns the identity of this process as the trainer of `run_dir`. The caller must have locked
+/// that directory.
+async fn identify_trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     let file = run_dir.join(OWNER_FILE);
     let new = random_hex(16);
     let owner = tokio::task::spawn_blocking(move || -> std::io::Result<String> {
@@ -234,7 +239,7 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
             std::fs::write(&file, &new)?;
             new
         };
-        Ok(text + &file_number(&file)?)
+        Ok(text + &inode_text(&file)?)
     });
     let owner = owner.await.map_err(std::io::Error::other).flatten();
     let owner = owner.map_err(|error| StoreError::Open {
@@ -247,17 +252,17 @@ async fn trainer(run_dir: &Path) -> Result<Trainer, StoreError> {
     Ok(Trainer { owner, name })
 }
 
-/// Returns the inode number of a file as text. It distinguishes the file from copies of the
+/// Returns the inode number of a file as text, which distinguishes the file from a copy in another
 /// directory.
 #[cfg(unix)]
-fn file_number(file: &Path) -> std::io::Result<String> {
+fn inode_text(file: &Path) -> std::io::Result<String> {
     use std::os::unix::fs::MetadataExt as _;
     Ok(format!("-{}", std::fs::metadata(file)?.ino()))
 }
 
-/// Returns an empty text: on this platform, copies of a file cannot be distinguished.
+/// Returns an empty text. This platform has no number that distinguishes a file from its copies.
 #[cfg(not(unix))]
-fn file_number(_: &Path) -> std::io::Result<String> {
+fn inode_text(_: &Path) -> std::io::Result<String> {
     Ok(String::new())
 }
 
@@ -279,11 +284,11 @@ impl Store for HttpStore {
         &self.server.location
     }
 
-    async fn start(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+    async fn start_attempt(&self, started: &AttemptStart) -> Result<WriteOutcome, StoreError> {
         self.write("start", started.slot, started).await
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
@@ -291,7 +296,11 @@ impl Store for HttpStore {
         self.write("append", attempt_key(id), &(*id, segments.to_vec())).await
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+    async fn end_attempt(
+        &self,
+        id: &AttemptId,
+        end: &AttemptEnd,
+    ) -> Result<WriteOutcome, StoreError> {
         self.write("end", attempt_key(id), &(*id, end.clone())).await
     }
 
@@ -315,7 +324,7 @@ impl Store for HttpStore {
         self.read("last_try", slot, slot).await
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<TryCounts, StoreError> {
         self.read("tries", slot, slot).await
     }
 
@@ -335,7 +344,7 @@ impl Store for HttpStore {
         self.write("record_step", plan_key(plan.phase, plan.step), plan).await
     }
 
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
         self.read("step", plan_key(phase, step), &(phase, step)).await
     }
 

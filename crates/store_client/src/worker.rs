@@ -29,32 +29,33 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Interval between heartbeats of the worker itself, which trainers count as connected.
+/// Interval between heartbeats of the worker itself. Trainers count workers with recent heartbeats
+/// as connected.
 const WORKER_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum wait of one request for leases. A stopping worker waits for the response, because
+/// Maximum wait of one request for leases. A worker that stops waits for the response, because
 /// dropping the request could lose a lease.
 const LEASE_WAIT: Duration = Duration::from_secs(5);
 
-/// Interval between reports of a rollout that has no timeout for reports.
+/// Interval between heartbeats of a rollout that has no timeout for progress reports.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Number of heartbeats within the duration of a lease.
+/// Number of heartbeats that are sent within the duration of a lease.
 const HEARTBEATS_PER_LEASE: u32 = 6;
 
-/// Timeout for returning leases when a worker stops.
+/// Timeout for returning the leases in progress when a worker stops.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval between requests to a store that is unreachable.
+/// Interval between retries while the store is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Error of a store call that still failed after the last retry.
+/// Error of a store call that failed, after all retries if the store was unreachable.
 #[derive(Debug)]
 pub struct RetryError {
     purpose: String,
     location: String,
     waited: Duration,
-    /// Last error of the store.
+    /// Error that the last call of the store returned.
     pub source: RolloutError,
 }
 
@@ -71,10 +72,10 @@ impl Error for RetryError {
     }
 }
 
-/// Repeats a call of a store while the store is unreachable, for at most `wait`.
+/// Calls `call`, and repeats it while the store is unreachable, for at most `wait`.
 ///
 /// # Errors
-/// Returns the last error, with `purpose` and the location of the store.
+/// Returns the last error of the call, together with `purpose` and the location of the store.
 pub async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
     store: &dyn Rollouts,
     purpose: &str,
@@ -97,48 +98,49 @@ pub async fn retry<T, F: Future<Output = Result<T, RolloutError>>>(
     }
 }
 
-/// Executor of the rollouts that a worker leases.
+/// Executes the rollouts that a worker leases.
 #[async_trait]
 pub trait RolloutExecutor: Send + Sync + 'static {
-    /// Error that ends the worker.
+    /// Error type with which the worker exits.
     type Error: From<RetryError> + Send;
 
-    /// Returns the queues to lease from, at least one. May wait until a queue exists.
+    /// Returns the names of the queues to lease from, at least one. It may wait until a queue
+    /// exists.
     ///
     /// # Errors
     /// Returns an error if no queue is found in time.
     async fn queues(&self) -> Result<Vec<String>, Self::Error>;
 
-    /// Executes a leased rollout. Returns how its lease ends, and the metadata of the try. The
-    /// future is dropped if the lease is lost.
+    /// Executes a leased rollout. Returns the result with which the lease ends, and the metadata of
+    /// the try. The future is dropped if the lease is lost.
     async fn execute(&self, rollout: &Rollout) -> (LeaseEnd, Option<Json>);
 
-    /// Returns the statistics for a heartbeat of a worker that leases from `queues` and executes
-    /// `running` rollouts.
+    /// Returns the statistics that a heartbeat of the worker contains. The worker leases from
+    /// `queues` and executes `running` rollouts. `None` sends no statistics.
     fn stats(&self, queues: Vec<String>, running: usize) -> Option<Json>;
 
-    /// Shows a message, such as a note about a lost lease, to the user.
+    /// Shows a message to the user, such as a note that a lease was lost.
     fn note(&self, text: String);
 }
 
-/// Settings of a worker.
+/// Settings of a worker that leases and executes rollouts.
 pub struct WorkerOptions {
-    /// Store from which the worker leases.
+    /// Store from which the worker leases rollouts.
     pub store: Arc<dyn Rollouts>,
-    /// Maximum number of concurrent rollouts, at least 1.
+    /// Maximum number of rollouts that run at the same time, at least 1.
     pub slots: usize,
     /// Id of the worker, unique in the store.
     pub name: String,
     /// Whether the worker exits once the rollouts of its first lease request have ended.
     pub once: bool,
-    /// Timeout for retries while the store is unreachable.
+    /// Maximum duration of retries while the store is unreachable.
     pub wait: Duration,
-    /// Timeout for rollouts in progress after a request to stop.
+    /// Timeout for rollouts in progress after the worker was asked to stop.
     pub drain: Duration,
 }
 
-/// Runs a worker until it is asked to stop. The first item of `requests` drains the worker, the
-/// second stops its rollouts.
+/// Runs a worker until it is asked to stop. The first item of `requests` lets the rollouts in
+/// progress finish without new leases. The second item stops these rollouts.
 ///
 /// # Errors
 /// Returns an error if the store is unreachable for longer than [`WorkerOptions::wait`], and the
@@ -148,7 +150,7 @@ pub async fn run_worker<W: RolloutExecutor>(
     work: Arc<W>,
     mut requests: UnboundedReceiver<()>,
 ) -> Result<(), W::Error> {
-    let worker = Arc::new(Worker {
+    let worker = Arc::new(WorkerLoop {
         options,
         work,
         leases: Mutex::default(),
@@ -168,24 +170,24 @@ pub async fn run_worker<W: RolloutExecutor>(
 
 type Leasing<E> = Pin<Box<dyn Future<Output = Result<Vec<Rollout>, E>> + Send>>;
 
-/// State that the tasks of a worker share.
-struct Worker<W> {
+/// State that the concurrent tasks of a worker share.
+struct WorkerLoop<W> {
     options: WorkerOptions,
     work: Arc<W>,
-    /// Leases in progress, by id of the rollout.
+    /// Leases in progress, keyed by the id of the rollout.
     leases: Mutex<BTreeMap<String, Lease>>,
-    /// Queues that the last request for leases named.
+    /// Names of the queues in the last request for leases.
     queues: Mutex<Vec<String>>,
-    /// Number of rollouts in progress.
+    /// Number of rollouts that are executing.
     running: AtomicUsize,
-    /// Whether a request for leases was sent whose response has not arrived. A stopping worker
-    /// waits for the response, to return its leases.
+    /// Whether a response to a request for leases is outstanding. A worker that stops waits for the
+    /// response, to return its leases.
     is_requesting: AtomicBool,
 }
 
-impl<W: RolloutExecutor> Worker<W> {
-    /// Leases and starts rollouts. Returns when no more rollouts will be leased and all have ended,
-    /// or when the drain timeout has expired.
+impl<W: RolloutExecutor> WorkerLoop<W> {
+    /// Leases and executes rollouts. Returns when no more rollouts will be leased and all have
+    /// ended, or when the drain timeout has expired.
     async fn serve(
         self: &Arc<Self>,
         rollouts: &mut JoinSet<()>,
@@ -261,7 +263,7 @@ impl<W: RolloutExecutor> Worker<W> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests at most `max` leases. The result may be empty.
+    /// Requests at most `max` leases from the store. The result can be empty.
     async fn lease(self: Arc<Self>, max: usize) -> Result<Vec<Rollout>, W::Error> {
         let WorkerOptions { store, wait, name, .. } = &self.options;
         let queues = self.work.queues().await?;
@@ -274,7 +276,8 @@ impl<W: RolloutExecutor> Worker<W> {
             ..LeaseRequest::new(max, Some(name))
         };
         self.is_requesting.store(true, Ordering::Relaxed);
-        let leased = retry(&**store, "lease attempts", *wait, || store.lease(&request)).await;
+        let leased =
+            retry(&**store, "lease attempts", *wait, || store.lease_rollouts(&request)).await;
         self.is_requesting.store(false, Ordering::Relaxed);
         Ok(leased?)
     }
@@ -285,14 +288,16 @@ impl<W: RolloutExecutor> Worker<W> {
             let queues = self.queues().clone();
             let stats = self.work.stats(queues, self.running.load(Ordering::Relaxed));
             // An error is ignored here: the requests for leases report an unreachable store.
-            if let Err(error) = self.options.store.beat_worker(&self.options.name, stats).await {
+            if let Err(error) =
+                self.options.store.record_worker_heartbeat(&self.options.name, stats).await
+            {
                 tracing::debug!(%error, "could not report that the runner is connected");
             }
             tokio::time::sleep(WORKER_INTERVAL).await;
         }
     }
 
-    /// Executes a leased rollout and reports its end.
+    /// Executes a leased rollout and reports the result to the store.
     async fn execute(self: Arc<Self>, rollout: Rollout, lease: Lease) {
         let _running = RunningRollout::new(&self.running);
         let lease_seconds = rollout.config.unresponsive_seconds.map(Duration::from_secs_f64);
@@ -307,7 +312,7 @@ impl<W: RolloutExecutor> Worker<W> {
             }
         };
         let WorkerOptions { store, wait, .. } = &self.options;
-        let finish = || store.finish(&lease, end, metadata.clone());
+        let finish = || store.end_lease(&lease, end, metadata.clone());
         let discarded = tokio::select! {
             biased;
             finished = retry(&**store, "report an attempt", *wait, finish) => {
@@ -321,10 +326,11 @@ impl<W: RolloutExecutor> Worker<W> {
         self.leases().remove(&rollout.id);
     }
 
-    /// Sends heartbeats of a rollout until its lease is lost. Returns the reason for the loss.
+    /// Sends heartbeats of a rollout until its lease is lost. Returns the reason why the lease was
+    /// lost.
     async fn keep_lease(&self, lease: &Lease, interval: Duration) -> String {
         loop {
-            match self.options.store.heartbeat(lease).await {
+            match self.options.store.record_heartbeat(lease).await {
                 Ok(_) => {}
                 Err(RolloutError::Store(error)) => tracing::warn!(%error, "could not report"),
                 Err(lost) => return lost.to_string(),
@@ -333,12 +339,12 @@ impl<W: RolloutExecutor> Worker<W> {
         }
     }
 
-    /// Returns all leases in progress to the store.
+    /// Returns all leases in progress to the store, so that other workers can lease the rollouts.
     async fn release_all(&self) {
         let leases = std::mem::take(&mut *self.leases());
         let release = async {
             for lease in leases.into_values() {
-                let released = self.options.store.finish(&lease, LeaseEnd::Released, None).await;
+                let released = self.options.store.end_lease(&lease, LeaseEnd::Released, None).await;
                 if let Err(error) = released {
                     tracing::info!(%error, "could not return a lease; it expires");
                 }
@@ -350,7 +356,7 @@ impl<W: RolloutExecutor> Worker<W> {
     }
 }
 
-/// Counts a rollout as running until dropped.
+/// Guard that counts a rollout as running until it is dropped.
 struct RunningRollout<'a>(&'a AtomicUsize);
 
 impl<'a> RunningRollout<'a> {

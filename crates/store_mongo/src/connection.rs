@@ -15,28 +15,30 @@ use mongodb::options::{Acknowledgment, ClientOptions, WriteConcern};
 use mongodb::{Client, Collection, Database, IndexModel};
 use tracing::{debug, trace};
 
-/// Timeout for the first response of a server, unless the URL sets `serverSelectionTimeoutMS`.
+/// Timeout for the first response of a MongoDB server, unless the URL sets
+/// `serverSelectionTimeoutMS`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Timeout for an operation, including its retries while the server is unavailable.
+/// Timeout for a database operation, including its retries while the server is unavailable.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Interval between two tries of an operation while the server is unavailable.
+/// Interval between two tries of a database operation while the server is unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time for which the driver searches for a server before it reports that none is available.
+/// Time for which the MongoDB driver searches for a server before it reports that no server is
+/// available.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Error of an operation, without the location and the key, which [`Connection::run`] adds.
+/// Error of a database operation, without the location and the key, which [`Connection::run`] adds.
 #[derive(Debug)]
 pub(crate) enum OperationError {
-    /// The operation failed.
+    /// The database operation failed.
     Failed(Failure),
-    /// Another trainer has acquired the lease of the run. The text names the trainer.
+    /// Another trainer has acquired the lease of the run. The text identifies the trainer.
     Fenced(String),
 }
 
-/// Result of a function that runs within an operation.
+/// Result of a function that runs within a database operation.
 pub(crate) type Result<T> = std::result::Result<T, OperationError>;
 
 impl From<Failure> for OperationError {
@@ -57,9 +59,9 @@ impl From<Error> for OperationError {
     }
 }
 
-/// Converts an error of the driver to a failure whose message contains a remedy.
+/// Converts an error of the MongoDB driver to a failure whose message contains a remedy.
 fn to_failure(error: Error) -> Failure {
-    let code = code_of(&error);
+    let code = classify_error(&error);
     if code == Code::Invalid {
         return Failure::Unstorable(error.to_string());
     }
@@ -75,8 +77,8 @@ fn to_failure(error: Error) -> Failure {
     Failure::Backend(code, format!("{error}; {remedy}").into())
 }
 
-/// Maps an error of the driver to its code.
-fn code_of(error: &Error) -> Code {
+/// Maps an error of the MongoDB driver to a category of store errors.
+fn classify_error(error: &Error) -> Code {
     if error.contains_label("RetryableWriteError")
         || error.contains_label("TransientTransactionError")
     {
@@ -105,7 +107,7 @@ fn code_of(error: &Error) -> Code {
     }
 }
 
-/// Returns the code that the server sent, if it sent one.
+/// Returns the error code that the server sent, or `None` if the error does not come from a server.
 fn server_code(error: &Error) -> Option<i32> {
     match &*error.kind {
         ErrorKind::Command(error) => Some(error.code),
@@ -119,7 +121,7 @@ fn server_code(error: &Error) -> Option<i32> {
     }
 }
 
-/// Returns whether the only failures are documents whose unique key exists already.
+/// Returns whether all failures of a write are documents whose unique key exists already.
 pub(crate) fn is_duplicate(error: &Error) -> bool {
     const DUPLICATE_KEY: i32 = 11000;
     if let ErrorKind::InsertMany(error) = &*error.kind
@@ -132,20 +134,20 @@ pub(crate) fn is_duplicate(error: &Error) -> bool {
     server_code(error) == Some(DUPLICATE_KEY) || error.to_string().contains("UNIQUE constraint")
 }
 
-/// Connection to one database.
+/// Connection to one MongoDB database.
 pub(crate) struct Connection {
     pub database: Database,
-    /// Address and database, without user and password.
+    /// Server address and database name, without user and password.
     pub location: String,
     pub clock: Arc<ServerClock>,
 }
 
-/// Clock of the server, so that processes on several machines agree on the time. The server's time
-/// is read once, and then advanced by the local clock.
+/// Clock of the MongoDB server, so that processes on several machines agree on the time. The
+/// server's time is read once, and then advanced by the local clock.
 #[derive(Debug)]
 pub(crate) struct ServerClock {
     clock: SystemClock,
-    /// Time of the server minus the time of `clock`, in seconds.
+    /// Time of the server minus the time of the local `clock`, in seconds.
     offset: f64,
 }
 
@@ -162,7 +164,7 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects to the database `name`, and waits for a first response of the server.
+    /// Connects to the database `name`, and waits for a first response of the MongoDB server.
     ///
     /// # Errors
     /// Returns [`StoreError::Open`] if the options of the URL are invalid or the server rejects the
@@ -177,7 +179,7 @@ impl Connection {
             StoreError::Open { location: location.clone(), code, source }
         };
         let password = std::env::var(PASSWORD_VARIABLE).ok();
-        let driver_url = url.for_driver(password.as_deref());
+        let driver_url = url.to_driver_url(password.as_deref());
         let mut options = ClientOptions::parse(driver_url).await.map_err(open_error)?;
         options.app_name.get_or_insert_with(|| "levade".to_owned());
         if options.write_concern.is_none() {
@@ -191,12 +193,12 @@ impl Connection {
         let mut watch = Stopwatch::start();
         let clock = loop {
             let left = timeout.saturating_sub(watch.elapsed());
-            let error = match process_time::with_timeout(left, server_clock(&database)).await {
+            let error = match process_time::with_timeout(left, read_server_clock(&database)).await {
                 Some(Ok(clock)) => break Arc::new(clock),
                 Some(Err(error)) => Some(error),
                 None => None,
             };
-            if let Some(error) = error.filter(|error| code_of(error) != Code::Unavailable) {
+            if let Some(error) = error.filter(|error| classify_error(error) != Code::Unavailable) {
                 return Err(open_error(error));
             }
             if watch.elapsed() >= timeout {
@@ -209,13 +211,13 @@ impl Connection {
         Ok(Connection { database, location, clock })
     }
 
-    /// Returns a collection.
+    /// Returns the collection with the name `name`.
     pub fn collection(&self, name: &str) -> Collection<Document> {
         self.database.collection(name)
     }
 
-    /// Runs an operation, and repeats it while the server is unavailable, until a deadline. An
-    /// operation must be safe to repeat.
+    /// Runs a database operation, and repeats it until a deadline while the server is unavailable.
+    /// The operation must be safe to repeat.
     pub async fn run<T, F>(
         &self,
         action: &'static str,
@@ -274,9 +276,9 @@ impl Connection {
     /// Creates the indexes that do not exist yet.
     pub async fn create_indexes(
         &self,
-        indexes: impl IntoIterator<Item = Index>,
+        indexes: impl IntoIterator<Item = IndexDefinition>,
     ) -> std::result::Result<(), StoreError> {
-        for Index { collection, name, keys, is_unique, is_sparse } in indexes {
+        for IndexDefinition { collection, name, keys, is_unique, is_sparse } in indexes {
             let options = mongodb::options::IndexOptions::builder()
                 .name(name.to_owned())
                 .unique(is_unique.then_some(true))
@@ -293,35 +295,35 @@ impl Connection {
     }
 }
 
-/// An index of a collection.
-pub(crate) struct Index {
+/// Definition of an index of a MongoDB collection.
+pub(crate) struct IndexDefinition {
     pub collection: &'static str,
     pub name: &'static str,
     pub keys: Document,
     pub is_unique: bool,
-    /// Whether documents without the field are left out.
+    /// Whether documents without the indexed field are left out of the index.
     pub is_sparse: bool,
 }
 
-impl Index {
-    /// Creates an index that is neither unique nor sparse.
+impl IndexDefinition {
+    /// Creates the definition of an index that is neither unique nor sparse.
     pub fn plain(collection: &'static str, name: &'static str, keys: Document) -> Self {
-        Index { collection, name, keys, is_unique: false, is_sparse: false }
+        IndexDefinition { collection, name, keys, is_unique: false, is_sparse: false }
     }
 
-    /// Makes the index unique.
+    /// Makes the index unique: two documents cannot have the same key.
     pub fn unique(self) -> Self {
-        Index { is_unique: true, ..self }
+        IndexDefinition { is_unique: true, ..self }
     }
 
-    /// Leaves documents without the field out of the index.
+    /// Makes the index sparse: documents without the indexed field are left out.
     pub fn sparse(self) -> Self {
-        Index { is_sparse: true, ..self }
+        IndexDefinition { is_sparse: true, ..self }
     }
 }
 
-/// Reads the time of the server.
-async fn server_clock(database: &Database) -> mongodb::error::Result<ServerClock> {
+/// Reads the time of the MongoDB server, and creates a clock that continues it.
+async fn read_server_clock(database: &Database) -> mongodb::error::Result<ServerClock> {
     // This read requires the user's permission, so that a wrong password is noticed here.
     database.collection::<Document>("run").find_one(doc! { "_id": "run" }).await?;
     let clock = SystemClock::default();
@@ -336,8 +338,8 @@ async fn server_clock(database: &Database) -> mongodb::error::Result<ServerClock
     Ok(ServerClock { clock, offset })
 }
 
-/// Inserts a document unless one with its `_id` exists. Returns the existing document, or `None` if
-/// the new one was written.
+/// Inserts a document unless a document with the same `_id` exists. Returns the existing document,
+/// or `None` if the new document was inserted.
 pub(crate) async fn insert_new(
     to: &Collection<Document>,
     document: Document,
@@ -354,7 +356,7 @@ pub(crate) async fn insert_new(
     }
 }
 
-/// Inserts documents, and ignores documents whose `_id` exists already.
+/// Inserts documents, and skips documents whose `_id` exists already.
 pub(crate) async fn insert_missing(
     to: &Collection<Document>,
     documents: Vec<Document>,
@@ -368,8 +370,8 @@ pub(crate) async fn insert_missing(
     }
 }
 
-/// Reads all documents of a query.
-pub(crate) async fn all(
+/// Reads all documents that a cursor returns.
+pub(crate) async fn collect_documents(
     mut cursor: mongodb::Cursor<Document>,
 ) -> mongodb::error::Result<Vec<Document>> {
     let mut documents = Vec::new();

@@ -10,21 +10,21 @@ use serde_json::{Map, Number, Value};
 
 use crate::fields;
 
-/// Maximum nesting of JSON that is stored as BSON. Servers accept 100 levels in a document.
+/// Maximum nesting depth of JSON that is stored as BSON. Servers accept 100 levels in a document.
 const MAX_DEPTH: usize = 60;
 
-/// Returns the two fields that store JSON text: its value, and the text itself if the value does
-/// not determine it. Both are null if `json` is `None`.
-pub(crate) fn fields_of(name: &str, json: Option<&str>) -> [(String, Bson); 2] {
+/// Returns the two document fields that store JSON text: its value, and the exact text if the value
+/// does not determine it. Both are null if `json` is `None`.
+pub(crate) fn to_fields(name: &str, json: Option<&str>) -> [(String, Bson); 2] {
     let value = json.and_then(|text| to_bson(&serde_json::from_str(text).ok()?, 0));
     let is_exact = value.as_ref().and_then(to_json).is_some_and(|again| Some(&*again) == json);
     let text = if is_exact { None } else { json };
-    [(name.to_owned(), value.unwrap_or(Bson::Null)), (text_name(name), text.into())]
+    [(name.to_owned(), value.unwrap_or(Bson::Null)), (exact_text_field(name), text.into())]
 }
 
-/// Writes the fields of the JSON text `json` to `document`.
-pub(crate) fn put(document: &mut Document, name: &str, json: &str) {
-    for (field, value) in fields_of(name, Some(json)) {
+/// Writes the JSON text `json` to the fields of `document` that belong to the name `name`.
+pub(crate) fn write_json(document: &mut Document, name: &str, json: &str) {
+    for (field, value) in to_fields(name, Some(json)) {
         // A null value represents the JSON `null`, unless `NAME_text` has a text.
         if value != Bson::Null || field == name {
             document.insert(field, value);
@@ -32,12 +32,13 @@ pub(crate) fn put(document: &mut Document, name: &str, json: &str) {
     }
 }
 
-/// Returns the JSON text of a field, or `None` if the field is missing.
+/// Returns the exact JSON text that [`write_json`] wrote for the name `name`, or `None` if the
+/// field is missing.
 ///
 /// # Errors
 /// Returns an error if the field has a type that JSON does not have.
-pub(crate) fn get(document: &Document, name: &str) -> Result<Option<String>, Failure> {
-    if let Some(text) = fields::optional_text(document, &text_name(name))? {
+pub(crate) fn read_json(document: &Document, name: &str) -> Result<Option<String>, Failure> {
+    if let Some(text) = fields::read_optional_text(document, &exact_text_field(name))? {
         return Ok(Some(text));
     }
     let Some(value) = document.get(name) else { return Ok(None) };
@@ -46,12 +47,13 @@ pub(crate) fn get(document: &Document, name: &str) -> Result<Option<String>, Fai
         .ok_or_else(|| Failure::Corrupt(format!("the field `{name}` is not JSON")))
 }
 
-/// Returns the name of the field that contains the exact text of the field `name`.
-pub(crate) fn text_name(name: &str) -> String {
+/// Returns the name of the field that contains the exact JSON text of the field `name`.
+pub(crate) fn exact_text_field(name: &str) -> String {
     format!("{name}_text")
 }
 
-/// Converts JSON to BSON. Returns `None` if a key cannot be stored or the nesting is too deep.
+/// Converts a JSON value to BSON. Returns `None` if a key cannot be stored or the nesting is too
+/// deep.
 fn to_bson(value: &Value, depth: usize) -> Option<Bson> {
     if depth > MAX_DEPTH {
         return None;
@@ -81,7 +83,8 @@ fn to_bson(value: &Value, depth: usize) -> Option<Bson> {
     })
 }
 
-/// Converts BSON to JSON text. Returns `None` if a value has a type that JSON does not have.
+/// Converts a BSON value to JSON text. Returns `None` if the value has a type that JSON does not
+/// have.
 fn to_json(value: &Bson) -> Option<String> {
     Some(to_value(value)?.to_string())
 }
@@ -115,13 +118,13 @@ mod tests {
     /// Stores text in a document and reads it again.
     fn round_trip(json: &str) -> (Document, String) {
         let mut document = Document::new();
-        put(&mut document, "x", json);
-        let read = get(&document, "x").unwrap().unwrap();
+        write_json(&mut document, "x", json);
+        let read = read_json(&document, "x").unwrap().unwrap();
         (document, read)
     }
 
     #[test]
-    fn plain_json_is_stored_as_fields_only() {
+    fn plain_json_is_stored_without_its_text() {
         for json in [
             r#"{"question":"2+2","answer":4,"weights":[0.1,-1.5,1e-7],"none":null,"ok":true}"#,
             r#"{"gen_ai.request.model":"m","big":9007199254740993}"#,
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn unusual_json_keeps_its_text() {
+    fn json_that_bson_would_change_is_stored_with_its_text() {
         for json in [
             r#"{"b": 1.0, "a": 12345678901234567890123, "é": "\u00e9", "n": [null, -0.0, 1e400]}"#,
             r#"{"a":1,"a":2}"#,
@@ -150,8 +153,8 @@ mod tests {
     }
 
     #[test]
-    fn missing_field_returns_none() {
-        assert_eq!(get(&Document::new(), "x").unwrap(), None);
+    fn missing_json_field_reads_as_none() {
+        assert_eq!(read_json(&Document::new(), "x").unwrap(), None);
     }
 
     fn any_json() -> impl Strategy<Value = Value> {
@@ -174,14 +177,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_json_round_trips_to_the_byte(value in any_json(), is_pretty in any::<bool>()) {
+        fn stored_json_round_trips_byte_for_byte(value in any_json(), is_pretty in any::<bool>()) {
             let json = if is_pretty { format!("{value:#}") } else { value.to_string() };
             // BSON is what travels: the document is encoded and decoded.
             let (document, read) = round_trip(&json);
             prop_assert_eq!(&read, &json);
             let bytes = mongodb::bson::serialize_to_vec(&document).unwrap();
             let decoded: Document = mongodb::bson::deserialize_from_slice(&bytes).unwrap();
-            prop_assert_eq!(get(&decoded, "x").unwrap().unwrap(), json);
+            prop_assert_eq!(read_json(&decoded, "x").unwrap().unwrap(), json);
         }
     }
 }

@@ -6,35 +6,36 @@
 
 use std::str::FromStr;
 
-use levade_store::backend::{Failure, StepHeader, indexed_sequences, push_sequence};
+use levade_store::backend::{Failure, StepPlanHeader, indexed_sequences, push_sequence};
 use levade_store::{PerToken, PlannedSequence, StepPlan};
 use levade_tree::{AttemptId, SegmentId};
 use mongodb::bson::{Document, doc};
 use sha2::{Digest, Sha256};
 
 use crate::attempts::json_text;
-use crate::connection::{Connection, Result, all, insert_missing};
-use crate::segments::hex;
+use crate::connection::{Connection, Result, collect_documents, insert_missing};
+use crate::segments::to_hex;
 use crate::{fields, json};
 
 /// Maximum number of sequences in one insert request.
 const BATCH: usize = 256;
 
-/// Returns the id of a step's document.
+/// Returns the id of the document of a training step.
 pub(crate) fn step_id(phase: u32, step: u32) -> String {
     format!("{phase}/{step}")
 }
 
-/// Writes the sequences of a plan, and returns the document of its step.
+/// Writes the sequences of a step plan, and returns the document of its step, which is not written
+/// yet.
 pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) -> Result<Document> {
     let StepPlan { phase, step, .. } = *plan;
-    let header = serde_json::to_string(&StepHeader::from(plan))
+    let header = serde_json::to_string(&StepPlanHeader::from(plan))
         .map_err(|error| Failure::Unstorable(error.to_string()))?;
     let mut documents = Vec::new();
     let mut hash = Sha256::new();
     hash.update(&header);
     for (index, (policy, update, sequence)) in indexed_sequences(plan).enumerate() {
-        let column = |values: &PerToken| fields::binary(values.to_bytes());
+        let column = |values: &PerToken| fields::to_binary(values.to_bytes());
         let document = doc! {
             "phase": i64::from(phase),
             "step": i64::from(step),
@@ -51,7 +52,7 @@ pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) ->
         hash.update(document.to_string());
         documents.push(document);
     }
-    let digest = hex(&hash.finalize()[..8]);
+    let digest = to_hex(&hash.finalize()[..8]);
     let sequences = connection.collection("planned_sequences");
     let mut head = doc! {
         "_id": step_id(phase, step),
@@ -60,7 +61,7 @@ pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) ->
         "plan": &digest,
         "sequences": documents.len() as i64,
     };
-    json::put(&mut head, "header", &header);
+    json::write_json(&mut head, "header", &header);
     for (index, document) in documents.iter_mut().enumerate() {
         document.insert("_id", format!("{phase}/{step}/{digest}/{index}"));
         document.insert("plan", &digest);
@@ -71,36 +72,37 @@ pub(crate) async fn write_sequences(connection: &Connection, plan: &StepPlan) ->
     Ok(head)
 }
 
-/// Reads a plan from the document of its step and the documents of its sequences.
-pub(crate) async fn read(connection: &Connection, head: &Document) -> Result<StepPlan> {
-    let [phase, step] = [fields::integer(head, "phase")?, fields::integer(head, "step")?];
-    let header: StepHeader = serde_json::from_str(&json_text(head, "header")?)
+/// Reads a step plan from the document of its step and the documents of its sequences.
+pub(crate) async fn read_plan(connection: &Connection, head: &Document) -> Result<StepPlan> {
+    let [phase, step] = [fields::read_integer(head, "phase")?, fields::read_integer(head, "step")?];
+    let header: StepPlanHeader = serde_json::from_str(&json_text(head, "header")?)
         .map_err(|error| Failure::Corrupt(format!("the header cannot be read: {error}")))?;
     let mut plan = header.into_plan(phase, step);
     let filter = doc! {
         "phase": i64::from(phase),
         "step": i64::from(step),
-        "plan": fields::text(head, "plan")?,
+        "plan": fields::read_text(head, "plan")?,
     };
     let sequences = connection.collection("planned_sequences");
     let found = sequences.find(filter).sort(doc! { "index": 1 }).await?;
-    let documents = all(found).await?;
-    if documents.len() != fields::integer::<usize>(head, "sequences")? {
+    let documents = collect_documents(found).await?;
+    if documents.len() != fields::read_integer::<usize>(head, "sequences")? {
         return Err(Failure::Corrupt("a sequence of the plan is missing".to_owned()).into());
     }
     for document in &documents {
         let corrupt = |what: &str| Failure::Corrupt(format!("a sequence of the plan: {what}"));
         let column = |name: &str| {
-            let bytes = fields::bytes(document, name)?;
+            let bytes = fields::read_bytes(document, name)?;
             PerToken::from_bytes(bytes).ok_or_else(|| corrupt("a list of numbers is truncated"))
         };
-        let optional = |name: &str| fields::value(document, name).map(|_| column(name)).transpose();
+        let optional =
+            |name: &str| fields::find_value(document, name).map(|_| column(name)).transpose();
         let index: (u32, u32) =
-            (fields::integer(document, "policy")?, fields::integer(document, "update")?);
-        let attempt = fields::text(document, "attempt")?;
+            (fields::read_integer(document, "policy")?, fields::read_integer(document, "update")?);
+        let attempt = fields::read_text(document, "attempt")?;
         let sequence = PlannedSequence {
             attempt: AttemptId::from_str(&attempt).map_err(|error| corrupt(&error.to_string()))?,
-            leaf: SegmentId(fields::integer(document, "leaf")?),
+            leaf: SegmentId(fields::read_integer(document, "leaf")?),
             advantage: column("advantage")?,
             weight: column("weight")?,
             returns: optional("returns")?,

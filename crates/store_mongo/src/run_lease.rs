@@ -21,47 +21,49 @@ use tokio::time::Instant;
 use crate::connection::{Connection, OperationError, Result, insert_new};
 use crate::fields;
 
-/// Duration of a lease.
+/// Duration of a lease without renewal.
 const TTL: Duration = Duration::from_secs(60);
 
-/// Interval between two renewals.
+/// Interval between two renewals of a lease.
 const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Remaining time of the lease below which a write renews the lease first.
+/// Remaining time of a lease below which a write renews the lease first.
 const MIN_REST: Duration = Duration::from_secs(30);
 
-/// Version of the documents that this build reads and writes.
+/// Format version of the documents that this build reads and writes.
 const FORMAT: i32 = 1;
 
-/// The lease of a run by this process. Dropping it ends the renewals and returns the lease.
+/// The lease of a run, which this process holds. Dropping the value ends the renewals and returns
+/// the lease.
 #[derive(Debug)]
 pub(crate) struct RunLease {
     connection: Arc<Connection>,
     epoch: i64,
-    /// Time at which the lease ends, by the clock of this process.
+    /// Time at which the lease ends without a renewal, by the clock of this process.
     until: Arc<Mutex<Instant>>,
     _stop: oneshot::Sender<()>,
 }
 
-/// Returns the owner name of the process that holds the lock of `run_dir`: the host and the
-/// directory. If two processes have the same owner name, the earlier one has exited.
-pub(crate) fn owner_of(run_dir: &Path) -> String {
+/// Returns the owner name of the process that has locked `run_dir`: host and directory. If two
+/// processes have the same owner name, the earlier process has exited.
+pub(crate) fn owner_name(run_dir: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     format!("{}:{}", host.trim(), dir.display())
 }
 
-/// Returns the id of the run in the database, or `None` if the database contains no run.
+/// Returns the id of the run that the database contains, or `None` if the database contains no run.
 ///
 /// # Errors
 /// Returns [`StoreError::Version`] if another build wrote the database in another format.
-pub(crate) async fn stored_run(
+pub(crate) async fn read_run_id(
     connection: &Connection,
 ) -> std::result::Result<Option<RunId>, StoreError> {
     let location = &connection.location;
-    let read = connection.run("read", "the run", || async { Ok(run_document(connection).await?) });
+    let read =
+        connection.run("read", "the run", || async { Ok(read_run_document(connection).await?) });
     let Some(document) = read.await? else { return Ok(None) };
-    let (found, run) = format_and_run(&document)
+    let (found, run) = parse_format_and_run(&document)
         .map_err(|failure| failure.into_error(location, "read", "the run".to_owned()))?;
     if found != FORMAT {
         let location = location.clone();
@@ -70,11 +72,11 @@ pub(crate) async fn stored_run(
     Ok(Some(RunId(run)))
 }
 
-fn format_and_run(document: &Document) -> std::result::Result<(i32, String), Failure> {
-    Ok((fields::integer(document, "format")?, fields::text(document, "run")?))
+fn parse_format_and_run(document: &Document) -> std::result::Result<(i32, String), Failure> {
+    Ok((fields::read_integer(document, "format")?, fields::read_text(document, "run")?))
 }
 
-/// Creates the document of a run, unless the database has one.
+/// Inserts the document of a run, unless the database contains a run already.
 pub(crate) async fn create_run(
     connection: &Connection,
     run: &RunId,
@@ -85,12 +87,13 @@ pub(crate) async fn create_run(
     connection.run("record", "the run", create).await
 }
 
-async fn run_document(connection: &Connection) -> mongodb::error::Result<Option<Document>> {
+async fn read_run_document(connection: &Connection) -> mongodb::error::Result<Option<Document>> {
     connection.collection("run").find_one(doc! { "_id": "run" }).await
 }
 
 impl RunLease {
-    /// Acquires the lease for `owner`, and renews it in the background until the value is dropped.
+    /// Acquires the lease of the run for `owner`, and renews it in the background until the value
+    /// is dropped.
     ///
     /// # Errors
     /// Returns [`StoreError::Leased`] if another trainer has the lease.
@@ -113,16 +116,17 @@ impl RunLease {
             let runs = connection.collection("run");
             let acquiring = runs.find_one_and_update(free.clone(), take.clone());
             match acquiring.return_document(ReturnDocument::After).await? {
-                Some(run) => Ok(Ok(fields::integer(&run, "epoch")?)),
-                None => Ok(Err(run_document(connection).await?.unwrap_or_default())),
+                Some(run) => Ok(Ok(fields::read_integer(&run, "epoch")?)),
+                None => Ok(Err(read_run_document(connection).await?.unwrap_or_default())),
             }
         };
         match connection.run("record", "the lease of the run", acquire).await? {
             Ok(epoch) => Ok(Self::renew_in_background(connection, epoch, start + TTL)),
             Err(run) => Err(StoreError::Leased {
                 location: connection.location.clone(),
-                holder: holder(&run),
-                seconds: (fields::number(&run, "until").unwrap_or(0.0) - server_now).ceil() as u64,
+                holder: holder_name(&run),
+                seconds: (fields::read_number(&run, "until").unwrap_or(0.0) - server_now).ceil()
+                    as u64,
             }),
         }
     }
@@ -147,23 +151,23 @@ impl RunLease {
         RunLease { connection: Arc::clone(connection), epoch, until, _stop: stop }
     }
 
-    /// Checks that this process may write: no other trainer has raised the epoch, and the lease
-    /// lasts longer than any write. Renews the lease if it ends soon.
+    /// Checks that this process may write: no other trainer has raised the lease number, and the
+    /// lease lasts longer than any write. Renews the lease if it ends soon.
     ///
     /// # Errors
     /// Returns [`OperationError::Fenced`] if another trainer has acquired the lease.
-    pub async fn check(&self) -> Result<()> {
+    pub async fn check_and_renew(&self) -> Result<()> {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
         if Instant::now() + MIN_REST > until {
             return renew(&self.connection, self.epoch, &self.until).await;
         }
-        let run = run_document(&self.connection).await?.unwrap_or_default();
-        let is_held = fields::optional_integer(&run, "epoch")? == Some(self.epoch);
-        if is_held { Ok(()) } else { Err(OperationError::Fenced(holder(&run))) }
+        let run = read_run_document(&self.connection).await?.unwrap_or_default();
+        let is_held = fields::read_optional_integer(&run, "epoch")? == Some(self.epoch);
+        if is_held { Ok(()) } else { Err(OperationError::Fenced(holder_name(&run))) }
     }
 }
 
-/// Extends a lease.
+/// Extends the lease with the number `epoch`, and updates the time `until` at which it ends.
 ///
 /// # Errors
 /// Returns [`OperationError::Fenced`] if another trainer has acquired the lease.
@@ -174,16 +178,16 @@ async fn renew(connection: &Connection, epoch: i64, until: &Mutex<Instant>) -> R
     let renewed =
         connection.collection("run").update_one(own, doc! { "$set": { "until": end } }).await?;
     if renewed.matched_count == 0 {
-        let run = run_document(connection).await?.unwrap_or_default();
-        return Err(OperationError::Fenced(holder(&run)));
+        let run = read_run_document(connection).await?.unwrap_or_default();
+        return Err(OperationError::Fenced(holder_name(&run)));
     }
     let mut until = until.lock().unwrap_or_else(PoisonError::into_inner);
     *until = (*until).max(start + TTL);
     Ok(())
 }
 
-/// Describes the trainer that has the lease, for an error.
-fn holder(run: &Document) -> String {
-    let owner = fields::optional_text(run, "owner").ok().flatten();
+/// Returns the name of the trainer that has the lease, for an error message.
+fn holder_name(run: &Document) -> String {
+    let owner = fields::read_optional_text(run, "owner").ok().flatten();
     owner.unwrap_or_else(|| "a trainer that has ended since".to_owned())
 }

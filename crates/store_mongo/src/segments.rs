@@ -9,38 +9,38 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use levade_store::backend::{Columns, Failure, decode_columns, kind_name, parse_kind};
+use levade_store::backend::{Failure, SegmentColumns, decode_columns, kind_name, parse_kind};
 use levade_tree::{AttemptId, Kind, Segment, SegmentId, Trajectory};
 use mongodb::bson::{Bson, Document, doc};
 use sha2::{Digest, Sha256};
 
-use crate::connection::{Connection, Result, all, insert_missing};
+use crate::connection::{Connection, Result, collect_documents, insert_missing};
 use crate::fields;
 
-/// Maximum size of the columns of a document, in bytes. Longer columns are stored in chunks of this
-/// size, because a document is limited to 16 MB.
+/// Maximum total size of the columns in one document, in bytes. Longer columns are stored in chunks
+/// of this size, because MongoDB limits a document to 16 MB.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// The columns of a segment, in the order in which chunks contain them.
+/// Names of the per-token columns of a segment, in the order in which chunks contain them.
 const COLUMNS: [&str; 3] = ["tokens", "logprobs", "versions"];
 
-/// Reads and writes the segments of a database.
+/// Reads and writes the segments of attempts in a database.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Segments<'a> {
+pub(crate) struct SegmentCollections<'a> {
     pub connection: &'a Connection,
-    /// Maximum size of the columns in one document, in bytes.
+    /// Maximum total size of the columns in one document, in bytes.
     pub chunk_bytes: usize,
 }
 
-impl<'a> Segments<'a> {
-    /// Creates a reader and writer with chunks of [`CHUNK_BYTES`].
+impl<'a> SegmentCollections<'a> {
+    /// Creates a reader and writer that splits columns into chunks of [`CHUNK_BYTES`].
     pub fn new(connection: &'a Connection) -> Self {
-        Segments { connection, chunk_bytes: CHUNK_BYTES }
+        SegmentCollections { connection, chunk_bytes: CHUNK_BYTES }
     }
 
-    /// Writes segments that follow the segment with the digest `previous`. Returns the digest of
-    /// the last segment. The segments belong to an attempt once the attempt's document contains
-    /// this digest.
+    /// Writes segments that follow the segment with the digest `previous`, and returns the digest
+    /// of the last segment. The segments become part of the attempt when the attempt's document is
+    /// updated to contain this digest.
     pub async fn write(
         &self,
         attempt: &AttemptId,
@@ -50,15 +50,15 @@ impl<'a> Segments<'a> {
         let mut last = previous;
         let mut documents = Vec::new();
         for segment in segments {
-            let document = self.document(attempt, last.as_deref(), segment).await?;
-            last = Some(fields::text(&document, "digest")?);
+            let document = self.write_and_build_document(attempt, last.as_deref(), segment).await?;
+            last = Some(fields::read_text(&document, "digest")?);
             documents.push(document);
         }
         // Batches are as large as possible, but never larger than a request may be.
         while !documents.is_empty() {
             let mut size = 0;
             let fits = documents.iter().take_while(|document| {
-                size += COLUMNS.iter().map(|name| column_len(document, name)).sum::<usize>();
+                size += COLUMNS.iter().map(|name| column_bytes(document, name)).sum::<usize>();
                 size <= 2 * CHUNK_BYTES
             });
             let count = fits.count().max(1);
@@ -68,14 +68,14 @@ impl<'a> Segments<'a> {
         Ok(last)
     }
 
-    /// Creates the document of a segment, after writing its prompt and chunks.
-    async fn document(
+    /// Creates the document of a segment, after writing its prompt and its chunks.
+    async fn write_and_build_document(
         &self,
         attempt: &AttemptId,
         previous: Option<&str>,
         segment: &Segment,
     ) -> Result<Document> {
-        let Columns { tokens, logprobs, versions } = Columns::encode(segment);
+        let SegmentColumns { tokens, logprobs, versions } = SegmentColumns::encode(segment);
         let index = segment.id.0;
         let attempt = attempt.to_string();
         let mut document = doc! {
@@ -98,7 +98,7 @@ impl<'a> Segments<'a> {
             hash.update((column.len() as u64).to_le_bytes());
             hash.update(column);
         }
-        let digest = hex(&hash.finalize()[..8]);
+        let digest = to_hex(&hash.finalize()[..8]);
         let id = format!("{attempt}/{index}/{digest}");
         document.insert("_id", &id);
         document.insert("digest", digest);
@@ -116,9 +116,9 @@ impl<'a> Segments<'a> {
         Ok(document)
     }
 
-    /// Writes a prompt unless it is stored already. Returns its id.
+    /// Stores a prompt unless it is stored already, and returns its id.
     async fn write_prompt(&self, tokens: Vec<u8>) -> Result<String> {
-        let id = hex(&Sha256::digest(&tokens));
+        let id = to_hex(&Sha256::digest(&tokens));
         let prompts = self.connection.collection("prompts");
         let is_known = prompts.find_one(doc! { "_id": &id }).projection(doc! { "_id": 1 });
         if is_known.await?.is_none() {
@@ -129,8 +129,8 @@ impl<'a> Segments<'a> {
         Ok(id)
     }
 
-    /// Adds columns to a document. Columns that are too large are written to chunks, whose ids the
-    /// document then contains.
+    /// Adds per-token columns to a document. Columns that are too large are written to chunks,
+    /// whose ids are added to the document instead.
     async fn put_columns(
         &self,
         id: &str,
@@ -141,7 +141,7 @@ impl<'a> Segments<'a> {
         if lengths.iter().sum::<usize>() <= self.chunk_bytes {
             for (name, column) in COLUMNS.into_iter().zip(columns) {
                 if !column.is_empty() {
-                    document.insert(name, fields::binary(column));
+                    document.insert(name, fields::to_binary(column));
                 }
             }
             return Ok(());
@@ -152,7 +152,7 @@ impl<'a> Segments<'a> {
                 "_id": format!("{id}/{index}"),
                 "of": id,
                 "index": index as i64,
-                "data": fields::binary(data.to_vec()),
+                "data": fields::to_binary(data.to_vec()),
             };
             insert_missing(&chunks, vec![chunk]).await?;
         }
@@ -160,21 +160,23 @@ impl<'a> Segments<'a> {
         Ok(())
     }
 
-    /// Returns the columns of a document.
-    async fn columns(&self, document: &Document) -> Result<[Vec<u8>; 3]> {
+    /// Reads the per-token columns of a segment's document, which may be in chunks.
+    async fn read_columns(&self, document: &Document) -> Result<[Vec<u8>; 3]> {
         let Ok(lengths) = document.get_array("chunked") else {
             let mut columns = [Vec::new(), Vec::new(), Vec::new()];
             for (name, column) in COLUMNS.into_iter().zip(&mut columns) {
-                *column = fields::bytes(document, name)?.to_vec();
+                *column = fields::read_bytes(document, name)?.to_vec();
             }
             return Ok(columns);
         };
-        let id = fields::text(document, "_id")?;
+        let id = fields::read_text(document, "_id")?;
         let chunks = self.connection.collection("chunks");
-        let chunks = all(chunks.find(doc! { "of": &id }).sort(doc! { "index": 1 }).await?).await?;
+        let chunks =
+            collect_documents(chunks.find(doc! { "of": &id }).sort(doc! { "index": 1 }).await?)
+                .await?;
         let mut data = Vec::new();
         for chunk in &chunks {
-            data.extend_from_slice(fields::bytes(chunk, "data")?);
+            data.extend_from_slice(fields::read_bytes(chunk, "data")?);
         }
         let lengths: Vec<usize> =
             lengths.iter().filter_map(fields::as_integer).map(|len| len as usize).collect();
@@ -189,8 +191,8 @@ impl<'a> Segments<'a> {
         Ok([data, logprobs, versions])
     }
 
-    /// Returns the documents of the segments at `indices` of an attempt whose last segment has the
-    /// index `len` − 1 and the digest `last`.
+    /// Returns the documents of the segments at `indices` of an attempt, keyed by index. The last
+    /// segment of the attempt has the index `len` − 1 and the digest `last`.
     pub async fn find(
         &self,
         attempt: &AttemptId,
@@ -202,14 +204,16 @@ impl<'a> Segments<'a> {
         let segments = self.connection.collection("segments");
         let filter = doc! { "attempt": &attempt, "index": { "$in": of } };
         let mut found: BTreeMap<u32, Vec<Document>> = BTreeMap::new();
-        for document in all(segments.find(filter).await?).await? {
-            found.entry(fields::integer(&document, "index")?).or_default().push(document);
+        for document in collect_documents(segments.find(filter).await?).await? {
+            found.entry(fields::read_integer(&document, "index")?).or_default().push(document);
         }
         if found.values().any(|candidates| candidates.len() > 1) {
             let names = doc! { "index": 1, "digest": 1, "previous": 1 };
-            let all =
-                all(segments.find(doc! { "attempt": &attempt }).projection(names).await?).await?;
-            let chain = chain(&all, len, last)?;
+            let all = collect_documents(
+                segments.find(doc! { "attempt": &attempt }).projection(names).await?,
+            )
+            .await?;
+            let chain = order_digests(&all, len, last)?;
             for (index, candidates) in &mut found {
                 let name = chain.get(*index as usize).map(String::as_str);
                 candidates.retain(|of| of.get_str("digest").ok() == name);
@@ -220,7 +224,7 @@ impl<'a> Segments<'a> {
 
     /// Returns all segments of an attempt that has `len` segments and whose last segment has the
     /// digest `last`.
-    pub async fn trajectory(
+    pub async fn read_trajectory(
         &self,
         attempt: &AttemptId,
         len: u32,
@@ -232,8 +236,9 @@ impl<'a> Segments<'a> {
         }
         let of = doc! { "attempt": attempt.to_string() };
         let segments = self.connection.collection("segments");
-        let documents = all(segments.find(of).sort(doc! { "index": 1 }).await?).await?;
-        let chain = chain(&documents, len, last)?;
+        let documents =
+            collect_documents(segments.find(of).sort(doc! { "index": 1 }).await?).await?;
+        let chain = order_digests(&documents, len, last)?;
         let mut by_digest: BTreeMap<&str, &Document> = BTreeMap::new();
         for document in &documents {
             by_digest.insert(document.get_str("digest").unwrap_or_default(), document);
@@ -247,28 +252,28 @@ impl<'a> Segments<'a> {
         Ok(trajectory)
     }
 
-    /// Parses the document of a segment, after reading its prompt and chunks.
+    /// Parses the document of a segment, after reading its prompt and its chunks.
     pub async fn parse(&self, document: &Document) -> Result<Segment> {
-        let index: u32 = fields::integer(document, "index")?;
+        let index: u32 = fields::read_integer(document, "index")?;
         let corrupt = |what: &str| Failure::Corrupt(format!("segment {index}: {what}"));
-        let [mut tokens, logprobs, versions] = self.columns(document).await?;
-        if let Some(prompt) = fields::optional_text(document, "prompt")? {
+        let [mut tokens, logprobs, versions] = self.read_columns(document).await?;
+        if let Some(prompt) = fields::read_optional_text(document, "prompt")? {
             let found =
                 self.connection.collection("prompts").find_one(doc! { "_id": prompt }).await?;
             [tokens, _, _] =
-                self.columns(&found.ok_or_else(|| corrupt("the prompt is missing"))?).await?;
+                self.read_columns(&found.ok_or_else(|| corrupt("the prompt is missing"))?).await?;
         }
-        let kind = fields::text(document, "kind")?;
-        let turn = fields::integer(document, "turn")?;
+        let kind = fields::read_text(document, "kind")?;
+        let turn = fields::read_integer(document, "turn")?;
         let segment = Segment {
             id: SegmentId(index),
-            parent: fields::optional_integer(document, "parent")?.map(SegmentId),
-            after: fields::optional_integer(document, "after")?,
+            parent: fields::read_optional_integer(document, "parent")?.map(SegmentId),
+            after: fields::read_optional_integer(document, "after")?,
             kind: parse_kind(&kind).ok_or_else(|| corrupt(&format!("unknown kind `{kind}`")))?,
-            temperature: fields::number(document, "temperature")? as f32,
-            filtered: fields::optional_integer(document, "filtered")? == Some(1_i64),
-            agent: fields::text(document, "agent")?,
-            policy: fields::text(document, "policy")?,
+            temperature: fields::read_number(document, "temperature")? as f32,
+            filtered: fields::read_optional_integer(document, "filtered")? == Some(1_i64),
+            agent: fields::read_text(document, "agent")?,
+            policy: fields::read_text(document, "policy")?,
             ..Segment::context(None, Vec::new(), turn)
         };
         let segment = decode_columns(segment, &tokens, &logprobs, &versions);
@@ -276,11 +281,11 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Returns the digests of an attempt's segments, from the first to `last`.
-fn chain(documents: &[Document], len: u32, last: Option<&str>) -> Result<Vec<String>> {
+/// Returns the digests of an attempt's segments in order. The chain ends with the digest `last`.
+fn order_digests(documents: &[Document], len: u32, last: Option<&str>) -> Result<Vec<String>> {
     let mut previous: BTreeMap<(i64, &str), Option<&str>> = BTreeMap::new();
     for document in documents {
-        let index = fields::integer(document, "index")?;
+        let index = fields::read_integer(document, "index")?;
         let name = document.get_str("digest").unwrap_or_default();
         previous.insert((index, name), document.get_str("previous").ok());
     }
@@ -298,13 +303,13 @@ fn chain(documents: &[Document], len: u32, last: Option<&str>) -> Result<Vec<Str
     Ok(chain)
 }
 
-/// Returns the size of a column of a document, in bytes.
-fn column_len(document: &Document, name: &str) -> usize {
-    fields::bytes(document, name).map_or(0, <[u8]>::len)
+/// Returns the size of a column in a document, in bytes.
+fn column_bytes(document: &Document, name: &str) -> usize {
+    fields::read_bytes(document, name).map_or(0, <[u8]>::len)
 }
 
-/// Writes bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+/// Formats bytes as hexadecimal digits.
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text

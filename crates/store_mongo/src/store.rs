@@ -7,20 +7,24 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use levade_store::backend::{self, Failure};
 use levade_store::{
-    Access, Attempt, AttemptStart, AttemptSummary, Code, End, EvalKey, FailedAttempt, MongoUrl,
-    Status, StepPlan, Store, StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
+    Attempt, AttemptEnd, AttemptStart, AttemptSummary, Code, EvalKey, FailedAttempt, MongoUrl,
+    Status, StepPlan, Store, StoreAccess, StoreError, TryCounts, WithdrawRequest, Withdrawal,
+    WriteOutcome,
 };
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
 use mongodb::Collection;
 use mongodb::bson::{Document, doc};
 
-use crate::attempts::{self, COUNTING, Head};
-use crate::connection::{Connection, Index, Result, all, insert_new};
+use crate::attempts::{self, AttemptHead, COUNTING};
+use crate::connection::{Connection, IndexDefinition, Result, collect_documents, insert_new};
 use crate::run_lease::{self, RunLease};
-use crate::segments::Segments;
+use crate::segments::SegmentCollections;
 use crate::{fields, json, plans, withdrawals};
 
 /// The store of a run in a MongoDB database.
+///
+/// Every write ends with one update of one document. Documents that were written before that update
+/// are not reachable for readers until the update.
 ///
 /// Every write ends with one update of one document. Documents that are written before it are not
 /// reachable for readers until the update.
@@ -28,17 +32,17 @@ use crate::{fields, json, plans, withdrawals};
 pub struct MongoStore {
     connection: Arc<Connection>,
     run: RunId,
-    /// Lease of the run. `None` if the store was opened only for reading.
+    /// Lease of the run, which this process holds. `None` if the store was opened only for reading.
     lease: Option<RunLease>,
 }
 
 impl MongoStore {
-    /// Opens the store of the run in the directory `run_dir`. The names of the database in `url`
-    /// and of the directory determine the database.
+    /// Opens the store of the run in the directory `run_dir`. The name of the database is derived
+    /// from `url` and from the name of the directory.
     ///
     /// # Errors
     /// - Returns [`StoreError::Deadline`] if no server responds, and [`StoreError::Open`] if the
-    ///   server rejects the user or, for [`Access::Read`], if the database contains no run.
+    ///   server rejects the user or, for [`StoreAccess::Read`], if the database contains no run.
     /// - Returns [`StoreError::OtherRun`] if the database contains another run than `access`
     ///   starts, and [`StoreError::NotEmpty`] if it contains records of the same run.
     /// - Returns [`StoreError::Version`] if another build wrote the database in another format.
@@ -46,41 +50,41 @@ impl MongoStore {
     pub async fn open(
         url: &MongoUrl,
         run_dir: &Path,
-        access: Access<'_>,
+        access: StoreAccess<'_>,
     ) -> std::result::Result<Self, StoreError> {
-        let owner = run_lease::owner_of(run_dir);
-        Self::open_database(url, &url.run_database(run_dir), &owner, access).await
+        let owner = run_lease::owner_name(run_dir);
+        Self::open_database(url, &url.run_database_name(run_dir), &owner, access).await
     }
 
-    /// Opens the store in a database, for the trainer `owner`.
+    /// Opens the store in the database `database`, as the trainer `owner`.
     pub(crate) async fn open_database(
         url: &MongoUrl,
         database: &str,
         owner: &str,
-        access: Access<'_>,
+        access: StoreAccess<'_>,
     ) -> std::result::Result<Self, StoreError> {
         let connection = Arc::new(Connection::open(url, database).await?);
         let location = || connection.location.clone();
-        let stored = run_lease::stored_run(&connection).await?;
+        let stored = run_lease::read_run_id(&connection).await?;
         let has_records =
             || async { Ok(connection.collection("attempts").find_one(doc! {}).await?.is_some()) };
-        if matches!(access, Access::Start(run) if stored.as_ref() == Some(run))
+        if matches!(access, StoreAccess::Start(run) if stored.as_ref() == Some(run))
             && connection.run("read", "the attempts", has_records).await?
         {
             return Err(StoreError::NotEmpty { location: location() });
         }
         let (run, lease) = match (access, stored) {
-            (Access::Read, Some(run)) => (run, None),
-            (Access::Read, None) => {
+            (StoreAccess::Read, Some(run)) => (run, None),
+            (StoreAccess::Read, None) => {
                 let source = "the database contains no run; name the one that the trainer wrote";
                 let (code, source) = (Code::NotFound, source.into());
                 return Err(StoreError::Open { location: location(), code, source });
             }
-            (Access::Start(run), Some(found)) if *run != found => {
+            (StoreAccess::Start(run), Some(found)) if *run != found => {
                 let (found, expected) = (found.to_string(), run.to_string());
                 return Err(StoreError::OtherRun { location: location(), found, expected });
             }
-            (Access::Start(new) | Access::Resume(new), stored) => {
+            (StoreAccess::Start(new) | StoreAccess::Resume(new), stored) => {
                 let run = stored.unwrap_or_else(|| new.clone());
                 run_lease::create_run(&connection, &run).await?;
                 connection.create_indexes(indexes()).await?;
@@ -94,8 +98,8 @@ impl MongoStore {
         self.connection.collection("attempts")
     }
 
-    fn segments(&self) -> Segments<'_> {
-        Segments::new(&self.connection)
+    fn segments(&self) -> SegmentCollections<'_> {
+        SegmentCollections::new(&self.connection)
     }
 
     async fn read<T, F>(
@@ -109,7 +113,7 @@ impl MongoStore {
         self.connection.run("read", key, operation).await
     }
 
-    /// Runs a write if this process holds the lease of the run.
+    /// Runs a write operation if this process holds the lease of the run.
     async fn write<T, F>(
         &self,
         key: impl Into<String> + Send,
@@ -124,35 +128,36 @@ impl MongoStore {
         };
         self.connection
             .run("record", key, || async {
-                lease.check().await?;
+                lease.check_and_renew().await?;
                 operation().await
             })
             .await
     }
 
-    async fn head(&self, id: &AttemptId) -> Result<Option<Head>> {
+    async fn head(&self, id: &AttemptId) -> Result<Option<AttemptHead>> {
         let found = self.attempts().find_one(doc! { "_id": id.to_string() }).await?;
-        found.as_ref().map(attempts::head).transpose()
+        found.as_ref().map(attempts::parse_head).transpose()
     }
 
-    /// Returns the fields of summaries and failed attempts that match `filter`, in the order of
-    /// slots and tries.
+    /// Returns the fields of summaries and failed attempts that match `filter`, sorted by attempt
+    /// slot and try.
     async fn list(&self, filter: Document) -> Result<Vec<Document>> {
         let attempts = self.attempts();
         let found = attempts.find(filter).sort(attempts::slot_order());
-        Ok(all(found.projection(attempts::summary_fields()).await?).await?)
+        Ok(collect_documents(found.projection(attempts::summary_fields()).await?).await?)
     }
 
-    async fn complete(&self, head: Head) -> Result<Attempt> {
-        let Head { attempt, len, last } = head;
-        let trajectory = self.segments().trajectory(&attempt.id, len, last.as_deref()).await?;
+    async fn complete(&self, head: AttemptHead) -> Result<Attempt> {
+        let AttemptHead { attempt, len, last } = head;
+        let trajectory = self.segments().read_trajectory(&attempt.id, len, last.as_deref()).await?;
         Ok(Attempt { trajectory, ..attempt })
     }
 
-    /// Appends segments. Returns `None` if another call changed the attempt in the meantime.
+    /// Appends segments to an attempt. Returns `None` if another call changed the attempt in the
+    /// meantime.
     async fn try_append(&self, id: &AttemptId, given: &[Segment]) -> Result<Option<WriteOutcome>> {
         let head = self.head(id).await?.ok_or(Failure::Unknown)?;
-        let Head { attempt, len, last } = &head;
+        let AttemptHead { attempt, len, last } = &head;
         let stored = |id: &SegmentId| id.0 < *len;
         let parents = given.iter().filter_map(|segment| segment.parent);
         let ids: BTreeSet<u32> = given
@@ -174,16 +179,16 @@ impl MongoStore {
             }
         }
         let token_len = |id: SegmentId| match documents.get(&id.0) {
-            Some(document) => fields::integer(document, "length"),
+            Some(document) => fields::read_integer(document, "length"),
             None => Ok(0),
         };
         let stored = |id: SegmentId| Ok(known.get(&id.0).cloned());
-        let new = backend::new_segments(attempt, *len, given, stored, token_len)?;
+        let new = backend::select_new_segments(attempt, *len, given, stored, token_len)?;
         if new.is_empty() {
             return Ok(Some(WriteOutcome::AlreadyRecorded));
         }
         let digest = segments.write(id, last.clone(), &new).await?;
-        let (sampled, tokens) = attempts::token_counts(&new);
+        let (sampled, tokens) = attempts::count_tokens(&new);
         // The update matches only if the attempt is still running and still ends with the segment
         // that the new segments follow.
         let unchanged = doc! {
@@ -201,8 +206,8 @@ impl MongoStore {
     }
 
     /// Ends an attempt. Returns `None` if another call changed the attempt in the meantime.
-    async fn try_end(&self, id: &AttemptId, end: &End) -> Result<Option<WriteOutcome>> {
-        let Head { attempt, .. } = self.head(id).await?.ok_or(Failure::Unknown)?;
+    async fn try_end(&self, id: &AttemptId, end: &AttemptEnd) -> Result<Option<WriteOutcome>> {
+        let AttemptHead { attempt, .. } = self.head(id).await?.ok_or(Failure::Unknown)?;
         if backend::check_end(&attempt, end)? == WriteOutcome::AlreadyRecorded {
             return Ok(Some(WriteOutcome::AlreadyRecorded));
         }
@@ -212,48 +217,53 @@ impl MongoStore {
         Ok((ended.matched_count > 0).then_some(WriteOutcome::Written))
     }
 
-    /// Records one complete attempt. Returns whether it is new.
+    /// Records one complete attempt. Returns whether the attempt was not recorded before.
     async fn record(&self, attempt: &Attempt) -> Result<bool> {
         let segments = attempt.trajectory.segments();
         let last = self.segments().write(&attempt.id, None, segments).await?;
-        let document = attempts::document(attempt, last.as_deref())?;
+        let document = attempts::to_document(attempt, last.as_deref())?;
         match insert_new(&self.attempts(), document).await? {
             None => Ok(true),
-            Some(found) => self.check_same(attempts::head(&found)?, attempt).await.map(|()| false),
+            Some(found) => {
+                self.check_same(attempts::parse_head(&found)?, attempt).await.map(|()| false)
+            }
         }
     }
 
-    async fn check_same(&self, stored: Head, attempt: &Attempt) -> Result<()> {
+    async fn check_same(&self, stored: AttemptHead, attempt: &Attempt) -> Result<()> {
         let stored = self.complete(stored).await?;
-        match backend::difference(&stored, attempt) {
+        match backend::find_attempt_difference(&stored, attempt) {
             None => Ok(()),
             Some(field) => Err(Failure::Conflict(attempt.slot.to_string(), field).into()),
         }
     }
 }
 
-/// Returns the indexes of a run's collections.
-fn indexes() -> Vec<Index> {
+/// Returns the definitions of all indexes of a run's collections.
+fn indexes() -> Vec<IndexDefinition> {
     let slot = doc! {
         "purpose": 1, "phase": 1, "step": 1, "group": 1, "sample": 1, "number": 1,
     };
     vec![
-        Index { is_unique: true, ..Index::plain("attempts", "attempt_slot", slot) },
-        Index::plain("attempts", "attempt_status", doc! { "status": 1 }),
-        Index::plain("segments", "segment_order", doc! { "attempt": 1, "index": 1 }),
-        Index::plain("chunks", "chunk_order", doc! { "of": 1, "index": 1 }),
-        Index::plain(
+        IndexDefinition {
+            is_unique: true,
+            ..IndexDefinition::plain("attempts", "attempt_slot", slot)
+        },
+        IndexDefinition::plain("attempts", "attempt_status", doc! { "status": 1 }),
+        IndexDefinition::plain("segments", "segment_order", doc! { "attempt": 1, "index": 1 }),
+        IndexDefinition::plain("chunks", "chunk_order", doc! { "of": 1, "index": 1 }),
+        IndexDefinition::plain(
             "planned_sequences",
             "sequence_order",
             doc! { "phase": 1, "step": 1, "index": 1 },
         ),
-        Index::plain("planned_sequences", "sequence_attempt", doc! { "attempt": 1 }),
+        IndexDefinition::plain("planned_sequences", "sequence_attempt", doc! { "attempt": 1 }),
     ]
 }
 
-/// Repeats `attempt` until it returns a result. It returns `None` if another call changed the same
-/// document in the meantime.
-async fn until_settled<T, F>(attempt: impl Fn() -> F + Send) -> Result<T>
+/// Repeats the operation `attempt` until it returns a result. The operation returns `None` if
+/// another call changed the same document in the meantime.
+async fn retry_until_settled<T, F>(attempt: impl Fn() -> F + Send) -> Result<T>
 where
     F: Future<Output = Result<Option<T>>> + Send,
 {
@@ -274,19 +284,24 @@ impl Store for MongoStore {
         &self.connection.location
     }
 
-    async fn start(&self, start: &AttemptStart) -> std::result::Result<WriteOutcome, StoreError> {
+    async fn start_attempt(
+        &self,
+        start: &AttemptStart,
+    ) -> std::result::Result<WriteOutcome, StoreError> {
         self.write(start.slot.to_string(), || async {
-            backend::check_name(&self.run, &start.id, &start.slot, start.number)?;
-            let document = attempts::document(&Attempt::from_start(start), None)?;
+            backend::check_attempt_id(&self.run, &start.id, &start.slot, start.number)?;
+            let document = attempts::to_document(&Attempt::from_start(start), None)?;
             match insert_new(&self.attempts(), document).await? {
                 None => Ok(WriteOutcome::Written),
-                Some(found) => Ok(backend::check_restart(&attempts::head(&found)?.attempt, start)?),
+                Some(found) => {
+                    Ok(backend::check_restart(&attempts::parse_head(&found)?.attempt, start)?)
+                }
             }
         })
         .await
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
@@ -295,10 +310,10 @@ impl Store for MongoStore {
             .await
     }
 
-    async fn end(
+    async fn end_attempt(
         &self,
         id: &AttemptId,
-        end: &End,
+        end: &AttemptEnd,
     ) -> std::result::Result<WriteOutcome, StoreError> {
         self.write(format!("attempt {id}"), || async {
             backend::check_end_values(end)?;
@@ -330,7 +345,7 @@ impl Store for MongoStore {
             for attempt in given {
                 backend::check_attempt(&self.run, attempt)?;
                 if let Some(earlier) = new.get(&attempt.id) {
-                    if let Some(field) = backend::difference(earlier, attempt) {
+                    if let Some(field) = backend::find_attempt_difference(earlier, attempt) {
                         return Err(Failure::Conflict(attempt.slot.to_string(), field).into());
                     }
                 } else if let Some(stored) = self.head(&attempt.id).await? {
@@ -368,21 +383,21 @@ impl Store for MongoStore {
             let mut filter = attempts::slot_filter(slot);
             filter.insert("status", doc! { "$in": COUNTING.to_vec() });
             match self.attempts().find_one(filter).sort(doc! { "number": -1 }).await? {
-                Some(found) => self.complete(attempts::head(&found)?).await.map(Some),
+                Some(found) => self.complete(attempts::parse_head(&found)?).await.map(Some),
                 None => Ok(None),
             }
         })
         .await
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> std::result::Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> std::result::Result<TryCounts, StoreError> {
         self.read(slot.to_string(), || async {
             let names = doc! { "number": 1, "status": 1 };
             let attempts = self.attempts();
             let found = attempts.find(attempts::slot_filter(slot)).projection(names).await?;
-            let mut tries = Tries::default();
-            for document in all(found).await? {
-                tries.next = tries.next.max(fields::integer::<u32>(&document, "number")? + 1);
+            let mut tries = TryCounts::default();
+            for document in collect_documents(found).await? {
+                tries.next = tries.next.max(fields::read_integer::<u32>(&document, "number")? + 1);
                 let is_failed = document.get_str("status").ok() == Some(Status::Superseded.name());
                 tries.failed += u32::from(is_failed);
             }
@@ -401,7 +416,7 @@ impl Store for MongoStore {
                 doc! { "$group": { "_id": { "task": "$task", "task_text": "$task_text" } } },
             ];
             let mut tasks = BTreeMap::new();
-            for group in all(self.attempts().aggregate(pipeline).await?).await? {
+            for group in collect_documents(self.attempts().aggregate(pipeline).await?).await? {
                 let text =
                     attempts::json_text(group.get_document("_id").unwrap_or(&group), "task")?;
                 let task = serde_json::from_str(&text)
@@ -421,7 +436,7 @@ impl Store for MongoStore {
             let filter = doc! { "purpose": purpose.name(), "status": { "$in": COUNTING.to_vec() } };
             let mut summaries: BTreeMap<AttemptSlot, AttemptSummary> = BTreeMap::new();
             for document in self.list(filter).await? {
-                let summary = attempts::summary(&document)?;
+                let summary = attempts::parse_summary(&document)?;
                 // Tries are in order, so the last one that counts replaces the earlier ones.
                 summaries.insert(summary.slot, summary);
             }
@@ -439,7 +454,7 @@ impl Store for MongoStore {
                 { "status": { "$in": [Status::Failed.name(), Status::Superseded.name()] } },
                 { "status": Status::Abandoned.name(), "error": { "$ne": null } },
             ] };
-            self.list(filter).await?.iter().map(attempts::failure).collect()
+            self.list(filter).await?.iter().map(attempts::parse_failure).collect()
         })
         .await
     }
@@ -458,8 +473,8 @@ impl Store for MongoStore {
                 }
             };
             let Some(found) = found else { return Ok(WriteOutcome::Written) };
-            let stored = plans::read(&self.connection, &found).await?;
-            if backend::same_plan(&stored, plan) {
+            let stored = plans::read_plan(&self.connection, &found).await?;
+            if backend::are_plans_equal(&stored, plan) {
                 return Ok(WriteOutcome::AlreadyRecorded);
             }
             Err(Failure::Conflict(key.clone(), "plan").into())
@@ -467,7 +482,7 @@ impl Store for MongoStore {
         .await
     }
 
-    async fn step(
+    async fn step_plan(
         &self,
         phase: u32,
         step: u32,
@@ -475,7 +490,7 @@ impl Store for MongoStore {
         self.read(format!("plan of phase {phase}/step {step}"), || async {
             let steps = self.connection.collection("steps");
             match steps.find_one(doc! { "_id": plans::step_id(phase, step) }).await? {
-                Some(head) => plans::read(&self.connection, &head).await.map(Some),
+                Some(head) => plans::read_plan(&self.connection, &head).await.map(Some),
                 None => Ok(None),
             }
         })
@@ -487,8 +502,11 @@ impl Store for MongoStore {
             let steps = self.connection.collection("steps");
             let found = steps.find(doc! {}).projection(doc! { "phase": 1, "step": 1 }).await?;
             let mut planned = Vec::new();
-            for step in all(found).await? {
-                planned.push((fields::integer(&step, "phase")?, fields::integer(&step, "step")?));
+            for step in collect_documents(found).await? {
+                planned.push((
+                    fields::read_integer(&step, "phase")?,
+                    fields::read_integer(&step, "step")?,
+                ));
             }
             planned.sort_unstable();
             Ok(planned)
@@ -507,7 +525,7 @@ impl Store for MongoStore {
             let [phase, step] = [key.phase, key.step].map(i64::from);
             let id = plans::step_id(key.phase, key.step);
             let mut document = doc! { "_id": id, "phase": phase, "step": step };
-            json::put(&mut document, "result", text);
+            json::write_json(&mut document, "result", text);
             match insert_new(&self.connection.collection("evals"), document).await? {
                 None => Ok(WriteOutcome::Written),
                 Some(found) if attempts::json_text(&found, "result")? == text => {
@@ -522,9 +540,11 @@ impl Store for MongoStore {
     async fn evals(&self) -> std::result::Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
         self.read("evaluations", || async {
             let mut results = BTreeMap::new();
-            for found in all(self.connection.collection("evals").find(doc! {}).await?).await? {
+            for found in
+                collect_documents(self.connection.collection("evals").find(doc! {}).await?).await?
+            {
                 let [phase, step] =
-                    [fields::integer(&found, "phase")?, fields::integer(&found, "step")?];
+                    [fields::read_integer(&found, "phase")?, fields::read_integer(&found, "step")?];
                 let key = EvalKey { phase, step };
                 let result = serde_json::from_str(&attempts::json_text(&found, "result")?);
                 let corrupt =
@@ -540,10 +560,11 @@ impl Store for MongoStore {
         &self,
         request: &WithdrawRequest,
     ) -> std::result::Result<Vec<Withdrawal>, StoreError> {
-        self.write("withdrawals", || withdrawals::record(&self.connection, request)).await
+        self.write("withdrawals", || withdrawals::record_withdrawals(&self.connection, request))
+            .await
     }
 
     async fn withdrawals(&self) -> std::result::Result<Vec<Withdrawal>, StoreError> {
-        self.read("withdrawals", || withdrawals::list(&self.connection)).await
+        self.read("withdrawals", || withdrawals::read_tombstones(&self.connection)).await
     }
 }

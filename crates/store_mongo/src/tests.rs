@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use levade_store::{
-    Access, Attempt, AttemptStart, Code, MongoUrl, Status, Store, StoreError, WriteOutcome,
+    Attempt, AttemptStart, Code, MongoUrl, Status, Store, StoreAccess, StoreError, WriteOutcome,
 };
 use levade_tree::{
     AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory,
@@ -15,8 +15,8 @@ use mongodb::bson::{Bson, doc};
 use serde_json::json;
 
 use crate::MongoStore;
-use crate::connection::{Connection, all};
-use crate::segments::Segments;
+use crate::connection::{Connection, collect_documents};
+use crate::segments::SegmentCollections;
 
 /// Name of the variable with the URL of a server.
 const URL: &str = "LEVADE_MONGODB_URL";
@@ -71,13 +71,13 @@ macro_rules! contract {
 /// Opens the ledger of a test for the trainer `owner`.
 async fn open(of: &TestDatabase, owner: &str, run: &str) -> Result<MongoStore, StoreError> {
     let run = RunId(run.to_owned());
-    MongoStore::open_database(&of.url, &of.name, owner, Access::Start(&run)).await
+    MongoStore::open_database(&of.url, &of.name, owner, StoreAccess::Start(&run)).await
 }
 
 /// Opens the ledger of a test to continue it.
 async fn resume(of: &TestDatabase, owner: &str) -> Result<MongoStore, StoreError> {
     let new = RunId("new".to_owned());
-    MongoStore::open_database(&of.url, &of.name, owner, Access::Resume(&new)).await
+    MongoStore::open_database(&of.url, &of.name, owner, StoreAccess::Resume(&new)).await
 }
 
 mod ledger {
@@ -156,7 +156,7 @@ async fn second_trainer_is_rejected_until_the_lease_ends_and_then_fences_the_fir
     let of = TestDatabase::new(url);
     let first = open(&of, "host-a:/runs/x", "test").await.unwrap();
     let started = attempt(first.run(), 0);
-    first.start(&start_of(&started)).await.unwrap();
+    first.start_attempt(&start_of(&started)).await.unwrap();
     let error = resume(&of, "host-b:/runs/x").await.unwrap_err();
     assert!(matches!(error, StoreError::Leased { .. }), "{error}");
     assert!(error.to_string().contains("host-a:/runs/x"), "{error}");
@@ -166,9 +166,9 @@ async fn second_trainer_is_rejected_until_the_lease_ends_and_then_fences_the_fir
     let second = resume(&of, "host-b:/runs/x").await.unwrap();
     assert_eq!(second.abandon_running().await.unwrap(), 1);
     for error in [
-        first.start(&start_of(&attempt(first.run(), 1))).await.unwrap_err(),
-        first.append(&started.id, started.trajectory.segments()).await.unwrap_err(),
-        first.end(&started.id, &started.end()).await.unwrap_err(),
+        first.start_attempt(&start_of(&attempt(first.run(), 1))).await.unwrap_err(),
+        first.append_segments(&started.id, started.trajectory.segments()).await.unwrap_err(),
+        first.end_attempt(&started.id, &started.end()).await.unwrap_err(),
         first.record_attempt(&attempt(first.run(), 2)).await.unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::Fenced { .. }), "{error}");
@@ -187,14 +187,15 @@ async fn second_trainer_is_rejected_until_the_lease_ends_and_then_fences_the_fir
 async fn open_distinguishes_missing_own_and_other_runs() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
-    let read = || MongoStore::open_database(&of.url, &of.name, "a", Access::Read);
+    let read = || MongoStore::open_database(&of.url, &of.name, "a", StoreAccess::Read);
     let error = read().await.unwrap_err();
     assert!(error.is_user_error() && error.code() == Code::NotFound, "{error}");
     drop(open(&of, "a", "test").await.unwrap());
     let error = open(&of, "a", "other").await.unwrap_err();
     assert!(matches!(error, StoreError::OtherRun { .. }), "{error}");
     let other = RunId("other".to_owned());
-    let resumed = MongoStore::open_database(&of.url, &of.name, "a", Access::Resume(&other)).await;
+    let resumed =
+        MongoStore::open_database(&of.url, &of.name, "a", StoreAccess::Resume(&other)).await;
     assert_eq!(resumed.unwrap().run().0, "test");
     let reader = read().await.unwrap();
     let error = reader.record_attempt(&attempt(reader.run(), 0)).await.unwrap_err();
@@ -209,20 +210,20 @@ async fn documents_of_a_killed_append_are_never_read() {
     let store = open(&of, "a", "test").await.unwrap();
     let complete = attempt(store.run(), 0);
     let segments = complete.trajectory.segments();
-    store.start(&start_of(&complete)).await.unwrap();
-    store.append(&complete.id, &segments[..1]).await.unwrap();
+    store.start_attempt(&start_of(&complete)).await.unwrap();
+    store.append_segments(&complete.id, &segments[..1]).await.unwrap();
     // A process was killed after it had written a segment, and before it changed the attempt.
     let connection = Connection::open(&of.url, &of.name).await.unwrap();
     let lost = [segment(1, Kind::Sampled, &[8, 9, 10]), segment(2, Kind::Context, &[11])];
     for previous in [None, Some("0123456789abcdef".to_owned())] {
-        Segments::new(&connection).write(&complete.id, previous, &lost).await.unwrap();
+        SegmentCollections::new(&connection).write(&complete.id, previous, &lost).await.unwrap();
     }
     let read = store.attempt(&complete.id).await.unwrap().unwrap();
     assert_eq!(read.trajectory.segments(), &segments[..1]);
     for outcome in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.append(&complete.id, segments).await.unwrap(), outcome);
+        assert_eq!(store.append_segments(&complete.id, segments).await.unwrap(), outcome);
     }
-    store.end(&complete.id, &complete.end()).await.unwrap();
+    store.end_attempt(&complete.id, &complete.end()).await.unwrap();
     assert_eq!(store.attempt(&complete.id).await.unwrap().unwrap(), complete);
     assert_eq!(store.record_attempt(&complete).await.unwrap(), WriteOutcome::AlreadyRecorded);
     of.drop_all().await;
@@ -233,7 +234,7 @@ async fn long_segments_are_stored_in_chunks() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let connection = Connection::open(&of.url, &of.name).await.unwrap();
-    let segments = Segments { connection: &connection, chunk_bytes: 100 };
+    let segments = SegmentCollections { connection: &connection, chunk_bytes: 100 };
     let tokens: Vec<u32> = (0..1000).collect();
     let mut written = Trajectory::new();
     for (index, kind) in [Kind::Context, Kind::Sampled, Kind::Context].into_iter().enumerate() {
@@ -241,17 +242,17 @@ async fn long_segments_are_stored_in_chunks() {
     }
     let id = attempt(&RunId("test".to_owned()), 0).id;
     let last = segments.write(&id, None, written.segments()).await.unwrap();
-    assert_eq!(segments.trajectory(&id, 3, last.as_deref()).await.unwrap(), written);
+    assert_eq!(segments.read_trajectory(&id, 3, last.as_deref()).await.unwrap(), written);
     let chunks = connection.collection("chunks");
     // 4000 bytes of the prompt, 600 × 8 and one run of versions, 200 × 4.
     assert_eq!(chunks.count_documents(doc! {}).await.unwrap(), 40 + 49 + 8);
     chunks.delete_one(doc! { "index": 3 }).await.unwrap();
-    assert!(segments.trajectory(&id, 3, last.as_deref()).await.is_err());
+    assert!(segments.read_trajectory(&id, 3, last.as_deref()).await.is_err());
     of.drop_all().await;
 }
 
 #[tokio::test]
-async fn only_values_per_token_are_binary() {
+async fn only_per_token_values_are_stored_as_binary() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let store = open(&of, "a", "test").await.unwrap();
@@ -276,23 +277,23 @@ async fn only_values_per_token_are_binary() {
 }
 
 #[tokio::test]
-async fn bytes_of_a_long_attempt_are_proportional_to_its_tokens() {
+async fn stored_size_of_long_attempt_is_proportional_to_tokens() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let store = open(&of, "a", "test").await.unwrap();
     let mut sizes = Vec::new();
     for (sample, turns) in [(0, 50_u32), (1, 100), (2, 200)] {
         let started = attempt(store.run(), sample);
-        store.start(&start_of(&started)).await.unwrap();
+        store.start_attempt(&start_of(&started)).await.unwrap();
         for turn in 0..turns {
             let tokens: Vec<u32> = (turn..turn + 300).collect();
             let of_turn = [
                 segment(2 * turn, Kind::Context, &tokens),
                 segment(2 * turn + 1, Kind::Sampled, &tokens[..150]),
             ];
-            store.append(&started.id, &of_turn).await.unwrap();
+            store.append_segments(&started.id, &of_turn).await.unwrap();
         }
-        store.end(&started.id, &started.end()).await.unwrap();
+        store.end_attempt(&started.id, &started.end()).await.unwrap();
         sizes.push((turns * 450, stored_bytes(&of, &started.id.to_string()).await));
     }
     for (tokens, bytes) in &sizes {
@@ -316,7 +317,7 @@ async fn stored_bytes(of: &TestDatabase, attempt: &str) -> usize {
         [("segments", doc! { "attempt": attempt }), ("attempts", doc! { "_id": attempt })]
     {
         let found = connection.collection(collection).find(filter).await.unwrap();
-        documents.extend(all(found).await.unwrap());
+        documents.extend(collect_documents(found).await.unwrap());
     }
     documents.iter().map(|document| mongodb::bson::serialize_to_vec(document).unwrap().len()).sum()
 }
@@ -325,7 +326,7 @@ async fn stored_bytes(of: &TestDatabase, attempt: &str) -> usize {
 async fn unreachable_server_is_reported_after_the_timeout_without_the_password() {
     let url = "mongodb://u:secret@127.0.0.1:1/x?serverSelectionTimeoutMS=300&directConnection=true";
     let url: MongoUrl = url.parse().unwrap();
-    let error = MongoStore::open_database(&url, "d", "a", Access::Read).await.unwrap_err();
+    let error = MongoStore::open_database(&url, "d", "a", StoreAccess::Read).await.unwrap_err();
     assert!(matches!(error, StoreError::Deadline { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("mongodb://127.0.0.1:1/d") && text.contains("300ms"), "{text}");

@@ -12,35 +12,36 @@ use levade_http::{Access, Verdict, service};
 
 use crate::response::ApiError;
 
-/// Paths that require neither a key nor one of the server's host names, for probes of orchestrators
-/// and clients.
+/// Paths of health checks. A request for such a path needs neither a key nor one of the server's
+/// host names.
 const HEALTH: [&str; 2] = ["/v1/agl/health", "/healthz"];
 
-/// Permitted media types of bodies besides JSON. A web page can send these types only after a
-/// preflight request, which the server grants only to permitted origins.
+/// Media types that request bodies can have besides JSON. A web page can send these types only
+/// after a preflight request, which the server grants only to permitted origins.
 const OTHER_TYPES: [&[u8]; 2] =
     [b"application/x-protobuf", levade_store::wire::MEDIA_TYPE.as_bytes()];
 
-/// API keys, and rules for requests of web pages.
-pub(crate) struct Rules {
+/// Access rules of the server: API keys, and the hosts and origins from which web pages can send
+/// requests.
+pub(crate) struct AccessRules {
     pub keys: Vec<String>,
     pub access: Access,
 }
 
-/// Rejects requests without a valid key. If no key is required, rejects requests that a foreign web
-/// page could have caused.
-pub(crate) async fn check(
-    State(rules): State<Arc<Rules>>,
+/// Rejects a request without a valid API key. If no key is required, rejects a request that a
+/// foreign web page could have caused.
+pub(crate) async fn check_access(
+    State(rules): State<Arc<AccessRules>>,
     request: Request,
     next: Next,
 ) -> Response {
-    match rejection(&rules, &request) {
+    match find_rejection(&rules, &request) {
         Some(error) => error.into_response(),
         None => next.run(request).await,
     }
 }
 
-fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
+fn find_rejection(rules: &AccessRules, request: &Request) -> Option<ApiError> {
     let path = request.uri().path();
     if HEALTH.contains(&path) {
         return None;
@@ -67,8 +68,8 @@ fn rejection(rules: &Rules, request: &Request) -> Option<ApiError> {
     }
 }
 
-/// Returns the password of HTTP Basic authentication. Clients that cannot set headers send the key
-/// in a URL such as `http://levade:KEY@host:4747`.
+/// Returns the password of a request's HTTP Basic authentication. A client that cannot set headers
+/// sends the API key in a URL such as `http://levade:KEY@host:4747`.
 fn basic_password(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;

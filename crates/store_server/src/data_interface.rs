@@ -18,32 +18,37 @@ use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 
 use crate::openapi::{Routes, op};
-use crate::request::body;
-use crate::response::{ApiError, RouteResult, ok};
+use crate::request::parse_body;
+use crate::response::{ApiError, RouteResult, ok_response};
 use crate::service::Shared;
 
-/// Header that all clients send. Web pages can send it only to origins that permit them.
+/// Request header that every client of Agent Lightning 0.1 sends. A web page can send the header
+/// only to servers that permit the page's origin.
 const CLIENT_HEADER: &str = "x-agentlightning-client";
 
-/// Returns the routes of Agent Lightning 0.1.
+/// Returns the HTTP routes of Agent Lightning 0.1.
 pub(crate) fn routes() -> Routes {
     Routes::new("agent-lightning-0.1")
-        .get("/task", task, op("Lease a task", 200, "TaskIfAny"))
+        .get("/task", lease_task, op("Lease a task", 200, "TaskIfAny"))
         .get(
             "/resources/latest",
-            latest_resources,
+            get_latest_resources,
             op("Return the latest resources", 200, "Resources"),
         )
-        .get("/resources/{id}", resources, op("Return resources", 200, "Resources"))
-        .post("/rollout", report, op("Report the end of a task", 200, "Accepted").body("Report"))
+        .get("/resources/{id}", get_resources, op("Return resources", 200, "Resources"))
+        .post(
+            "/rollout",
+            receive_report,
+            op("Report the end of a task", 200, "Accepted").body("Report"),
+        )
 }
 
-async fn task(State(service): State<Shared>, request: Request) -> RouteResult {
+async fn lease_task(State(service): State<Shared>, request: Request) -> RouteResult {
     if !request.headers().contains_key(CLIENT_HEADER) {
         let text = "a request for a task needs the header X-AgentLightning-Client: true";
         return Err(ApiError::new(StatusCode::FORBIDDEN, text));
     }
-    let leased = service.checked().await?.lease(&LeaseRequest::new(1, None)).await?;
+    let leased = service.checked().await?.lease_rollouts(&LeaseRequest::new(1, None)).await?;
     let Some(Rollout {
         latest_try: Some(of),
         id,
@@ -55,9 +60,9 @@ async fn task(State(service): State<Shared>, request: Request) -> RouteResult {
         ..
     }) = leased.first()
     else {
-        return ok(&json!({ "is_available": false, "task": null }));
+        return ok_response(&json!({ "is_available": false, "task": null }));
     };
-    ok(&json!({
+    ok_response(&json!({
         "is_available": true,
         "task": {
             "rollout_id": id,
@@ -72,22 +77,22 @@ async fn task(State(service): State<Shared>, request: Request) -> RouteResult {
     }))
 }
 
-async fn latest_resources(State(service): State<Shared>) -> RouteResult {
-    found(service.store().resources(None, None).await?, || {
+async fn get_latest_resources(State(service): State<Shared>) -> RouteResult {
+    found_or_404(service.store().resources(None, None).await?, || {
         "No resources have been set on the server.".to_owned()
     })
 }
 
-async fn resources(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
+async fn get_resources(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
     let resources = service.store().resources(Some(&id), None).await?;
-    found(resources, || format!("Resource ID '{id}' not found."))
+    found_or_404(resources, || format!("Resource ID '{id}' not found."))
 }
 
-fn found(resources: Option<Resources>, text: impl FnOnce() -> String) -> RouteResult {
-    ok(&resources.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))?)
+fn found_or_404(resources: Option<Resources>, text: impl FnOnce() -> String) -> RouteResult {
+    ok_response(&resources.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))?)
 }
 
-/// Part of a task's JSON that names its try. A client may copy it into its report.
+/// The part of a task's JSON that names its try. A client may copy this part into its report.
 #[derive(Deserialize)]
 struct TaskClaims {
     #[serde(default)]
@@ -107,7 +112,7 @@ struct Triplet {
 }
 
 #[derive(Deserialize)]
-struct Report {
+struct TaskReport {
     rollout_id: String,
     #[serde(default)]
     task: Option<TaskClaims>,
@@ -123,8 +128,8 @@ struct Report {
     metadata: Option<Json>,
 }
 
-async fn report(State(service): State<Shared>, request: Request) -> RouteResult {
-    let report: Report = body(request).await?;
+async fn receive_report(State(service): State<Shared>, request: Request) -> RouteResult {
+    let report: TaskReport = parse_body(request).await?;
     let store = service.checked().await?;
     let rollout_id = report.rollout_id.clone();
     let Some(rollout) = store.rollout(&rollout_id).await? else {
@@ -139,22 +144,22 @@ async fn report(State(service): State<Shared>, request: Request) -> RouteResult 
     }
     let mut spans = Vec::new();
     if lease.number == latest.number {
-        spans = report.spans(&latest, service.store().now())?;
+        spans = report.to_spans(&latest, service.store().now())?;
     }
     let end = if spans.is_empty() { LeaseEnd::Failed } else { LeaseEnd::Succeeded };
     if !spans.is_empty() {
         store.add_spans(spans).await?;
     }
     let metadata = json!({ "logs": report.logs, "metadata": report.metadata });
-    store.finish(&lease, end, to_raw_value(&metadata).ok()).await?;
+    store.end_lease(&lease, end, to_raw_value(&metadata).ok()).await?;
     let message = format!("Rollout {rollout_id} received and stored.");
-    ok(&json!({ "status": "ok", "message": message, "data": null }))
+    ok_response(&json!({ "status": "ok", "message": message, "data": null }))
 }
 
-impl Report {
-    /// Converts the report to spans. Their ids depend only on their positions, so that a repeated
-    /// report adds no spans.
-    fn spans(&self, of: &Try, now: f64) -> Result<Vec<NewSpan>, ApiError> {
+impl TaskReport {
+    /// Converts the report to spans. The id of a span depends only on its position, so that a
+    /// repeated report adds no spans.
+    fn to_spans(&self, of: &Try, now: f64) -> Result<Vec<NewSpan>, ApiError> {
         // Of two spans for one response, the first counts. Triplets are extracted from the trace or
         // replace it, so they precede it here.
         let mut spans = Vec::new();
@@ -163,8 +168,9 @@ impl Report {
             for (name, side) in [("prompt", &triplet.prompt), ("response", &triplet.response)] {
                 attributes.insert(format!("{name}_token_ids"), side["token_ids"].clone());
             }
-            attributes.insert("gen_ai.prompt.0".to_owned(), raw_content(&triplet.prompt));
-            attributes.insert("gen_ai.completion.0".to_owned(), raw_content(&triplet.response));
+            attributes.insert("gen_ai.prompt.0".to_owned(), read_raw_content(&triplet.prompt));
+            attributes
+                .insert("gen_ai.completion.0".to_owned(), read_raw_content(&triplet.response));
             if let Some(id) = triplet.metadata.get("response_id").filter(|id| id.is_string()) {
                 attributes.insert("gen_ai.response.id".to_owned(), id.clone());
             }
@@ -174,25 +180,31 @@ impl Report {
             if let Some(reward) = &triplet.reward {
                 attributes.insert(TRIPLET_REWARD.to_owned(), reward.clone());
             }
-            spans.push(reported(of, TRIPLET_SPAN, attributes, spans.len(), now));
+            spans.push(new_reported_span(of, TRIPLET_SPAN, attributes, spans.len(), now));
         }
         for span in self.trace.iter().flatten() {
-            spans.push(sdk_span(of, span, spans.len()));
+            spans.push(convert_sdk_span(of, span, spans.len()));
         }
         if let Some(reward) = &self.final_reward {
             let attributes = Map::from_iter([
                 ("agentlightning.reward.0.name".to_owned(), json!("primary")),
                 ("agentlightning.reward.0.value".to_owned(), reward.clone()),
             ]);
-            spans.push(reported(of, "agentlightning.annotation", attributes, spans.len(), now));
+            spans.push(new_reported_span(
+                of,
+                "agentlightning.annotation",
+                attributes,
+                spans.len(),
+                now,
+            ));
         }
         Ok(spans)
     }
 }
 
-/// Creates a span for reported values that have no span of their own. `index` is its position in
-/// the report.
-pub(crate) fn reported(
+/// Creates a span for values that a client reported without a span. `index` is the position of the
+/// span in the report.
+pub(crate) fn new_reported_span(
     of: &Try,
     name: &str,
     attributes: Map<String, Value>,
@@ -208,15 +220,16 @@ pub(crate) fn reported(
     )
 }
 
-/// Returns the text of a side of a triplet: its field `raw_content`, if it has fields.
-fn raw_content(side: &Value) -> Value {
+/// Returns the text of the prompt or the response of a triplet: the field `raw_content` if the
+/// value is an object, and the value itself otherwise.
+fn read_raw_content(side: &Value) -> Value {
     match side {
         Value::Object(fields) => fields.get("raw_content").cloned().unwrap_or_default(),
         value => value.clone(),
     }
 }
 
-/// Ids of a span: of its trace, of itself, and of its parent.
+/// Ids of a new span: trace id, span id, and parent span id.
 type Ids = (String, String, Option<String>);
 
 fn new_span(
@@ -247,23 +260,24 @@ fn new_span(
     }
 }
 
-/// Converts a span from the JSON of OpenTelemetry's Python SDK, whose ids are `0x…` and whose times
-/// are ISO 8601.
-fn sdk_span(of: &Try, span: &Map<String, Value>, index: usize) -> NewSpan {
+/// Converts a span from the JSON format of OpenTelemetry's Python SDK, which writes ids as `0x…`
+/// and times as ISO 8601.
+fn convert_sdk_span(of: &Try, span: &Map<String, Value>, index: usize) -> NewSpan {
     let context = span.get("context").unwrap_or(&Value::Null);
     let name = span.get("name").and_then(Value::as_str).unwrap_or_default();
     let attributes = span.get("attributes").and_then(Value::as_object).cloned().unwrap_or_default();
     let ids = (
-        sdk_id(context.get("trace_id")).unwrap_or_else(|| format!("{:032x}", 1)),
-        sdk_id(context.get("span_id")).unwrap_or_else(|| format!("{:016x}", index + 1)),
-        sdk_id(span.get("parent_id")),
+        parse_sdk_id(context.get("trace_id")).unwrap_or_else(|| format!("{:032x}", 1)),
+        parse_sdk_id(context.get("span_id")).unwrap_or_else(|| format!("{:016x}", index + 1)),
+        parse_sdk_id(span.get("parent_id")),
     );
-    let time = |name: &str| unix_seconds(span.get(name)?.as_str()?);
+    let time = |name: &str| parse_utc_time(span.get(name)?.as_str()?);
     new_span(of, name, attributes, ids, (time("start_time"), time("end_time")))
 }
 
-/// Returns an id without its prefix `0x`, or `None` if the value is not a text.
-fn sdk_id(value: Option<&Value>) -> Option<String> {
+/// Removes the prefix `0x` from an id of OpenTelemetry's Python SDK. Returns `None` if the value is
+/// not a text.
+fn parse_sdk_id(value: Option<&Value>) -> Option<String> {
     value?.as_str().map(|text| text.trim_start_matches("0x").to_owned())
 }
 
@@ -271,8 +285,9 @@ fn parse_numbers(text: &str, separator: char) -> Option<Vec<f64>> {
     text.split(separator).map(|part| part.parse().ok()).collect()
 }
 
-/// Parses a UTC time such as `2025-09-13T12:34:56.789012Z` to a Unix timestamp.
-fn unix_seconds(text: &str) -> Option<f64> {
+/// Parses a UTC time such as `2025-09-13T12:34:56.789012Z`, and returns it as a Unix timestamp in
+/// seconds.
+fn parse_utc_time(text: &str) -> Option<f64> {
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
     let [year, month, day] = parse_numbers(date, '-')?.try_into().ok()?;
     let [hour, minute, second]: [f64; 3] = parse_numbers(time, ':')?.try_into().ok()?;
@@ -295,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unix_seconds_matches_known_times() {
+    fn utc_times_parse_to_unix_seconds() {
         for (text, expected) in [
             ("1970-01-01T00:00:00.000000Z", Some(0.0)),
             ("2000-02-29T12:00:00Z", Some(951_825_600.0)),
@@ -304,7 +319,7 @@ mod tests {
             ("2025-09-13 12:34:56", None),
             ("yesterday", None),
         ] {
-            assert_eq!(unix_seconds(text), expected, "{text}");
+            assert_eq!(parse_utc_time(text), expected, "{text}");
         }
     }
 }

@@ -10,25 +10,25 @@ use serde_json::{Value, json};
 
 use crate::openapi::{Routes, op};
 use crate::request::{
-    ResourcesQuery, WorkersQuery, body, bytes, not_null, object, optional_body, parse, present,
-    query,
+    ResourcesQuery, WorkersQuery, check_is_object, parse_body, parse_json, parse_optional_body,
+    parse_query, present, read_body_bytes, reject_null,
 };
-use crate::response::{ApiError, RouteResult, created, ok};
+use crate::response::{ApiError, RouteResult, created_response, ok_response};
 use crate::service::{Shared, WirePage};
 
-/// Name that the store reports in its statistics.
+/// Name of the store in its statistics.
 const NAME: &str = "LevadeStore";
 
-/// Returns the routes of workers, resources, health and statistics.
+/// Returns the HTTP routes of workers, resources, health and statistics.
 pub(crate) fn routes() -> Routes {
     let workers = op("List workers", 200, "Page<Worker>");
     let put = op("Add a version of resources", 200, "Resources").body("NamedResources");
     Routes::new("directory")
         .get("/health", health, op("Report that the server runs", 200, "Health"))
-        .get("/statistics", statistics, op("Count what the store holds", 200, "Statistics"))
+        .get("/statistics", get_statistics, op("Count what the store holds", 200, "Statistics"))
         .get("/workers", list_workers, workers.clone().query(WorkersQuery::FIELDS))
         .post("/workers/search", search_workers, workers.body("WorkersQuery"))
-        .get("/workers/{id}", worker, op("Return a worker", 200, "Worker?"))
+        .get("/workers/{id}", get_worker, op("Return a worker", 200, "Worker?"))
         .post(
             "/workers/{id}",
             update_worker,
@@ -46,45 +46,48 @@ pub(crate) fn routes() -> Routes {
         )
         .get(
             "/resources/latest",
-            latest_resources,
+            get_latest_resources,
             op("Return the latest resources", 200, "Resources?"),
         )
         .post("/resources/latest", update_latest_resources, put.clone())
         .get(
             "/resources/{id}",
-            resources,
+            get_resources,
             op("Return resources", 200, "Resources?").query(&["version"]),
         )
         .post("/resources/{id}", update_resources, put)
 }
 
 pub(crate) async fn health() -> RouteResult {
-    ok(&json!({ "status": "ok" }))
+    ok_response(&json!({ "status": "ok" }))
 }
 
-async fn statistics(State(service): State<Shared>) -> RouteResult {
+async fn get_statistics(State(service): State<Shared>) -> RouteResult {
     let mut all = serde_json::to_value(service.store().statistics().await?).unwrap_or_default();
     all["name"] = NAME.into();
     all["uptime"] = json!(service.started.elapsed().as_secs_f64());
-    ok(&all)
+    ok_response(&all)
 }
 
 async fn list_workers(State(service): State<Shared>, request: Request) -> RouteResult {
-    found_workers(&service, query(&request)?).await
+    query_workers(&service, parse_query(&request)?).await
 }
 
 async fn search_workers(State(service): State<Shared>, request: Request) -> RouteResult {
-    found_workers(&service, body(request).await?).await
+    query_workers(&service, parse_body(request).await?).await
 }
 
-async fn found_workers(service: &Shared, query: WorkersQuery) -> RouteResult {
+async fn query_workers(service: &Shared, query: WorkersQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(None)?;
-    ok(&WirePage::new(service.checked().await?.workers(&query.filter(), &page).await?, &paging))
+    ok_response(&WirePage::new(
+        service.checked().await?.query_workers(&query.filter(), &page).await?,
+        &paging,
+    ))
 }
 
-async fn worker(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
-    ok(&service.store().worker(&id).await?)
+async fn get_worker(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
+    ok_response(&service.store().worker(&id).await?)
 }
 
 #[derive(Deserialize)]
@@ -98,22 +101,26 @@ async fn update_worker(
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let body: WorkerBody = optional_body(request).await?;
-    let stats = not_null("heartbeat_stats", body.heartbeat_stats)?;
-    stats.as_ref().map(|stats| object("heartbeat_stats", stats)).transpose()?;
-    ok(&service.store().beat_worker(&id, stats).await?)
+    let body: WorkerBody = parse_optional_body(request).await?;
+    let stats = reject_null("heartbeat_stats", body.heartbeat_stats)?;
+    stats.as_ref().map(|stats| check_is_object("heartbeat_stats", stats)).transpose()?;
+    ok_response(&service.store().record_worker_heartbeat(&id, stats).await?)
 }
 
 async fn list_resources(State(service): State<Shared>, request: Request) -> RouteResult {
-    let query: ResourcesQuery = query(&request)?;
+    let query: ResourcesQuery = parse_query(&request)?;
     let paging = query.paging();
     let page = paging.page(None)?;
-    ok(&WirePage::new(service.store().query_resources(&query.filter(), &page).await?, &paging))
+    ok_response(&WirePage::new(
+        service.store().query_resources(&query.filter(), &page).await?,
+        &paging,
+    ))
 }
 
-/// Parses named resources, with the defaults that clients may omit.
-fn named_resources(bytes: &[u8]) -> Result<Json, ApiError> {
-    let mut named: BTreeMap<String, Value> = parse(bytes)?;
+/// Parses the named resources in a request, and adds the defaults of the fields that a client may
+/// omit.
+fn parse_named_resources(bytes: &[u8]) -> Result<Json, ApiError> {
+    let mut named: BTreeMap<String, Value> = parse_json(bytes)?;
     for (name, resource) in &mut named {
         let wrong = |message: String| {
             ApiError::unprocessable("union_tag_invalid", &["body", name], message)
@@ -157,33 +164,34 @@ fn named_resources(bytes: &[u8]) -> Result<Json, ApiError> {
 }
 
 async fn add_resources(State(service): State<Shared>, request: Request) -> RouteResult {
-    let value = named_resources(&bytes(request).await?)?;
-    created(&service.store().put_resources(None, &value).await?)
+    let value = parse_named_resources(&read_body_bytes(request).await?)?;
+    created_response(&service.store().put_resources(None, &value).await?)
 }
 
-async fn latest_resources(State(service): State<Shared>) -> RouteResult {
-    ok(&service.store().resources(None, None).await?)
+async fn get_latest_resources(State(service): State<Shared>) -> RouteResult {
+    ok_response(&service.store().resources(None, None).await?)
 }
 
 #[derive(Deserialize)]
 struct VersionQuery {
-    /// Number of the version, as text. This field is an addition to Agent Lightning's format.
+    /// Number of the version, as text. `None` selects the latest version. This field is an addition
+    /// to Agent Lightning's format.
     #[serde(default)]
     version: Option<String>,
 }
 
-async fn resources(
+async fn get_resources(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let query: VersionQuery = query(&request)?;
+    let query: VersionQuery = parse_query(&request)?;
     let version = query.version.map(|text| {
         let wrong =
             || ApiError::unprocessable("int_parsing", &["query", "version"], "expected an integer");
         text.parse().map_err(|_| wrong())
     });
-    ok(&service.store().resources(Some(&id), version.transpose()?).await?)
+    ok_response(&service.store().resources(Some(&id), version.transpose()?).await?)
 }
 
 async fn update_latest_resources(service: State<Shared>, request: Request) -> RouteResult {
@@ -195,6 +203,6 @@ async fn update_resources(
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let value = named_resources(&bytes(request).await?)?;
-    ok(&service.checked().await?.put_resources(Some(&id), &value).await?)
+    let value = parse_named_resources(&read_body_bytes(request).await?)?;
+    ok_response(&service.checked().await?.put_resources(Some(&id), &value).await?)
 }

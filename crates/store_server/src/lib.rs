@@ -72,29 +72,29 @@ use tower_service::Service as _;
 
 use openapi::Routes;
 use response::ApiError;
-use runs::Runs;
+use runs::ServedRuns;
 use service::{Service, Shared};
 
-/// Maximum time for which a stopping server completes requests in progress.
+/// Maximum time for which a server that stops completes requests in progress.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Minimum size of a response that is compressed, in bytes. Smaller responses take longer to
+/// Minimum size of a compressed response, in bytes. A smaller response would take longer to
 /// compress than to send.
 const MIN_COMPRESSED: u64 = 16 << 10;
 
-/// Options of the server.
+/// Options of the store server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// API keys. Each request except `/v1/agl/health` must carry one of them. If empty, no key is
-    /// required.
+    /// API keys. Each request except `/v1/agl/health` must contain one of these keys. If empty, no
+    /// key is required.
     pub keys: Vec<String>,
-    /// Host names under which requests are accepted if no key is required. Its origins should be
-    /// [`cors_origins`](Self::cors_origins).
+    /// Host names and origins from which requests are accepted if no key is required. The permitted
+    /// origins should equal [`cors_origins`](Self::cors_origins).
     pub access: Access,
-    /// Origins whose web pages can call the server; `*` permits all.
+    /// Origins whose web pages can call the server. `*` permits all origins.
     pub cors_origins: Vec<String>,
     /// Minimum interval between two searches for expired tries that requests trigger. Zero searches
-    /// at every request that depends on the result. Defaults to 10 s.
+    /// at every request whose result depends on expired tries. Defaults to 10 s.
     pub scan_debounce: Duration,
     /// Interval between two searches for expired tries while no request triggers one. Defaults to 1
     /// s.
@@ -102,7 +102,7 @@ pub struct ServerOptions {
     /// Directory for the stores of runs, which is created if it does not exist. `None` keeps the
     /// stores in memory.
     pub runs_dir: Option<PathBuf>,
-    /// Duration of the lease by which a trainer holds its run. Defaults to 60 s.
+    /// Duration of the lease by which a trainer holds its run, without renewal. Defaults to 60 s.
     pub run_lease: Duration,
 }
 
@@ -120,8 +120,8 @@ impl Default for ServerOptions {
     }
 }
 
-/// Serves a store until `stop` finishes. Requests in progress are then completed, and their waits
-/// end early.
+/// Serves a rollout store over HTTP until `stop` finishes. Then requests in progress are completed,
+/// and waiting requests end early.
 ///
 /// # Errors
 /// Returns an error if the listener fails, or if an origin of `options` is not a valid header
@@ -151,8 +151,8 @@ pub async fn serve(
     }
 }
 
-/// Server without a listener, whose requests are passed to [`call`](Self::call). Simulations use it
-/// instead of [`serve`].
+/// A server without a listener, whose requests are passed to [`call`](Self::call). Simulations use
+/// this type instead of [`serve`].
 pub struct Server {
     routes: Router,
     service: Shared,
@@ -160,15 +160,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a server over `store`.
+    /// Creates a server without a listener over the rollout store `store`.
     ///
     /// # Errors
     /// Returns an error if an origin of `options` is not a valid header value.
     pub fn new(store: Arc<dyn Rollouts>, options: ServerOptions) -> std::io::Result<Self> {
         let (stopping, stopped) = watch::channel(false);
-        let runs = Runs::new(options.runs_dir.clone(), options.run_lease);
+        let runs = ServedRuns::new(options.runs_dir.clone(), options.run_lease);
         let service = Arc::new(Service::new(store, runs, options.scan_debounce, stopped));
-        Ok(Server { routes: router(Arc::clone(&service), options)?, service, stopping })
+        Ok(Server { routes: build_router(Arc::clone(&service), options)?, service, stopping })
     }
 
     /// Handles one request and returns the response.
@@ -183,26 +183,27 @@ impl Server {
         Ok(Response::from_parts(head, body))
     }
 
-    /// Ends tries that exceeded a timeout, once per `interval`, until the future is dropped.
+    /// Searches for tries that exceeded a timeout and ends them, once per `interval`, until the
+    /// future is dropped.
     pub async fn scan_every(&self, interval: Duration) {
         self.service.scan_every(interval).await;
     }
 }
 
-/// Returns all routes with their descriptions.
+/// Returns all documented HTTP routes of the server.
 fn routes() -> Routes {
     let agl = rollouts::routes().merge(directory::routes()).merge(spans::routes());
-    agl.below("/v1/agl")
+    agl.with_prefix("/v1/agl")
         .merge(otlp::routes())
         .merge(monitoring::routes())
         .merge(gateway_api::routes())
         .merge(data_interface::routes())
 }
 
-/// Returns the router: all routes, with the checks of keys and origins.
-fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
+/// Returns the HTTP router of the server: all routes, with the checks of API keys and origins.
+fn build_router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     let ServerOptions { keys, access, cors_origins, .. } = options;
-    let cors = cors(&cors_origins)?;
+    let cors = build_cors_layer(&cors_origins)?;
     let routes = routes()
         .into_router()
         .merge(native::routes())
@@ -211,8 +212,8 @@ fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
         .method_not_allowed_fallback(async || {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
         })
-        .layer(from_fn_with_state(Arc::clone(&service), monitoring::measure))
-        .layer(from_fn_with_state(Arc::new(auth::Rules { keys, access }), auth::check))
+        .layer(from_fn_with_state(Arc::clone(&service), monitoring::record_duration))
+        .layer(from_fn_with_state(Arc::new(auth::AccessRules { keys, access }), auth::check_access))
         .layer(
             CompressionLayer::new()
                 .quality(CompressionLevel::Fastest)
@@ -225,8 +226,8 @@ fn router(service: Shared, options: ServerOptions) -> std::io::Result<Router> {
     Ok(routes.with_state(service))
 }
 
-/// Returns the rules of cross-origin resource sharing, or `None` if no origin is permitted.
-fn cors(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
+/// Returns the layer for cross-origin resource sharing (CORS), or `None` if no origin is permitted.
+fn build_cors_layer(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
     if origins.is_empty() {
         return Ok(None);
     }

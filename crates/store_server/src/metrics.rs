@@ -5,31 +5,31 @@ use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use levade_store::rollouts::Statistics;
+use levade_store::rollouts::RolloutStatistics;
 
-/// Upper bounds of the buckets for the duration of a request, in seconds.
+/// Upper bounds of the histogram buckets for the duration of a request, in seconds.
 const BUCKETS: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// Labels of a counter: method, route and status.
+/// Labels of a request counter: method, route and status.
 pub(crate) type Labels = (String, String, u16);
 
-/// Counters of the requests with equal labels, by duration.
+/// Histogram of the durations of all requests with the same labels.
 #[derive(Debug, Clone, Copy, Default)]
-struct Series {
-    /// Number of requests in each bucket. Unlike in Prometheus, a bucket excludes the buckets
-    /// before it.
+struct DurationHistogram {
+    /// Number of requests in each bucket. Unlike in Prometheus, a bucket does not include the
+    /// requests of smaller buckets.
     buckets: [u64; BUCKETS.len()],
     count: u64,
     seconds: f64,
 }
 
-/// Counters of all requests since the server started.
+/// Duration histograms of all requests since the server started, by their labels.
 #[derive(Debug, Default)]
-pub(crate) struct Metrics(Mutex<BTreeMap<Labels, Series>>);
+pub(crate) struct RequestMetrics(Mutex<BTreeMap<Labels, DurationHistogram>>);
 
-impl Metrics {
-    /// Counts a request that took `duration`.
+impl RequestMetrics {
+    /// Counts a request with the labels `labels` that took `duration`.
     pub fn record(&self, labels: Labels, duration: Duration) {
         let seconds = duration.as_secs_f64();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,8 +41,9 @@ impl Metrics {
         series.seconds += seconds;
     }
 
-    /// Returns all counters as text, with the number of rows in the store.
-    pub fn text(&self, rows: &Statistics) -> String {
+    /// Returns all metrics in the text format of Prometheus, including the number of rows in the
+    /// store.
+    pub fn to_prometheus_text(&self, rows: &RolloutStatistics) -> String {
         let mut out = String::new();
         for (name, help, value) in [
             ("levade_store_rollouts", "Rollouts in the store.", rows.rollouts),
@@ -74,7 +75,7 @@ impl Metrics {
                 sum += count;
                 let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {sum}");
             }
-            let Series { count, seconds, .. } = series;
+            let DurationHistogram { count, seconds, .. } = series;
             let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
             let _ =
                 writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {count}");
@@ -88,15 +89,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_has_cumulative_buckets() {
-        let metrics = Metrics::default();
+    fn prometheus_text_has_cumulative_buckets() {
+        let metrics = RequestMetrics::default();
         for millis in [0, 3, 3, 60_000] {
             metrics.record(
                 ("GET".into(), "/v1/agl/health".into(), 200),
                 Duration::from_millis(millis),
             );
         }
-        let text = metrics.text(&Statistics { spans: 7, ..Statistics::default() });
+        let text = metrics
+            .to_prometheus_text(&RolloutStatistics { spans: 7, ..RolloutStatistics::default() });
         let labels = "method=\"GET\",path=\"/v1/agl/health\",status=\"200\"";
         for (bound, count) in [("0.0025", 1), ("0.005", 3), ("5", 3), ("+Inf", 4)] {
             let line =

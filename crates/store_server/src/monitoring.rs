@@ -11,19 +11,19 @@ use crate::openapi::{Routes, op};
 use crate::response::ApiError;
 use crate::service::Shared;
 
-/// Returns the route of the metrics.
+/// Returns the HTTP route of the metrics.
 pub(crate) fn routes() -> Routes {
     let metrics = op("Return metrics in the text format of Prometheus", 200, "");
-    Routes::new("service").get("/v1/prometheus/", show, metrics.clone()).get(
+    Routes::new("service").get("/v1/prometheus/", get_metrics, metrics.clone()).get(
         "/v1/prometheus",
-        show,
+        get_metrics,
         metrics,
     )
 }
 
-/// Records the duration of a request. Paths without a route share a label, so that clients cannot
-/// create series.
-pub(crate) async fn measure(
+/// Middleware that records the duration of each request. All paths without a route share one label,
+/// so that clients cannot create new time series.
+pub(crate) async fn record_duration(
     State(service): State<Shared>,
     request: Request,
     next: Next,
@@ -37,9 +37,9 @@ pub(crate) async fn measure(
     response
 }
 
-/// Returns the metrics in the text format of Prometheus.
-async fn show(State(service): State<Shared>) -> Result<Response, ApiError> {
+/// Responds with the metrics in the text format of Prometheus.
+async fn get_metrics(State(service): State<Shared>) -> Result<Response, ApiError> {
     let rows = service.store().statistics().await?;
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    Ok((kind, service.metrics.text(&rows)).into_response())
+    Ok((kind, service.metrics.to_prometheus_text(&rows)).into_response())
 }

@@ -14,46 +14,47 @@ use serde_json::{Map, Value, json};
 use crate::response::json_response;
 use crate::service::Shared;
 
-/// Path of the OpenAPI document.
+/// Path under which the server returns its OpenAPI document.
 const DOCUMENT: &str = "/openapi.json";
 
-/// JSON schemas of requests and responses, by name.
+/// JSON schemas of request and response bodies, by name.
 const SCHEMAS: &str = include_str!("schemas.json");
 
-/// Description of one operation: a method of a path.
+/// OpenAPI description of one operation: an HTTP method of a path.
 #[derive(Debug, Clone)]
 pub(crate) struct Operation {
     summary: &'static str,
     status: u16,
-    /// Schema of the response: `NAME`, `[NAME]` for a list, `Page<NAME>` for a page, or empty if
-    /// the response has no schema.
+    /// Schema of the response body: `NAME`, `[NAME]` for a list, `Page<NAME>` for a page, or empty
+    /// if the response has no schema.
     response: &'static str,
-    /// Schema name of the body, and whether the body is required. `None` if the operation has no
-    /// body.
+    /// Schema name of the request body, and whether the body is required. `None` if the operation
+    /// has no body.
     body: Option<(&'static str, bool)>,
-    /// Names of the query parameters.
+    /// Names of the permitted query parameters.
     query: &'static [&'static str],
 }
 
-/// Describes an operation by what it does, the status of its response, and the response's schema.
+/// Creates the description of an operation: what it does, the status of its response, and the
+/// schema of its response.
 pub(crate) fn op(summary: &'static str, status: u16, response: &'static str) -> Operation {
     Operation { summary, status, response, body: None, query: &[] }
 }
 
 impl Operation {
-    /// Sets the schema of a required body.
+    /// Sets the schema of a request body that is required.
     pub fn body(mut self, schema: &'static str) -> Self {
         self.body = Some((schema, true));
         self
     }
 
-    /// Sets the schema of a body that may be absent.
+    /// Sets the schema of a request body that may be absent.
     pub fn optional_body(mut self, schema: &'static str) -> Self {
         self.body = Some((schema, false));
         self
     }
 
-    /// Sets the names of the query parameters.
+    /// Sets the names of the permitted query parameters.
     pub fn query(mut self, names: &'static [&'static str]) -> Self {
         self.query = names;
         self
@@ -74,7 +75,7 @@ impl Operation {
             };
             json!({ "name": name, "in": "query", "schema": schema })
         });
-        let response = match schema(self.response) {
+        let response = match build_schema(self.response) {
             None => json!({ "description": self.summary }),
             Some(schema) => {
                 let content = json!({ "application/json": { "schema": schema } });
@@ -89,31 +90,31 @@ impl Operation {
                 self.status.to_string(): response,
                 "default": {
                     "description": "Error",
-                    "content": { "application/json": { "schema": schema("Error") } },
+                    "content": { "application/json": { "schema": build_schema("Error") } },
                 },
             },
         });
         if let Some((name, is_required)) = self.body {
-            let content = json!({ "application/json": { "schema": schema(name) } });
+            let content = json!({ "application/json": { "schema": build_schema(name) } });
             all["requestBody"] = json!({ "required": is_required, "content": content });
         }
         all
     }
 }
 
-fn between<'a>(name: &'a str, open: &str, close: &str) -> Option<&'a str> {
+fn strip_delimiters<'a>(name: &'a str, open: &str, close: &str) -> Option<&'a str> {
     name.strip_prefix(open)?.strip_suffix(close)
 }
 
-/// Returns the schema for a name in [`Operation`], or `None` if the name is empty.
-fn schema(name: &str) -> Option<Value> {
+/// Returns the JSON schema for a schema name in [`Operation`], or `None` if the name is empty.
+fn build_schema(name: &str) -> Option<Value> {
     if name.is_empty() {
         None
-    } else if let Some(item) = between(name, "[", "]") {
-        Some(json!({ "type": "array", "items": schema(item) }))
-    } else if let Some(item) = between(name, "Page<", ">") {
+    } else if let Some(item) = strip_delimiters(name, "[", "]") {
+        Some(json!({ "type": "array", "items": build_schema(item) }))
+    } else if let Some(item) = strip_delimiters(name, "Page<", ">") {
         let integer = json!({ "type": "integer" });
-        let items = json!({ "type": "array", "items": schema(item) });
+        let items = json!({ "type": "array", "items": build_schema(item) });
         Some(json!({
             "type": "object",
             "properties": { "items": items, "limit": integer, "offset": integer, "total": integer },
@@ -121,27 +122,28 @@ fn schema(name: &str) -> Option<Value> {
             "additionalProperties": false,
         }))
     } else if let Some(item) = name.strip_suffix('?') {
-        Some(json!({ "anyOf": [schema(item), { "type": "null" }] }))
+        Some(json!({ "anyOf": [build_schema(item), { "type": "null" }] }))
     } else {
         Some(json!({ "$ref": format!("#/components/schemas/{name}") }))
     }
 }
 
-/// List of routes with their descriptions.
+/// HTTP routes together with their OpenAPI descriptions.
 pub(crate) struct Routes {
     tag: &'static str,
     router: Router<Shared>,
-    /// Operations of the document: tag, method, path and description.
+    /// Operations of the OpenAPI document: tag, HTTP method, path and description.
     operations: Vec<(&'static str, &'static str, String, Operation)>,
 }
 
 impl Routes {
-    /// Creates an empty list. `tag` groups the operations of this list in the document.
+    /// Creates an empty list of routes. `tag` groups the operations of this list in the OpenAPI
+    /// document.
     pub fn new(tag: &'static str) -> Self {
         Routes { tag, router: Router::new(), operations: Vec::new() }
     }
 
-    /// Adds a route.
+    /// Adds a route for an HTTP method and a path, with its description.
     pub fn route<H, T>(
         mut self,
         method: &'static str,
@@ -164,25 +166,25 @@ impl Routes {
         self
     }
 
-    /// Adds a route of GET requests.
+    /// Adds a route for GET requests.
     pub fn get<H: Handler<T, Shared>, T: 'static>(self, path: &str, to: H, of: Operation) -> Self {
         self.route("get", path, to, of)
     }
 
-    /// Adds a route of POST requests.
+    /// Adds a route for POST requests.
     pub fn post<H: Handler<T, Shared>, T: 'static>(self, path: &str, to: H, of: Operation) -> Self {
         self.route("post", path, to, of)
     }
 
-    /// Adds the routes of another list.
+    /// Adds all routes of another list.
     pub fn merge(mut self, other: Routes) -> Self {
         self.router = self.router.merge(other.router);
         self.operations.extend(other.operations);
         self
     }
 
-    /// Puts all paths below `prefix`.
-    pub fn below(mut self, prefix: &str) -> Self {
+    /// Prepends `prefix` to the paths of all routes.
+    pub fn with_prefix(mut self, prefix: &str) -> Self {
         self.router = Router::new().nest(prefix, self.router);
         for (.., path, _) in &mut self.operations {
             path.insert_str(0, prefix);
@@ -190,7 +192,7 @@ impl Routes {
         self
     }
 
-    /// Returns the router, which also serves the document.
+    /// Returns the HTTP router of these routes, which also serves the OpenAPI document.
     pub fn into_router(mut self) -> Router<Shared> {
         let describe = op("Describe all routes", 200, "Any");
         self.operations.push(("service", "get", DOCUMENT.to_owned(), describe));
@@ -198,7 +200,7 @@ impl Routes {
         self.router.route(DOCUMENT, get(|| ready(json_response(StatusCode::OK, text))))
     }
 
-    /// Returns the document in the format OpenAPI 3.1.
+    /// Returns the OpenAPI 3.1 document of these routes.
     pub fn document(&self) -> Value {
         let mut paths = Map::new();
         for (tag, method, path, of) in &self.operations {

@@ -40,7 +40,7 @@ fn agl(route: &str) -> String {
 }
 
 #[tokio::test]
-async fn document_describes_every_route_and_response() {
+async fn openapi_document_describes_every_route_and_response() {
     let server = server(without_debounce()).await;
     let document = server.send("GET", "/openapi.json", &[], b"").await.json();
     assert_eq!(document["openapi"], "3.1.0");

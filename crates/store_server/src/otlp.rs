@@ -30,13 +30,13 @@ const ROLLOUT_ID: &str = "agentlightning.rollout_id";
 const ATTEMPT_ID: &str = "agentlightning.attempt_id";
 const SEQUENCE_ID: &str = "agentlightning.span_sequence_id";
 
-/// Returns the route of traces.
+/// Returns the HTTP route for traces in the OpenTelemetry protocol (OTLP).
 pub(crate) fn routes() -> Routes {
     let unsupported = op("Not supported", 501, "");
     Routes::new("opentelemetry")
         .post(
             "/v1/traces",
-            traces,
+            receive_traces,
             op("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"),
         )
         .post("/v1/metrics", reject_unsupported, unsupported.clone())
@@ -48,15 +48,15 @@ async fn reject_unsupported() -> StatusCode {
     StatusCode::NOT_IMPLEMENTED
 }
 
-/// Encoding of a request. The response has the same encoding.
+/// Encoding of an OTLP request. The response uses the same encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Encoding {
+enum OtlpEncoding {
     Protobuf,
     Json,
 }
 
-impl Encoding {
-    fn from_type(content_type: &str) -> Option<Self> {
+impl OtlpEncoding {
+    fn from_content_type(content_type: &str) -> Option<Self> {
         match content_type
             .split(';')
             .next()
@@ -65,44 +65,45 @@ impl Encoding {
             .to_ascii_lowercase()
             .as_str()
         {
-            "application/x-protobuf" => Some(Encoding::Protobuf),
-            "application/json" => Some(Encoding::Json),
+            "application/x-protobuf" => Some(OtlpEncoding::Protobuf),
+            "application/json" => Some(OtlpEncoding::Json),
             _ => None,
         }
     }
 
-    fn response(self, status: StatusCode, protobuf: Vec<u8>, json: String) -> Response {
+    fn build_response(self, status: StatusCode, protobuf: Vec<u8>, json: String) -> Response {
         let (kind, body) = match self {
-            Encoding::Protobuf => ("application/x-protobuf", protobuf),
-            Encoding::Json => ("application/json", json.into_bytes()),
+            OtlpEncoding::Protobuf => ("application/x-protobuf", protobuf),
+            OtlpEncoding::Json => ("application/json", json.into_bytes()),
         };
         (status, [(header::CONTENT_TYPE, kind)], body).into_response()
     }
 
-    /// Returns an error response with a `google.rpc.Status`, as OTLP requires.
-    fn error(self, status: StatusCode, message: String) -> Response {
+    /// Creates an error response that contains a `google.rpc.Status`, as OTLP requires.
+    fn build_error_response(self, status: StatusCode, message: String) -> Response {
         let json = json!({ "message": message }).to_string();
-        self.response(status, RpcStatus { code: 0, message }.encode_to_vec(), json)
+        self.build_response(status, RpcStatus { code: 0, message }.encode_to_vec(), json)
     }
 
-    fn decode(self, body: &[u8]) -> Result<ExportTraceServiceRequest, String> {
+    fn decode_request(self, body: &[u8]) -> Result<ExportTraceServiceRequest, String> {
         match self {
             _ if body.is_empty() => Ok(ExportTraceServiceRequest::default()),
-            Encoding::Protobuf => {
+            OtlpEncoding::Protobuf => {
                 ExportTraceServiceRequest::decode(body).map_err(|error| error.to_string())
             }
-            Encoding::Json => {
+            OtlpEncoding::Json => {
                 let value = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-                let content = Deserializer::new(content(value)).human_readable().coerce_numbers();
+                let content =
+                    Deserializer::new(to_content(value)).human_readable().coerce_numbers();
                 content.deserialize().map_err(|error| error.to_string())
             }
         }
     }
 }
 
-/// Converts JSON to content with plain numbers. The messages have flattened fields, in which
-/// `serde_json` with digits of arbitrary precision yields no numbers.
-fn content(value: Value) -> Content<'static> {
+/// Converts JSON to serde content in which numbers are plain. OTLP messages have flattened fields,
+/// for which `serde_json` with arbitrary precision yields no numbers.
+fn to_content(value: Value) -> Content<'static> {
     match value {
         Value::Null => Content::Option(None),
         Value::Bool(value) => Content::Bool(value),
@@ -112,17 +113,17 @@ fn content(value: Value) -> Content<'static> {
             (None, None) => Number::F64(number.as_f64().unwrap_or(f64::NAN)),
         }),
         Value::String(text) => Content::String(text.into()),
-        Value::Array(list) => Content::Seq(list.into_iter().map(content).collect()),
+        Value::Array(list) => Content::Seq(list.into_iter().map(to_content).collect()),
         Value::Object(fields) => {
             let fields = fields
                 .into_iter()
-                .map(|(name, value)| (Content::String(name.into()), content(value)));
+                .map(|(name, value)| (Content::String(name.into()), to_content(value)));
             Content::Map(fields.collect())
         }
     }
 }
 
-/// The message `google.rpc.Status`.
+/// The protobuf message `google.rpc.Status`.
 #[derive(Clone, PartialEq, Message)]
 struct RpcStatus {
     #[prost(int32, tag = "1")]
@@ -131,48 +132,59 @@ struct RpcStatus {
     message: String,
 }
 
-async fn traces(State(service): State<Shared>, request: Request) -> Response {
+async fn receive_traces(State(service): State<Shared>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let content_type = content_type.unwrap_or_default().to_owned();
-    let Some(encoding) = Encoding::from_type(&content_type) else {
+    let Some(encoding) = OtlpEncoding::from_content_type(&content_type) else {
         let message = format!(
             "Unsupported Content-Type {content_type:?}; send application/x-protobuf or application/json"
         );
-        return Encoding::Protobuf.error(StatusCode::BAD_REQUEST, message);
+        return OtlpEncoding::Protobuf.build_error_response(StatusCode::BAD_REQUEST, message);
     };
     let body = match read_body(&parts.headers, body, MAX_BODY).await {
         Ok(body) => body,
-        Err(rejection) => return encoding.error(rejection.status, rejection.message),
+        Err(rejection) => {
+            return encoding.build_error_response(rejection.status, rejection.message);
+        }
     };
     // Decoding a large body takes milliseconds, so it runs on a blocking thread.
-    let decoded = tokio::task::spawn_blocking(move || decode(encoding, &body)).await;
+    let decoded = tokio::task::spawn_blocking(move || decode_spans(encoding, &body)).await;
     let (spans, unnamed) = match decoded {
         Ok(Ok(decoded)) => decoded,
         Ok(Err(why)) => {
             let message = format!("Unable to parse OTLP payload: {why}");
-            return encoding.error(StatusCode::BAD_REQUEST, message);
+            return encoding.build_error_response(StatusCode::BAD_REQUEST, message);
         }
-        Err(error) => return encoding.error(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        Err(error) => {
+            return encoding
+                .build_error_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+        }
     };
     if spans.is_empty() && unnamed == 0 {
-        return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
+        return encoding.build_response(StatusCode::OK, Vec::new(), "{}".to_owned());
     }
     match service.store().add_spans(spans).await {
-        Ok(outcomes) => success(encoding, &outcomes, unnamed),
+        Ok(outcomes) => build_success_response(encoding, &outcomes, unnamed),
         // The exporter sends all spans again. The spans that are stored by then are ignored.
-        Err(error) => encoding.error(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+        Err(error) => {
+            encoding.build_error_response(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+        }
     }
 }
 
-fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Response {
+fn build_success_response(
+    encoding: OtlpEncoding,
+    outcomes: &[SpanOutcome],
+    unnamed: usize,
+) -> Response {
     let unknown = outcomes
         .iter()
         .filter(|of| matches!(of, SpanOutcome::UnknownRollout | SpanOutcome::UnknownTry))
         .count();
     let rejected = unnamed + unknown;
     if rejected == 0 {
-        return encoding.response(StatusCode::OK, Vec::new(), "{}".to_owned());
+        return encoding.build_response(StatusCode::OK, Vec::new(), "{}".to_owned());
     }
     let message = format!(
         "{unnamed} spans have no attributes {ROLLOUT_ID} and {ATTEMPT_ID}, and {unknown} name an unknown rollout or attempt"
@@ -185,21 +197,22 @@ fn success(encoding: Encoding, outcomes: &[SpanOutcome], unnamed: usize) -> Resp
         }),
     };
     let json = serde_json::to_string(&response).unwrap_or_else(|_| "{}".to_owned());
-    encoding.response(StatusCode::OK, response.encode_to_vec(), json)
+    encoding.build_response(StatusCode::OK, response.encode_to_vec(), json)
 }
 
-/// Decodes a body. Returns its spans, and the number of spans that name no try.
-fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), String> {
-    let request = encoding.decode(body)?;
+/// Decodes the body of an OTLP request. Returns its spans, and the number of spans that name no
+/// try.
+fn decode_spans(encoding: OtlpEncoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), String> {
+    let request = encoding.decode_request(body)?;
     let mut spans = Vec::new();
     let mut unnamed = 0;
     for of_resource in request.resource_spans {
-        let attributes = of_resource.resource.map(|resource| object(&resource.attributes));
+        let attributes = of_resource.resource.map(|resource| to_json_object(&resource.attributes));
         let attributes = attributes.unwrap_or_default();
         let resource = json!({ "attributes": attributes, "schema_url": of_resource.schema_url });
         let resource = to_raw_value(&resource).map_err(|error| error.to_string())?;
         for span in of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-            match convert(&span, &attributes, &resource) {
+            match convert_span(&span, &attributes, &resource) {
                 Some(span) => spans.push(span),
                 None => unnamed += 1,
             }
@@ -208,61 +221,62 @@ fn decode(encoding: Encoding, body: &Bytes) -> Result<(Vec<NewSpan>, usize), Str
     Ok((spans, unnamed))
 }
 
-/// JSON body of a stored span, in Agent Lightning's format. It borrows the values that the spans of
+/// JSON body of a stored span, in Agent Lightning's format. It borrows the values that all spans of
 /// a resource share.
 #[derive(Serialize)]
-struct Body<'a> {
+struct SpanBody<'a> {
     trace_id: &'a str,
     span_id: &'a str,
     parent_id: Option<&'a str>,
     name: &'a str,
-    status: Status<'a>,
+    status: SpanStatus<'a>,
     attributes: &'a Map<String, Value>,
-    events: Vec<Event<'a>>,
-    links: Vec<Link>,
+    events: Vec<SpanEvent<'a>>,
+    links: Vec<SpanLink>,
     start_time: Option<f64>,
     end_time: Option<f64>,
-    context: Context,
+    context: SpanContext,
     parent: (),
     resource: &'a Json,
 }
 
 #[derive(Serialize)]
-struct Status<'a> {
+struct SpanStatus<'a> {
     status_code: &'a str,
     description: Option<&'a String>,
 }
 
 #[derive(Serialize)]
-struct Event<'a> {
+struct SpanEvent<'a> {
     name: &'a str,
     attributes: Map<String, Value>,
     timestamp: Option<f64>,
 }
 
 #[derive(Serialize)]
-struct Link {
-    context: Context,
+struct SpanLink {
+    context: SpanContext,
     attributes: Option<Map<String, Value>>,
 }
 
 #[derive(Serialize)]
-struct Context {
+struct SpanContext {
     trace_id: String,
     span_id: String,
     is_remote: bool,
     trace_state: Map<String, Value>,
 }
 
-impl Context {
+impl SpanContext {
     fn new(trace_id: &str, span_id: &str) -> Self {
         let (trace_id, span_id) = (trace_id.to_owned(), span_id.to_owned());
-        Context { trace_id, span_id, is_remote: false, trace_state: Map::new() }
+        SpanContext { trace_id, span_id, is_remote: false, trace_state: Map::new() }
     }
 }
 
-/// Returns an attribute of a span as text, or else that of its resource. Null counts as absent.
-fn text_of(
+/// Returns the attribute `name` of a span as text, or the attribute of its resource if the span has
+/// none. Null counts as absent.
+fn find_attribute_text(
     name: &str,
     of_span: &Map<String, Value>,
     of_resource: &Map<String, Value>,
@@ -272,20 +286,20 @@ fn text_of(
     Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
 }
 
-/// Converts a span to Agent Lightning's format. Returns `None` if neither the span nor its resource
-/// names a try.
-fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Option<NewSpan> {
-    let attributes = object(&span.attributes);
-    let rollout_id = text_of(ROLLOUT_ID, &attributes, of_resource)?;
-    let try_id = text_of(ATTEMPT_ID, &attributes, of_resource)?;
+/// Converts an OTLP span to Agent Lightning's format. Returns `None` if neither the span nor its
+/// resource names a try.
+fn convert_span(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Option<NewSpan> {
+    let attributes = to_json_object(&span.attributes);
+    let rollout_id = find_attribute_text(ROLLOUT_ID, &attributes, of_resource)?;
+    let try_id = find_attribute_text(ATTEMPT_ID, &attributes, of_resource)?;
     // For a missing, negative or malformed number, the store assigns the next one.
-    let number = text_of(SEQUENCE_ID, &attributes, of_resource)
+    let number = find_attribute_text(SEQUENCE_ID, &attributes, of_resource)
         .and_then(|text| text.trim().parse::<u64>().ok());
-    let trace_id = hex(&span.trace_id, 16);
-    let span_id = hex(&span.span_id, 8);
-    let parent_id = (!span.parent_span_id.is_empty()).then(|| hex(&span.parent_span_id, 8));
-    let start_time = seconds(span.start_time_unix_nano);
-    let end_time = seconds(span.end_time_unix_nano);
+    let trace_id = to_hex(&span.trace_id, 16);
+    let span_id = to_hex(&span.span_id, 8);
+    let parent_id = (!span.parent_span_id.is_empty()).then(|| to_hex(&span.parent_span_id, 8));
+    let start_time = to_seconds(span.start_time_unix_nano);
+    let end_time = to_seconds(span.end_time_unix_nano);
     let code = match span.status.as_ref().map_or(0, |status| status.code) {
         1 => "OK",
         2 => "ERROR",
@@ -293,27 +307,27 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Op
     };
     let description =
         span.status.as_ref().map(|status| &status.message).filter(|text| !text.is_empty());
-    let events = span.events.iter().map(|event| Event {
+    let events = span.events.iter().map(|event| SpanEvent {
         name: &event.name,
-        attributes: object(&event.attributes),
-        timestamp: seconds(event.time_unix_nano),
+        attributes: to_json_object(&event.attributes),
+        timestamp: to_seconds(event.time_unix_nano),
     });
-    let links = span.links.iter().map(|link| Link {
-        context: Context::new(&hex(&link.trace_id, 16), &hex(&link.span_id, 8)),
-        attributes: (!link.attributes.is_empty()).then(|| object(&link.attributes)),
+    let links = span.links.iter().map(|link| SpanLink {
+        context: SpanContext::new(&to_hex(&link.trace_id, 16), &to_hex(&link.span_id, 8)),
+        attributes: (!link.attributes.is_empty()).then(|| to_json_object(&link.attributes)),
     });
-    let body = to_raw_value(&Body {
+    let body = to_raw_value(&SpanBody {
         trace_id: &trace_id,
         span_id: &span_id,
         parent_id: parent_id.as_deref(),
         name: &span.name,
-        status: Status { status_code: code, description },
+        status: SpanStatus { status_code: code, description },
         attributes: &attributes,
         events: events.collect(),
         links: links.collect(),
         start_time,
         end_time,
-        context: Context::new(&trace_id, &span_id),
+        context: SpanContext::new(&trace_id, &span_id),
         parent: (),
         resource,
     });
@@ -333,8 +347,8 @@ fn convert(span: &Span, of_resource: &Map<String, Value>, resource: &Json) -> Op
     })
 }
 
-/// Returns an identifier in hexadecimal, with at least `bytes` bytes.
-fn hex(id: &[u8], bytes: usize) -> String {
+/// Returns an identifier in hexadecimal, padded to at least `bytes` bytes.
+fn to_hex(id: &[u8], bytes: usize) -> String {
     let mut text = "00".repeat(bytes.saturating_sub(id.len()));
     for byte in id {
         for digit in [byte >> 4, byte & 15] {
@@ -344,16 +358,17 @@ fn hex(id: &[u8], bytes: usize) -> String {
     text
 }
 
-/// Converts a timestamp in nanoseconds. 0 means that it is unknown.
-fn seconds(nanoseconds: u64) -> Option<f64> {
+/// Converts a timestamp from nanoseconds to seconds. 0 means that the time is unknown, and yields
+/// `None`.
+fn to_seconds(nanoseconds: u64) -> Option<f64> {
     (nanoseconds != 0).then_some(nanoseconds as f64 / 1e9)
 }
 
-fn object(attributes: &[KeyValue]) -> Map<String, Value> {
-    attributes.iter().map(|of| (of.key.clone(), json_value(of.value.as_ref()))).collect()
+fn to_json_object(attributes: &[KeyValue]) -> Map<String, Value> {
+    attributes.iter().map(|of| (of.key.clone(), to_json_value(of.value.as_ref()))).collect()
 }
 
-fn json_value(value: Option<&AnyValue>) -> Value {
+fn to_json_value(value: Option<&AnyValue>) -> Value {
     match value.and_then(|value| value.value.as_ref()) {
         Some(Any::StringValue(text)) => json!(text),
         Some(Any::BoolValue(value)) => json!(value),
@@ -362,10 +377,10 @@ fn json_value(value: Option<&AnyValue>) -> Value {
         Some(Any::DoubleValue(number)) if number.is_finite() => json!(number),
         Some(Any::DoubleValue(number)) => json!(number.to_string()),
         Some(Any::ArrayValue(list)) => {
-            list.values.iter().map(|value| json_value(Some(value))).collect::<Vec<_>>().into()
+            list.values.iter().map(|value| to_json_value(Some(value))).collect::<Vec<_>>().into()
         }
-        Some(Any::KvlistValue(list)) => object(&list.values).into(),
-        Some(Any::BytesValue(bytes)) => json!(hex(bytes, 0)),
+        Some(Any::KvlistValue(list)) => to_json_object(&list.values).into(),
+        Some(Any::BytesValue(bytes)) => json!(to_hex(bytes, 0)),
         Some(Any::StringValueStrindex(_)) | None => Value::Null,
     }
 }
@@ -390,9 +405,9 @@ mod tests {
         {"scopeSpans":[{"spans":[{"name":"unnamed"}]}]}]}"#;
 
     #[test]
-    fn decode_matches_between_protobuf_and_json() {
+    fn protobuf_and_json_traces_decode_to_equal_spans() {
         let (spans, unnamed) =
-            decode(Encoding::Json, &Bytes::from_static(JSON.as_bytes())).unwrap();
+            decode_spans(OtlpEncoding::Json, &Bytes::from_static(JSON.as_bytes())).unwrap();
         assert_eq!((spans.len(), unnamed), (2, 1));
         let first = &spans[0];
         assert_eq!((first.try_id.as_str(), first.number), ("at-1", Some(12)));
@@ -410,18 +425,21 @@ mod tests {
             ("at-2", None, None)
         );
         assert_eq!(second.parent_id, None);
-        let protobuf = Encoding::Json.decode(JSON.as_bytes()).unwrap().encode_to_vec();
-        let (again, _) = decode(Encoding::Protobuf, &protobuf.into()).unwrap();
+        let protobuf = OtlpEncoding::Json.decode_request(JSON.as_bytes()).unwrap().encode_to_vec();
+        let (again, _) = decode_spans(OtlpEncoding::Protobuf, &protobuf.into()).unwrap();
         assert_eq!(again[0].body.get(), first.body.get());
     }
 
     #[test]
-    fn decode_rejects_malformed_bodies() {
-        for encoding in [Encoding::Protobuf, Encoding::Json] {
-            assert!(decode(encoding, &Bytes::from_static(b"\xff\xff\xff")).is_err());
-            assert_eq!(decode(encoding, &Bytes::new()).unwrap().0.len(), 0);
+    fn malformed_trace_bodies_are_rejected() {
+        for encoding in [OtlpEncoding::Protobuf, OtlpEncoding::Json] {
+            assert!(decode_spans(encoding, &Bytes::from_static(b"\xff\xff\xff")).is_err());
+            assert_eq!(decode_spans(encoding, &Bytes::new()).unwrap().0.len(), 0);
         }
-        assert_eq!(Encoding::from_type("Application/JSON; charset=utf-8"), Some(Encoding::Json));
-        assert_eq!(Encoding::from_type("text/plain"), None);
+        assert_eq!(
+            OtlpEncoding::from_content_type("Application/JSON; charset=utf-8"),
+            Some(OtlpEncoding::Json)
+        );
+        assert_eq!(OtlpEncoding::from_content_type("text/plain"), None);
     }
 }

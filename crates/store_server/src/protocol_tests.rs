@@ -102,7 +102,7 @@ async fn old_client_that_reports_nothing_fails_its_try() {
 }
 
 #[tokio::test]
-async fn states_follow_permitted_transitions_only() {
+async fn rollout_state_changes_only_by_permitted_transitions() {
     let server = server(without_debounce()).await;
     let config = json!({ "timeout_seconds": 60, "local": { "agent_class": "a.B" } });
     let new = json!({ "input": { "data_id": 7 }, "is_train": false, "config": config,
@@ -175,7 +175,7 @@ fn model_call(prompt: &[u32], completion: u32) -> Value {
 }
 
 #[tokio::test]
-async fn events_are_rewards_and_calls_of_the_rollout() {
+async fn posted_events_become_rewards_and_calls_of_rollout() {
     let server = server(without_debounce()).await;
     let id = enqueued(&server, json!({ "input": 1 })).await;
     let post = |attempt: &str, kind: &str, data: Value| {
@@ -230,7 +230,7 @@ async fn events_are_rewards_and_calls_of_the_rollout() {
 }
 
 #[tokio::test]
-async fn protocols_share_one_queue() {
+async fn all_protocols_lease_from_one_queue() {
     let server = server(without_debounce()).await;
     let id = enqueued(&server, json!({ "input": { "q": 1 }, "is_train": false })).await;
     let leased = server.post("/queues/rollouts/dequeue", json!({ "worker_id": "w" })).await.json();

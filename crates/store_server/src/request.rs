@@ -4,8 +4,8 @@ use axum::extract::Request;
 use bytes::Bytes;
 use levade_http::service::{read_body, read_json};
 use levade_store::rollouts::{
-    Json, Logic, Order, PageRequest, ResourcesFilter, RolloutFilter, RolloutStatus, SpanFilter,
-    TextFilter, TryName, WorkerFilter, WorkerStatus,
+    Json, LogicalOperator, PageRequest, ResourcesFilter, RolloutFilter, RolloutStatus, SortOrder,
+    SpanFilter, TextFilter, TrySelector, WorkerFilter, WorkerStatus,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
@@ -16,25 +16,27 @@ use crate::response::ApiError;
 /// Maximum size of a request body, before and after decompression, in bytes.
 pub(crate) const MAX_BODY: usize = 64 << 20;
 
-/// Reads the body of a request.
-pub(crate) async fn bytes(request: Request) -> Result<Bytes, ApiError> {
+/// Reads the complete body of a request.
+pub(crate) async fn read_body_bytes(request: Request) -> Result<Bytes, ApiError> {
     let (parts, body) = request.into_parts();
     Ok(read_body(&parts.headers, body, MAX_BODY).await?)
 }
 
-/// Reads and parses the JSON body of a request. The body must not be empty.
-pub(crate) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
-    parse(&bytes(request).await?)
+/// Reads the body of a request and parses it as JSON. An empty body is an error.
+pub(crate) async fn parse_body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
+    parse_json(&read_body_bytes(request).await?)
 }
 
-/// Reads and parses the JSON body of a request. An empty body counts as an empty object.
-pub(crate) async fn optional_body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
-    let bytes = bytes(request).await?;
-    parse(if bytes.is_empty() { b"{}" } else { &bytes })
+/// Reads the body of a request and parses it as JSON. An empty body is parsed as an empty object.
+pub(crate) async fn parse_optional_body<T: DeserializeOwned>(
+    request: Request,
+) -> Result<T, ApiError> {
+    let bytes = read_body_bytes(request).await?;
+    parse_json(if bytes.is_empty() { b"{}" } else { &bytes })
 }
 
-/// Parses JSON. The error names the field with the wrong value.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+/// Parses JSON. The error response names the field with the wrong value.
+pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     if bytes.is_empty() {
         return Err(ApiError::unprocessable("missing", &["body"], "Field required"));
     }
@@ -50,8 +52,8 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// Parses a query string into the type that a JSON body of the same request has.
-pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiError> {
+/// Parses the query string of a request. Its parameters become the fields of a JSON object.
+pub(crate) fn parse_query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiError> {
     let mut fields = Map::new();
     let pairs = form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
     for (name, text) in pairs.into_owned() {
@@ -72,24 +74,24 @@ pub(crate) fn query<T: DeserializeOwned>(request: &Request) -> Result<T, ApiErro
             _ => drop(fields.insert(name, text.into())),
         }
     }
-    parse(Value::Object(fields).to_string().as_bytes())
+    parse_json(Value::Object(fields).to_string().as_bytes())
 }
 
-/// Deserializes a field so that null is `Some(None)`. With a default, an absent field is `None`.
+/// Deserializes a field that is present: null becomes `Some(None)`. With `#[serde(default)]`, an
+/// absent field becomes `None`.
 pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// Deserializes a field as raw JSON, so that null is `Some` too.
+/// Deserializes a field as raw JSON. The JSON `null` becomes `Some`, too.
 pub(crate) fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Json>, D::Error> {
     Json::deserialize(deserializer).map(Some)
 }
 
-/// Returns the value of a field, or an error if the field is null. `None` means that the field is
-/// absent.
-pub(crate) fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Option<T>, ApiError> {
+/// Returns the value of a field, or an error if the field is null. An absent field returns `None`.
+pub(crate) fn reject_null<T>(field: &str, value: Option<Option<T>>) -> Result<Option<T>, ApiError> {
     match value {
         Some(None) => {
             Err(ApiError::bad_request(format!("{field} is invalid; it cannot be a null value.")))
@@ -98,8 +100,8 @@ pub(crate) fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Optio
     }
 }
 
-/// Returns an error if the JSON of a field is not an object.
-pub(crate) fn object(field: &str, value: &Json) -> Result<(), ApiError> {
+/// Returns an error if the JSON value of the field `field` is not an object.
+pub(crate) fn check_is_object(field: &str, value: &Json) -> Result<(), ApiError> {
     if !value.get().starts_with('{') {
         return Err(ApiError::unprocessable(
             "dict_type",
@@ -110,20 +112,21 @@ pub(crate) fn object(field: &str, value: &Json) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Page limits and sort order of a request.
+/// Pagination parameters of a request: page limits and sort order.
 #[derive(Debug, Clone)]
 pub(crate) struct Paging {
-    /// Maximum number of items; -1 for no limit.
+    /// Maximum number of items on the page. -1 sets no limit.
     pub limit: i64,
     pub offset: i64,
-    /// Field to sort by: `None` if the request does not set it, `Some(None)` if it is null.
+    /// Name of the field to sort by: `None` if the request does not set the field, `Some(None)` if
+    /// the request sets it to null.
     sort_by: Option<Option<String>>,
-    sort_order: Order,
+    sort_order: SortOrder,
 }
 
 impl Paging {
-    /// Returns the page that the request selects. `sort_by` is the field to sort by if the request
-    /// sets none.
+    /// Converts the parameters to a [`PageRequest`]. `sort_by` is the field to sort by if the
+    /// request sets none.
     pub fn page(&self, sort_by: Option<&str>) -> Result<PageRequest, ApiError> {
         if self.limit == 0 || self.limit < -1 {
             return Err(ApiError::bad_request("Limit must be greater than 0 or -1 for no limit"));
@@ -154,15 +157,15 @@ macro_rules! paged {
             #[serde(default, deserialize_with = "present")]
             sort_by: Option<Option<String>>,
             #[serde(default)]
-            sort_order: Order,
+            sort_order: SortOrder,
         }
 
         impl $name {
-            /// Names of all query parameters.
+            /// Names of all query parameters of this type.
             pub const FIELDS: &'static [&'static str] =
                 &[$(stringify!($field),)* "limit", "offset", "sort_by", "sort_order"];
 
-            /// Returns the page limits and the sort order.
+            /// Returns the pagination parameters: page limits and sort order.
             pub fn paging(&self) -> Paging {
                 let Self { limit, offset, sort_by, sort_order, .. } = self;
                 Paging { limit: *limit, offset: *offset, sort_by: sort_by.clone(), sort_order: *sort_order }
@@ -181,7 +184,7 @@ paged! {
         status_in: Option<Vec<RolloutStatus>>,
         rollout_id_in: Option<Vec<String>>,
         rollout_id_contains: Option<String>,
-        filter_logic: Logic,
+        filter_logic: LogicalOperator,
     }
 }
 
@@ -206,7 +209,7 @@ paged! {
     WorkersQuery {
         status_in: Option<Vec<WorkerStatus>>,
         worker_id_contains: Option<String>,
-        filter_logic: Logic,
+        filter_logic: LogicalOperator,
     }
 }
 
@@ -252,12 +255,12 @@ paged! {
         parent_id_contains: Option<String>,
         name: Option<String>,
         name_contains: Option<String>,
-        filter_logic: Logic,
+        filter_logic: LogicalOperator,
     }
 }
 
 impl SpansQuery {
-    /// Returns the filter.
+    /// Converts the query parameters to a filter.
     ///
     /// # Errors
     /// Returns an error if the request names no rollout.
@@ -276,9 +279,9 @@ impl SpansQuery {
     }
 }
 
-/// Converts an id of a try, or `latest`, to the name of a try.
-pub(crate) fn try_name(text: String) -> TryName {
-    if text == "latest" { TryName::Latest } else { TryName::Id(text) }
+/// Converts the id of a try, or the text `latest`, to a selector of a try.
+pub(crate) fn parse_try_selector(text: String) -> TrySelector {
+    if text == "latest" { TrySelector::Latest } else { TrySelector::Id(text) }
 }
 
 #[cfg(test)]
@@ -286,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn query_keeps_malformed_percent_sequences() {
+    fn query_parameters_keep_malformed_percent_sequences() {
         for (text, expected) in [
             ("a%20b+c", "a b c"),
             ("%C3%A9", "é"),
@@ -296,20 +299,20 @@ mod tests {
         ] {
             let uri = format!("/rollouts?rollout_id_contains={text}");
             let request = Request::builder().uri(uri).body(axum::body::Body::empty()).unwrap();
-            let query: RolloutsQuery = query(&request).unwrap();
+            let query: RolloutsQuery = parse_query(&request).unwrap();
             assert_eq!(query.rollout_id_contains.as_deref(), Some(expected));
         }
     }
 
     #[test]
-    fn query_matches_body_of_same_request() {
+    fn query_parameters_parse_like_equal_json_body() {
         let uri = "/rollouts?status_in=failed&status_in=running&limit=3&sort_by=mode&sort_order=desc&rollout_id_contains=1";
         let request = Request::builder().uri(uri).body(axum::body::Body::empty()).unwrap();
-        let query: RolloutsQuery = query(&request).unwrap();
+        let query: RolloutsQuery = parse_query(&request).unwrap();
         let page = query.paging().page(None).unwrap();
         assert_eq!(
             (page.limit, page.sort_by.as_deref(), page.order),
-            (Some(3), Some("mode"), Order::Desc)
+            (Some(3), Some("mode"), SortOrder::Desc)
         );
         let filter = query.filter();
         assert_eq!(filter.status_in.unwrap(), [RolloutStatus::Failed, RolloutStatus::Running]);
@@ -317,11 +320,11 @@ mod tests {
     }
 
     fn page(body: &str) -> Result<PageRequest, ApiError> {
-        parse::<TriesQuery>(body.as_bytes()).unwrap().paging().page(Some("sequence_id"))
+        parse_json::<TriesQuery>(body.as_bytes()).unwrap().paging().page(Some("sequence_id"))
     }
 
     #[test]
-    fn null_order_differs_from_absent_order() {
+    fn null_sort_field_differs_from_absent_sort_field() {
         assert_eq!(page("{}").unwrap().sort_by.as_deref(), Some("sequence_id"));
         assert_eq!(page("{\"sort_by\": null}").unwrap().sort_by, None);
         for wrong in ["{\"limit\": 0}", "{\"limit\": -2}", "{\"offset\": -1}"] {

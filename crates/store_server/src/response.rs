@@ -8,7 +8,7 @@ use levade_store::rollouts::RolloutError;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// An error response, in the format of FastAPI: `{"detail": …}`.
+/// An error response with a JSON body in the format of FastAPI: `{"detail": …}`.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
@@ -16,18 +16,18 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    /// Creates an error from a status and a text.
+    /// Creates an error response from an HTTP status and a text.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         ApiError { status, body: json!({ "detail": detail.into() }) }
     }
 
-    /// Creates an error for an argument that has the right type but a value that is not permitted.
+    /// Creates an error response for an argument that has the right type but a forbidden value.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// Creates an error for a field of the wrong type. `location` is the path of the field in the
-    /// request.
+    /// Creates an error response for a field of the wrong type. `location` is the path of the field
+    /// in the request.
     pub fn unprocessable(kind: &str, location: &[&str], message: impl Into<String>) -> Self {
         let detail = json!([{ "type": kind, "loc": location, "msg": message.into() }]);
         ApiError { status: StatusCode::UNPROCESSABLE_ENTITY, body: json!({ "detail": detail }) }
@@ -69,16 +69,16 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Result of a route's handler.
+/// Result of a route handler.
 pub(crate) type RouteResult = Result<Response, ApiError>;
 
 /// Returns a response with status 200 and a JSON body.
-pub(crate) fn ok(value: &impl Serialize) -> RouteResult {
+pub(crate) fn ok_response(value: &impl Serialize) -> RouteResult {
     with_status(StatusCode::OK, value)
 }
 
 /// Returns a response with status 201 and a JSON body.
-pub(crate) fn created(value: &impl Serialize) -> RouteResult {
+pub(crate) fn created_response(value: &impl Serialize) -> RouteResult {
     with_status(StatusCode::CREATED, value)
 }
 

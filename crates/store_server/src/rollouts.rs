@@ -11,16 +11,17 @@ use serde::Deserialize;
 
 use crate::openapi::{Routes, op};
 use crate::request::{
-    RolloutsQuery, TriesQuery, body, not_null, object, optional_body, present, query, raw, try_name,
+    RolloutsQuery, TriesQuery, check_is_object, parse_body, parse_optional_body, parse_query,
+    parse_try_selector, present, raw, reject_null,
 };
-use crate::response::{ApiError, RouteResult, created, ok};
+use crate::response::{ApiError, RouteResult, created_response, ok_response};
 use crate::service::{Shared, WirePage};
 
-/// Maximum duration of a wait for which the request sets no limit. Clients that wait longer repeat
-/// the request.
+/// Maximum duration of a wait if the request sets no limit. A client that waits longer repeats the
+/// request.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
-/// Returns the routes of rollouts, their queue and their tries.
+/// Returns the HTTP routes of rollouts, of their queue and of their tries.
 pub(crate) fn routes() -> Routes {
     let rollouts = op("List rollouts", 200, "Page<Rollout>");
     let tries = op("List the attempts of a rollout", 200, "Page<Attempt>");
@@ -30,25 +31,25 @@ pub(crate) fn routes() -> Routes {
     Routes::new("rollouts")
         .post(
             "/queues/rollouts/enqueue",
-            enqueue,
+            enqueue_rollouts,
             op("Enqueue rollouts", 201, "[Rollout]").body("Enqueue"),
         )
         .post(
             "/queues/rollouts/dequeue",
-            dequeue,
+            dequeue_rollouts,
             op("Lease rollouts", 200, "[Rollout]").optional_body("Dequeue"),
         )
-        .get("/rollouts", list, rollouts.clone().query(RolloutsQuery::FIELDS))
+        .get("/rollouts", list_rollouts, rollouts.clone().query(RolloutsQuery::FIELDS))
         .post(
             "/rollouts",
-            start,
+            start_rollout,
             op("Start a rollout past the queue", 201, "Rollout").body("NewRollout"),
         )
-        .post("/rollouts/search", search, rollouts.body("RolloutsQuery"))
-        .get("/rollouts/{id}", one, op("Return a rollout", 200, "Rollout"))
+        .post("/rollouts/search", search_rollouts, rollouts.body("RolloutsQuery"))
+        .get("/rollouts/{id}", get_rollout, op("Return a rollout", 200, "Rollout"))
         .post(
             "/rollouts/{id}",
-            update,
+            update_rollout,
             op("Replace fields of a rollout", 200, "Rollout").body("RolloutUpdate"),
         )
         .get("/rollouts/{id}/attempts", list_tries, tries.clone().query(TriesQuery::FIELDS))
@@ -58,43 +59,43 @@ pub(crate) fn routes() -> Routes {
             op("Start an attempt", 201, "Rollout").optional_body("WorkerName"),
         )
         .post("/rollouts/{id}/attempts/search", search_tries, tries.body("TriesQuery"))
-        .get("/rollouts/{id}/attempts/latest", latest_try, latest)
+        .get("/rollouts/{id}/attempts/latest", get_latest_try, latest)
         .post("/rollouts/{id}/attempts/latest", update_latest_try, update_latest)
         .post("/rollouts/{id}/attempts/{attempt_id}", update_try, report)
         .post(
             "/waits/rollouts",
-            wait,
+            wait_for_rollouts,
             op("Wait for rollouts to end", 200, "[Rollout]").body("Wait"),
         )
 }
 
-/// Purposes of a rollout in Agent Lightning's protocol.
+/// Purpose of a rollout in Agent Lightning's protocol.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Mode {
+enum RolloutMode {
     Train,
     Val,
     Test,
 }
 
-impl Mode {
+impl RolloutMode {
     fn name(self) -> String {
         match self {
-            Mode::Train => "train",
-            Mode::Val => "val",
-            Mode::Test => "test",
+            RolloutMode::Train => "train",
+            RolloutMode::Val => "val",
+            RolloutMode::Test => "test",
         }
         .to_owned()
     }
 }
 
-/// A rollout to enqueue or to start. The fields after `worker_id` are additions to Agent
-/// Lightning's format.
+/// Request body: a rollout to enqueue or to start. The fields after `worker_id` are additions to
+/// Agent Lightning's format.
 #[derive(Debug, Deserialize)]
 struct RolloutBody {
     input: Json,
     #[serde(default)]
-    mode: Option<Mode>,
+    mode: Option<RolloutMode>,
     #[serde(default)]
     resources_id: Option<String>,
     #[serde(default)]
@@ -129,7 +130,7 @@ impl RolloutBody {
         let config = self.config.unwrap_or_default();
         check_config(&config)?;
         if let Some(metadata) = &self.metadata {
-            object("metadata", metadata)?;
+            check_is_object("metadata", metadata)?;
         }
         Ok(NewRollout {
             id: self.rollout_id,
@@ -137,7 +138,7 @@ impl RolloutBody {
             queue: self.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned()),
             priority: self.priority,
             input: self.input,
-            mode: self.mode.map(Mode::name),
+            mode: self.mode.map(RolloutMode::name),
             resources_id: self.resources_id,
             config,
             metadata: self.metadata,
@@ -150,76 +151,76 @@ struct EnqueueBody {
     rollouts: Vec<RolloutBody>,
 }
 
-async fn enqueue(State(service): State<Shared>, request: Request) -> RouteResult {
-    let bodies = body::<EnqueueBody>(request).await?.rollouts.into_iter();
+async fn enqueue_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
+    let bodies = parse_body::<EnqueueBody>(request).await?.rollouts.into_iter();
     let new = bodies.map(RolloutBody::into_new).collect::<Result<Vec<_>, _>>()?;
     let rollouts = service.checked().await?.enqueue(&new).await?;
-    created(&rollouts.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
+    created_response(&rollouts.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
 }
 
 #[derive(Deserialize)]
 struct DequeueBody {
-    #[serde(default = "one_rollout")]
+    #[serde(default = "default_limit")]
     limit: i64,
     #[serde(default)]
     worker_id: Option<String>,
-    /// Queue to lease from. This field is an addition to Agent Lightning's format.
+    /// Name of the queue to lease from. This field is an addition to Agent Lightning's format.
     #[serde(default)]
     queue: Option<String>,
-    /// Maximum wait for a first rollout, in seconds. This field is an addition to Agent Lightning's
-    /// format.
+    /// Maximum wait for the first rollout, in seconds. This field is an addition to Agent
+    /// Lightning's format.
     #[serde(default)]
     wait_seconds: f64,
 }
 
-fn one_rollout() -> i64 {
+fn default_limit() -> i64 {
     1
 }
 
-async fn dequeue(State(service): State<Shared>, request: Request) -> RouteResult {
-    let body: DequeueBody = optional_body(request).await?;
+async fn dequeue_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
+    let body: DequeueBody = parse_optional_body(request).await?;
     let store = service.checked().await?;
     let request = LeaseRequest {
         queues: vec![body.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
-        wait: seconds(body.wait_seconds),
+        wait: to_duration(body.wait_seconds),
         ..LeaseRequest::new(usize::try_from(body.limit).unwrap_or(0), body.worker_id.as_deref())
     };
     tokio::select! {
-        leased = store.lease(&request) => ok(&leased?),
-        () = service.stopped(), if !request.wait.is_zero() => ok(&[(); 0]),
+        leased = store.lease_rollouts(&request) => ok_response(&leased?),
+        () = service.stopped(), if !request.wait.is_zero() => ok_response(&[(); 0]),
     }
 }
 
-/// Converts a wait in seconds to a duration. A negative number is no wait.
-fn seconds(seconds: f64) -> Duration {
+/// Converts a number of seconds to a duration. A negative number becomes zero.
+fn to_duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(MAX_WAIT).min(MAX_WAIT)
 }
 
-async fn start(State(service): State<Shared>, request: Request) -> RouteResult {
-    let mut body: RolloutBody = body(request).await?;
+async fn start_rollout(State(service): State<Shared>, request: Request) -> RouteResult {
+    let mut body: RolloutBody = parse_body(request).await?;
     let worker = body.worker_id.take();
     let new = body.into_new()?;
-    created(&service.checked().await?.start(&new, worker.as_deref()).await?)
+    created_response(&service.checked().await?.start_rollout(&new, worker.as_deref()).await?)
 }
 
-async fn list(State(service): State<Shared>, request: Request) -> RouteResult {
-    found(&service, query(&request)?).await
+async fn list_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
+    query_rollouts(&service, parse_query(&request)?).await
 }
 
-async fn search(State(service): State<Shared>, request: Request) -> RouteResult {
-    found(&service, body(request).await?).await
+async fn search_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
+    query_rollouts(&service, parse_body(request).await?).await
 }
 
-async fn found(service: &Shared, query: RolloutsQuery) -> RouteResult {
+async fn query_rollouts(service: &Shared, query: RolloutsQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(None)?;
-    let rollouts = service.checked().await?.rollouts(&query.filter(), &page).await?;
-    ok(&WirePage::new(rollouts, &paging))
+    let rollouts = service.checked().await?.query_rollouts(&query.filter(), &page).await?;
+    ok_response(&WirePage::new(rollouts, &paging))
 }
 
-async fn one(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
+async fn get_rollout(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
     match service.checked().await?.rollout(&id).await? {
-        Some(rollout) => ok(&rollout),
+        Some(rollout) => ok_response(&rollout),
         None => {
             Err(ApiError::new(axum::http::StatusCode::NOT_FOUND, format!("Rollout {id} not found")))
         }
@@ -231,7 +232,7 @@ struct UpdateBody {
     #[serde(default, deserialize_with = "raw")]
     input: Option<Json>,
     #[serde(default, deserialize_with = "present")]
-    mode: Option<Option<Mode>>,
+    mode: Option<Option<RolloutMode>>,
     #[serde(default, deserialize_with = "present")]
     resources_id: Option<Option<String>>,
     #[serde(default, deserialize_with = "present")]
@@ -242,20 +243,23 @@ struct UpdateBody {
     metadata: Option<Option<Json>>,
 }
 
-async fn update(
+async fn update_rollout(
     State(service): State<Shared>,
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let body: UpdateBody = body(request).await?;
-    let config = not_null("config", body.config)?;
+    let body: UpdateBody = parse_body(request).await?;
+    let config = reject_null("config", body.config)?;
     config.as_ref().map(check_config).transpose()?;
-    body.metadata.iter().flatten().try_for_each(|metadata| object("metadata", metadata))?;
+    body.metadata
+        .iter()
+        .flatten()
+        .try_for_each(|metadata| check_is_object("metadata", metadata))?;
     let update = RolloutUpdate {
         input: body.input,
-        mode: body.mode.map(|mode| mode.map(Mode::name)),
+        mode: body.mode.map(|mode| mode.map(RolloutMode::name)),
         resources_id: body.resources_id,
-        status: not_null("status", body.status)?,
+        status: reject_null("status", body.status)?,
         config,
         metadata: body.metadata,
     };
@@ -268,7 +272,7 @@ async fn update(
         }
         error => error,
     })?;
-    ok(&updated.without_try())
+    ok_response(&updated.without_try())
 }
 
 #[derive(Deserialize)]
@@ -282,8 +286,8 @@ async fn start_try(
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let worker = optional_body::<WorkerName>(request).await?.worker_id;
-    created(&service.checked().await?.start_try(&id, worker.as_deref()).await?)
+    let worker = parse_optional_body::<WorkerName>(request).await?.worker_id;
+    created_response(&service.checked().await?.start_try(&id, worker.as_deref()).await?)
 }
 
 async fn list_tries(
@@ -291,7 +295,7 @@ async fn list_tries(
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    found_tries(&service, &id, &query(&request)?).await
+    query_tries(&service, &id, &parse_query(&request)?).await
 }
 
 async fn search_tries(
@@ -299,18 +303,18 @@ async fn search_tries(
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    found_tries(&service, &id, &body(request).await?).await
+    query_tries(&service, &id, &parse_body(request).await?).await
 }
 
-async fn found_tries(service: &Shared, id: &str, query: &TriesQuery) -> RouteResult {
+async fn query_tries(service: &Shared, id: &str, query: &TriesQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(Some("sequence_id"))?;
-    ok(&WirePage::new(service.checked().await?.tries(id, &page).await?, &paging))
+    ok_response(&WirePage::new(service.checked().await?.query_tries(id, &page).await?, &paging))
 }
 
-async fn latest_try(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
+async fn get_latest_try(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
     let rollout = service.checked().await?.rollout(&id).await?;
-    ok(&rollout.and_then(|rollout| rollout.latest_try))
+    ok_response(&rollout.and_then(|rollout| rollout.latest_try))
 }
 
 #[derive(Deserialize)]
@@ -338,15 +342,17 @@ async fn update_try(
     Path((id, attempt_id)): Path<(String, String)>,
     request: Request,
 ) -> RouteResult {
-    let body: TryBody = body(request).await?;
+    let body: TryBody = parse_body(request).await?;
     let update = TryUpdate {
-        status: not_null("status", body.status)?,
-        worker_id: not_null("worker_id", body.worker_id)?,
-        last_heartbeat_time: not_null("last_heartbeat_time", body.last_heartbeat_time)?,
-        metadata: not_null("metadata", body.metadata)?,
+        status: reject_null("status", body.status)?,
+        worker_id: reject_null("worker_id", body.worker_id)?,
+        last_heartbeat_time: reject_null("last_heartbeat_time", body.last_heartbeat_time)?,
+        metadata: reject_null("metadata", body.metadata)?,
     };
-    update.metadata.as_ref().map(|metadata| object("metadata", metadata)).transpose()?;
-    ok(&service.checked().await?.update_try(&id, &try_name(attempt_id), &update).await?)
+    update.metadata.as_ref().map(|metadata| check_is_object("metadata", metadata)).transpose()?;
+    ok_response(
+        &service.checked().await?.update_try(&id, &parse_try_selector(attempt_id), &update).await?,
+    )
 }
 
 #[derive(Deserialize)]
@@ -356,15 +362,17 @@ struct WaitBody {
     timeout: Option<f64>,
 }
 
-async fn wait(State(service): State<Shared>, request: Request) -> RouteResult {
-    let body: WaitBody = body(request).await?;
+async fn wait_for_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
+    let body: WaitBody = parse_body(request).await?;
     let store = service.checked().await?;
     let wait = body.timeout.map_or(MAX_WAIT, seconds);
     // If a try exceeds its timeout during the wait, the server's timer ends it, which also ends
     // this wait.
     let finished = tokio::select! {
-        finished = store.wait_finished(&body.rollout_ids, wait) => finished?,
-        () = service.stopped() => store.wait_finished(&body.rollout_ids, Duration::ZERO).await?,
+        finished = store.wait_until_finished(&body.rollout_ids, wait) => finished?,
+        () = service.stopped() => {
+            store.wait_until_finished(&body.rollout_ids, Duration::ZERO).await?
+        }
     };
-    ok(&finished.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
+    ok_response(&finished.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
 }

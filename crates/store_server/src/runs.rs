@@ -23,80 +23,81 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use levade_store::wire::{OpenRequest, OpenedRun, RunEntry, Trainer};
-use levade_store::{Access, Code, Location, Purpose, RunId, Store, StoreError, is_run_name};
+use levade_store::{Code, Location, Purpose, RunId, Store, StoreAccess, StoreError, is_run_name};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-/// Number of times that a trainer renews its lease within the lease's duration.
+/// Number of lease renewals that a trainer sends within the duration of the lease.
 const RENEWALS: u32 = 6;
 
-/// Stores of all runs of the server.
-pub(crate) struct Runs {
-    /// Directory of the stores. `None` keeps the stores in memory.
+/// The stores of all runs on the server, with their leases.
+pub(crate) struct ServedRuns {
+    /// Directory that contains the stores. `None` keeps the stores in memory.
     dir: Option<PathBuf>,
-    /// Duration of a lease of a run.
+    /// Duration of a lease without renewal.
     ttl: Duration,
-    runs: Mutex<HashMap<String, Arc<RwLock<Run>>>>,
+    runs: Mutex<HashMap<String, Arc<RwLock<ServedRun>>>>,
 }
 
-/// State of one run.
+/// State of one run on the server.
 #[derive(Default)]
-pub(crate) struct Run {
-    /// Store of the run. `None` before the first request.
+pub(crate) struct ServedRun {
+    /// Store of the run. `None` if no request has used the run yet.
     store: Option<Arc<dyn Store>>,
     is_writable: bool,
-    lease: Option<Lease>,
-    /// Locked file that prevents other servers from writing the run.
+    lease: Option<RunLease>,
+    /// Locked file, which prevents other servers from writing the run.
     lock: Option<File>,
 }
 
-struct Lease {
+struct RunLease {
     record: LeaseRecord,
-    /// Time of the last renewal. `None` if the run was removed.
+    /// Time of the last renewal of the lease. `None` if the run was removed.
     renewed: Mutex<Option<Instant>>,
 }
 
-/// Contents of a lease file.
+/// Persistent state of a lease, which is stored in the lease file of the run.
 #[derive(Clone, Serialize, Deserialize)]
 struct LeaseRecord {
     epoch: u64,
     trainer: Trainer,
-    /// Whether the run was removed, which also ended the lease.
+    /// Whether the run was removed. The removal also ended the lease.
     #[serde(default)]
     is_removed: bool,
 }
 
-impl Lease {
+impl RunLease {
     fn new(record: LeaseRecord) -> Self {
         let renewed = (!record.is_removed).then(Instant::now);
-        Lease { record, renewed: Mutex::new(renewed) }
+        RunLease { record, renewed: Mutex::new(renewed) }
     }
 
     fn renew(&self) {
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Returns the time until the lease ends, or `None` if it has ended.
-    fn rest(&self, ttl: Duration) -> Option<Duration> {
+    /// Returns the remaining duration of the lease, or `None` if the lease has ended. `ttl` is the
+    /// duration without renewal.
+    fn remaining_time(&self, ttl: Duration) -> Option<Duration> {
         let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         ttl.checked_sub(renewed?.elapsed())
     }
 }
 
-/// A run that is locked for a call.
-pub(crate) type LockedRun = OwnedRwLockReadGuard<Run>;
+/// A run with a read lock, which is held during one call.
+pub(crate) type LockedRun = OwnedRwLockReadGuard<ServedRun>;
 
-impl Run {
-    /// Returns the store of the run. `name` is the run's name, for the error.
+impl ServedRun {
+    /// Returns the store of the run. `name` is the name of the run for the error.
     ///
     /// # Errors
     /// Returns an error if the run does not exist.
     pub fn store(&self, name: &str) -> Result<&dyn Store, StoreError> {
-        self.store.as_deref().ok_or_else(|| absent(name))
+        self.store.as_deref().ok_or_else(|| unknown_run_error(name))
     }
 
-    /// Checks that a write comes from the trainer that holds the lease `epoch`, and renews the
-    /// lease.
+    /// Checks that a write comes from the trainer that holds the lease with the number `epoch`, and
+    /// renews that lease.
     fn check_epoch(&self, name: &str, epoch: u64, key: &str) -> Result<(), StoreError> {
         match &self.lease {
             Some(lease) if lease.record.epoch == epoch => {
@@ -108,33 +109,35 @@ impl Run {
                 key: key.to_owned(),
                 holder: lease.record.trainer.name.clone(),
             }),
-            _ => Err(absent(name)),
+            _ => Err(unknown_run_error(name)),
         }
     }
 }
 
-impl Runs {
-    /// Creates the stores in `dir`, or in memory if it is `None`. `ttl` is the duration of a lease.
+impl ServedRuns {
+    /// Creates the collection of the stores in `dir`, or in memory if `dir` is `None`. `ttl` is the
+    /// duration of a lease.
     pub fn new(dir: Option<PathBuf>, ttl: Duration) -> Self {
-        Runs { dir, ttl, runs: Mutex::default() }
+        ServedRuns { dir, ttl, runs: Mutex::default() }
     }
 
-    fn run(&self, name: &str) -> Arc<RwLock<Run>> {
+    fn run(&self, name: &str) -> Arc<RwLock<ServedRun>> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(runs.entry(name.to_owned()).or_default())
     }
 
-    /// Opens a run. If it is opened for writing, the caller acquires its lease.
+    /// Opens the run `name`. If the request opens the run for writing, its trainer acquires the
+    /// lease.
     pub async fn open(&self, name: &str, request: OpenRequest) -> Result<OpenedRun, StoreError> {
         let heartbeat = self.ttl / RENEWALS;
         let OpenRequest::Write { is_new, run: id, trainer } = request else {
-            let run = self.reader(name).await?.store(name)?.run().clone();
+            let run = self.lock_for_read(name).await?.store(name)?.run().clone();
             return Ok(OpenedRun { run, epoch: 0, heartbeat });
         };
         let mut run = self.run(name).write_owned().await;
         self.lock(&mut run, name).await?;
         self.load_lease(&mut run, name).await?;
-        let access = if is_new { Access::Start(&id) } else { Access::Resume(&id) };
+        let access = if is_new { StoreAccess::Start(&id) } else { StoreAccess::Resume(&id) };
         self.open_store(&mut run, name, access).await?;
         let store = run.store(name)?;
         let found = store.run().clone();
@@ -145,14 +148,14 @@ impl Runs {
                 expected: id.to_string(),
             });
         }
-        if is_new && !is_empty(store).await? {
+        if is_new && !has_no_records(store).await? {
             return Err(StoreError::NotEmpty { location: name.to_owned() });
         }
         if let Some(lease) = &run.lease
             && lease.record.trainer.owner != trainer.owner
-            && let Some(rest) = lease.rest(self.ttl)
+            && let Some(rest) = lease.remaining_time(self.ttl)
         {
-            return Err(leased(name, lease, rest));
+            return Err(leased_error(name, lease, rest));
         }
         let epoch = run.lease.as_ref().map_or(0, |lease| lease.record.epoch) + 1;
         self.record_lease(&mut run, name, LeaseRecord { epoch, trainer, is_removed: false })
@@ -160,28 +163,28 @@ impl Runs {
         Ok(OpenedRun { run: found, epoch, heartbeat })
     }
 
-    /// Replaces the lease of a run, which must be locked exclusively.
+    /// Stores a new lease of a run. The caller must have locked the run exclusively.
     async fn record_lease(
         &self,
-        run: &mut Run,
+        run: &mut ServedRun,
         name: &str,
         record: LeaseRecord,
     ) -> Result<(), StoreError> {
         if let Some(file) = self.lease_file(name) {
             let text = serde_json::to_vec(&record).unwrap_or_default();
-            in_background(name, "record", move || write_durably(&file, &text)).await?;
+            run_blocking(name, "record", move || replace_file_atomically(&file, &text)).await?;
         }
-        run.lease = Some(Lease::new(record));
+        run.lease = Some(RunLease::new(record));
         Ok(())
     }
 
-    /// Returns all runs in the order of their names.
+    /// Returns all runs on the server, sorted by name.
     pub async fn list(&self) -> Result<Vec<RunEntry>, StoreError> {
         let mut found = match self.dir.clone() {
-            Some(dir) => in_background("the runs", "read", move || read_entries(&dir)).await?,
+            Some(dir) => run_blocking("the runs", "read", move || list_run_files(&dir)).await?,
             None => Vec::new(),
         };
-        let known: Vec<(String, Arc<RwLock<Run>>)> = {
+        let known: Vec<(String, Arc<RwLock<ServedRun>>)> = {
             let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
             runs.iter().map(|(name, run)| (name.clone(), Arc::clone(run))).collect()
         };
@@ -195,7 +198,8 @@ impl Runs {
                     trainer: None,
                 });
             }
-            let active = run.lease.as_ref().filter(|lease| lease.rest(self.ttl).is_some());
+            let active =
+                run.lease.as_ref().filter(|lease| lease.remaining_time(self.ttl).is_some());
             if let Some(entry) = found.iter_mut().find(|entry| entry.name == name) {
                 entry.trainer = active.map(|lease| lease.record.trainer.name.clone());
             }
@@ -204,12 +208,12 @@ impl Runs {
         Ok(found)
     }
 
-    /// Removes a run and its record. A later run with this name starts empty.
+    /// Removes the run `name` and its stored data. A later run with this name starts empty.
     ///
     /// # Errors
     /// Returns [`StoreError::Leased`] if a trainer has the lease of the run, and an error if the
     /// run does not exist or its files cannot be removed.
-    pub async fn remove(&self, name: &str) -> Result<(), StoreError> {
+    pub async fn remove_run(&self, name: &str) -> Result<(), StoreError> {
         let mut run = self.run(name).write_owned().await;
         if run.store.is_none() {
             self.check_exists(name).await?;
@@ -217,9 +221,9 @@ impl Runs {
         self.lock(&mut run, name).await?;
         self.load_lease(&mut run, name).await?;
         if let Some(lease) = &run.lease
-            && let Some(rest) = lease.rest(self.ttl)
+            && let Some(rest) = lease.remaining_time(self.ttl)
         {
-            return Err(leased(name, lease, rest));
+            return Err(leased_error(name, lease, rest));
         }
         // The lease ends first, so that a trainer that still holds it cannot write into a later run
         // of this name.
@@ -229,7 +233,7 @@ impl Runs {
         let store = run.store.take();
         run.is_writable = false;
         let files = self.dir.as_ref().map(|dir| record_files(dir, name));
-        in_background(name, "remove", move || {
+        run_blocking(name, "remove", move || {
             // Dropping the store closes its file.
             drop(store);
             files.into_iter().flatten().try_for_each(|file| remove_if_exists(&file))
@@ -237,8 +241,8 @@ impl Runs {
         .await
     }
 
-    /// Returns a run, locked for a read.
-    pub async fn reader(&self, name: &str) -> Result<LockedRun, StoreError> {
+    /// Locks the run `name` for a read, and returns it.
+    pub async fn lock_for_read(&self, name: &str) -> Result<LockedRun, StoreError> {
         let run = self.run(name);
         let locked = Arc::clone(&run).read_owned().await;
         if locked.store.is_some() {
@@ -248,13 +252,19 @@ impl Runs {
         let mut locked = run.write_owned().await;
         if locked.store.is_none() {
             self.check_exists(name).await?;
-            self.open_store(&mut locked, name, Access::Read).await?;
+            self.open_store(&mut locked, name, StoreAccess::Read).await?;
         }
         Ok(locked.downgrade())
     }
 
-    /// Returns a run, locked for a write of the trainer that has the lease `epoch`.
-    pub async fn writer(&self, name: &str, epoch: u64, key: &str) -> Result<LockedRun, StoreError> {
+    /// Locks the run `name` for a write of the trainer that holds the lease with the number
+    /// `epoch`, and returns the run.
+    pub async fn lock_for_write(
+        &self,
+        name: &str,
+        epoch: u64,
+        key: &str,
+    ) -> Result<LockedRun, StoreError> {
         let run = self.run(name);
         let locked = Arc::clone(&run).read_owned().await;
         if locked.is_writable {
@@ -274,19 +284,21 @@ impl Runs {
         self.load_lease(&mut locked, name).await?;
         locked.check_epoch(name, epoch, key)?;
         if !locked.is_writable {
-            self.open_store(&mut locked, name, Access::Resume(&RunId(name.to_owned()))).await?;
+            self.open_store(&mut locked, name, StoreAccess::Resume(&RunId(name.to_owned())))
+                .await?;
         }
         Ok(locked.downgrade())
     }
 
-    /// Prevents other servers from writing the run until this server exits.
+    /// Locks the file of the run, so that no other server can write the run until this server
+    /// exits.
     ///
     /// # Errors
     /// Returns [`Code::Unavailable`] if another server writes the run. Clients then wait for it.
-    async fn lock(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
+    async fn lock(&self, run: &mut ServedRun, name: &str) -> Result<(), StoreError> {
         let Some(dir) = self.dir.clone().filter(|_| run.lock.is_none()) else { return Ok(()) };
         let path = dir.join(format!("{name}.lock"));
-        run.lock = in_background(name, "open", move || {
+        run.lock = run_blocking(name, "open", move || {
             std::fs::create_dir_all(dir)?;
             let file = File::options().create(true).truncate(false).write(true).open(path)?;
             match file.try_lock() {
@@ -309,35 +321,35 @@ impl Runs {
         })
     }
 
-    /// Returns an error if a run has no file.
+    /// Returns an error if the run `name` has no file.
     async fn check_exists(&self, name: &str) -> Result<(), StoreError> {
         let file = self.dir.as_ref().map(|dir| dir.join(format!("{name}.db")));
         let look = move || file.map_or(Ok(false), |file| file.try_exists());
-        if in_background(name, "read", look).await? { Ok(()) } else { Err(absent(name)) }
+        if run_blocking(name, "read", look).await? { Ok(()) } else { Err(unknown_run_error(name)) }
     }
 
-    /// Opens the store of a run. The caller must have locked the run exclusively.
+    /// Opens the store of the run `name`. The caller must have locked the run exclusively.
     async fn open_store(
         &self,
-        run: &mut Run,
+        run: &mut ServedRun,
         name: &str,
-        access: Access<'_>,
+        access: StoreAccess<'_>,
     ) -> Result<(), StoreError> {
-        let is_writable = access != Access::Read;
+        let is_writable = access != StoreAccess::Read;
         if run.is_writable {
             return Ok(());
         }
         run.store = match (&self.dir, access) {
             (Some(dir), access) => {
                 let created = dir.clone();
-                in_background(name, "open", move || std::fs::create_dir_all(created)).await?;
+                run_blocking(name, "open", move || std::fs::create_dir_all(created)).await?;
                 let file = Location::Sqlite(format!("{name}.db").into());
                 Some(file.open_local(dir, access).await?)
             }
-            (None, Access::Start(id) | Access::Resume(id)) => {
-                Some(Location::Memory.open_local(Path::new(name), Access::Start(id)).await?)
+            (None, StoreAccess::Start(id) | StoreAccess::Resume(id)) => {
+                Some(Location::Memory.open_local(Path::new(name), StoreAccess::Start(id)).await?)
             }
-            (None, Access::Read) => return Err(absent(name)),
+            (None, StoreAccess::Read) => return Err(unknown_run_error(name)),
         };
         run.is_writable = is_writable;
         Ok(())
@@ -347,13 +359,13 @@ impl Runs {
         Some(self.dir.as_ref()?.join(format!("{name}.lease")))
     }
 
-    /// Reads the lease of a run from its file, if this server has not read it yet. The trainer then
-    /// has the full duration of a lease to renew it.
-    async fn load_lease(&self, run: &mut Run, name: &str) -> Result<(), StoreError> {
+    /// Reads the lease of a run from its file, unless this server has read the lease already. The
+    /// trainer then has the full duration of a lease to renew it.
+    async fn load_lease(&self, run: &mut ServedRun, name: &str) -> Result<(), StoreError> {
         let Some(file) = self.lease_file(name).filter(|_| run.lease.is_none()) else {
             return Ok(());
         };
-        let text = in_background(name, "read", move || match std::fs::read(file) {
+        let text = run_blocking(name, "read", move || match std::fs::read(file) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             text => text.map(Some),
         });
@@ -363,14 +375,14 @@ impl Runs {
                 key: "the lease of the run".to_owned(),
                 what: error.to_string(),
             })?;
-            run.lease = Some(Lease::new(record));
+            run.lease = Some(RunLease::new(record));
         }
         Ok(())
     }
 }
 
-/// Returns whether nothing was recorded in a store.
-async fn is_empty(store: &dyn Store) -> Result<bool, StoreError> {
+/// Returns whether a store contains no records.
+async fn has_no_records(store: &dyn Store) -> Result<bool, StoreError> {
     for purpose in Purpose::ALL {
         if !store.tasks(purpose).await?.is_empty() {
             return Ok(false);
@@ -379,7 +391,7 @@ async fn is_empty(store: &dyn Store) -> Result<bool, StoreError> {
     Ok(store.planned_steps().await?.is_empty() && store.evals().await?.is_empty())
 }
 
-fn leased(name: &str, lease: &Lease, rest: Duration) -> StoreError {
+fn leased_error(name: &str, lease: &RunLease, rest: Duration) -> StoreError {
     StoreError::Leased {
         location: name.to_owned(),
         holder: lease.record.trainer.name.clone(),
@@ -387,8 +399,8 @@ fn leased(name: &str, lease: &Lease, rest: Duration) -> StoreError {
     }
 }
 
-/// Returns the runs that have a file in `dir`, without their trainers.
-fn read_entries(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
+/// Lists the runs that have a file in `dir`. The field `trainer` of each entry is `None`.
+fn list_run_files(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
     let files = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         files => files?,
@@ -415,8 +427,9 @@ fn read_entries(dir: &Path) -> std::io::Result<Vec<RunEntry>> {
     Ok(found)
 }
 
-/// Returns the files of a run's store in the order in which they are removed. The log is first:
-/// without its database, it would be replayed into a later database of this name.
+/// Returns the paths of the files of a run's store, in the order in which they are removed. The log
+/// is first: without its database, SQLite would replay the log into a later database with the same
+/// name.
 fn record_files(dir: &Path, name: &str) -> [PathBuf; 3] {
     ["db-wal", "db-shm", "db"].map(|extension| dir.join(format!("{name}.{extension}")))
 }
@@ -428,7 +441,7 @@ fn remove_if_exists(file: &Path) -> std::io::Result<()> {
     }
 }
 
-fn absent(name: &str) -> StoreError {
+fn unknown_run_error(name: &str) -> StoreError {
     StoreError::Open {
         location: name.to_owned(),
         code: Code::NotFound,
@@ -436,8 +449,8 @@ fn absent(name: &str) -> StoreError {
     }
 }
 
-/// Runs file operations on a blocking thread.
-async fn in_background<T: Send + 'static>(
+/// Runs the blocking file operations `work` on a thread for blocking calls.
+async fn run_blocking<T: Send + 'static>(
     name: &str,
     action: &'static str,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
@@ -452,8 +465,8 @@ async fn in_background<T: Send + 'static>(
     })
 }
 
-/// Replaces a file atomically: after a crash, it has either its old or its new contents.
-fn write_durably(file: &Path, contents: &[u8]) -> std::io::Result<()> {
+/// Replaces a file atomically. After a crash, the file has either its old or its new contents.
+fn replace_file_atomically(file: &Path, contents: &[u8]) -> std::io::Result<()> {
     let new = file.with_extension("lease.new");
     let mut written = std::fs::File::create(&new)?;
     written.write_all(contents)?;

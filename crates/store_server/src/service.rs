@@ -7,53 +7,53 @@ use levade_store::rollouts::{Page, Rollouts};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use crate::metrics::Metrics;
+use crate::metrics::RequestMetrics;
 use crate::request::Paging;
 use crate::response::ApiError;
-use crate::runs::Runs;
+use crate::runs::ServedRuns;
 
-/// State that all routes share.
+/// State that all route handlers of the server share.
 pub(crate) struct Service {
     store: Arc<dyn Rollouts>,
-    runs: Runs,
+    runs: ServedRuns,
     /// Minimum interval between two searches for expired tries. Zero searches at every request.
     scan_debounce: Duration,
     last_scan: Mutex<Option<Instant>>,
-    pub metrics: Metrics,
+    pub metrics: RequestMetrics,
     pub started: Instant,
     stopping: watch::Receiver<bool>,
     /// Locked while a route checks and changes the state of a rollout.
     transitions: tokio::sync::Mutex<()>,
 }
 
-/// Shared reference to the state, as routes receive it.
+/// Shared reference to the state of the server, which route handlers receive.
 pub(crate) type Shared = Arc<Service>;
 
 impl Service {
     pub fn new(
         store: Arc<dyn Rollouts>,
-        runs: Runs,
+        runs: ServedRuns,
         scan_debounce: Duration,
         stopping: watch::Receiver<bool>,
     ) -> Self {
         let last_scan = Mutex::new(None);
-        let metrics = Metrics::default();
+        let metrics = RequestMetrics::default();
         let started = Instant::now();
         let transitions = tokio::sync::Mutex::default();
         Service { store, runs, scan_debounce, last_scan, metrics, started, stopping, transitions }
     }
 
-    /// Returns the stores of runs.
-    pub fn runs(&self) -> &Runs {
+    /// Returns the collection of the runs on this server.
+    pub fn runs(&self) -> &ServedRuns {
         &self.runs
     }
 
-    /// Returns the store of rollouts without searching for expired tries first.
+    /// Returns the rollout store, without ending expired tries first.
     pub fn store(&self) -> &dyn Rollouts {
         &*self.store
     }
 
-    /// Searches for expired tries, unless a search was recent, and returns the store of rollouts.
+    /// Ends expired tries, unless a search was recent, and returns the rollout store.
     pub async fn checked(&self) -> Result<&dyn Rollouts, ApiError> {
         if self.is_scan_due() {
             self.scan().await?;
@@ -61,8 +61,8 @@ impl Service {
         Ok(self.store())
     }
 
-    /// Waits for the permit to check and change the state of a rollout in several steps. The wait
-    /// is bounded by the deadlines of the store's calls in the other requests.
+    /// Waits for the permit to read and change the state of a rollout in several steps. The wait is
+    /// bounded by the deadlines of the store calls in other requests.
     pub async fn acquire_transition(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.transitions.lock().await
     }
@@ -76,9 +76,9 @@ impl Service {
         is_due
     }
 
-    /// Ends the tries that exceeded a timeout.
+    /// Ends all tries that exceeded a timeout.
     pub async fn scan(&self) -> Result<(), ApiError> {
-        for expired in self.store.expire().await? {
+        for expired in self.store.expire_tries().await? {
             let rollout = &expired.rollout_id;
             let number = expired.number;
             let status = expired.status.name();
@@ -97,7 +97,7 @@ impl Service {
         }
     }
 
-    /// Waits until the server stops.
+    /// Waits until the server begins to stop.
     pub async fn stopped(&self) {
         let mut stopping = self.stopping.clone();
         // An error means that the sender was dropped, so the server has stopped.
@@ -105,7 +105,7 @@ impl Service {
     }
 }
 
-/// Page of results in Agent Lightning's format, which repeats the limits of the request.
+/// A page of results in Agent Lightning's format, which repeats the page limits of the request.
 #[derive(Serialize)]
 pub(crate) struct WirePage<T> {
     items: Vec<T>,

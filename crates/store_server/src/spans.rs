@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use levade_store::rollouts::trace::Trace;
 use levade_store::rollouts::{
-    Json, NewSpan, PageRequest, RolloutError, Span, SpanFilter, SpanOutcome, TryName,
+    Json, NewSpan, PageRequest, RolloutError, Span, SpanFilter, SpanOutcome, TrySelector,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -16,27 +16,33 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use crate::openapi::{Routes, op};
-use crate::request::{SpansQuery, body, bytes, parse, query, try_name};
-use crate::response::{ApiError, RouteResult, created, json_response, ok};
+use crate::request::{
+    SpansQuery, parse_body, parse_json, parse_query, parse_try_selector, read_body_bytes,
+};
+use crate::response::{ApiError, RouteResult, created_response, json_response, ok_response};
 use crate::service::Shared;
 
-/// Returns the routes of spans.
+/// Returns the HTTP routes of spans.
 pub(crate) fn routes() -> Routes {
     let spans = op("List the spans of a rollout", 200, "Page<Span>");
     Routes::new("spans")
-        .get("/spans", list, spans.clone().query(SpansQuery::FIELDS))
-        .post("/spans", add, op("Add a span", 201, "Span?").body("NewSpan"))
-        .post("/spans/search", search, spans.body("SpansQuery"))
-        .post("/spans/next", next, op("Reserve sequence ids", 200, "SequenceId").body("NextSpan"))
+        .get("/spans", list_spans, spans.clone().query(SpansQuery::FIELDS))
+        .post("/spans", add_span, op("Add a span", 201, "Span?").body("NewSpan"))
+        .post("/spans/search", search_spans, spans.body("SpansQuery"))
+        .post(
+            "/spans/next",
+            reserve_sequence_ids,
+            op("Reserve sequence ids", 200, "SequenceId").body("NextSpan"),
+        )
         .get(
             "/rollouts/{id}/calls",
-            calls,
+            list_calls,
             op("Read model calls and rewards from spans", 200, "Calls")
                 .query(&["attempt_id", "agent"]),
         )
 }
 
-/// Defaults of the span fields that a client may omit, as JSON.
+/// Span fields that a client may omit, with their JSON defaults.
 const DEFAULTS: [(&str, &str); 11] = [
     ("parent_id", "null"),
     ("status", r#"{"status_code":"UNSET","description":null}"#),
@@ -52,7 +58,7 @@ const DEFAULTS: [(&str, &str); 11] = [
 ];
 
 #[derive(Deserialize)]
-struct Status {
+struct SpanStatus {
     #[expect(dead_code, reason = "only its form is checked")]
     status_code: StatusCodeName,
 }
@@ -65,10 +71,10 @@ enum StatusCodeName {
     Error,
 }
 
-/// Parses a span. All fields, including unknown ones, are stored with the JSON text that the client
-/// sent.
+/// Parses a span. The store keeps the JSON text of every field as the client sent it, including
+/// unknown fields.
 pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
-    let mut fields: BTreeMap<String, Json> = parse(bytes)?;
+    let mut fields: BTreeMap<String, Json> = parse_json(bytes)?;
     for (name, default) in DEFAULTS {
         if !fields.contains_key(name)
             && let Ok(default) = RawValue::from_string(default.to_owned())
@@ -76,16 +82,16 @@ pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
             fields.insert(name.to_owned(), default);
         }
     }
-    let _: Status = field(&fields, "status")?;
+    let _: SpanStatus = parse_field(&fields, "status")?;
     for (name, start) in [("attributes", '{'), ("events", '['), ("links", '['), ("resource", '{')] {
         if !fields[name].get().starts_with(start) {
             let message = format!("Input should start with {start}");
             return Err(ApiError::unprocessable("value_error", &["body", name], message));
         }
     }
-    let rollout_id = field(&fields, "rollout_id")?;
-    let try_id = field(&fields, "attempt_id")?;
-    let number: i64 = field(&fields, "sequence_id")?;
+    let rollout_id = parse_field(&fields, "rollout_id")?;
+    let try_id = parse_field(&fields, "attempt_id")?;
+    let number: i64 = parse_field(&fields, "sequence_id")?;
     for name in ["rollout_id", "attempt_id", "sequence_id"] {
         fields.remove(name);
     }
@@ -93,17 +99,20 @@ pub(crate) fn parse_span(bytes: &[u8]) -> Result<NewSpan, ApiError> {
         rollout_id,
         try_id,
         number: Some(number.max(0) as u64),
-        trace_id: field(&fields, "trace_id")?,
-        span_id: field(&fields, "span_id")?,
-        parent_id: field(&fields, "parent_id")?,
-        name: field(&fields, "name")?,
-        start_time: field(&fields, "start_time")?,
-        end_time: field(&fields, "end_time")?,
+        trace_id: parse_field(&fields, "trace_id")?,
+        span_id: parse_field(&fields, "span_id")?,
+        parent_id: parse_field(&fields, "parent_id")?,
+        name: parse_field(&fields, "name")?,
+        start_time: parse_field(&fields, "start_time")?,
+        end_time: parse_field(&fields, "end_time")?,
         body: to_raw_value(&fields).map_err(|error| ApiError::bad_request(error.to_string()))?,
     })
 }
 
-fn field<T: DeserializeOwned>(fields: &BTreeMap<String, Json>, name: &str) -> Result<T, ApiError> {
+fn parse_field<T: DeserializeOwned>(
+    fields: &BTreeMap<String, Json>,
+    name: &str,
+) -> Result<T, ApiError> {
     let value = fields
         .get(name)
         .ok_or_else(|| ApiError::unprocessable("missing", &["body", name], "Field required"))?;
@@ -112,7 +121,7 @@ fn field<T: DeserializeOwned>(fields: &BTreeMap<String, Json>, name: &str) -> Re
     })
 }
 
-/// Appends a stored span to `out` as JSON.
+/// Appends a stored span to `out` as a JSON object.
 fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, body: &str) {
     let rollout_id = json!(rollout_id);
     let try_id = json!(try_id);
@@ -124,8 +133,8 @@ fn write_span(out: &mut String, rollout_id: &str, try_id: &str, number: u64, bod
     );
 }
 
-async fn add(State(service): State<Shared>, request: Request) -> RouteResult {
-    let span = parse_span(&bytes(request).await?)?;
+async fn add_span(State(service): State<Shared>, request: Request) -> RouteResult {
+    let span = parse_span(&read_body_bytes(request).await?)?;
     let rollout_id = span.rollout_id.clone();
     let try_id = span.try_id.clone();
     let body = span.body.clone();
@@ -143,27 +152,27 @@ async fn add(State(service): State<Shared>, request: Request) -> RouteResult {
         }
         Some(SpanOutcome::Duplicate) | None => {
             tracing::warn!(rollout_id, try_id, "dropped a span whose id is already stored");
-            created(&())
+            created_response(&())
         }
     }
 }
 
-async fn list(State(service): State<Shared>, request: Request) -> RouteResult {
-    found(&service, query(&request)?).await
+async fn list_spans(State(service): State<Shared>, request: Request) -> RouteResult {
+    query_spans(&service, parse_query(&request)?).await
 }
 
-async fn search(State(service): State<Shared>, request: Request) -> RouteResult {
-    found(&service, body(request).await?).await
+async fn search_spans(State(service): State<Shared>, request: Request) -> RouteResult {
+    query_spans(&service, parse_body(request).await?).await
 }
 
-async fn found(service: &Shared, query: SpansQuery) -> RouteResult {
+async fn query_spans(service: &Shared, query: SpansQuery) -> RouteResult {
     let paging = query.paging();
     let page = paging.page(Some("sequence_id"))?;
-    let spans = service.checked().await?.spans(&query.filter()?, &page).await?;
-    Ok(page_response(&spans.items, paging.limit, paging.offset, spans.total))
+    let spans = service.checked().await?.query_spans(&query.filter()?, &page).await?;
+    Ok(build_page_response(&spans.items, paging.limit, paging.offset, spans.total))
 }
 
-/// Returns the request of one page with all spans, in the order of their sequence numbers.
+/// Returns a request for one page that contains all spans, sorted by their sequence numbers.
 pub(crate) fn by_number() -> PageRequest {
     PageRequest { sort_by: Some("sequence_id".to_owned()), ..PageRequest::default() }
 }
@@ -172,37 +181,38 @@ pub(crate) fn by_number() -> PageRequest {
 struct CallsQuery {
     #[serde(default)]
     attempt_id: Option<String>,
-    /// Names of agents whose calls are returned. If empty, the calls of all agents are returned.
+    /// Names of the agents whose calls are returned. If empty, the calls of all agents are
+    /// returned.
     #[serde(default)]
     agent: Vec<String>,
 }
 
-/// Returns the model calls and the final reward that the spans of a try report.
-async fn calls(
+/// Responds with the model calls and the final reward that the spans of a try report.
+async fn list_calls(
     State(service): State<Shared>,
     Path(rollout_id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let query: CallsQuery = query(&request)?;
+    let query: CallsQuery = parse_query(&request)?;
     let store = service.checked().await?;
     if store.rollout(&rollout_id).await?.is_none() {
         return Err(RolloutError::UnknownRollout { rollout_id }.into());
     }
-    let name = try_name(query.attempt_id.unwrap_or_else(|| "latest".to_owned()));
-    if let TryName::Id(try_id) = &name {
-        let tries = store.tries(&rollout_id, &PageRequest::default()).await?.items;
+    let name = parse_try_selector(query.attempt_id.unwrap_or_else(|| "latest".to_owned()));
+    if let TrySelector::Id(try_id) = &name {
+        let tries = store.query_tries(&rollout_id, &PageRequest::default()).await?.items;
         if tries.iter().all(|of| of.id != *try_id) {
             let try_id = try_id.clone();
             return Err(RolloutError::UnknownTry { rollout_id, try_id }.into());
         }
     }
     let filter = SpanFilter { try_name: Some(name), ..SpanFilter::new(&rollout_id) };
-    let spans = store.spans(&filter, &by_number()).await?.items;
+    let spans = store.query_spans(&filter, &by_number()).await?.items;
     // Parsing a long trace takes milliseconds, so it runs on a blocking thread.
     let read = tokio::task::spawn_blocking(move || read_calls(&spans, &query.agent)).await;
     let read =
         read.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    ok(&read.map_err(|error| {
+    ok_response(&read.map_err(|error| {
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("a span is malformed: {error}"))
     })?)
 }
@@ -225,8 +235,9 @@ fn read_calls(spans: &[Span], agents: &[String]) -> serde_json::Result<Value> {
     }))
 }
 
-/// Returns a page of spans without parsing their bodies, which are already JSON.
-fn page_response(spans: &[Span], limit: i64, offset: i64, total: u64) -> Response {
+/// Creates the response for a page of spans. The bodies of the spans are JSON already, and are not
+/// parsed.
+fn build_page_response(spans: &[Span], limit: i64, offset: i64, total: u64) -> Response {
     let size: usize = spans.iter().map(|span| span.body.get().len() + 128).sum();
     let mut text = String::with_capacity(size + 128);
     text.push_str("{\"items\":[");
@@ -258,14 +269,14 @@ fn default_count() -> u64 {
     1
 }
 
-async fn next(State(service): State<Shared>, request: Request) -> RouteResult {
-    let body: NextBody = body(request).await?;
+async fn reserve_sequence_ids(State(service): State<Shared>, request: Request) -> RouteResult {
+    let body: NextBody = parse_body(request).await?;
     if !(1..=1_000_000).contains(&body.count) {
         let text = format!("count is {}, but must be from 1 to 1000000", body.count);
         return Err(ApiError::bad_request(text));
     }
     let first = service.store().reserve_span_numbers(&body.rollout_id, body.count).await?;
-    ok(&json!({ "sequence_id": first }))
+    ok_response(&json!({ "sequence_id": first }))
 }
 
 #[cfg(test)]

@@ -222,7 +222,7 @@ async fn clients_see_no_announcement_of_a_run() {
 }
 
 #[tokio::test]
-async fn timeouts_are_found_on_access() {
+async fn request_applies_exceeded_try_timeout() {
     let server = server(without_debounce()).await;
     let config =
         json!({ "timeout_seconds": 5.0, "max_attempts": 2, "retry_condition": ["timeout"] });
@@ -280,7 +280,7 @@ async fn traces_are_accepted_as_json_and_gzip_with_partial_success() {
 }
 
 #[tokio::test]
-async fn keys_are_accepted_in_three_headers() {
+async fn api_key_is_accepted_in_three_headers() {
     let server = server(ServerOptions { keys: vec!["secret".into()], ..without_debounce() }).await;
     assert_eq!(server.get("/health").await.status, 200);
     assert_eq!(server.get("/rollouts").await.status, 401);
@@ -329,7 +329,7 @@ async fn foreign_pages_are_rejected_and_permitted_origins_get_cors() {
 }
 
 #[tokio::test]
-async fn stop_ends_waits() {
+async fn server_stop_ends_waiting_requests() {
     let mut server = server(without_debounce()).await;
     let started = server.post("/rollouts", json!({ "input": 1 })).await.json();
     let body = json!({ "rollout_ids": [started["rollout_id"]], "timeout": null }).to_string();

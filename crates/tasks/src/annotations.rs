@@ -10,12 +10,12 @@ use levade_reward::Rational;
 use super::expression::{Number, calculation, evaluate};
 use super::{DemonstratedCall, Demonstration};
 
-/// Reason why a solution does not become a demonstration.
+/// Reason why an annotated solution cannot be converted to a demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipReason {
     /// The solution has no annotation.
     NoCalls,
-    /// The solution has more annotations than allowed.
+    /// The solution has more annotations than the limit allows.
     TooManyCalls,
     /// An annotation does not have the form `<<expression=number>>`, or the calculator cannot parse
     /// the expression.
@@ -26,7 +26,8 @@ pub enum SkipReason {
     NoAnswer,
 }
 
-/// Converts an annotated solution to a demonstration with at most `max_calls` calls.
+/// Converts a solution with calculator annotations, as in GSM8K, to a demonstration with at most
+/// `max_calls` tool calls.
 ///
 /// # Errors
 /// Returns [`SkipReason`] if the solution cannot be converted.
@@ -60,8 +61,8 @@ pub fn parse_annotations(solution: &str, max_calls: usize) -> Result<Demonstrati
     Ok(Demonstration { calls, answer: rest.trim().to_owned() })
 }
 
-/// Returns whether the value is the stated number, or rounds to it at the number of decimals in the
-/// text.
+/// Returns whether `value` equals the number in the text `stated`, or rounds to that number at its
+/// number of decimals.
 fn is_equal_to_stated(value: &Number, stated: &str) -> Result<bool, SkipReason> {
     let stated = stated.replace(',', "");
     let number = Rational::parse(&stated).ok_or(SkipReason::Unreadable)?;
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn annotated_solution_becomes_turns() {
+    fn annotated_solution_becomes_calculator_calls_and_answer() {
         let solution = "Tom has 3*4 = <<3*4=12>>12 red balls.\n\
                         He gives half away: $<<12/2=6.00>>6 left.\n#### 6";
         let got = parse_annotations(solution, 2).unwrap();
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn annotated_results_come_from_calculator() {
+    fn annotated_call_results_come_from_calculator() {
         assert_eq!(first_result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
         assert_eq!(first_result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
         assert_eq!(first_result("<<10/3=3.34>>3.34 #### 3"), Err(SkipReason::Disagrees));
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn annotated_skips_invalid_solutions() {
+    fn invalid_annotated_solutions_are_rejected_with_reason() {
         for (solution, why) in [
             ("No sums here.\n#### 5", SkipReason::NoCalls),
             ("<<1+1=2>>2\n<<2+2=4>>4\n#### 4", SkipReason::TooManyCalls),

@@ -5,27 +5,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::expression::calculation;
-use super::task_rng::{Purpose, TaskRng};
+use super::task_rng::{RngPurpose, TaskRng};
 use super::term::Term;
 use super::wording::Wording;
 use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
 
-/// Inverse of the fraction of operand sets that are held out.
+/// Inverse of the fraction of operand sets that are held out from training.
 const HELD_OUT_FRACTION: u64 = 8;
 
-/// Sizes and wordings of generated tasks.
+/// Options of generated arithmetic tasks: number and size of the operands, and wordings.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticOptions {
-    /// Number of operands in an expression, 2 to 6.
+    /// Number of operands in an expression, from 2 to 6.
     pub operands: u32,
-    /// Minimum number of digits of an operand, at least 1.
+    /// Minimum number of decimal digits of an operand, at least 1.
     pub min_digits: u32,
-    /// Maximum number of digits of an operand, at most 6. All numbers of digits are equally likely.
+    /// Maximum number of decimal digits of an operand, at most 6. All numbers of digits are equally
+    /// likely.
     pub max_digits: u32,
-    /// Fraction of tasks in words, in 0..=1; the remaining tasks are in symbols.
+    /// Fraction of tasks that are in words, from 0 to 1. The remaining tasks are in symbols.
     pub words: f64,
-    /// Whether a task in words may be a story, which does not name the operations.
+    /// Whether a task in words may be a story, in which the operations are not named.
     pub stories: bool,
 }
 
@@ -35,15 +36,15 @@ impl Default for ArithmeticOptions {
     }
 }
 
-/// Part of the tasks of a generator.
+/// Part of a generator's tasks, for training or for evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
     /// Tasks for training.
     Train,
-    /// Wordings of training with operands that never occur in training.
+    /// Wordings that occur in training, with operands that never occur in training.
     HeldOut,
-    /// Wordings and operands that never occur in training.
+    /// Wordings that never occur in training, with operands that never occur in training.
     HeldOutWording,
 }
 
@@ -78,17 +79,17 @@ impl Arithmetic {
         Ok(Arithmetic { options, seed })
     }
 
-    /// Returns task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the
-    /// calculator, then the answer.
+    /// Returns task `index` (below 2⁵⁶) of a split. Its demonstration consists of one call of the
+    /// calculator and the answer.
     pub fn task(&self, split: Split, index: u64) -> Task {
         let (purpose, name) = match split {
-            Split::Train => (Purpose::Training, "train"),
-            Split::HeldOut => (Purpose::HeldOut, "held-out"),
-            Split::HeldOutWording => (Purpose::HeldOutWording, "held-out-wording"),
+            Split::Train => (RngPurpose::Training, "train"),
+            Split::HeldOut => (RngPurpose::HeldOut, "held-out"),
+            Split::HeldOutWording => (RngPurpose::HeldOutWording, "held-out-wording"),
         };
         let mut sampler = TaskRng::new(self.seed, purpose, index);
         let numbers = loop {
-            let numbers = self.numbers(&mut sampler);
+            let numbers = self.sample_operands(&mut sampler);
             if is_held_out(&numbers) == (split != Split::Train) {
                 break numbers;
             }
@@ -102,7 +103,7 @@ impl Arithmetic {
         let answer = term.value().to_string();
         let call = DemonstratedCall {
             content: String::new(),
-            call: calculation(&term.symbols("*")),
+            call: calculation(&term.to_symbols("*")),
             result: answer.clone(),
         };
         Task {
@@ -112,7 +113,7 @@ impl Arithmetic {
             agent: None,
             source: "arithmetic".to_owned(),
             template: Some(wording.id.to_owned()),
-            kind: Some(format!("{} {}", wording.format_name(), term.grouping())),
+            kind: Some(format!("{} {}", wording.format_name(), term.to_grouping())),
             demonstration: Some(Demonstration {
                 calls: vec![call],
                 answer: format!("The answer is {answer}."),
@@ -125,7 +126,7 @@ impl Arithmetic {
         }
     }
 
-    fn numbers(&self, sampler: &mut TaskRng) -> Vec<i128> {
+    fn sample_operands(&self, sampler: &mut TaskRng) -> Vec<i128> {
         let ArithmeticOptions { operands, min_digits, max_digits, .. } = self.options;
         let mut number = || {
             let digits =
@@ -168,15 +169,15 @@ mod tests {
 
     const SPLITS: [Split; 3] = [Split::Train, Split::HeldOut, Split::HeldOutWording];
 
-    fn expression(task: &Task) -> String {
+    fn expression_of_call(task: &Task) -> String {
         task.demonstration.as_ref().unwrap().calls[0].call.arguments["expression"]
             .as_str()
             .unwrap()
             .to_owned()
     }
 
-    fn operands(task: &Task) -> Vec<i128> {
-        let text = expression(task);
+    fn parse_operands(task: &Task) -> Vec<i128> {
+        let text = expression_of_call(task);
         let mut numbers: Vec<i128> =
             text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
         numbers.sort_unstable();
@@ -200,12 +201,12 @@ mod tests {
         for split in SPLITS {
             for index in 0..500 {
                 let task = generator.task(split, index);
-                let value = evaluate(&expression(&task)).unwrap().to_string();
+                let value = evaluate(&expression_of_call(&task)).unwrap().to_string();
                 assert_eq!(task.answer, Value::String(value.clone()), "{}", task.question);
                 let demonstration = task.demonstration.as_ref().unwrap();
                 assert_eq!(demonstration.calls[0].result, value);
                 assert!(demonstration.answer.contains(&value));
-                let numbers = operands(&task);
+                let numbers = parse_operands(&task);
                 assert_eq!(numbers.len(), 3);
                 assert!(numbers.iter().all(|n| (10..10_000).contains(n)), "{}", task.question);
             }
@@ -235,7 +236,7 @@ mod tests {
         };
         let of = |seed, split| -> BTreeSet<Vec<i128>> {
             let generator = Arithmetic::new(options, seed).unwrap();
-            (0..3000).map(|index| operands(&generator.task(split, index))).collect()
+            (0..3000).map(|index| parse_operands(&generator.task(split, index))).collect()
         };
         let train = of(1, Split::Train);
         assert!(train.is_disjoint(&of(2, Split::HeldOut)));
@@ -244,7 +245,7 @@ mod tests {
 
     /// Even the smallest sets of operands occur on both sides, so that sampling terminates.
     #[test]
-    fn both_splits_have_operands() {
+    fn both_splits_have_operands_for_every_number_of_digits() {
         for digits in 1..=6 {
             for operands in 2..=6 {
                 let options = ArithmeticOptions {
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn words_fraction_matches_option() {
+    fn fraction_of_tasks_in_words_matches_option() {
         assert_eq!((count_in_words(0.0), count_in_words(1.0)), (0, 1000));
         assert!((440..560).contains(&count_in_words(0.5)));
     }

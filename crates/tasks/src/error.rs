@@ -3,17 +3,17 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Location of a row in a file.
+/// Location of a row in a data file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowLocation {
     /// Line on which the row starts, from 1.
     Line(usize),
-    /// Number of the row, from 1, in a file without lines.
+    /// Number of the row, from 1, in a file format without lines.
     Row(usize),
 }
 
 impl RowLocation {
-    /// Returns only the number.
+    /// Returns the number of the line or of the row.
     pub(super) fn number(self) -> usize {
         match self {
             RowLocation::Line(number) | RowLocation::Row(number) => number,
@@ -30,7 +30,7 @@ impl fmt::Display for RowLocation {
     }
 }
 
-/// Errors of a task source.
+/// Error of reading a source of tasks.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// A file or directory cannot be read.
@@ -41,23 +41,23 @@ pub enum TaskError {
         /// I/O error.
         why: std::io::Error,
     },
-    /// A path matches no file with tasks.
-    #[error("{} {why}", path.display())]
+    /// No data file exists at a path, or none matches a pattern.
+    #[error("{}: {why}", path.display())]
     NoFile {
-        /// Path as it is in the options.
+        /// Path or pattern as it is in the options.
         path: PathBuf,
-        /// Reason, and what to do.
+        /// Reason why no file was found, and what to do.
         why: String,
     },
     /// A file has an unsupported format, or is damaged.
-    #[error("{} {why}", path.display())]
+    #[error("{}: {why}", path.display())]
     Format {
         /// Path of the file.
         path: PathBuf,
-        /// The format that was found instead, and what to do.
+        /// Problem of the file, and what to do.
         why: String,
     },
-    /// The files have no rows.
+    /// The files of the source have no rows.
     #[error("{} has no rows", path.display())]
     Empty {
         /// Path of the first file.
@@ -72,10 +72,10 @@ pub enum TaskError {
         line: usize,
         /// Column, from 1.
         column: usize,
-        /// Message of the parser.
+        /// Message of the JSON parser.
         why: String,
     },
-    /// A row is JSON, but not an object.
+    /// A row is valid JSON, but not an object.
     #[error("{}, {location}: the row is not a JSON object", path.display())]
     NotObject {
         /// Path of the file.
@@ -83,7 +83,7 @@ pub enum TaskError {
         /// Location of the row.
         location: RowLocation,
     },
-    /// A row lacks a field.
+    /// A row lacks a required field.
     #[error("{}, {location}: the row has no field {field:?}; it has {has}. \
              {way_out}", path.display())]
     NoField {
@@ -93,9 +93,9 @@ pub enum TaskError {
         location: RowLocation,
         /// Name or path of the missing field.
         field: String,
-        /// Fields that the row has.
+        /// Names of the fields that the row has.
         has: String,
-        /// Suggestion which field may be meant.
+        /// Advice which field may be meant.
         way_out: String,
     },
     /// A field has an invalid value.
@@ -108,15 +108,16 @@ pub enum TaskError {
         location: RowLocation,
         /// Name or path of the field.
         field: String,
-        /// Value, truncated to 80 characters.
+        /// Value of the field as JSON, truncated to 80 characters.
         found: String,
         /// Description of the allowed values.
         expected: String,
     },
-    /// The number of held-out questions leaves none for training.
+    /// After the held-out questions are removed, no question is left for training.
     #[error(
-        "{} has {rows} different questions, so holding out {held_out} leaves none to train on: \
-         hold out fewer, or set `held_out = \"all\"` if the source is only for evaluation",
+        "{} has {rows} different questions, so holding out {held_out} questions leaves none to \
+         train on: hold out fewer, or set `held_out = \"all\"` if the source is only for \
+         evaluation",
         path.display()
     )]
     HeldOut {
@@ -124,10 +125,10 @@ pub enum TaskError {
         path: PathBuf,
         /// Number of different questions in the files.
         rows: usize,
-        /// Requested number of held-out questions.
+        /// Number of questions to hold out, as requested.
         held_out: usize,
     },
-    /// `repeat` would make more tasks than the maximum.
+    /// The option `repeat` would result in more tasks than the maximum.
     #[error(
         "{} has {rows} rows to train on, and `repeat` = {repeat} would result in more than \
          {max_tasks} tasks: lower `repeat` or `limit`",
@@ -138,12 +139,12 @@ pub enum TaskError {
         path: PathBuf,
         /// Number of training rows.
         rows: usize,
-        /// Requested number of repetitions per row.
+        /// Number of repetitions of each row, as requested.
         repeat: usize,
         /// Maximum number of tasks of a source whose rows are repeated.
         max_tasks: usize,
     },
-    /// An option of a generator is out of range.
+    /// An option of a task generator is out of range.
     #[error("{name} = {value}, but it must be {range}")]
     Option {
         /// Name of the option.

@@ -14,35 +14,38 @@ use super::near::NearCopies;
 use super::question::QuestionSet;
 use super::{QuestionKey, Task};
 
-/// Rules for repeated rows, and for tasks that leak held-out questions.
+/// Rule that decides which rows repeat another row, and which tasks leak held-out questions into
+/// training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MatchingRule {
-    /// Rows that ask the same question are repeats, and tasks that ask the same question leak.
-    /// White space, case and Unicode form are ignored. Rule of runs that older builds started.
+    /// Rows that ask the same question are repeats, and tasks that ask a held-out question leak it.
+    /// White space, case and Unicode form are ignored. Runs that older builds started keep this
+    /// rule.
     Questions,
     /// Rows that are equal in all fields are repeats; white space and the case of questions are
-    /// ignored. Tasks leak questions that they ask or show, in any spelling. Rule of runs that
-    /// older builds started.
+    /// ignored. Tasks leak held-out questions that they ask or show, in any spelling. Runs that
+    /// older builds started keep this rule.
     Rows,
-    /// Rows that are equal to the last character are repeats; tasks leak as with `Rows`.
+    /// Rows that are equal to the last character are repeats. Tasks leak held-out questions as with
+    /// `Rows`.
     #[default]
     ExactRows,
 }
 
-/// The held-out questions of a run.
+/// The held-out questions of a run, for finding training tasks that leak them.
 #[derive(Debug, Default)]
 pub struct HeldOutQuestions {
     matching: MatchingRule,
     keys: HashSet<QuestionKey>,
-    /// Questions that are held out together with their contexts.
+    /// Keys of the held-out questions that are compared together with their contexts.
     contextual: HashSet<QuestionKey>,
     near_copies: NearCopies,
 }
 
 impl HeldOutQuestions {
-    /// Creates the set of the questions of `held_out`. Each item of `sources` contains all tasks of
-    /// a source.
+    /// Creates the set of the questions that the tasks `held_out` ask. Each item of `sources`
+    /// contains all tasks of a source.
     pub fn new<'t>(
         matching: MatchingRule,
         held_out: &[&'t Task],
@@ -73,12 +76,12 @@ impl HeldOutQuestions {
         found
     }
 
-    /// Returns whether no question is held out.
+    /// Returns whether the run holds out no question.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Returns whether a task asks or shows a held-out question.
+    /// Returns whether a training task asks or shows a held-out question.
     pub fn leak(&self, task: &Task) -> bool {
         if self.is_empty() {
             return false;
@@ -92,8 +95,8 @@ impl HeldOutQuestions {
         task.shown_keys().into_iter().chain(about).any(|key| self.keys.contains(&key))
     }
 
-    /// Returns the held-out question that `task` contains or nearly copies. `task` must not leak a
-    /// question.
+    /// Returns the held-out question that `task` contains or nearly copies, or `None` if there is
+    /// none. The caller must have checked that the task does not [`leak`](Self::leak) a question.
     pub fn near_copy(&self, task: &Task) -> Option<&str> {
         let turns = task.messages.iter().map(|turn| &*turn.content);
         let texts = turns.chain(task.messages.is_empty().then_some(&*task.question));
@@ -101,7 +104,7 @@ impl HeldOutQuestions {
     }
 }
 
-/// Returns, for each task, the keys by which another task asks or shows it.
+/// Returns, for each task, the keys under which another task would ask or show the same question.
 pub(super) fn own_keys(
     tasks: &[&Task],
     contextual: &HashSet<QuestionKey>,
@@ -131,7 +134,7 @@ pub(super) fn own_keys(
     keys.collect()
 }
 
-/// Returns those of the `wanted` questions that a source asks about several contexts with several
+/// Returns the questions of `wanted` that a source asks about several contexts with several
 /// answers.
 fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<QuestionKey> {
     struct QuestionSummary {
@@ -167,8 +170,8 @@ fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Qu
         .collect()
 }
 
-/// Returns those of `tasks` that a model has seen. `shown` contains the keys of everything it was
-/// trained on.
+/// Returns the tasks of `tasks` that a model has seen in training. `shown` contains the keys of all
+/// texts that the model was trained on.
 pub fn filter_seen<'t>(tasks: &[&'t Task], shown: &HashSet<QuestionKey>) -> Vec<&'t Task> {
     let keys = own_keys(tasks, &HashSet::new());
     let seen =

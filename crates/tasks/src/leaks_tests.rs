@@ -513,7 +513,7 @@ fn choices_task(choices: &[&str], answer: &str) -> Task {
 }
 
 #[test]
-fn context_ignores_spelling() {
+fn question_context_comparison_ignores_spelling() {
     let rows = [context_task("By A, in 1900.", "A"), context_task("By B.", "B")];
     let found =
         HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
@@ -535,7 +535,7 @@ fn questions_matching_compares_complete_questions() {
 }
 
 #[test]
-fn seen_among_finds_trained_questions() {
+fn tasks_with_already_shown_questions_are_found() {
     let shown: HashSet<QuestionKey> = chat(
         &[Message::user("What is 1+1?"), Message::assistant("2"), Message::user("What is 1+2?")],
         "3",

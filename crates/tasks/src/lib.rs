@@ -74,46 +74,50 @@ pub use row::TaskRow;
 /// A task for an agent: a question and its expected answer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Task {
-    /// Identifier, which is the same in every run.
+    /// Identifier of the task, which is the same in every run.
     pub id: String,
-    /// Question. In a conversation, it is the text of the last turn.
+    /// Question of the task. In a conversation, it is the text of the last turn.
     pub question: String,
-    /// Conversation that ends with the question; empty if the question is all there is.
+    /// Conversation that ends with the question. Empty if the task is only a question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// Expected answer, for the scorer; a list if several answers are right.
+    /// Expected answer, which scorers compare with the completion. It is a list if several answers
+    /// are right.
     pub answer: Value,
     /// Expected answer as a number, if the row has a number and `answer` has its digits as a
     /// string. Programs and functions get the number, scorers of text get the digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_number: Option<serde_json::Number>,
-    /// Source of the task: the name of a file or a generator.
+    /// Source of the task: the name of a data file or of a generator.
     pub source: String,
-    /// Wording of a generated task; `None` if it was not generated.
+    /// Name of the wording of a generated task. `None` if the task was not generated.
     pub template: Option<String>,
-    /// Name of the agent for this task; `None` if any agent can do it.
+    /// Name of the agent for this task. `None` if any agent can do the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// Kind of task, if known. Demonstrations are sampled evenly over all kinds.
+    /// Kind of task. Demonstrations are sampled evenly over all kinds. `None` if the kind is
+    /// unknown.
     pub kind: Option<String>,
-    /// Worked solution, if known.
+    /// Worked solution. `None` if no solution is known.
     pub demonstration: Option<Demonstration>,
-    /// All fields of the task's row, for tools, scorers and programs; empty if the task was
-    /// generated.
+    /// All fields of the row that the task was read from, for tools, scorers and programs. Empty if
+    /// the task was generated.
     #[serde(default, skip_serializing_if = "TaskRow::is_empty")]
     pub row: TaskRow,
-    /// Success of the policy at the task in 0..=1, measured before the attempt was started. `None`
-    /// unless the scorers of the attempt depend on it.
+    /// Success rate of the policy at the task, from 0 to 1, measured before the attempt was
+    /// started. `None` unless the scorers of the attempt depend on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_success: Option<f64>,
-    /// Text about earlier attempts at the task, which the agent reads after the question.
+    /// Text about earlier attempts at the task, which the agent reads after the question. `None` if
+    /// there is no such text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experience: Option<String>,
 }
 
 impl Task {
-    /// Returns the names of the tools that the row selects from those of its agent, in verl's field
-    /// `extra_info.tool_selection`. `None` if the row selects none; then all tools are available.
+    /// Returns the names of the tools that the task's row selects among the agent's tools, in
+    /// verl's field `extra_info.tool_selection`. `None` if the row selects no tools; then all tools
+    /// are available.
     pub fn tool_selection(&self) -> Option<Vec<&str>> {
         let names = self.row.get("extra_info")?.get("tool_selection")?.as_array()?;
         Some(names.iter().filter_map(Value::as_str).collect())
@@ -132,29 +136,29 @@ impl Task {
     }
 }
 
-/// A worked solution: tool calls with their results, then the answer.
+/// A worked solution of a task: tool calls with their results, followed by the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Demonstration {
-    /// Tool calls, in order.
+    /// Tool calls of the solution, in order.
     pub calls: Vec<DemonstratedCall>,
-    /// Text of the last assistant turn.
+    /// Text of the last assistant turn, which contains the answer.
     pub answer: String,
 }
 
-/// An assistant turn that calls a tool, with the tool result.
+/// An assistant turn of a demonstration that calls a tool, together with the tool result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DemonstratedCall {
-    /// Text of the assistant before the call; can be empty.
+    /// Text of the assistant turn before the tool call. It can be empty.
     pub content: String,
-    /// Tool call.
+    /// The tool call of the turn.
     pub call: ToolCall,
-    /// Tool result.
+    /// Text of the tool result.
     pub result: String,
 }
 
 impl Demonstration {
-    /// Returns the turns after the question: an assistant turn and a tool turn for each call, then
-    /// the answer.
+    /// Returns the demonstration as chat messages after the question: an assistant turn and a tool
+    /// turn for each call, followed by the answer.
     pub fn messages(&self) -> Vec<Message> {
         let mut messages = Vec::with_capacity(2 * self.calls.len() + 1);
         for step in &self.calls {

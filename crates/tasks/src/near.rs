@@ -5,50 +5,50 @@ use std::collections::{HashMap, HashSet};
 
 use super::spelling::normalize_spelling;
 
-/// Number of consecutive tokens by which candidates are looked up.
+/// Number of consecutive tokens in a shingle, by which candidate questions are looked up.
 const SHINGLE_TOKENS: usize = 3;
-/// Maximum number of questions that share a shingle; shingles of more questions are not used for
+/// Maximum number of questions that share a shingle. A shingle of more questions is not used for
 /// the lookup.
 const MAX_SHINGLE_QUESTIONS: usize = 64;
-/// Minimum fraction of words that near copies share, of the words in either text.
+/// Minimum word overlap of near copies: the fraction of each text's words that the other text
+/// shares.
 const MIN_WORD_OVERLAP: f64 = 0.8;
 /// Minimum number of words of a question that can be recognized by its words.
 const MIN_WORDS: usize = 4;
-/// Minimum number of questions from which common words are ignored.
+/// Minimum number of questions for which common words are determined and ignored.
 const MIN_QUESTIONS: usize = 10;
-/// Fraction of questions above which a word is common and is ignored.
+/// Fraction of questions above which a word counts as common and is ignored.
 const COMMON_WORD_FRACTION: f64 = 0.3;
 
-/// Index of held-out questions, for finding near copies.
+/// Index of held-out questions, by which near copies of them are found.
 #[derive(Debug, Default)]
 pub(super) struct NearCopies {
-    questions: Vec<Question>,
-    /// Questions by shingle (consecutive tokens).
+    questions: Vec<IndexedQuestion>,
+    /// Indices of the questions that contain a shingle, keyed by shingle (consecutive tokens).
     by_shingle: HashMap<[Token; SHINGLE_TOKENS], Vec<usize>>,
     tokens: HashMap<String, Token>,
-    /// Words that occur in many questions.
+    /// Words that occur in many questions and are ignored.
     common: HashSet<Token>,
 }
 
 type Token = u32;
 
-/// A token that occurs in no question.
+/// Token number of all words that occur in no question.
 const UNKNOWN: Token = Token::MAX;
 
 #[derive(Debug)]
-struct Question {
+struct IndexedQuestion {
     text: String,
     tokens: Vec<Token>,
     words: HashSet<Token>,
     numbers: Vec<String>,
-    /// Tokens that change the value: numbers and operators.
+    /// Tokens of the question that change its value: numbers and operators.
     counted: HashSet<Token>,
-    /// Whether a number or a word distinguishes the question from other questions.
+    /// Whether a number or a word distinguishes this question from the other questions.
     is_marked: bool,
 }
 
-/// Words for numbers that tasks also write as digits. "One" is omitted, because it is often a
-/// pronoun.
+/// English words for numbers, with their digits. "One" is omitted, because it is often a pronoun.
 const NUMBERS: [(&str, &str); 11] = [
     ("two", "2"),
     ("three", "3"),
@@ -63,8 +63,8 @@ const NUMBERS: [(&str, &str); 11] = [
     ("twelve", "12"),
 ];
 
-/// Returns the tokens of a text: words, numbers (also within words) and operators.
-fn tokens(text: &str) -> Vec<String> {
+/// Splits a text into tokens: words, numbers (also within words) and operators.
+fn tokenize(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut before = None;
     for c in normalize_spelling(text).chars() {
@@ -89,12 +89,12 @@ fn is_operator(c: char) -> bool {
     "+-*/^=<>%√".contains(c)
 }
 
-/// Returns whether a token changes the value: a number or an operator.
+/// Returns whether a token changes the value of a question: a number or an operator.
 fn changes_value(token: &str) -> bool {
     token.chars().any(|c| c.is_numeric() || is_operator(c))
 }
 
-fn numbers(tokens: &[String]) -> Vec<String> {
+fn find_numbers(tokens: &[String]) -> Vec<String> {
     // A hyphen between words is not an operator.
     let counted = tokens.iter().enumerate().filter(|(at, token)| {
         changes_value(token)
@@ -112,12 +112,12 @@ fn is_value_at(tokens: &[String], at: Option<usize>) -> bool {
 }
 
 impl NearCopies {
-    /// Creates an index of questions.
+    /// Creates an index of the questions `texts`.
     pub fn new<'q>(texts: impl IntoIterator<Item = &'q str>) -> Self {
         let mut index = NearCopies::default();
         let mut questions_with: HashMap<Token, usize> = HashMap::new();
         for text in texts {
-            let named = tokens(text);
+            let named = tokenize(text);
             let mut ids = Vec::with_capacity(named.len());
             for token in &named {
                 let next = index.tokens.len() as Token;
@@ -136,8 +136,8 @@ impl NearCopies {
                 .filter(|(token, _)| changes_value(token))
                 .map(|(_, id)| *id)
                 .collect();
-            let numbers = numbers(&named);
-            index.questions.push(Question {
+            let numbers = find_numbers(&named);
+            index.questions.push(IndexedQuestion {
                 text: text.to_owned(),
                 tokens: ids,
                 words,
@@ -170,12 +170,13 @@ impl NearCopies {
         index
     }
 
-    /// Returns a question that `text` contains or nearly copies, or `None`.
+    /// Returns the question that `text` contains or nearly copies, or `None` if there is no such
+    /// question.
     pub fn find(&self, text: &str) -> Option<&str> {
         if self.questions.is_empty() {
             return None;
         }
-        let named = tokens(text);
+        let named = tokenize(text);
         let ids: Vec<Token> =
             named.iter().map(|token| self.tokens.get(token).copied().unwrap_or(UNKNOWN)).collect();
         let mut tried = HashSet::new();
@@ -192,7 +193,7 @@ impl NearCopies {
                         .iter()
                         .zip(&ids)
                         .filter(|(token, id)| !changes_value(token) && !self.common.contains(id));
-                    (words.map(|(token, _)| token.as_str()).collect(), numbers(&named))
+                    (words.map(|(token, _)| token.as_str()).collect(), find_numbers(&named))
                 });
                 if question.is_within(&ids, &named)
                     || question.contains(&ids)
@@ -205,7 +206,12 @@ impl NearCopies {
         None
     }
 
-    fn is_like(&self, question: &Question, words: &HashSet<&str>, numbers: &[String]) -> bool {
+    fn is_like(
+        &self,
+        question: &IndexedQuestion,
+        words: &HashSet<&str>,
+        numbers: &[String],
+    ) -> bool {
         let common_words = words.iter().filter(|word| {
             self.tokens.get(**word).is_some_and(|word| question.words.contains(word))
         });
@@ -217,9 +223,9 @@ impl NearCopies {
     }
 }
 
-impl Question {
-    /// Returns whether this question contains the tokens of a text, together with other text before
-    /// or after it.
+impl IndexedQuestion {
+    /// Returns whether this question contains the tokens `ids` of a text, with other text before or
+    /// after them.
     fn contains(&self, ids: &[Token]) -> bool {
         let len = ids.len();
         let value =
@@ -232,8 +238,8 @@ impl Question {
             && self.counted.iter().all(|token| ids.contains(token))
     }
 
-    /// Returns whether the tokens of a text contain this question, without an operator or number
-    /// after it.
+    /// Returns whether the tokens `ids` of a text contain this question, without an operator or
+    /// number right after it.
     fn is_within(&self, ids: &[Token], named: &[String]) -> bool {
         let len = self.tokens.len();
         if len <= SHINGLE_TOKENS || len >= ids.len() || !self.is_marked {
@@ -251,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn find_matches_contained_and_slightly_changed_questions() {
+    fn near_copies_include_contained_and_slightly_changed_questions() {
         let held_out = [
             "What is 2+2?",
             "A train leaves the station at noon and drives 120 km at 60 km/h. When does it arrive \
@@ -291,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn find_ignores_words_of_shared_template() {
+    fn near_copy_search_ignores_words_of_shared_template() {
         let held_out: Vec<String> =
             (0..20).map(|i| riddle(&format!("{0}{0} of {0}land", char::from(b'a' + i)))).collect();
         let near_copies = NearCopies::new(held_out.iter().map(String::as_str));

@@ -4,32 +4,33 @@ use serde_json::Value;
 
 use crate::Task;
 
-/// Field of a task's row with the key of the person whom the task came from, or with a list of such
-/// keys. A key is text or a number; null and empty text are no key.
+/// Name of the row field that contains the key of the person whom the task came from, or a list of
+/// such keys. A key is a text or a number; null and the empty text are no keys.
 pub const PERSON: &str = "person";
 
-/// Returns the keys of people in a task as JSON, in the order of its row. Returns none if the row
-/// has no field [`PERSON`], or one of another form.
+/// Returns the keys of the people in a task that is serialized as JSON, in the order of its row.
+/// Empty if the row has no field [`PERSON`], or if the field has another form.
 pub fn persons(task: &Value) -> Vec<String> {
-    task["row"].get(PERSON).and_then(keys_of).unwrap_or_default()
+    task["row"].get(PERSON).and_then(read_person_keys).unwrap_or_default()
 }
 
 impl Task {
-    /// Returns the keys of the people whom the task came from ([`PERSON`]).
+    /// Returns the keys of the people whom the task came from (field [`PERSON`] of its row).
     pub fn persons(&self) -> Vec<String> {
-        self.row.get(PERSON).and_then(keys_of).unwrap_or_default()
+        self.row.get(PERSON).and_then(read_person_keys).unwrap_or_default()
     }
 }
 
-/// Returns the keys in a field, or `None` if the field is no key and no list of keys.
-pub(crate) fn keys_of(field: &Value) -> Option<Vec<String>> {
+/// Returns the keys that a field contains, or `None` if the field is neither a key nor a list of
+/// keys.
+pub(crate) fn read_person_keys(field: &Value) -> Option<Vec<String>> {
     match field {
         Value::Null => Some(Vec::new()),
         Value::String(key) if key.trim().is_empty() => Some(Vec::new()),
         Value::String(key) => Some(vec![key.clone()]),
         Value::Number(key) => Some(vec![key.to_string()]),
         Value::Array(items) if !items.iter().any(Value::is_array) => {
-            Some(items.iter().map(keys_of).collect::<Option<Vec<_>>>()?.concat())
+            Some(items.iter().map(read_person_keys).collect::<Option<Vec<_>>>()?.concat())
         }
         Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn persons_accepts_text_numbers_and_lists() {
+    fn person_field_accepts_text_numbers_and_lists() {
         for (field, want) in [
             (json!("alice"), &["alice"][..]),
             (json!(17), &["17"]),

@@ -7,9 +7,12 @@ use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
-use super::spelling::{Part, blocks, is_unseen, normalize_spelling, parts, split_sentences};
+use super::spelling::{
+    PromptPart, collect_multiline_questions, is_invisible, normalize_spelling, split_parts,
+    split_sentences,
+};
 
-/// A hash of a question, which is equal for questions that differ only in irrelevant details.
+/// A hash of a question. Questions that differ only in irrelevant details have equal hashes.
 ///
 /// [`Task::key`] ignores differences in Unicode form (NFC), case, white space and invisible
 /// characters. In a conversation, all turns except the instructions count. A single user turn is
@@ -18,8 +21,8 @@ use super::spelling::{Part, blocks, is_unseen, normalize_spelling, parts, split_
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionKey([u8; 16]);
 
-/// Fields that contain the subject of a question. The same question about another value of such a
-/// field is another task.
+/// Names of fields that contain the subject of a question. The same question with another value of
+/// such a field is a different task.
 const CONTEXTS: [&str; 72] = [
     "context",
     "contexts",
@@ -95,23 +98,25 @@ const CONTEXTS: [&str; 72] = [
     "table_name",
 ];
 
-/// Fields that contain a context if they contain sentences or messages. Otherwise they only
-/// describe the row, such as the name of a data set or a label.
+/// Names of fields that contain the subject of a question if their value is sentences or messages.
+/// Otherwise they only describe the row, such as a label or the name of a data set.
 const CONTEXTS_OF_SENTENCES: [&str; 5] =
     ["source", "reference", "references", "notes", "conversation"];
 
-/// Minimum number of words of a text that counts as a context in [`CONTEXTS_OF_SENTENCES`].
+/// Minimum number of words in a field of [`CONTEXTS_OF_SENTENCES`] that counts as the subject of a
+/// question.
 const MIN_CONTEXT: usize = 4;
 
-/// Fields with the options of a question. The order of options is irrelevant except for the letters
-/// of answers.
+/// Names of fields that contain the options of a question. The order of options is irrelevant
+/// except for the letters of answers.
 const OPTIONS: [&str; 3] = ["choices", "options", "endings"];
 
-/// Additional fields that only name a row. pandas calls its index the last three.
+/// Names of further fields that only identify a row. pandas gives its index column one of the last
+/// three names.
 const NAMES: [&str; 4] = ["qid", "", "__index_level_0__", "unnamed: 0"];
 
-/// Fields that only name a row, as strings or numbers; in [`Task::loose_row_key`], with any
-/// value.
+/// Names of fields that only identify a row if their values are strings or numbers.
+/// [`Task::loose_row_key`] ignores these fields whatever their values.
 const LOOSE_NAMES: [&str; 17] = [
     "id",
     "_id",
@@ -143,15 +148,16 @@ impl QuestionKey {
         QuestionKey(key)
     }
 
-    /// Returns the sort key of the question in a split. The questions with the smallest ranks of a
-    /// source are held out.
+    /// Returns the sort key of the question in the split with the seed `split_seed`. The questions
+    /// of a source with the smallest ranks are held out.
     pub fn rank(self, split_seed: u64) -> u64 {
         let hash =
             Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
         hash[..8].iter().fold(0, |rank, byte| rank << 8 | u64::from(*byte))
     }
 
-    /// Returns the key of a text that ignores differences in spelling.
+    /// Returns the key of a text in normalized spelling, so that differences in spelling are
+    /// ignored.
     fn from_spelling(text: &str) -> Self {
         match normalize_spelling(text) {
             // The normalized spelling is empty.
@@ -160,7 +166,7 @@ impl QuestionKey {
         }
     }
 
-    /// Returns the key of this question about a context.
+    /// Returns the key of this question about the context `context`.
     pub(crate) fn with_context(self, context: QuestionKey) -> Self {
         let hash = Sha256::new().chain_update(self.0).chain_update(context.0).finalize();
         let mut key = [0; 16];
@@ -169,22 +175,24 @@ impl QuestionKey {
     }
 }
 
-/// Questions that a task asks, compared by spelling.
+/// Keys of the questions that a task asks. Differences in spelling are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QuestionSet {
-    /// Complete conversation except its instructions; the question itself if the conversation is a
-    /// single turn.
+    /// Key of the complete conversation except its instructions. Equal to `question` if the
+    /// conversation is a single turn.
     pub conversation: QuestionKey,
-    /// Question: the last user turn.
+    /// Key of the question: the last user turn.
     pub question: QuestionKey,
-    /// Last labeled question in the text of the last user turn, if examples precede it.
+    /// Key of the last labeled question in the last user turn. `None` if no worked examples precede
+    /// the question.
     pub last: Option<QuestionKey>,
 }
 
 impl Task {
-    /// Returns the key of the question, for the split and for comparison with equal questions.
+    /// Returns the key of the task's question, which determines its split and identifies equal
+    /// questions.
     pub fn key(&self) -> QuestionKey {
-        match self.turns()[..] {
+        match self.non_instruction_turns()[..] {
             [] => QuestionKey::new(&normalize(&self.question)),
             [only] => QuestionKey::new(&normalize(&only.content)),
             ref turns => {
@@ -196,25 +204,25 @@ impl Task {
         }
     }
 
-    /// Returns the keys of the questions that the task asks.
+    /// Returns the keys of the questions that the task asks. Differences in spelling are ignored.
     pub(crate) fn question_set(&self) -> QuestionSet {
         let question = self.question_key();
         QuestionSet {
             conversation: self.conversation_key(question),
             question,
-            last: last_labeled_key(self.question_text()),
+            last: find_last_labeled_key(self.question_text()),
         }
     }
 
-    /// Returns the key of the last user turn.
+    /// Returns the key of the last user turn. Differences in spelling are ignored.
     pub(crate) fn question_key(&self) -> QuestionKey {
         QuestionKey::from_spelling(self.question_text())
     }
 
     /// Returns the key of the complete conversation except its instructions. `question` is the key
-    /// of its question.
+    /// of the last user turn.
     fn conversation_key(&self, question: QuestionKey) -> QuestionKey {
-        match self.turns()[..] {
+        match self.non_instruction_turns()[..] {
             [] | [_] => question,
             ref turns => {
                 let turns = turns.iter().map(|turn| {
@@ -226,7 +234,7 @@ impl Task {
     }
 
     /// Returns the keys of all texts in the task that could be a held-out question: its
-    /// conversation, each turn, each line and labeled part of a turn, and the strings in the
+    /// conversation, each turn, each line and labeled part of a turn, and each string in the
     /// arguments of tool calls.
     pub fn shown_keys(&self) -> Vec<QuestionKey> {
         let question = self.question_key();
@@ -238,14 +246,14 @@ impl Task {
         }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
-            shown.extend(keys_of_parts(text));
+            shown.extend(part_keys(text));
         }
         for call in self.messages.iter().flat_map(|turn| &turn.tool_calls) {
             let mut texts = Vec::new();
             call.arguments.values().for_each(|value| collect_texts(value, &mut texts));
             for text in texts {
-                shown.extend(key_of_part(text));
-                shown.extend(keys_of_parts(text));
+                shown.extend(part_key(text));
+                shown.extend(part_keys(text));
             }
         }
         shown.sort_unstable();
@@ -259,11 +267,11 @@ impl Task {
         last.map_or(&*self.question, |turn| &*turn.content)
     }
 
-    /// Returns the key of the question's context: instructions, the turns before it, and fields
-    /// that contain a context.
+    /// Returns the key of the context of the question: the instructions, the turns before the
+    /// question, and the fields that contain a context.
     pub fn context(&self) -> QuestionKey {
         let mut context: Vec<String> = self.instructions().map(normalize_spelling).collect();
-        let turns = self.turns();
+        let turns = self.non_instruction_turns();
         let question_index = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
         context
             .extend(turns[..question_index].iter().map(|turn| normalize_spelling(&turn.content)));
@@ -282,9 +290,9 @@ impl Task {
             };
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
                 let value = if OPTIONS.contains(&name) {
-                    unordered_text(value)
+                    to_unordered_text(value)
                 } else {
-                    normalized_text(value)
+                    to_normalized_text(value)
                 };
                 context.push(format!("{name} {value}"));
             }
@@ -292,19 +300,20 @@ impl Task {
         QuestionKey::new(&context.join("\n"))
     }
 
-    /// Returns the expected answer as text, together with the options that it selects from: the
-    /// same letter with other options is another answer.
+    /// Returns the expected answer as text, together with the options that it refers to, because
+    /// the same letter with other options is another answer.
     pub(crate) fn answer_with_options(&self) -> String {
-        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered_text);
-        format!("{}\n{}", normalized_text(&self.answer), options.unwrap_or_default())
+        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(to_unordered_text);
+        format!("{}\n{}", to_normalized_text(&self.answer), options.unwrap_or_default())
     }
 
-    /// Returns the key of the complete task: its question, conversation, expected answer, agent,
-    /// and all fields of `row` except those in `skipped` and those that only name the row. Texts
-    /// are compared exactly, except for white space around questions.
+    /// Returns the key of the complete task: question, conversation, expected answer, agent, and
+    /// all fields of `row` except the fields in `skipped` and the fields that only identify the
+    /// row. Texts are compared exactly, except for white space around questions.
     pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
-        let mut hash =
-            Sha256::new().chain_update(self.question.trim()).chain_update(exact_text(&self.answer));
+        let mut hash = Sha256::new()
+            .chain_update(self.question.trim())
+            .chain_update(to_exact_text(&self.answer));
         for turn in &self.messages {
             let calls = turn.tool_calls.iter().map(|call| format!("{call:?}"));
             hash.update([0]);
@@ -313,11 +322,11 @@ impl Task {
         }
         hash.update([2]);
         hash.update(self.agent.as_deref().unwrap_or_default());
-        key_of(hash, &FieldRule { is_name, shown: exact_text }, row, skipped)
+        hash_row_fields(hash, &FieldRule { is_name, shown: to_exact_text }, row, skipped)
     }
 
     /// Returns the key of the complete task by the rule of runs with
-    /// [`Matching::Rows`](super::Matching): case and white space of texts are ignored, and so are
+    /// [`Matching::Rows`](super::Matching). Case and white space of texts are ignored, and so are
     /// tool calls.
     pub(crate) fn loose_row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
         let mut hash =
@@ -327,16 +336,17 @@ impl Task {
             hash.update(text);
         }
         let is_name = |name: &str, _: &Value| LOOSE_NAMES.contains(&name);
-        key_of(hash, &FieldRule { is_name, shown: to_words }, row, skipped)
+        hash_row_fields(hash, &FieldRule { is_name, shown: to_words }, row, skipped)
     }
 
-    /// Returns a field of the task's row, or of verl's `extra_info`.
+    /// Returns a field of the task's row, or of verl's `extra_info` within the row. `None` if
+    /// neither has the field.
     fn field(&self, name: &str) -> Option<&Value> {
         self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name))
     }
 
-    /// Returns the turns except instructions.
-    fn turns(&self) -> Vec<&Message> {
+    /// Returns the turns of the conversation except instructions.
+    fn non_instruction_turns(&self) -> Vec<&Message> {
         self.messages.iter().filter(|turn| !turn.role.instructs()).collect()
     }
 
@@ -346,16 +356,16 @@ impl Task {
 }
 
 fn to_words(value: &Value) -> String {
-    value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
+    to_value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
 }
 
-/// Returns the keys of the parts of a text that has several parts.
-fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
-    let parts = parts(text);
+/// Returns the keys of the parts of a text. Empty if the text has only one part.
+fn part_keys(text: &str) -> Vec<QuestionKey> {
+    let parts = split_parts(text);
     let mut texts: Vec<String> = Vec::new();
     // A text with a single part is compared as a whole by the caller.
     if parts.len() > 1 {
-        texts.extend(blocks(&parts));
+        texts.extend(collect_multiline_questions(&parts));
         texts.extend(parts.iter().map(|(_, part)| part.clone()));
     }
     for (_, part) in &parts {
@@ -369,16 +379,16 @@ fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
         let lines = before.iter().map(|(_, part)| &**part).chain([start]);
         texts.push(lines.collect::<Vec<_>>().join("\n"));
     }
-    texts.iter().filter_map(|text| key_of_part(text)).collect()
+    texts.iter().filter_map(|text| part_key(text)).collect()
 }
 
 /// Returns the key of a part of a text, or `None` if the part is too short to identify a question.
-fn key_of_part(text: &str) -> Option<QuestionKey> {
+fn part_key(text: &str) -> Option<QuestionKey> {
     let part = normalize_spelling(text);
     (part.chars().count() >= MIN_PART).then(|| QuestionKey::new(&format!("spelled {part}")))
 }
 
-/// Collects the strings within a value.
+/// Appends all strings within a JSON value to `texts`.
 fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     match value {
         Value::String(text) => texts.push(text),
@@ -388,16 +398,17 @@ fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     }
 }
 
-/// Rule for comparing fields of rows.
+/// Rule by which the fields of rows are compared.
 struct FieldRule {
-    /// Returns whether a field of this name, in lower case, only names its row.
+    /// Returns whether a field only identifies its row. The name is in lower case.
     is_name: fn(&str, &Value) -> bool,
-    /// Converts a value to text.
+    /// Converts a field value to the text that is compared.
     shown: fn(&Value) -> String,
 }
 
-/// Returns the key of a task from the hash of its other parts and the fields of its row.
-fn key_of(
+/// Returns the key of a task. `hash` already contains the other parts of the task, and the fields
+/// of `row` are added by the rule.
+fn hash_row_fields(
     mut hash: Sha256,
     rule: &FieldRule,
     row: &Map<String, Value>,
@@ -415,7 +426,7 @@ fn key_of(
     QuestionKey(key)
 }
 
-/// Collects the fields of a row as strings, each with its path.
+/// Appends the fields of a row to `fields` as strings, each with its path.
 fn collect_fields(
     row: &Map<String, Value>,
     before: &str,
@@ -443,27 +454,27 @@ fn is_name(name: &str, value: &Value) -> bool {
     is_scalar && (LOOSE_NAMES.contains(&name) || NAMES.contains(&name))
 }
 
-/// Converts a value to text, including white space. A number becomes its digits, because CSV has
-/// numbers as text.
-fn exact_text(value: &Value) -> String {
-    value_text(value, &|text| text.to_owned(), false)
+/// Converts a JSON value to text exactly, including white space. A number becomes its digits,
+/// because CSV files contain numbers as text.
+fn to_exact_text(value: &Value) -> String {
+    to_value_text(value, &|text| text.to_owned(), false)
 }
 
-/// Converts a value to text with normalized strings, so that different spellings of one text are
+/// Converts a JSON value to text with normalized strings, so that different spellings of a text are
 /// equal.
-fn normalized_text(value: &Value) -> String {
-    value_text(value, &normalize_or_trim, false)
+fn to_normalized_text(value: &Value) -> String {
+    to_value_text(value, &normalize_or_trim, false)
 }
 
-/// Converts a list of options to text that ignores their order and spelling. An object with the
-/// letters of options counts as a list of their texts.
-fn unordered_text(options: &Value) -> String {
+/// Converts a list of options to text, ignoring the order and the spelling of the options. An
+/// object with lettered options counts as a list of their texts.
+fn to_unordered_text(options: &Value) -> String {
     let texts = options.get("text").filter(|texts| texts.is_array()).unwrap_or(options);
     match texts {
         Value::Object(by_letter) => {
-            value_text(&by_letter.values().cloned().collect(), &normalize_or_trim, true)
+            to_value_text(&by_letter.values().cloned().collect(), &normalize_or_trim, true)
         }
-        texts => value_text(texts, &normalize_or_trim, true),
+        texts => to_value_text(texts, &normalize_or_trim, true),
     }
 }
 
@@ -473,14 +484,14 @@ fn normalize_or_trim(text: &str) -> String {
         .unwrap_or_else(|| text.trim().to_owned())
 }
 
-/// Converts a value to text. The fields of objects are sorted; items of lists are sorted if
-/// `sorted` is set.
-fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
+/// Converts a JSON value to text with the function `text` for strings. The fields of objects are
+/// sorted. The items of lists are sorted only if `sorted` is set.
+fn to_value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
     match value {
         Value::String(value) => text(value),
         Value::Array(items) => {
             let mut items: Vec<String> =
-                items.iter().map(|item| value_text(item, text, sorted)).collect();
+                items.iter().map(|item| to_value_text(item, text, sorted)).collect();
             if sorted {
                 items.sort_unstable();
             }
@@ -489,7 +500,7 @@ fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> Str
         Value::Object(fields) => {
             let fields = fields.iter();
             let mut all: Vec<String> = fields
-                .map(|(name, value)| format!("{name}\u{2}{}", value_text(value, text, sorted)))
+                .map(|(name, value)| format!("{name}\u{2}{}", to_value_text(value, text, sorted)))
                 .collect();
             all.sort_unstable();
             format!("{{{}}}", all.join("\u{1}"))
@@ -498,22 +509,28 @@ fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> Str
     }
 }
 
-/// Returns the last labeled question of a text that shows labeled examples with answers before it,
-/// and has only labels after it.
-fn last_labeled_key(text: &str) -> Option<QuestionKey> {
-    let parts = parts(text);
-    let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
-    let shows = parts[..at].iter().any(|(part, text)| *part == Part::Answer && !text.is_empty());
+/// Returns the key of the last labeled question of a text. The text must show labeled examples with
+/// answers before the question, and only labels after it; otherwise returns `None`.
+fn find_last_labeled_key(text: &str) -> Option<QuestionKey> {
+    let parts = split_parts(text);
+    let at =
+        parts.iter().rposition(|(part, text)| *part == PromptPart::Question && !text.is_empty())?;
+    let shows =
+        parts[..at].iter().any(|(part, text)| *part == PromptPart::Answer && !text.is_empty());
     let is_last =
-        parts[at + 1..].iter().all(|(part, text)| *part == Part::Answer && text.is_empty());
+        parts[at + 1..].iter().all(|(part, text)| *part == PromptPart::Answer && text.is_empty());
     (shows && is_last).then(|| QuestionKey::from_spelling(&parts[at].1))
 }
 
-/// Normalizes the case, Unicode form and spaces of a text, and removes invisible characters.
+/// Normalizes case, Unicode form and spaces of a text, and removes invisible characters.
 fn normalize(text: &str) -> String {
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
-    let folded =
-        text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
+    let folded = text
+        .chars()
+        .filter(|c| !is_invisible(*c))
+        .collect::<String>()
+        .to_uppercase()
+        .to_lowercase();
     let normalized: String = folded.nfc().collect();
     normalized
         .split(|c: char| c.is_whitespace() || c.is_control())

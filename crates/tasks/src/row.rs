@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// All fields of the row that a task was read from. Clones share the fields, because many parts of
-/// a run hold the same task.
+/// a run refer to the same task.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TaskRow(Arc<Map<String, Value>>);
 
@@ -26,7 +26,7 @@ impl From<Map<String, Value>> for TaskRow {
 }
 
 impl TaskRow {
-    /// Returns whether there is no row, as for a generated task.
+    /// Returns whether the task has no row, as a generated task.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -16,7 +16,7 @@ mod markup;
 
 use unicode_normalization::UnicodeNormalization;
 
-use self::markup::without_markup;
+use self::markup::replace_markup;
 
 /// Words that name a question in a label before the question, such as `Question 3:`.
 const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem \
@@ -31,11 +31,12 @@ const ANSWER_NAMES: &str = "answer a ans solution response output assistant resu
                             جواب الجواب उत्तर উত্তর";
 /// Words that a label may contain in addition to a name.
 const FILLERS: &str = "of the this following please here is new now your next to so";
-/// Roles of the last turn, which a chat template opens without content.
+/// Names of the role whose turn a chat template opens at the end, without content.
 const TURNS: [&str; 2] = ["assistant", "model"];
-/// Zeros of other scripts. The code points after each zero are the other digits.
+/// Digit zero in other scripts. The code points that follow each zero are the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
-/// Returns a text in normalized spelling; empty if nothing else is left.
+/// Returns a text in normalized spelling, so that different spellings of a question are equal.
+/// Empty if nothing but labels and punctuation is left.
 pub(super) fn normalize_spelling(text: &str) -> String {
     let lines: Vec<String> =
         normalize_unicode(text).lines().map(|line| line.trim().to_owned()).collect();
@@ -45,7 +46,7 @@ pub(super) fn normalize_spelling(text: &str) -> String {
         lines.pop();
     }
     if let Some(last) = lines.last_mut() {
-        *last = without_label_behind(last);
+        *last = strip_trailing_label(last);
     }
     // A heading is a label without a colon.
     let is_heading = |line: &str| line.len() > 3 && is_label_text(line, QUESTION_NAMES);
@@ -53,13 +54,13 @@ pub(super) fn normalize_spelling(text: &str) -> String {
         lines.remove(0);
     }
     if let Some(first) = lines.first_mut() {
-        *first = without_label(first);
+        *first = strip_label(first);
     }
     remove_spaces(&lines.join(" "))
 }
 
-/// Removes labels before a line, such as `Question 3:`, `Q3.` and `3)`, and bullets.
-fn without_label(mut line: &str) -> &str {
+/// Removes bullets and labels such as `Question 3:`, `Q3.` and `3)` from the start of a line.
+fn strip_label(mut line: &str) -> &str {
     // `- 3 + 5` starts with a sign.
     while let Some(item) = ["- ", "* ", "> "].iter().find_map(|mark| line.strip_prefix(mark))
         && item.starts_with(char::is_alphabetic)
@@ -89,21 +90,21 @@ fn without_label(mut line: &str) -> &str {
     line
 }
 
-/// Role of a part of a text, by its label.
+/// Role of a part of a text, which the label of the part determines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PromptPart {
     /// The part has no label.
     Plain,
-    /// The part has a label of a question: `Q:`.
+    /// The part has a label that names a question, such as `Q:`.
     Question,
-    /// The part has a label of an answer: `A:`.
+    /// The part has a label that names an answer, such as `A:`.
     Answer,
 }
 
-/// Returns the parts of a text: its lines, cells of tables and sides of arrows, split before each
-/// label within them. Bullets and blank parts are removed. A part that consists of a label has an
+/// Splits a text into parts: its lines, cells of tables and sides of arrows, which are also split
+/// before each label. Bullets and blank parts are removed. A part that consists of a label has an
 /// empty text.
-pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
+pub(super) fn split_parts(text: &str) -> Vec<(PromptPart, String)> {
     let mut text = normalize_unicode(text);
     for mark in [" -> ", " => ", " → ", " ⇒ ", "\t", " | "] {
         text = text.replace(mark, "\n");
@@ -120,33 +121,34 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
         for (at, _) in line.match_indices(char::is_whitespace) {
             let word = line[at..].trim_start();
             let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
-            if word.strip_suffix(':').is_some_and(|word| classify_label(word) != Part::Plain)
+            if word.strip_suffix(':').is_some_and(|word| classify_label(word) != PromptPart::Plain)
                 && at > start
             {
                 // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
-                let is_labeled = classify_label(line[start..at].trim()) != Part::Plain;
+                let is_labeled = classify_label(line[start..at].trim()) != PromptPart::Plain;
                 if !is_labeled {
-                    found.push(part(&line[start..at]));
+                    found.push(classify_part(&line[start..at]));
                     start = at;
                 }
             }
         }
-        found.push(part(&line[start..]));
+        found.push(classify_part(&line[start..]));
     }
     found
 }
 
-/// Returns the questions of several lines in a text, each from its label to the next label.
-pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
+/// Returns the questions in a text that have several lines. Each extends from its label to the next
+/// label.
+pub(super) fn collect_multiline_questions(parts: &[(PromptPart, String)]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut is_open = false;
     for (kind, text) in parts {
         match kind {
-            Part::Question => {
+            PromptPart::Question => {
                 found.push(text.clone());
                 is_open = true;
             }
-            Part::Plain if is_open => {
+            PromptPart::Plain if is_open => {
                 found.last_mut().into_iter().for_each(|block| *block += &format!("\n{text}"));
             }
             _ => is_open = false,
@@ -156,28 +158,28 @@ pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
     found
 }
 
-fn part(text: &str) -> (Part, String) {
+fn classify_part(text: &str) -> (PromptPart, String) {
     let text = text.trim();
     match text.split_once(':') {
-        Some((label, rest)) if classify_label(label) != Part::Plain => {
+        Some((label, rest)) if classify_label(label) != PromptPart::Plain => {
             (classify_label(label), rest.trim().to_owned())
         }
-        _ => (Part::Plain, text.to_owned()),
+        _ => (PromptPart::Plain, text.to_owned()),
     }
 }
 
-fn classify_label(text: &str) -> Part {
+fn classify_label(text: &str) -> PromptPart {
     if is_label_text(text, ANSWER_NAMES) {
-        Part::Answer
+        PromptPart::Answer
     } else if is_label_text(text, QUESTION_NAMES) {
-        Part::Question
+        PromptPart::Question
     } else {
-        Part::Plain
+        PromptPart::Plain
     }
 }
 
-/// Removes a label after the last sentence of a line, such as `Answer:`.
-fn without_label_behind(line: &str) -> &str {
+/// Removes a label such as `Answer:` after the last sentence of a line.
+fn strip_trailing_label(line: &str) -> &str {
     let Some(label) = line.strip_suffix(':') else { return line };
     let end = label.rfind(['?', '.', '!']).map(|at| at + 1);
     match end.filter(|end| is_label_text(&label[*end..], ANSWER_NAMES)) {
@@ -190,7 +192,7 @@ fn is_label(line: &str, names: &str) -> bool {
     line.strip_suffix(':').is_some_and(|label| is_label_text(label, names))
 }
 
-/// Returns whether a text consists only of label words and numbers, and contains one of `names`.
+/// Returns whether a text consists only of label words and numbers, and contains a word of `names`.
 fn is_label_text(text: &str, names: &str) -> bool {
     let mut named = false;
     for word in text
@@ -210,24 +212,24 @@ fn is_label_text(text: &str, names: &str) -> bool {
     named && text.len() <= 60
 }
 
-/// Returns whether a character is invisible: zero-width spaces and joiners, soft hyphens, direction
-/// marks and byte-order marks.
-pub(super) fn is_unseen(c: char) -> bool {
+/// Returns whether a character is invisible: a zero-width space or joiner, a soft hyphen, a
+/// direction mark or a byte-order mark.
+pub(super) fn is_invisible(c: char) -> bool {
     matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{2064}' | '\u{FEFF}')
 }
 
-/// Converts a text to lower case and NFKC, with one sign for each kind of quote, dash and operator.
-/// Digits that NFKC would merge with other digits stay separate: `2²` becomes `2^2`, and `3½`
-/// becomes `3 1/2`.
+/// Converts a text to lower case and the Unicode form NFKC, with one character for each kind of
+/// quote, dash and operator. Digits that NFKC would merge with other digits stay separate: `2²`
+/// becomes `2^2`, and `3½` becomes `3 1/2`.
 fn normalize_unicode(text: &str) -> String {
-    let text = &without_markup(text);
+    let text = &replace_markup(text);
     if text.is_ascii() {
-        return signs(&text.to_ascii_lowercase());
+        return normalize_signs(&text.to_ascii_lowercase());
     }
     let mut plain = String::with_capacity(text.len());
     let mut raised = false;
     let mut lowered = false;
-    for c in text.chars().filter(|c| !is_unseen(*c) && !matches!(*c, '\u{FE00}'..='\u{FE0F}')) {
+    for c in text.chars().filter(|c| !is_invisible(*c) && !matches!(*c, '\u{FE00}'..='\u{FE0F}')) {
         let is_raised = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '⁺' | '⁻');
         let is_lowered = matches!(c, '₀'..='₉');
         let is_fraction = matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉');
@@ -242,7 +244,7 @@ fn normalize_unicode(text: &str) -> String {
             plain.push(' ');
         }
         (raised, lowered) = (is_raised, is_lowered);
-        let zero = ZEROS.iter().find(|zero| (**zero..=digit(**zero, 9)).contains(&c));
+        let zero = ZEROS.iter().find(|zero| (**zero..=digit_of_script(**zero, 9)).contains(&c));
         plain.push(match c {
             // NFKC would convert it to a combining accent.
             '´' => '\'',
@@ -250,7 +252,7 @@ fn normalize_unicode(text: &str) -> String {
             '\u{A0}' | '\u{2009}' | '\u{202F}' if plain.ends_with(|c: char| c.is_ascii_digit()) => {
                 '\u{202F}'
             }
-            c => zero.map_or(c, |zero| digit('0', u32::from(c) - u32::from(*zero))),
+            c => zero.map_or(c, |zero| digit_of_script('0', u32::from(c) - u32::from(*zero))),
         });
     }
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
@@ -261,25 +263,25 @@ fn normalize_unicode(text: &str) -> String {
         .to_lowercase()
         .nfkc()
         .collect();
-    signs(&folded)
+    normalize_signs(&folded)
 }
 
-fn digit(zero: char, value: u32) -> char {
+fn digit_of_script(zero: char, value: u32) -> char {
     char::from_u32(u32::from(zero) + value).unwrap_or(zero)
 }
 
-/// Replaces spaces between groups of digits by commas.
+/// Replaces spaces between groups of three digits by commas: `1 000` becomes `1,000`.
 fn join_thousands(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
     let mut number = None;
     let mut groups =
-        |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at, &mut number);
+        |at: usize| chars[at] == '\u{202F}' && is_thousands_separator(&commas, at, &mut number);
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
-/// Replaces quotes, dashes and operators by one sign for each kind.
-fn signs(folded: &str) -> String {
+/// Replaces quotes, dashes and operators by one character for each kind.
+fn normalize_signs(folded: &str) -> String {
     let mut found = String::with_capacity(folded.len());
     for c in folded.chars() {
         match c {
@@ -308,13 +310,14 @@ fn signs(folded: &str) -> String {
         found = latex::replace_commands(&found);
     }
     if found.contains(['^', '_']) {
-        found = without_braces(&found);
+        found = strip_braces(&found);
     }
     found.replace("''", "\"")
 }
 
-/// Removes braces around exponents and indices of letters and digits: `x^{10}` becomes `x^10`.
-fn without_braces(text: &str) -> String {
+/// Removes braces around exponents and indices that consist of letters and digits: `x^{10}` becomes
+/// `x^10`.
+fn strip_braces(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(['^', '_']) {
@@ -334,13 +337,13 @@ fn without_braces(text: &str) -> String {
     found
 }
 
-/// Removes white space from a line except between letters and digits. Also removes thousands
-/// separators, quotation marks, emphasis and punctuation at the end.
+/// Removes white space from a line, except between letters and digits. Also removes thousands
+/// separators, quotation marks, emphasis, and punctuation at the end.
 fn remove_spaces(text: &str) -> String {
     // Pairs of dollar signs delimit mathematics.
     let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
-    let chars = without_emphasis(&chars);
+    let chars = strip_emphasis(&chars);
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
     // Quotation mark that is currently open.
@@ -360,7 +363,7 @@ fn remove_spaces(text: &str) -> String {
             // 1,000, 1'000, 1_000 and 1000 are equal.
             ',' | '\'' | '_'
                 if test_neighbors(char::is_ascii_digit) == (true, true)
-                    && groups_thousands(&chars, at, &mut number) =>
+                    && is_thousands_separator(&chars, at, &mut number) =>
             {
                 continue;
             }
@@ -401,7 +404,7 @@ fn remove_spaces(text: &str) -> String {
         }
         let c = match c {
             // 3 x 4 and 3 * 4 are equal.
-            'x' if is_sign(&chars, at) => '*',
+            'x' if is_multiplication_sign(&chars, at) => '*',
             c => c,
         };
         if space && kept.last().is_some_and(|last| is_word_char(*last)) && is_word_char(c) {
@@ -421,15 +424,15 @@ fn remove_spaces(text: &str) -> String {
         }
         kept.pop();
     }
-    without_long_dashes(&kept)
+    shorten_dashes(&kept)
 }
 
 fn is_operand(c: Option<&char>) -> bool {
     c.is_some_and(|c| is_word_char(*c) || "()".contains(*c))
 }
 
-/// Returns whether a character belongs to a word. π does not: LaTeX has a space after its name,
-/// which is not significant.
+/// Returns whether a character belongs to a word. π does not count, because the space that LaTeX
+/// needs after its name is not significant.
 fn is_word_char(c: char) -> bool {
     c.is_alphanumeric() && c != 'π'
 }
@@ -438,8 +441,8 @@ fn is_blank(c: Option<&char>) -> bool {
     c.is_some_and(|c| c.is_whitespace())
 }
 
-/// Removes single stars around words: `*first*`.
-fn without_emphasis(chars: &[char]) -> Vec<char> {
+/// Removes single asterisks around words: `*first*` becomes `first`.
+fn strip_emphasis(chars: &[char]) -> Vec<char> {
     let is_star = |at: usize| chars.get(at) == Some(&'*');
     let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
     let is_letter = |at: usize| chars.get(at).is_some_and(|c| c.is_alphabetic());
@@ -469,8 +472,8 @@ fn is_outside(c: char) -> bool {
     c.is_whitespace() || ".,;:!?()[]\"'-".contains(c)
 }
 
-/// Replaces several dashes between words by one: `king--and`.
-fn without_long_dashes(chars: &[char]) -> String {
+/// Replaces several dashes between words by one dash: `king--and` becomes `king-and`.
+fn shorten_dashes(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
     while at < chars.len() {
@@ -489,8 +492,9 @@ fn are_letters(pair: Option<&[char]>) -> bool {
     pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()))
 }
 
-/// Splits a line after each sentence that is followed by a sign or a bracket, as in `Who was it? =
-/// Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such position.
+/// Splits a line after each sentence that is followed by an equals sign or a bracket, as in `Who
+/// was it? = Ivanhoe` and `Who was it? [5 points]`. Returns an empty list if there is no such
+/// position.
 pub(super) fn split_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -511,18 +515,18 @@ pub(super) fn split_sentences(line: &str) -> Vec<&str> {
     found
 }
 
-/// Consecutive digits and separators of one kind.
+/// Extent of consecutive digits and separators of one kind.
 struct NumberSpan {
     separator: char,
     start: usize,
-    /// Index after the last character.
+    /// Index after the last character of the span.
     end: usize,
 }
 
-/// Returns whether a character is a thousands separator: exactly three digits follow it. A number
-/// that fills its brackets is a list of numbers: `(1,234)`. `number` caches the span around the
-/// separator, so that each span is searched only once.
-fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
+/// Returns whether the character at index `at` is a thousands separator: exactly three digits
+/// follow it. A number that fills its brackets, such as `(1,234)`, is a list of numbers instead.
+/// `number` caches the span around the separator, so that each span is searched only once.
+fn is_thousands_separator(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
     if !number
         .as_ref()
@@ -547,8 +551,8 @@ fn count_digits(from: &[char]) -> usize {
     from.iter().take(4).take_while(|c| c.is_ascii_digit()).count()
 }
 
-/// Returns whether an `x` is a multiplication sign: numbers are on both sides.
-fn is_sign(chars: &[char], at: usize) -> bool {
+/// Returns whether the `x` at index `at` is a multiplication sign, with numbers on both sides.
+fn is_multiplication_sign(chars: &[char], at: usize) -> bool {
     is_digit(chars[..at].iter().rev().find(|c| !c.is_whitespace()))
         && is_digit(chars[at + 1..].iter().find(|c| !c.is_whitespace()))
 }

@@ -2,9 +2,9 @@
 
 use super::task_rng::TaskRng;
 
-/// Operator that joins two terms.
+/// Arithmetic operator that joins two terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Operator {
+pub(super) enum ArithmeticOperator {
     Plus,
     Minus,
     Times,
@@ -14,7 +14,7 @@ pub(super) enum Operator {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Term {
     Number(i128),
-    Binary(Operator, Box<Term>, Box<Term>),
+    Binary(ArithmeticOperator, Box<Term>, Box<Term>),
 }
 
 impl Term {
@@ -25,51 +25,54 @@ impl Term {
             return Term::Number(*number);
         }
         let (lhs, rhs) = numbers.split_at(1 + sampler.uniform_index(numbers.len() - 1));
-        let operator = [Operator::Plus, Operator::Minus, Operator::Times][sampler.uniform_index(3)];
+        let operator =
+            [ArithmeticOperator::Plus, ArithmeticOperator::Minus, ArithmeticOperator::Times]
+                [sampler.uniform_index(3)];
         let lhs = Term::sample(lhs, sampler);
         Term::Binary(operator, Box::new(lhs), Box::new(Term::sample(rhs, sampler)))
     }
 
-    /// Returns the value. Six numbers of six digits stay far within 128 bits.
+    /// Evaluates the term. A term with six numbers of six digits stays far within 128 bits.
     pub fn value(&self) -> i128 {
         match self {
             Term::Number(number) => *number,
             Term::Binary(operator, lhs, rhs) => match operator {
-                Operator::Plus => lhs.value() + rhs.value(),
-                Operator::Minus => lhs.value() - rhs.value(),
-                Operator::Times => lhs.value() * rhs.value(),
+                ArithmeticOperator::Plus => lhs.value() + rhs.value(),
+                ArithmeticOperator::Minus => lhs.value() - rhs.value(),
+                ArithmeticOperator::Times => lhs.value() * rhs.value(),
             },
         }
     }
 
-    /// Writes the term with `times` for multiplication, and parentheses only if they change the
-    /// value.
-    pub fn symbols(&self, times: &str) -> String {
+    /// Formats the term in symbols, with `times` for multiplication, and with parentheses only if
+    /// they change the value.
+    pub fn to_symbols(&self, times: &str) -> String {
         self.write(times, &mut |number| number.to_string())
     }
 
-    /// Returns the notation with letters in place of numbers, such as `(a + b) * c`.
-    pub fn shape(&self) -> String {
+    /// Formats the term with letters in place of numbers, such as `(a + b) * c`.
+    pub fn to_shape(&self) -> String {
         let mut letters = 'a'..='z';
         self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
-    /// Moves a number that multiplies a longer term before that term: `3 * (12 + 7)` for `(12 + 7)
+    /// Moves a number that multiplies a longer term before that term: `(12 + 7) * 3` becomes `3 *
+    /// (12 + 7)`.
     /// * 3`.
-    pub fn factor_first(self) -> Term {
+    pub fn move_factor_first(self) -> Term {
         match self {
-            Term::Binary(Operator::Times, lhs, rhs)
+            Term::Binary(ArithmeticOperator::Times, lhs, rhs)
                 if matches!((&*lhs, &*rhs), (Term::Binary(..), Term::Number(_))) =>
             {
-                Term::Binary(Operator::Times, rhs, lhs)
+                Term::Binary(ArithmeticOperator::Times, rhs, lhs)
             }
             other => other,
         }
     }
 
-    /// Returns the positions of parentheses among the numbers, such as `(··)·`.
-    pub fn grouping(&self) -> String {
-        self.shape()
+    /// Formats only the parentheses of the term, with a dot for each number, such as `(··)·`.
+    pub fn to_grouping(&self) -> String {
+        self.to_shape()
             .chars()
             .filter_map(
                 |c| if c.is_alphabetic() { Some('·') } else { "()".contains(c).then_some(c) },
@@ -88,12 +91,14 @@ impl Term {
                 };
                 let lhs = wrapped(lhs, level);
                 // a − (b + c) needs its parentheses, a + (b + c) does not.
-                let rhs =
-                    wrapped(rhs, if *operator == Operator::Minus { level + 1 } else { level });
+                let rhs = wrapped(
+                    rhs,
+                    if *operator == ArithmeticOperator::Minus { level + 1 } else { level },
+                );
                 let sign = match operator {
-                    Operator::Plus => "+",
-                    Operator::Minus => "-",
-                    Operator::Times => times,
+                    ArithmeticOperator::Plus => "+",
+                    ArithmeticOperator::Minus => "-",
+                    ArithmeticOperator::Times => times,
                 };
                 format!("{lhs} {sign} {rhs}")
             }
@@ -102,27 +107,27 @@ impl Term {
 
     fn level(&self) -> u8 {
         match self {
-            Term::Binary(Operator::Times, ..) => 2,
+            Term::Binary(ArithmeticOperator::Times, ..) => 2,
             Term::Binary(..) => 1,
             Term::Number(_) => 3,
         }
     }
 
-    /// Returns the first number, and the operator and number of each following step on the result
-    /// so far. `None` if the term is not such a chain.
-    pub fn steps(&self) -> Option<(i128, Vec<(Operator, i128)>)> {
+    /// Splits the term into its first number and the following steps, each an operator and a number
+    /// that apply to the result so far. Returns `None` if the term is not such a chain.
+    pub fn to_steps(&self) -> Option<(i128, Vec<(ArithmeticOperator, i128)>)> {
         match self {
             Term::Number(number) => Some((*number, Vec::new())),
             Term::Binary(operator, lhs, rhs) => {
                 let Term::Number(number) = **rhs else { return None };
-                let (first, mut steps) = lhs.steps()?;
+                let (first, mut steps) = lhs.to_steps()?;
                 steps.push((*operator, number));
                 Some((first, steps))
             }
         }
     }
 
-    /// Returns the numbers, from left to right.
+    /// Returns the numbers of the term, from left to right.
     pub fn numbers(&self) -> Vec<i128> {
         match self {
             Term::Number(number) => vec![*number],
@@ -135,20 +140,20 @@ impl Term {
 mod tests {
     use super::*;
     use crate::evaluate;
-    use crate::task_rng::Purpose;
+    use crate::task_rng::RngPurpose;
 
     #[test]
-    fn symbols_evaluate_to_term_value() {
+    fn term_symbols_evaluate_to_term_value() {
         let mut shapes = std::collections::BTreeSet::new();
         for index in 0..2000 {
-            let mut sampler = TaskRng::new(1, Purpose::Training, index);
+            let mut sampler = TaskRng::new(1, RngPurpose::Training, index);
             let numbers: Vec<i128> = (0..2 + sampler.uniform_index(4))
                 .map(|_| 1 + sampler.uniform_index(50) as i128)
                 .collect();
             let term = Term::sample(&numbers, &mut sampler);
             assert_eq!(term.numbers(), numbers);
             for times in ["*", "×"] {
-                let text = term.symbols(times);
+                let text = term.to_symbols(times);
                 assert_eq!(
                     evaluate(&text).unwrap().to_string(),
                     term.value().to_string(),
@@ -156,7 +161,7 @@ mod tests {
                 );
             }
             if numbers.len() == 3 {
-                shapes.insert(term.shape());
+                shapes.insert(term.to_shape());
             }
         }
         // All operators occur on both levels, with parentheses if they matter.
@@ -169,14 +174,18 @@ mod tests {
     }
 
     #[test]
-    fn steps_returns_left_to_right_operations() {
-        let sum = Term::Binary(Operator::Plus, number(1), number(2));
-        let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
+    fn term_steps_are_left_to_right_operations() {
+        let sum = Term::Binary(ArithmeticOperator::Plus, number(1), number(2));
+        let multiplication =
+            Term::Binary(ArithmeticOperator::Times, Box::new(sum.clone()), number(3));
         assert_eq!(
-            multiplication.steps(),
-            Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)]))
+            multiplication.to_steps(),
+            Some((1, vec![(ArithmeticOperator::Plus, 2), (ArithmeticOperator::Times, 3)]))
         );
-        assert_eq!(Term::Binary(Operator::Times, number(3), Box::new(sum)).steps(), None);
+        assert_eq!(
+            Term::Binary(ArithmeticOperator::Times, number(3), Box::new(sum)).to_steps(),
+            None
+        );
     }
 
     fn number(n: i128) -> Box<Term> {

@@ -4,33 +4,33 @@
 //! generalization.
 
 use super::task_rng::TaskRng;
-use super::term::{Operator, Term};
+use super::term::{ArithmeticOperator, Term};
 
-/// Format of the text that replaces `{}` in a wording.
+/// Format in which a wording states the arithmetic expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WordingFormat {
-    /// Symbols, such as `(12 + 7) * 3`.
+    /// The expression is in symbols, such as `(12 + 7) * 3`.
     Symbols,
-    /// Nested phrases, such as `the product of 3 and the sum of 12 and 7`. A number that multiplies
-    /// a phrase precedes the phrase, in the words and in the term.
+    /// The expression is in nested phrases, such as `the product of 3 and the sum of 12 and 7`. A
+    /// number that multiplies a phrase precedes the phrase, in the words and in the term.
     Nested,
-    /// Spoken order, such as `12 plus 7 minus 3`, if reading from left to right agrees with
-    /// precedence.
+    /// The expression is in spoken order, such as `12 plus 7 minus 3`. Permitted only if reading
+    /// from left to right agrees with precedence.
     Spoken,
-    /// Instructions, such as `Multiply the result by 7. Add 3.`, with the first number as
-    /// `{first}`. The condition of `Spoken` applies.
+    /// The expression becomes instructions, such as `Multiply the result by 7. Add 3.`, with the
+    /// first number as `{first}`. The condition of `Spoken` applies.
     Steps,
-    /// A story with the numbers as `{a}`, `{b}`, `{c}`, for a term of exactly this shape whose
-    /// result is not negative.
+    /// The expression becomes a story that contains the numbers as `{a}`, `{b}`, `{c}`. The term
+    /// must have exactly this shape, and its result must not be negative.
     Story(&'static str),
 }
 
-/// A wording of a task.
+/// A wording of an arithmetic task.
 #[derive(Debug)]
 pub(super) struct Wording {
-    /// Name of the wording in [`Task::template`](super::Task::template).
+    /// Name of the wording, as in [`Task::template`](super::Task::template).
     pub id: &'static str,
-    /// Whether the wording is never used in training.
+    /// Whether the wording is held out: it is never used in training.
     pub reserved: bool,
     format: WordingFormat,
     text: &'static str,
@@ -172,8 +172,9 @@ const WORDINGS: &[Wording] = &[
 ];
 
 impl Wording {
-    /// Samples a wording that fits the term, from the reserved wordings or from the others, in
-    /// symbols or in words. If `stories` is false, stories are excluded.
+    /// Samples a wording that fits the term. `reserved` selects the held-out wordings or the
+    /// training wordings, and `use_words` selects words or symbols. If `stories` is false, stories
+    /// are excluded.
     pub fn sample(
         term: &Term,
         reserved: bool,
@@ -192,9 +193,9 @@ impl Wording {
         fitting[sampler.uniform_index(fitting.len())]
     }
 
-    /// Returns the term in the order in which the wording names its parts.
+    /// Reorders the term to the order in which the wording names its parts.
     pub fn reorder(&self, term: Term) -> Term {
-        if self.format == WordingFormat::Nested { term.factor_first() } else { term }
+        if self.format == WordingFormat::Nested { term.move_factor_first() } else { term }
     }
 
     /// Returns the name of the wording's format.
@@ -212,24 +213,24 @@ impl Wording {
         match self.format {
             WordingFormat::Symbols | WordingFormat::Nested => true,
             WordingFormat::Spoken | WordingFormat::Steps => {
-                term.steps().is_some() && !term.symbols("*").contains('(')
+                term.to_steps().is_some() && !term.to_symbols("*").contains('(')
             }
-            WordingFormat::Story(shape) => term.shape() == shape && term.value() >= 0,
+            WordingFormat::Story(shape) => term.to_shape() == shape && term.value() >= 0,
         }
     }
 
-    /// Returns the text of the question.
+    /// Returns the text of the question that states `term` in this wording.
     pub fn render(&self, term: &Term, sampler: &mut TaskRng) -> String {
         match self.format {
             WordingFormat::Symbols => {
                 let times = ["*", "×"][sampler.uniform_index(2)];
-                self.text.replace("{}", &term.symbols(times))
+                self.text.replace("{}", &term.to_symbols(times))
             }
-            WordingFormat::Nested => self.text.replace("{}", &phrase(term)),
+            WordingFormat::Nested => self.text.replace("{}", &phrase_with_last_step(term)),
             WordingFormat::Spoken => self.text.replace("{}", &spoken_phrase(term)),
             WordingFormat::Steps => {
-                let (first, steps) = term.steps().unwrap_or_default();
-                let steps: Vec<String> = steps.iter().map(|&(o, n)| step(o, n)).collect();
+                let (first, steps) = term.to_steps().unwrap_or_default();
+                let steps: Vec<String> = steps.iter().map(|&(o, n)| describe_step(o, n)).collect();
                 self.text.replace("{first}", &first.to_string()).replace("{}", &steps.join(" "))
             }
             WordingFormat::Story(_) => ["{a}", "{b}", "{c}"]
@@ -242,24 +243,24 @@ impl Wording {
     }
 }
 
-/// Writes a term like [`nested_phrase`], but puts an addition or subtraction of a number at the
-/// outermost level last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are
-/// hard to read.
-fn phrase(term: &Term) -> String {
+/// Phrases a term like [`nested_phrase`], except that an outermost addition or subtraction of a
+/// number comes last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are hard
+/// to read.
+fn phrase_with_last_step(term: &Term) -> String {
     let Term::Binary(operator, lhs, rhs) = term else { return nested_phrase(term) };
     match (operator, &**lhs, &**rhs) {
-        (Operator::Plus, Term::Binary(..), Term::Number(number)) => {
+        (ArithmeticOperator::Plus, Term::Binary(..), Term::Number(number)) => {
             format!("{}, plus {number}", nested_phrase(lhs))
         }
-        (Operator::Minus, Term::Binary(..), Term::Number(number)) => {
+        (ArithmeticOperator::Minus, Term::Binary(..), Term::Number(number)) => {
             format!("{}, minus {number}", nested_phrase(lhs))
         }
         _ => nested_phrase(term),
     }
 }
 
-/// Writes a term in prefix words, which are unambiguous without parentheses: the difference of a
-/// and b is a − b.
+/// Phrases a term in prefix words, which are unambiguous without parentheses. For example, "the
+/// difference of a and b" is a − b.
 fn nested_phrase(term: &Term) -> String {
     match term {
         Term::Number(number) => number.to_string(),
@@ -267,33 +268,33 @@ fn nested_phrase(term: &Term) -> String {
             let lhs = nested_phrase(lhs);
             let rhs = nested_phrase(rhs);
             match operator {
-                Operator::Plus => format!("the sum of {lhs} and {rhs}"),
-                Operator::Minus => format!("the difference of {lhs} and {rhs}"),
-                Operator::Times => format!("the product of {lhs} and {rhs}"),
+                ArithmeticOperator::Plus => format!("the sum of {lhs} and {rhs}"),
+                ArithmeticOperator::Minus => format!("the difference of {lhs} and {rhs}"),
+                ArithmeticOperator::Times => format!("the product of {lhs} and {rhs}"),
             }
         }
     }
 }
 
 fn spoken_phrase(term: &Term) -> String {
-    term.symbols("times").replace(" + ", " plus ").replace(" - ", " minus ")
+    term.to_symbols("times").replace(" + ", " plus ").replace(" - ", " minus ")
 }
 
-fn step(operator: Operator, number: i128) -> String {
+fn describe_step(operator: ArithmeticOperator, number: i128) -> String {
     match operator {
-        Operator::Plus => format!("Add {number}."),
-        Operator::Minus => format!("Subtract {number}."),
-        Operator::Times => format!("Multiply the result by {number}."),
+        ArithmeticOperator::Plus => format!("Add {number}."),
+        ArithmeticOperator::Minus => format!("Subtract {number}."),
+        ArithmeticOperator::Times => format!("Multiply the result by {number}."),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task_rng::Purpose;
+    use crate::task_rng::RngPurpose;
 
     fn term(index: u64, operands: usize) -> (Term, TaskRng) {
-        let mut sampler = TaskRng::new(2, Purpose::Training, index);
+        let mut sampler = TaskRng::new(2, RngPurpose::Training, index);
         let numbers: Vec<i128> =
             (0..operands).map(|_| 10 + sampler.uniform_index(9990) as i128).collect();
         (Term::sample(&numbers, &mut sampler), sampler)
@@ -331,21 +332,25 @@ mod tests {
     }
 
     #[test]
-    fn words_describe_the_term() {
-        let sum = Term::Binary(Operator::Plus, number(12), number(7));
-        let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
-        let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
+    fn wording_describes_operations_of_term() {
+        let sum = Term::Binary(ArithmeticOperator::Plus, number(12), number(7));
+        let multiplication =
+            Term::Binary(ArithmeticOperator::Times, Box::new(sum.clone()), number(3));
+        let difference = Term::Binary(ArithmeticOperator::Minus, number(40), Box::new(sum.clone()));
         assert_eq!(nested_phrase(&multiplication), "the product of the sum of 12 and 7 and 3");
         assert_eq!(
-            phrase(&multiplication.clone().factor_first()),
+            phrase_with_last_step(&multiplication.clone().move_factor_first()),
             "the product of 3 and the sum of 12 and 7"
         );
-        assert_eq!(difference.clone().factor_first(), difference);
-        let rest = Term::Binary(Operator::Minus, Box::new(sum.clone()), number(3));
-        assert_eq!(phrase(&rest), "the sum of 12 and 7, minus 3");
-        assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
+        assert_eq!(difference.clone().move_factor_first(), difference);
+        let rest = Term::Binary(ArithmeticOperator::Minus, Box::new(sum.clone()), number(3));
+        assert_eq!(phrase_with_last_step(&rest), "the sum of 12 and 7, minus 3");
+        assert_eq!(
+            phrase_with_last_step(&difference),
+            "the difference of 40 and the sum of 12 and 7"
+        );
         assert_eq!(spoken_phrase(&sum), "12 plus 7");
-        let mut sampler = TaskRng::new(0, Purpose::Training, 0);
+        let mut sampler = TaskRng::new(0, RngPurpose::Training, 0);
         let steps = wording("steps-start");
         assert_eq!(steps.render(&sum, &mut sampler), "Start with 12. Add 7. What is the result?");
         assert!(!steps.fits(&difference));
@@ -356,7 +361,7 @@ mod tests {
                 && wording("spoken-what-is").fits(&sum)
         );
         assert_eq!(
-            (difference.grouping(), multiplication.grouping()),
+            (difference.to_grouping(), multiplication.to_grouping()),
             ("·(··)".into(), "(··)·".into())
         );
         assert!(

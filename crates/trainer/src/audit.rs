@@ -38,7 +38,7 @@ pub async fn trained_steps(store: &dyn Store) -> Result<Vec<TrainedStep>, Traine
     let mut found = Vec::new();
     for ((phase, step), global_step) in store.planned_steps().await?.into_iter().zip(1..) {
         let no_step = TrainerError::NoStep { phase, step };
-        let plan = store.step(phase, step).await?.ok_or(no_step)?;
+        let plan = store.step_plan(phase, step).await?.ok_or(no_step)?;
         for policy in &plan.policies {
             let mut seen = BTreeSet::new();
             let attempts = policy.sequences().map(|sequence| sequence.attempt);

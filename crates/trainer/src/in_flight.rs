@@ -127,7 +127,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
             let made = async {
                 let made = making.await?;
                 if made.attempt.status == Status::Unscored && scorers.can_defer(&made.attempt) {
-                    store.end(&made.attempt.id, &made.attempt.end()).await?;
+                    store.end_attempt(&made.attempt.id, &made.attempt.end()).await?;
                     crash_point("attempt_unscored");
                 }
                 Ok(made)
@@ -304,7 +304,7 @@ async fn score<K>(
             if *may_retry {
                 let broken = failure.apply_to(&scorers, attempt.clone());
                 *attempt = Attempt { reward: None, status: Status::Superseded, ..broken };
-                store.end(&attempt.id, &attempt.end()).await?;
+                store.end_attempt(&attempt.id, &attempt.end()).await?;
             }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use levade_recipe::{Phase, Recipe};
-use levade_store::{Access, Status, StepPlan, Store};
+use levade_store::{Status, StepPlan, Store, StoreAccess};
 use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
@@ -62,7 +62,7 @@ pub async fn replay(
     for (index, phase) in recipe.phase.iter().enumerate() {
         replay_run.enter(index).await?;
         for step in 0..phase.steps() {
-            let Some(plan) = replay_run.store.step(index as u32, step).await? else {
+            let Some(plan) = replay_run.store.step_plan(index as u32, step).await? else {
                 // A phase ends early if it reached its target success rate.
                 if planned.iter().any(|(phase, _)| *phase as usize > index) {
                     break;
@@ -123,7 +123,7 @@ pub async fn terms(
         }
         let first = if from_checkpoint { start.1 } else { 0 };
         for at in first..recipe.phase[index as usize].steps() {
-            let Some(plan) = replay_run.store.step(index, at).await? else { break };
+            let Some(plan) = replay_run.store.step_plan(index, at).await? else { break };
             if (index, at) == (phase, step) {
                 let mut found = Vec::new();
                 replay_run.step(&plan, Some(&mut found), observer).await?;
@@ -151,7 +151,7 @@ impl<'a> ReplayRun<'a> {
         dir: &Path,
         policies: Vec<Policy>,
     ) -> Result<Self, TrainerError> {
-        let store = levade_store_client::open(&recipe.run.store, dir, Access::Read).await?;
+        let store = levade_store_client::open(&recipe.run.store, dir, StoreAccess::Read).await?;
         let origin = Origin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, policy_learner) in policies.trained() {

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, RunKeys};
 use levade_store::{
-    Access, Attempt, AttemptSlot, Purpose, Status, Store, WithdrawRequest, Withdrawal,
+    Attempt, AttemptSlot, Purpose, Status, Store, StoreAccess, WithdrawRequest, Withdrawal,
 };
 use levade_traces::TimesFile;
 use levade_tree::AttemptId;
@@ -79,7 +79,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     if step > num_steps {
         // Steps after the last checkpoint are in the store.
         let store = &earlier.run.store;
-        let store = levade_store_client::open(store, dir.root(), Access::Read).await?;
+        let store = levade_store_client::open(store, dir.root(), StoreAccess::Read).await?;
         num_steps = num_steps.max(store.planned_steps().await?.len() as u32);
     }
     let index = all
@@ -181,9 +181,9 @@ impl Rewind<'_> {
     /// Copies the part of the record on which the checkpoint depends into a new store.
     async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
         let location = &self.earlier.run.store;
-        let from = levade_store_client::open(location, self.old.root(), Access::Read).await?;
+        let from = levade_store_client::open(location, self.old.root(), StoreAccess::Read).await?;
         // Ids of attempts are derived from the id of the run, which is the id in the old store.
-        let access = Access::Start(from.run());
+        let access = StoreAccess::Start(from.run());
         let to = levade_store_client::open(&self.next.run.store, store_dir, access).await?;
         let is_new = to.planned_steps().await?.is_empty() && to.evals().await?.is_empty();
         if !is_new {
@@ -194,7 +194,7 @@ impl Rewind<'_> {
         let mut taken: HashSet<(u32, u64)> = HashSet::new();
         let mut plans = Vec::new();
         for at in from.planned_steps().await?.into_iter().filter(|at| *at < (phase, step)) {
-            let Some(plan) = from.step(at.0, at.1).await? else { continue };
+            let Some(plan) = from.step_plan(at.0, at.1).await? else { continue };
             if let Some(Phase::Rl(keys)) = self.earlier.phase.get(at.0 as usize) {
                 taken.extend(positions_of(&plan, keys).into_iter().map(|p| (at.0, p)));
             }

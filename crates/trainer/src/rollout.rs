@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{IntervalTimer, SamplingParams, crash_point};
-use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries, person_subject};
+use levade_store::{
+    Attempt, AttemptEnd, AttemptStart, Status, Store, StoreError, TryCounts, person_subject,
+};
 use levade_tasks::Task;
 use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Outcome, Purpose, TimedPart};
 use serde_json::json;
@@ -226,7 +228,7 @@ impl AttemptMaker {
         task: &Task,
     ) -> Result<GeneratedAttempt, TrainerError> {
         let retries = self.agents.agent_for(task)?.keys.retries;
-        let Tries { failed, .. } = self.store.tries(&attempt.slot).await?;
+        let TryCounts { failed, .. } = self.store.count_tries(&attempt.slot).await?;
         Ok(GeneratedAttempt { attempt, may_retry: failed < retries })
     }
 
@@ -250,7 +252,7 @@ impl AttemptMaker {
     /// records failed attempts.
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
-            self.store.end(&attempt.id, &attempt.end()).await?;
+            self.store.end_attempt(&attempt.id, &attempt.end()).await?;
             self.tracer.attempt_ended(attempt);
             crash_point("attempt_recorded");
         }
@@ -278,14 +280,14 @@ impl AttemptMaker {
                 // An attempt that waits for its score is scored by the resumed run, and not
                 // repeated.
                 if self.store.last_try(&attempt.slot).await?.is_none() {
-                    let end = End { status: Status::Abandoned, ..attempt.end() };
-                    self.store.end(&attempt.id, &end).await?;
+                    let end = AttemptEnd { status: Status::Abandoned, ..attempt.end() };
+                    self.store.end_attempt(&attempt.id, &end).await?;
                 }
             }
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
         for attempt in broken() {
-            self.store.end(&attempt.id, &attempt.end()).await?;
+            self.store.end_attempt(&attempt.id, &attempt.end()).await?;
             self.tracer.attempt_ended(attempt);
         }
         Ok(())
@@ -310,12 +312,12 @@ impl SlotTries {
     /// recorded as superseded, and a lost try as abandoned.
     pub async fn run(self, store: &dyn Store) -> Result<(Attempt, u32), StoreError> {
         let SlotTries { slot, retries, needs_tokens, agent_loop, context } = self;
-        let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
+        let TryCounts { next: mut number, mut failed } = store.count_tries(&slot).await?;
         let mut lost = 0;
         loop {
             let id = AttemptId::new(store.run(), &slot, number);
             let start = AttemptStart { id, slot, number, task: json!(context.task) };
-            store.start(&start).await?;
+            store.start_attempt(&start).await?;
             let input = AttemptContext {
                 name: if number == 0 { slot.to_string() } else { format!("{slot}, try {number}") },
                 // A try after a failed one gets a separate random stream: the sampled tokens
@@ -326,7 +328,7 @@ impl SlotTries {
             let timer = IntervalTimer::start();
             let mut made = run_guarded(&agent_loop, input).await;
             made.outcome.timings.add(TimedPart::Attempt, timer.interval());
-            store.append(&id, made.trajectory.segments()).await?;
+            store.append_segments(&id, made.trajectory.segments()).await?;
             let levade_agent::Attempt { trajectory, outcome, is_lost } = made;
             let is_lost = is_lost && lost < MAX_LOST_TRIES;
             let status = Status::Unscored;
@@ -343,7 +345,7 @@ impl SlotTries {
                 return Ok((attempt, failed));
             };
             number += 1;
-            store.end(&attempt.id, &End { status, ..attempt.end() }).await?;
+            store.end_attempt(&attempt.id, &AttemptEnd { status, ..attempt.end() }).await?;
         }
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use levade_recipe::{Difference, Recipe, RecipeError, RunKeys};
-use levade_store::{Access, Store, StoreError};
+use levade_store::{Store, StoreAccess, StoreError};
 
 use crate::TrainerError;
 use crate::files::{file_error, write_atomically};
@@ -143,8 +143,8 @@ impl LockedRunDir {
     ) -> Result<Arc<dyn Store>, StoreError> {
         let id = keys.id();
         let access = match start {
-            StartMode::Fresh => Access::Start(&id),
-            StartMode::Resume => Access::Resume(&id),
+            StartMode::Fresh => StoreAccess::Start(&id),
+            StartMode::Resume => StoreAccess::Resume(&id),
         };
         levade_store_client::open(&keys.store, &self.root, access).await
     }

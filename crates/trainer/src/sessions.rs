@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use levade_agent::{SESSION_SOURCE, TakenSession};
 use levade_recipe::{Recipe, SessionKeys};
-use levade_store::{Access, Status, Store};
+use levade_store::{Status, Store, StoreAccess};
 use levade_tasks::{PERSON, Task};
 use levade_tree::{AttemptId, AttemptSlot, Purpose};
 use serde_json::{Map, Value, json};
@@ -161,7 +161,7 @@ async fn open_record(dir: &Path) -> Result<Arc<dyn Store>, TrainerError> {
         return Err(TrainerError::NoSessions(dir.to_owned()));
     }
     let location = Recipe::store_location(&recipe)?;
-    Ok(levade_store_client::open(&location, dir, Access::Read).await?)
+    Ok(levade_store_client::open(&location, dir, StoreAccess::Read).await?)
 }
 
 #[cfg(test)]

@@ -394,7 +394,7 @@ impl Trainer {
             .last()
             .filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.early_stop_success()) else { return Ok(false) };
-        Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
+        Ok(eval.chosen_success() >= until && self.run.store.step_plan(phase, step).await?.is_none())
     }
 
     /// Ends a phase before its last step. The next phase starts from a checkpoint that records this

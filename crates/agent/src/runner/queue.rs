@@ -118,11 +118,11 @@ impl RunnerQueue {
             ..RolloutFilter::default()
         };
         let all = PageRequest { limit: None, ..PageRequest::default() };
-        let found = self.store.rollouts(&filter, &all).await?.items;
+        let found = self.store.query_rollouts(&filter, &all).await?.items;
         let queues = self.queues();
         let own = found.into_iter().filter(|rollout| queues.contains(&rollout.queue));
         let ids: Vec<String> = own.map(|rollout| rollout.id).collect();
-        self.store.cancel(&ids).await
+        self.store.cancel_rollouts(&ids).await
     }
 
     /// Returns the names of the queues: of the training attempts, and of the evaluation attempts.
@@ -215,7 +215,7 @@ impl RunnerQueue {
     /// Cancels a rollout, so that its runner stops.
     pub(super) async fn cancel(&self, id: &str) {
         self.pending().remove(id);
-        if let Err(error) = self.store.cancel(&[id.to_owned()]).await {
+        if let Err(error) = self.store.cancel_rollouts(&[id.to_owned()]).await {
             tracing::warn!(%error, "could not cancel the rollout {id}; its lease expires");
         }
     }
@@ -270,7 +270,7 @@ impl RunnerQueue {
     /// Returns the number of runners that serve the queue and have reported recently.
     async fn runners(&self) -> Result<usize, RolloutError> {
         let all = PageRequest { limit: None, ..PageRequest::default() };
-        let workers = self.store.workers(&WorkerFilter::default(), &all).await?.items;
+        let workers = self.store.query_workers(&WorkerFilter::default(), &all).await?.items;
         let oldest = self.store.now() - self.options.lease.as_secs_f64();
         let queues = self.queues();
         let serves = |stats: &WorkerStats| stats.queues.iter().any(|queue| queues.contains(queue));
@@ -354,11 +354,11 @@ impl RunnerQueue {
         lease: Duration,
     ) -> Result<(), RolloutError> {
         if Instant::now() >= *next_expiry {
-            self.store.expire().await?;
+            self.store.expire_tries().await?;
             *next_expiry = Instant::now() + (lease / 6).max(Duration::from_millis(100));
         }
         let wait = CHANGES_WAIT.min(lease / 6);
-        let (rollouts, next) = self.store.changes(*since, MAX_CHANGES, wait).await?;
+        let (rollouts, next) = self.store.wait_for_changes(*since, MAX_CHANGES, wait).await?;
         *since = next;
         rollouts.iter().for_each(|rollout| self.update(rollout));
         Ok(())

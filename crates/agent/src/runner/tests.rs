@@ -72,7 +72,12 @@ impl Bench {
             wait: Duration::from_secs(10),
             ..LeaseRequest::new(1, Some("r"))
         };
-        self.store.lease(&request).await.unwrap().pop().expect("an attempt waits for a runner")
+        self.store
+            .lease_rollouts(&request)
+            .await
+            .unwrap()
+            .pop()
+            .expect("an attempt waits for a runner")
     }
 }
 
@@ -99,7 +104,7 @@ async fn reported_outcome_ends_attempt() {
     let report = AttemptReport::Tools { outcome: Box::new(outcome), tool_times: Vec::new() };
     let lease = rollout.latest_try.unwrap().lease();
     let metadata = Some(to_raw_value(&report).unwrap());
-    bench.store.finish(&lease, LeaseEnd::Succeeded, metadata).await.unwrap();
+    bench.store.end_lease(&lease, LeaseEnd::Succeeded, metadata).await.unwrap();
     let Attempt { outcome, is_lost, .. } = joined(attempt).await;
     assert!(!is_lost);
     assert_eq!((outcome.final_text.as_str(), outcome.finish), ("5", Finish::Answered));
@@ -127,7 +132,7 @@ async fn expired_lease_loses_attempt() {
     let made = joined(attempt).await;
     assert!(made.is_lost, "{made:?}");
     let lease = rollout.latest_try.unwrap().lease();
-    let late = bench.store.finish(&lease, LeaseEnd::Succeeded, None).await;
+    let late = bench.store.end_lease(&lease, LeaseEnd::Succeeded, None).await;
     // A late report cannot change an attempt that has ended.
     drop(late);
     let next = bench.start();
@@ -141,10 +146,10 @@ async fn returned_lease_loses_attempt_and_cancels_rollout() {
     let attempt = bench.start();
     let rollout = bench.lease().await;
     let lease = rollout.latest_try.unwrap().lease();
-    bench.store.finish(&lease, LeaseEnd::Released, None).await.unwrap();
+    bench.store.end_lease(&lease, LeaseEnd::Released, None).await.unwrap();
     assert!(joined(attempt).await.is_lost);
     let ids = [rollout.id];
-    let ended = bench.store.wait_finished(&ids, Duration::from_secs(10)).await.unwrap();
+    let ended = bench.store.wait_until_finished(&ids, Duration::from_secs(10)).await.unwrap();
     assert_eq!(ended[0].status, RolloutStatus::Cancelled);
 }
 
@@ -154,10 +159,10 @@ async fn dropped_attempt_cancels_its_rollout() {
     let attempt = bench.start();
     let rollout = bench.lease().await;
     let lease = rollout.latest_try.unwrap().lease();
-    bench.store.heartbeat(&lease).await.unwrap();
+    bench.store.record_heartbeat(&lease).await.unwrap();
     attempt.abort();
     let notified = async {
-        while bench.store.heartbeat(&lease).await.is_ok() {
+        while bench.store.record_heartbeat(&lease).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -181,7 +186,7 @@ async fn failed_report_names_reason() {
     let lease = bench.lease().await.latest_try.unwrap().lease();
     let report = AttemptReport::Failed { why: "the file t.py is missing".into() };
     let metadata = Some(to_raw_value(&report).unwrap());
-    bench.store.finish(&lease, LeaseEnd::Failed, metadata).await.unwrap();
+    bench.store.end_lease(&lease, LeaseEnd::Failed, metadata).await.unwrap();
     let error = joined(attempt).await.outcome.error.unwrap();
     assert!(error.contains("the file t.py is missing"), "{error}");
 }

@@ -122,7 +122,7 @@ mod tests {
         let finding = |i: usize| Finding {
             kind: FindingKind::Attempt,
             subject: format!("train/0/0/{i}/0"),
-            message: format!("Attempt train/0/0/{i}/0 is lost: its row is missing."),
+            message: format!("Attempt train/0/0/{i}/0 is lost: the row is missing."),
         };
         let mut report = CheckReport {
             location: "run.db".into(),
@@ -140,7 +140,7 @@ mod tests {
         report.attempts.lost = 53;
         report.rescued = Some("new.db".into());
         let text = sentences(&report);
-        assert!(text.starts_with("Attempt train/0/0/0/0 is lost: its row is missing.\n"), "{text}");
+        assert!(text.starts_with("Attempt train/0/0/0/0 is lost: the row is missing.\n"), "{text}");
         for part in ["3 more findings", "7 attempts (53 lost)", "is damaged", "to new.db"] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }

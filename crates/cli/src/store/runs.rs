@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_store::rollouts::{
-    PageRequest, Statistics, SystemClock, Worker, WorkerFilter, WorkerStatus,
+    PageRequest, RolloutStatistics, SystemClock, Worker, WorkerFilter, WorkerStatus,
 };
 use levade_store::wire::RunEntry;
 use levade_store_client::{list_runs, open_rollouts, remove_run};
@@ -54,7 +54,7 @@ pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         let rollouts = open_rollouts(url, Arc::new(SystemClock::default())).await?;
         let statistics = rollouts.statistics().await?;
         let all = PageRequest { limit: None, ..PageRequest::default() };
-        let workers = rollouts.workers(&WorkerFilter::default(), &all).await?.items;
+        let workers = rollouts.query_workers(&WorkerFilter::default(), &all).await?.items;
         let now = rollouts.now();
         if args.json {
             let document = json!({
@@ -96,7 +96,7 @@ fn server_url(url: &str) -> anyhow::Result<&str> {
 }
 
 /// Formats runs, workers and numbers, one line each.
-fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64) -> String {
+fn text(runs: &[RunEntry], workers: &[Worker], statistics: &RolloutStatistics, now: f64) -> String {
     let mut lines = Vec::new();
     for RunEntry { name, bytes, idle_seconds, trainer } in runs {
         let mut parts = Vec::new();
@@ -123,7 +123,7 @@ fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64
         let rollout = rollout.map_or(String::new(), |id| format!("; at {id}"));
         lines.push(format!("worker  {}  {state}, {heartbeat}{rollout}", worker.id));
     }
-    let Statistics { rollouts, tries, spans, .. } = statistics;
+    let RolloutStatistics { rollouts, tries, spans, .. } = statistics;
     lines.push(format!(
         "{} runs, {} workers, {rollouts} rollouts, {tries} attempts, {spans} spans",
         runs.len(),
@@ -169,7 +169,7 @@ mod tests {
             trainer: Some("process 3 in /runs/sums".to_owned()),
         }];
         let workers = [worker("a", Some(990.0)), worker("b", Some(900.0)), worker("c", None)];
-        let shown = text(&runs, &workers, &Statistics::default(), 1000.0);
+        let shown = text(&runs, &workers, &RolloutStatistics::default(), 1000.0);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(
             lines[..4],

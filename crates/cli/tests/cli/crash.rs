@@ -52,7 +52,7 @@ impl Trace {
             })
         };
         let plan = |(phase, step)| {
-            let plan = wait(store.step(phase, step)).unwrap().unwrap();
+            let plan = wait(store.step_plan(phase, step)).unwrap().unwrap();
             plan_without_abandoned(&plan, &names)
         };
         Trace {

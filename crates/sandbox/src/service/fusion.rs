@@ -10,8 +10,8 @@ use crate::limits::Limits;
 use crate::run::{EndReason, Outcome};
 use crate::session::{Cell, CellError};
 
-/// Languages of SandboxFusion. For a language that is not supported here, the response is an error
-/// of the sandbox, as in SandboxFusion if the interpreter is not installed.
+/// Names of SandboxFusion's languages. For a language that this service does not support, the
+/// response is a sandbox error, as in SandboxFusion if the interpreter is not installed.
 pub(crate) const LANGUAGES: [&str; 33] = [
     "python",
     "python2",
@@ -48,83 +48,85 @@ pub(crate) const LANGUAGES: [&str; 33] = [
     "shell",
 ];
 
-/// Request of `POST /run_code`.
+/// Request body of `POST /run_code`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunCode {
     /// Source code to run.
     pub code: String,
-    /// Language of the code, one of SandboxFusion's names.
+    /// Language of the code, by its name in SandboxFusion.
     pub language: String,
     /// Maximum run time, in seconds.
-    #[serde(default = "ten")]
+    #[serde(default = "default_run_timeout")]
     pub run_timeout: f64,
-    /// Maximum compilation time, in seconds. It has no effect, because nothing is compiled here.
-    #[serde(default = "ten")]
+    /// Maximum compilation time, in seconds. It has no effect, because this service compiles
+    /// nothing.
+    #[serde(default = "default_run_timeout")]
     pub compile_timeout: f64,
-    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps
-    /// larger values.
-    #[serde(rename = "memory_limit_MB", default = "unlimited")]
+    /// Memory limit, in MiB. A value below 1 selects the maximum of the service. Values above the
+    /// maximum are reduced to it.
+    #[serde(rename = "memory_limit_MB", default = "default_memory_limit")]
     pub memory_limit_mb: i64,
-    /// Standard input. `None` means empty.
+    /// Standard input as text. `None` means that it is empty.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// Base64-encoded files by path. Files without content are ignored.
-    #[serde(default, deserialize_with = "or_default")]
+    /// Base64-encoded contents of files, by path. Files whose content is `None` are ignored.
+    #[serde(default, deserialize_with = "null_to_default")]
     pub files: BTreeMap<String, Option<String>>,
-    /// Paths of the files to return.
-    #[serde(default, deserialize_with = "or_default")]
+    /// Paths of the files to return after the run.
+    #[serde(default, deserialize_with = "null_to_default")]
     pub fetch_files: Vec<String>,
 }
 
-/// Request of `POST /run_jupyter`.
+/// Request body of `POST /run_jupyter`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunJupyter {
     /// Source code of the cells, which run one after another.
     pub cells: Vec<String>,
-    /// Maximum time of a cell, in seconds. 0 means only `total_timeout` applies.
+    /// Maximum time of each cell, in seconds. 0 disables this limit, so that only `total_timeout`
+    /// applies.
     #[serde(default)]
     pub cell_timeout: f64,
     /// Maximum total time of all cells, in seconds.
-    #[serde(default = "forty_five")]
+    #[serde(default = "default_total_timeout")]
     pub total_timeout: f64,
-    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps
-    /// larger values.
-    #[serde(rename = "memory_limit_MB", default = "unlimited")]
+    /// Memory limit, in MiB. A value below 1 selects the maximum of the service. Values above the
+    /// maximum are reduced to it.
+    #[serde(rename = "memory_limit_MB", default = "default_memory_limit")]
     pub memory_limit_mb: i64,
-    /// Name of the kernel. Only `python3` is supported.
-    #[serde(default = "python3")]
+    /// Name of the Jupyter kernel. Only `python3` is supported.
+    #[serde(default = "default_kernel")]
     pub kernel: String,
-    /// Base64-encoded files by path. Files without content are ignored.
-    #[serde(default, deserialize_with = "or_default")]
+    /// Base64-encoded contents of files, by path. Files whose content is `None` are ignored.
+    #[serde(default, deserialize_with = "null_to_default")]
     pub files: BTreeMap<String, Option<String>>,
-    /// Paths of the files to return.
-    #[serde(default, deserialize_with = "or_default")]
+    /// Paths of the files to return after the last cell.
+    #[serde(default, deserialize_with = "null_to_default")]
     pub fetch_files: Vec<String>,
 }
 
-fn ten() -> f64 {
+fn default_run_timeout() -> f64 {
     10.0
 }
 
-fn forty_five() -> f64 {
+fn default_total_timeout() -> f64 {
     45.0
 }
 
-fn unlimited() -> i64 {
+fn default_memory_limit() -> i64 {
     -1
 }
 
-fn python3() -> String {
+fn default_kernel() -> String {
     "python3".into()
 }
 
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+fn null_to_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// Overall status of a response.
+/// Overall status of a response in SandboxFusion's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// All commands exited with code 0.
@@ -135,7 +137,7 @@ pub enum Status {
     SandboxError,
 }
 
-/// Status of a command.
+/// Status of a command in SandboxFusion's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandStatus {
     /// The command exited or was ended by a signal.
@@ -146,86 +148,87 @@ pub enum CommandStatus {
     TimeLimitExceeded,
 }
 
-/// Result of a command, such as a run.
+/// Result of a command, such as a run, in SandboxFusion's API.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CommandResult {
     /// Status of the command.
     pub status: CommandStatus,
-    /// Wall-clock time, in seconds.
+    /// Wall-clock time of the command, in seconds.
     #[serde(default)]
     pub execution_time: Option<f64>,
-    /// Processor time, in seconds.
+    /// Processor time of the command, in seconds.
     #[serde(default)]
     pub cpu_time: Option<f64>,
-    /// Exit code, or the negative number of a signal. `None` if the time limit was exceeded.
+    /// Exit code of the command, or the negative number of the signal that ended it. `None` if the
+    /// time limit was exceeded.
     #[serde(default)]
     pub return_code: Option<i32>,
-    /// Standard output.
+    /// Standard output of the command.
     #[serde(default)]
     pub stdout: Option<String>,
-    /// Standard error.
+    /// Standard error of the command.
     #[serde(default)]
     pub stderr: Option<String>,
 }
 
-/// Response to `POST /run_code`.
+/// Response body of `POST /run_code`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CodeResponse {
-    /// Overall status.
+    /// Overall status of the request.
     pub status: Status,
-    /// Reason if the sandbox failed; otherwise empty.
+    /// Reason why the sandbox failed. Empty if it did not fail.
     #[serde(default)]
     pub message: String,
-    /// Always `None`, because nothing is compiled here.
+    /// Result of the compilation. Always `None`, because this service compiles nothing.
     #[serde(default)]
     pub compile_result: Option<CommandResult>,
     /// Result of the run. `None` if the sandbox failed.
     #[serde(default)]
     pub run_result: Option<CommandResult>,
-    /// Always `None`.
+    /// Name of SandboxFusion's executor. Always `None`.
     #[serde(default)]
     pub executor_pod_name: Option<String>,
-    /// Base64-encoded content of the requested files that exist, by path.
+    /// Base64-encoded contents of the requested files that exist, by path.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
 
-/// Response to `POST /run_jupyter`.
+/// Response body of `POST /run_jupyter`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JupyterResponse {
-    /// Overall status.
+    /// Overall status of the request.
     pub status: Status,
-    /// Reason if the sandbox failed; otherwise empty.
+    /// Reason why the sandbox failed. Empty if it did not fail.
     #[serde(default)]
     pub message: String,
-    /// Result of the interpreter. `None` if the sandbox failed.
+    /// Result of the interpreter process. `None` if the sandbox failed.
     #[serde(default)]
     pub driver: Option<CommandResult>,
-    /// Results of the cells that were run.
+    /// Results of the cells that were run, in order.
     #[serde(default)]
     pub cells: Vec<CellResponse>,
-    /// Always `None`.
+    /// Name of SandboxFusion's executor. Always `None`.
     #[serde(default)]
     pub executor_pod_name: Option<String>,
-    /// Base64-encoded content of the requested files that exist, by path.
+    /// Base64-encoded contents of the requested files that exist, by path.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
 
-/// Result of a cell.
+/// Result of a notebook cell in SandboxFusion's API.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellResponse {
-    /// Standard output.
+    /// Standard output of the cell.
     pub stdout: String,
-    /// Standard error.
+    /// Standard error of the cell.
     pub stderr: String,
     /// Values that the cell displayed, by media type.
     pub display: Vec<BTreeMap<String, serde_json::Value>>,
-    /// The exception that ended the cell; empty if there was none.
+    /// The exception that ended the cell, as a list of one item. Empty if the cell raised none.
     pub error: Vec<Exception>,
 }
 
-/// An exception raised by a cell.
+/// An exception that a notebook cell raised.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exception {
     /// Name of the exception's class.
@@ -237,7 +240,7 @@ pub struct Exception {
 }
 
 impl CodeResponse {
-    /// Creates the response for an error of the sandbox.
+    /// Creates the response for an error of the sandbox itself.
     pub(crate) fn from_sandbox_error(message: String) -> Self {
         CodeResponse {
             status: Status::SandboxError,
@@ -249,7 +252,7 @@ impl CodeResponse {
         }
     }
 
-    /// Creates the response for the outcome of a run.
+    /// Creates the response for a run that has ended.
     pub(crate) fn from_outcome(outcome: &Outcome, limits: &Limits) -> Self {
         let command = command(outcome.ended, limits);
         let is_good = outcome.ended == EndReason::Exit(0);
@@ -278,7 +281,7 @@ impl CodeResponse {
 }
 
 impl JupyterResponse {
-    /// Creates the response for an error of the sandbox.
+    /// Creates the response for an error of the sandbox itself.
     pub(crate) fn from_sandbox_error(message: String) -> Self {
         JupyterResponse {
             status: Status::SandboxError,
@@ -292,7 +295,7 @@ impl JupyterResponse {
 }
 
 impl CellResponse {
-    /// Converts the result of a cell.
+    /// Converts the result of a session's cell to the format of the API.
     pub(crate) fn from_cell(cell: &Cell) -> Self {
         CellResponse {
             stdout: cell.stdout.text(),
@@ -314,7 +317,7 @@ impl Exception {
     }
 }
 
-/// Creates the result of a command from how it ended, without its output.
+/// Creates the result of a command from the reason why it ended. The output is filled in later.
 pub(crate) fn command(ended: EndReason, limits: &Limits) -> CommandResult {
     let is_late = ended == EndReason::TimeLimit;
     CommandResult {
@@ -327,7 +330,8 @@ pub(crate) fn command(ended: EndReason, limits: &Limits) -> CommandResult {
     }
 }
 
-/// Describes the exceeded memory limit, or returns `None` for other endings.
+/// Describes the memory limit if `ended` states that it was exceeded. Returns `None` for other
+/// reasons.
 pub(crate) fn memory_limit_text(ended: EndReason, limits: &Limits) -> Option<String> {
     match ended {
         EndReason::MemoryLimit => Some(format!(
@@ -343,7 +347,7 @@ fn append_line(text: String, line: &str) -> String {
     format!("{text}{gap}{line}\n")
 }
 
-/// Decodes files from base64. Files without content are ignored.
+/// Decodes the base64-encoded contents of files. Files whose content is `None` are skipped.
 ///
 /// # Errors
 /// Returns an error that names the file if its content is invalid.
@@ -383,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn decoded_skips_empty_and_rejects_invalid_files() {
+    fn files_without_content_are_skipped_and_invalid_base64_is_rejected() {
         let files =
             BTreeMap::from([("a".to_owned(), Some("aGk=".to_owned())), ("b".to_owned(), None)]);
         assert_eq!(

@@ -40,14 +40,14 @@ pub use fusion::{
 };
 use fusion::{LANGUAGES, command, decode_files};
 
-/// Maximum size of a request, in bytes.
+/// Maximum size of a request body, in bytes.
 const MAX_BYTES: usize = 128 << 20;
 
-/// HTTP service for a sandbox.
+/// HTTP service with SandboxFusion's API, which runs code in a sandbox.
 #[derive(Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service(Arc<ServiceInner>);
 
-struct Inner {
+struct ServiceInner {
     sandbox: Sandbox,
     limits: Limits,
     keys: Vec<String>,
@@ -55,19 +55,19 @@ struct Inner {
 }
 
 impl Service {
-    /// Creates a service. Its requests must have one of `keys`, unless `keys` is empty. `limits`
-    /// are the maxima of a request: a larger memory limit is reduced to the maximum, and a longer
-    /// time is rejected.
+    /// Creates a service. Requests must have one of the API keys `keys`; if `keys` is empty, no key
+    /// is required. `limits` are the maxima of a request: a larger memory limit is reduced to the
+    /// maximum, and a longer time is rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
-        Service(Arc::new(Inner { sandbox, limits, keys: keys.to_vec(), access }))
+        Service(Arc::new(ServiceInner { sandbox, limits, keys: keys.to_vec(), access }))
     }
 
-    /// Returns a router with all routes of the service.
+    /// Returns a router with all HTTP routes of the service.
     pub fn router(&self) -> Router {
         let routes = Router::new()
             .route("/run_code", post(run_code))
             .route("/run_jupyter", post(run_jupyter))
-            .route("/protection", get(protection))
+            .route("/protection", get(get_protection))
             .route_layer(from_fn_with_state(self.clone(), authenticate))
             .route("/v1/ping", get(|| async { Json("pong") }))
             .layer(DefaultBodyLimit::max(MAX_BYTES));
@@ -76,21 +76,27 @@ impl Service {
             routes,
             self.0.access.clone(),
             move |_| needs_key,
-            |_, rejection| detail(rejection.status, rejection.message),
+            |_, rejection| detail_response(rejection.status, rejection.message),
         );
         routes.with_state(self.clone())
     }
 
-    /// Returns the limits of a request. `name` is the request's field for the time limit.
+    /// Returns the resource limits of a request. `name` is the name of the request's field for the
+    /// time limit.
     ///
     /// # Errors
     /// Returns an error if the time exceeds the maximum of the service.
-    fn limits(&self, name: &str, seconds: f64, memory_mb: i64) -> Result<Limits, SandboxError> {
+    fn request_limits(
+        &self,
+        name: &str,
+        seconds: f64,
+        memory_mb: i64,
+    ) -> Result<Limits, SandboxError> {
         let max_limits = self.0.limits;
         if seconds > max_limits.seconds {
             return Err(SandboxError::Request(format!(
-                "`{name}` is {seconds}, but this service runs code for at most {} seconds; ask \
-                 for less, or start it with a higher --max-seconds",
+                "the request has `{name}` = {seconds}, but this service runs code for at most \
+                 {} seconds; request less time, or start the service with a higher --max-seconds",
                 max_limits.seconds
             )));
         }
@@ -102,7 +108,7 @@ impl Service {
     }
 }
 
-/// Serves until `stop` completes, and until the requests in flight have ended.
+/// Serves requests until `stop` completes and the requests in progress have ended.
 ///
 /// # Errors
 /// Returns an error if the listener fails.
@@ -114,35 +120,35 @@ pub async fn serve(
     service::serve(service.router(), listener, stop).await
 }
 
-/// Rejects requests without a valid key.
+/// Rejects a request that has no valid API key.
 async fn authenticate(State(service): State<Service>, request: Request, next: Next) -> Response {
     if service::is_valid_key(&service.0.keys, service::key_of(request.headers())) {
         return next.run(request).await;
     }
-    detail(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
+    detail_response(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
 }
 
-/// Creates an error response in FastAPI's format.
-fn detail(status: StatusCode, detail: impl Serialize) -> Response {
+/// Creates an error response in FastAPI's format: `{"detail": …}`.
+fn detail_response(status: StatusCode, detail: impl Serialize) -> Response {
     (status, Json(json!({ "detail": detail }))).into_response()
 }
 
-fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
+fn parse_body<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
     serde_json::from_slice(sent).map_err(|error| SandboxError::Request(error.to_string()))
 }
 
-/// Converts an error of the sandbox: to an HTTP error if the client can act on it, otherwise to the
-/// response of `failed`.
+/// Converts an error of the sandbox to a response: an HTTP error if the client can act on it, and
+/// otherwise the response that `failed` creates.
 fn to_response(error: SandboxError, failed: impl FnOnce(String) -> Response) -> Response {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } => {
-            let mut response = detail(StatusCode::TOO_MANY_REQUESTS, error.to_string());
+            let mut response = detail_response(StatusCode::TOO_MANY_REQUESTS, error.to_string());
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             response
         }
         SandboxError::Request(why) => {
             let wrong = json!([{ "type": "value_error", "loc": ["body"], "msg": why }]);
-            detail(StatusCode::UNPROCESSABLE_ENTITY, wrong)
+            detail_response(StatusCode::UNPROCESSABLE_ENTITY, wrong)
         }
         other => {
             tracing::error!(error = %other, "the sandbox failed");
@@ -151,7 +157,7 @@ fn to_response(error: SandboxError, failed: impl FnOnce(String) -> Response) -> 
     }
 }
 
-async fn protection(State(service): State<Service>) -> Response {
+async fn get_protection(State(service): State<Service>) -> Response {
     let sandbox = &service.0.sandbox;
     let text = json!({
         "protection": sandbox.protection().name(),
@@ -165,7 +171,7 @@ async fn protection(State(service): State<Service>) -> Response {
 
 async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
     let response = async {
-        let request: RunCode = read(&sent)?;
+        let request: RunCode = parse_body(&sent)?;
         let Some(language) = Language::from_name(&request.language) else {
             if !LANGUAGES.contains(&request.language.as_str()) {
                 return Err(SandboxError::Request(format!(
@@ -184,7 +190,11 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
             files: decode_files(&request.files).map_err(SandboxError::Request)?,
             fetch: request.fetch_files,
             environment: Default::default(),
-            limits: service.limits("run_timeout", request.run_timeout, request.memory_limit_mb)?,
+            limits: service.request_limits(
+                "run_timeout",
+                request.run_timeout,
+                request.memory_limit_mb,
+            )?,
         };
         let outcome = service.0.sandbox.run(&run).await?;
         Ok(CodeResponse::from_outcome(&outcome, &run.limits))
@@ -198,7 +208,7 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
 }
 
 async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
-    let response = async { cells(&service, read(&sent)?).await };
+    let response = async { run_cells(&service, parse_body(&sent)?).await };
     match response.await {
         Ok(response) => Json(response).into_response(),
         Err(error) => {
@@ -207,15 +217,20 @@ async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
     }
 }
 
-/// Runs cells up to the last one, or up to one that ends the interpreter.
-async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse, SandboxError> {
+/// Runs the cells of a request in order, up to the last cell or to a cell that ends the
+/// interpreter.
+async fn run_cells(
+    service: &Service,
+    request: RunJupyter,
+) -> Result<JupyterResponse, SandboxError> {
     if request.kernel != "python3" {
         return Err(SandboxError::Request(format!(
             "kernel is {:?}, but must be python3",
             request.kernel
         )));
     }
-    let limits = service.limits("total_timeout", request.total_timeout, request.memory_limit_mb)?;
+    let limits =
+        service.request_limits("total_timeout", request.total_timeout, request.memory_limit_mb)?;
     let files = decode_files(&request.files).map_err(SandboxError::Request)?;
     let options = SessionOptions {
         files,

@@ -198,7 +198,7 @@ async fn invalid_request_returns_422_with_field() {
             "at most 60 seconds",
         ),
         ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 1e999}"#, "range"),
-        ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` is 61"),
+        ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` = 61"),
         ("/run_jupyter", r#"{"cells": [], "kernel": "r"}"#, "kernel"),
     ] {
         let (status, response) = post(&service, path, None, body).await;
@@ -264,7 +264,7 @@ async fn full_queue_returns_429() {
 async fn request_limits_are_capped_by_service() {
     let service = service(Options::default(), &[]).await;
     let service_limits = service.0.limits;
-    let limits = |seconds, memory_mb| service.limits("run_timeout", seconds, memory_mb);
+    let limits = |seconds, memory_mb| service.request_limits("run_timeout", seconds, memory_mb);
     assert_eq!(limits(5.0, 64).unwrap(), Limits { seconds: 5.0, memory_mb: 64, ..service_limits });
     // The maximum time is accepted, and the service chooses the memory limit.
     for memory_mb in [0, -1, i64::MAX] {
@@ -272,7 +272,7 @@ async fn request_limits_are_capped_by_service() {
     }
     let error = limits(service_limits.seconds + 1.0, 64).unwrap_err().to_string();
     assert!(
-        error.contains("`run_timeout` is 61, but this service runs code for at most 60 seconds"),
+        error.contains("`run_timeout` = 61, but this service runs code for at most 60 seconds"),
         "{error}"
     );
 }

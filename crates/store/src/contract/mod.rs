@@ -18,8 +18,8 @@ use levade_tree::{AttemptId, AttemptSlot, Component, Kind, Outcome, Purpose, Seg
 use serde_json::json;
 
 use crate::{
-    AppliedKlPenalty, Attempt, Code, CreditTarget, End, EvalKey, HighEntropy, PolicyPlan, Status,
-    StepPlan, StepReward, Store, StoreError, Tries, WriteOutcome,
+    AppliedKlPenalty, Attempt, AttemptEnd, Code, CreditTarget, EvalKey, HighEntropy, PolicyPlan,
+    Status, StepPlan, StepReward, Store, StoreError, TryCounts, WriteOutcome,
 };
 pub use plans::*;
 pub(crate) use test_data::{attempt, forest, plan, start_of};
@@ -97,9 +97,9 @@ async fn assert_rejected(
 
 /// Writes an attempt in three calls: its start, its segments and its end.
 async fn append_incrementally(store: &TestStore, attempt: &Attempt) -> Result<(), StoreError> {
-    store.start(&start_of(attempt)).await?;
-    store.append(&attempt.id, attempt.trajectory.segments()).await?;
-    store.end(&attempt.id, &attempt.end()).await.map(|_| ())
+    store.start_attempt(&start_of(attempt)).await?;
+    store.append_segments(&attempt.id, attempt.trajectory.segments()).await?;
+    store.end_attempt(&attempt.id, &attempt.end()).await.map(|_| ())
 }
 
 pub async fn record_attempt_is_idempotent_and_rejects_changes(store: TestStore) {
@@ -151,16 +151,16 @@ pub async fn record_attempts_is_atomic(store: TestStore) {
 pub async fn incremental_writes_equal_single_write(store: TestStore) {
     let complete = attempt(store.run(), 0, 0);
     let [root, completion] = complete.trajectory.segments() else { panic!("it has two segments") };
-    assert_eq!(store.start(&start_of(&complete)).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.start_attempt(&start_of(&complete)).await.unwrap(), WriteOutcome::Written);
     let started_attempt = store.attempt(&complete.id).await.unwrap().unwrap();
     assert_eq!(started_attempt, Attempt::from_start(&start_of(&complete)));
     assert_eq!(started_attempt.status, Status::Running);
     assert_eq!(
-        store.append(&complete.id, std::slice::from_ref(root)).await.unwrap(),
+        store.append_segments(&complete.id, std::slice::from_ref(root)).await.unwrap(),
         WriteOutcome::Written
     );
     assert_eq!(
-        store.append(&complete.id, std::slice::from_ref(completion)).await.unwrap(),
+        store.append_segments(&complete.id, std::slice::from_ref(completion)).await.unwrap(),
         WriteOutcome::Written
     );
     let grown = store.attempt(&complete.id).await.unwrap().unwrap();
@@ -168,8 +168,11 @@ pub async fn incremental_writes_equal_single_write(store: TestStore) {
     // The attempt does not count before it has ended.
     assert_eq!(store.last_try(&complete.slot).await.unwrap(), None);
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
-    assert_eq!(store.tries(&complete.slot).await.unwrap(), Tries { next: 1, failed: 0 });
-    assert_eq!(store.end(&complete.id, &complete.end()).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.count_tries(&complete.slot).await.unwrap(), TryCounts { next: 1, failed: 0 });
+    assert_eq!(
+        store.end_attempt(&complete.id, &complete.end()).await.unwrap(),
+        WriteOutcome::Written
+    );
     assert_eq!(store.last_try(&complete.slot).await.unwrap().as_ref(), Some(&complete));
     assert_eq!(store.record_attempt(&complete).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else {
@@ -184,38 +187,49 @@ pub async fn incremental_writes_are_idempotent(store: TestStore) {
     let start = start_of(&complete);
     let segments = complete.trajectory.segments();
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.start(&start).await.unwrap(), expected);
+        assert_eq!(store.start_attempt(&start).await.unwrap(), expected);
     }
-    assert_eq!(store.append(&complete.id, &[]).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.append(&complete.id, &segments[..1]).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(
+        store.append_segments(&complete.id, &[]).await.unwrap(),
+        WriteOutcome::AlreadyRecorded
+    );
+    assert_eq!(
+        store.append_segments(&complete.id, &segments[..1]).await.unwrap(),
+        WriteOutcome::Written
+    );
     // The first of these segments is already recorded.
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.append(&complete.id, segments).await.unwrap(), expected);
+        assert_eq!(store.append_segments(&complete.id, segments).await.unwrap(), expected);
     }
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-        assert_eq!(store.end(&complete.id, &complete.end()).await.unwrap(), expected);
+        assert_eq!(store.end_attempt(&complete.id, &complete.end()).await.unwrap(), expected);
     }
     // A client may repeat an earlier call after the end, for example because its response was lost.
-    assert_eq!(store.start(&start).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    assert_eq!(store.append(&complete.id, segments).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.start_attempt(&start).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(
+        store.append_segments(&complete.id, segments).await.unwrap(),
+        WriteOutcome::AlreadyRecorded
+    );
     assert_eq!(store.attempt(&complete.id).await.unwrap(), Some(complete));
 }
 
 pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let complete = attempt(store.run(), 0, 0);
     let segments = complete.trajectory.segments();
-    assert_rejected(store.append(&complete.id, segments), Code::NotFound).await;
-    store.start(&start_of(&complete)).await.unwrap();
+    assert_rejected(store.append_segments(&complete.id, segments), Code::NotFound).await;
+    store.start_attempt(&start_of(&complete)).await.unwrap();
     let other = crate::AttemptStart { task: json!("another"), ..start_of(&complete) };
-    let text = assert_rejected(store.start(&other), Code::Conflict).await;
+    let text = assert_rejected(store.start_attempt(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
-    store.append(&complete.id, segments).await.unwrap();
+    store.append_segments(&complete.id, segments).await.unwrap();
     let third =
         Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Context, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
-    let text =
-        assert_rejected(store.append(&complete.id, &[third.clone(), changed]), Code::Conflict)
-            .await;
+    let text = assert_rejected(
+        store.append_segments(&complete.id, &[third.clone(), changed]),
+        Code::Conflict,
+    )
+    .await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
     let bad = [
         (
@@ -228,7 +242,8 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
         (Segment { temperature: f32::NAN, ..third.clone() }, "temperature NaN"),
     ];
     for (bad, why) in bad {
-        let text = assert_rejected(store.append(&complete.id, &[bad]), Code::Invalid).await;
+        let text =
+            assert_rejected(store.append_segments(&complete.id, &[bad]), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     // The rejected writes have left no data. A fork at the end of its parent is stored as a plain
@@ -236,7 +251,7 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let at_end = Segment { after: Some(2), ..third.clone() };
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(
-            store.append(&complete.id, std::slice::from_ref(&at_end)).await.unwrap(),
+            store.append_segments(&complete.id, std::slice::from_ref(&at_end)).await.unwrap(),
             expected
         );
     }
@@ -247,24 +262,24 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
 
 pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
     let complete = attempt(store.run(), 0, 0);
-    assert_rejected(store.end(&complete.id, &complete.end()), Code::NotFound).await;
-    store.start(&start_of(&complete)).await.unwrap();
-    let running = End { status: Status::Running, ..complete.end() };
-    let text = assert_rejected(store.end(&complete.id, &running), Code::Invalid).await;
+    assert_rejected(store.end_attempt(&complete.id, &complete.end()), Code::NotFound).await;
+    store.start_attempt(&start_of(&complete)).await.unwrap();
+    let running = AttemptEnd { status: Status::Running, ..complete.end() };
+    let text = assert_rejected(store.end_attempt(&complete.id, &running), Code::Invalid).await;
     assert!(text.contains("an attempt cannot end with the status running"), "{text}");
     append_incrementally(&store, &complete).await.unwrap();
     let more = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
-    let text = assert_rejected(store.append(&complete.id, &[more]), Code::Conflict).await;
+    let text = assert_rejected(store.append_segments(&complete.id, &[more]), Code::Conflict).await;
     assert!(text.contains("is completed and accepts no more writes"), "{text}");
     let other_attempts = [
-        ("outcome", End { outcome: Outcome::initial(), ..complete.end() }),
-        ("outcome", End { status: Status::Superseded, ..complete.end() }),
-        ("score", End { score: Some(0.5), ..complete.end() }),
-        ("reward", End { reward: None, ..complete.end() }),
-        ("reward", End { step_rewards: Vec::new(), ..complete.end() }),
+        ("outcome", AttemptEnd { outcome: Outcome::initial(), ..complete.end() }),
+        ("outcome", AttemptEnd { status: Status::Superseded, ..complete.end() }),
+        ("score", AttemptEnd { score: Some(0.5), ..complete.end() }),
+        ("reward", AttemptEnd { reward: None, ..complete.end() }),
+        ("reward", AttemptEnd { step_rewards: Vec::new(), ..complete.end() }),
     ];
     for (field, other) in other_attempts {
-        let text = assert_rejected(store.end(&complete.id, &other), Code::Conflict).await;
+        let text = assert_rejected(store.end_attempt(&complete.id, &other), Code::Conflict).await;
         assert!(text.contains(&format!("another {field}")), "{text}");
     }
     assert_eq!(store.attempt(&complete.id).await.unwrap(), Some(complete));
@@ -276,7 +291,7 @@ pub async fn writes_reject_mismatched_attempt_ids(store: TestStore) {
     let run = store.run().clone();
     for write in [
         assert_rejected(store.record_attempt(&misnamed), Code::Invalid).await,
-        assert_rejected(store.start(&start_of(&misnamed)), Code::Invalid).await,
+        assert_rejected(store.start_attempt(&start_of(&misnamed)), Code::Invalid).await,
     ] {
         assert!(
             write.contains(&format!("does not match try 3 of its attempt slot in run {run}")),
@@ -290,24 +305,27 @@ pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
     let endless = StepReward { credit_target: CreditTarget::Turn(0), reward: f64::NEG_INFINITY };
     let bad = [
-        ("the score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
-        ("the reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
-        ("the step reward is -inf", Attempt { step_rewards: vec![endless], ..made.clone() }),
+        ("the score of the attempt is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
+        ("the reward of the attempt is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
+        (
+            "the step reward of the attempt is -inf",
+            Attempt { step_rewards: vec![endless], ..made.clone() },
+        ),
     ];
     for (why, bad) in &bad {
         let text = assert_rejected(store.record_attempt(bad), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
-    store.start(&start_of(&made)).await.unwrap();
+    store.start_attempt(&start_of(&made)).await.unwrap();
     for (why, bad) in &bad {
-        let text = assert_rejected(store.end(&made.id, &bad.end()), Code::Invalid).await;
+        let text = assert_rejected(store.end_attempt(&made.id, &bad.end()), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap().unwrap().status, Status::Running);
     // −0 reads back as 0.
-    let zero = End { reward: Some(-0.0), ..made.end() };
-    store.end(&made.id, &zero).await.unwrap();
+    let zero = AttemptEnd { reward: Some(-0.0), ..made.end() };
+    store.end_attempt(&made.id, &zero).await.unwrap();
     let reward = store.attempt(&made.id).await.unwrap().unwrap().reward;
     assert_eq!(reward.map(f64::to_bits), Some(0));
 }
@@ -329,7 +347,10 @@ pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
         append_incrementally(&store, &made).await.unwrap();
         // No number is NaN or −0 here, so equal numbers have equal bits.
         assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));
-        assert_eq!(store.end(&made.id, &made.end()).await.unwrap(), WriteOutcome::AlreadyRecorded);
+        assert_eq!(
+            store.end_attempt(&made.id, &made.end()).await.unwrap(),
+            WriteOutcome::AlreadyRecorded
+        );
     }
 }
 
@@ -355,25 +376,29 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
         // An unscored attempt is not abandoned when its process exits, and accepts no more tokens.
         assert_eq!(store.abandon_running().await.unwrap(), 0);
         let next = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
-        assert_rejected(store.append(&waits.id, &[next]), Code::Conflict).await;
+        assert_rejected(store.append_segments(&waits.id, &[next]), Code::Conflict).await;
         assert_eq!(
-            store.end(&waits.id, &waits.end()).await.unwrap(),
+            store.end_attempt(&waits.id, &waits.end()).await.unwrap(),
             WriteOutcome::AlreadyRecorded
         );
         assert_rejected(
-            store.end(&waits.id, &End { outcome: Outcome::initial(), ..waits.end() }),
+            store
+                .end_attempt(&waits.id, &AttemptEnd { outcome: Outcome::initial(), ..waits.end() }),
             Code::Conflict,
         )
         .await;
         for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
-            assert_eq!(store.end(&scored.id, &scored.end()).await.unwrap(), expected);
+            assert_eq!(store.end_attempt(&scored.id, &scored.end()).await.unwrap(), expected);
         }
         assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
-        assert_eq!(store.tries(&scored.slot).await.unwrap().failed, u32::from(!status.can_count()));
+        assert_eq!(
+            store.count_tries(&scored.slot).await.unwrap().failed,
+            u32::from(!status.can_count())
+        );
         // After its score, the attempt cannot become unscored again or get another score.
-        assert_rejected(store.end(&waits.id, &waits.end()), Code::Conflict).await;
+        assert_rejected(store.end_attempt(&waits.id, &waits.end()), Code::Conflict).await;
         assert_rejected(
-            store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }),
+            store.end_attempt(&waits.id, &AttemptEnd { score: Some(0.5), ..scored.end() }),
             Code::Conflict,
         )
         .await;
@@ -388,7 +413,7 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
             Attempt { trajectory, ..attempt(&run, seed as u32, sample) }
         });
         store.record_attempt(&complete).await.unwrap();
-        store.start(&start_of(&grown)).await.unwrap();
+        store.start_attempt(&start_of(&grown)).await.unwrap();
         let segments = grown.trajectory.segments();
         let mut from = 0;
         while from < segments.len() {
@@ -396,10 +421,10 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
             let to =
                 (from + 1 + (uniform(seed, 1, from as u64) * 3.0) as usize).min(segments.len());
             let again = (uniform(seed, 2, from as u64) * (from + 1) as f64) as usize;
-            store.append(&grown.id, &segments[again..to]).await.unwrap();
+            store.append_segments(&grown.id, &segments[again..to]).await.unwrap();
             from = to;
         }
-        store.end(&grown.id, &grown.end()).await.unwrap();
+        store.end_attempt(&grown.id, &grown.end()).await.unwrap();
         for written in [complete, grown] {
             let read = store.attempt(&written.id).await.unwrap().unwrap();
             assert_eq!(logprob_bits(&read), logprob_bits(&written), "seed {seed}");
@@ -451,7 +476,7 @@ pub async fn tasks_returns_distinct_tasks(store: TestStore) {
         store.record_attempt(&recorded_attempt).await.unwrap();
     }
     let started_attempt = Attempt { task: json!({"q": 3}), ..attempt(&run, 1, 0) };
-    store.start(&start_of(&started_attempt)).await.unwrap();
+    store.start_attempt(&start_of(&started_attempt)).await.unwrap();
     let tasks = store.tasks(Purpose::Train).await.unwrap();
     assert_eq!(tasks, [json!({"q": 1}), json!({"q": 2}), json!({"q": 3})]);
     assert_eq!(store.tasks(Purpose::Eval).await.unwrap(), Vec::<serde_json::Value>::new());
@@ -522,12 +547,15 @@ pub async fn unknown_keys_return_nothing(store: TestStore) {
     let made = attempt(store.run(), 7, 7);
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
     assert_eq!(store.last_try(&made.slot).await.unwrap(), None);
-    assert_eq!(store.tries(&made.slot).await.unwrap(), Tries::default());
-    assert_eq!(store.step(0, 0).await.unwrap(), None);
+    assert_eq!(store.count_tries(&made.slot).await.unwrap(), TryCounts::default());
+    assert_eq!(store.step_plan(0, 0).await.unwrap(), None);
     assert_eq!(store.planned_steps().await.unwrap(), []);
     assert_eq!(store.evals().await.unwrap(), []);
     assert_eq!(store.abandon_running().await.unwrap(), 0);
-    let text =
-        assert_rejected(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
+    let text = assert_rejected(
+        store.append_segments(&made.id, made.trajectory.segments()),
+        Code::NotFound,
+    )
+    .await;
     assert!(text.contains(&made.id.to_string()) && text.contains("start it first"), "{text}");
 }

@@ -10,7 +10,7 @@ fn with_changed_policy(mut plan: StepPlan, change: impl FnOnce(&mut PolicyPlan))
 
 pub async fn record_step_is_idempotent_and_rejects_changes(store: TestStore) {
     let run = store.run().clone();
-    assert_eq!(store.step(1, 2).await.unwrap(), None);
+    assert_eq!(store.step_plan(1, 2).await.unwrap(), None);
     let kl = AppliedKlPenalty { coefficient: 0.1, found: 0.25, rollouts: 3 };
     let high_entropy = HighEntropy { tokens: 9, kept: 2, thresholds: vec![0.1, 0.7] };
     let first = with_changed_policy(plan(&run, &[(0.5, 0.25), (-1.0, 2.0)]), |of| {
@@ -41,7 +41,7 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: TestStore) {
         store.record_step(plan).await.unwrap();
     }
     for plan in [first, later, earlier] {
-        assert_eq!(store.step(plan.phase, plan.step).await.unwrap(), Some(plan));
+        assert_eq!(store.step_plan(plan.phase, plan.step).await.unwrap(), Some(plan));
     }
     assert_eq!(store.planned_steps().await.unwrap(), [(1, 1), (1, 2), (2, 0)]);
     let endless = [
@@ -58,7 +58,7 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: TestStore) {
     for bad in endless {
         assert_rejected(store.record_step(&StepPlan { step: 9, ..bad }), Code::Invalid).await;
     }
-    assert_eq!(store.step(1, 9).await.unwrap(), None);
+    assert_eq!(store.step_plan(1, 9).await.unwrap(), None);
 }
 
 /// Returns the bits of the first numbers of each sequence.
@@ -79,7 +79,7 @@ pub async fn plan_numbers_round_trip_exactly(store: TestStore) {
     }));
     let written = plan(&run, &numbers);
     store.record_step(&written).await.unwrap();
-    let read = store.step(1, 2).await.unwrap().unwrap();
+    let read = store.step_plan(1, 2).await.unwrap().unwrap();
     assert_eq!(number_bits(&read), number_bits(&written));
     assert_eq!(read, written);
     // Plans that differ only in the sign of a zero are different.

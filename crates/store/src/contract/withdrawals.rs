@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::test_data::{attempt, next_try, plan, start_of, train_slot};
 use super::{TestStore, assert_rejected};
-use crate::{Attempt, Code, EvalKey, Status, Tries, WithdrawRequest, Withdrawal};
+use crate::{Attempt, Code, EvalKey, Status, TryCounts, WithdrawRequest, Withdrawal};
 
 fn request(attempts: &[&Attempt], erase: bool) -> WithdrawRequest {
     let attempts = attempts.iter().map(|attempt| attempt.id).collect();
@@ -35,10 +35,10 @@ pub async fn withdrawn_attempt_leaves_every_list(store: TestStore) {
     let listed = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(listed.iter().map(|summary| summary.id).collect::<Vec<_>>(), [kept.id]);
     assert_eq!(store.failures(Purpose::Train).await.unwrap(), []);
-    assert_eq!(store.tries(&withdrawn.slot).await.unwrap(), Tries { next: 1, failed: 1 });
+    assert_eq!(store.count_tries(&withdrawn.slot).await.unwrap(), TryCounts { next: 1, failed: 1 });
     for write in [
-        assert_rejected(store.start(&start_of(&withdrawn)), Code::Conflict).await,
-        assert_rejected(store.end(&withdrawn.id, &withdrawn.end()), Code::Conflict).await,
+        assert_rejected(store.start_attempt(&start_of(&withdrawn)), Code::Conflict).await,
+        assert_rejected(store.end_attempt(&withdrawn.id, &withdrawn.end()), Code::Conflict).await,
         assert_rejected(store.record_attempt(&withdrawn), Code::Conflict).await,
     ] {
         assert!(write.contains(&withdrawn.slot.to_string()) || write.contains("withdrawn"));
@@ -60,7 +60,7 @@ pub async fn withdraw_task_includes_every_try(store: TestStore) {
     store.record_attempts(&tries).await.unwrap();
     store.record_attempt(&other).await.unwrap();
     let running = Attempt { task: task.clone(), ..attempt(&run, 5, 0) };
-    store.start(&start_of(&running)).await.unwrap();
+    store.start_attempt(&start_of(&running)).await.unwrap();
     let request =
         WithdrawRequest { tasks: vec![task], task: Some("t".into()), ..WithdrawRequest::default() };
     let added = store.withdraw(&request).await.unwrap();
@@ -104,7 +104,7 @@ pub async fn erasure_removes_texts_and_keeps_plans(store: TestStore) {
     };
     assert_eq!(stored, empty);
     assert_eq!(store.attempt(&kept.id).await.unwrap(), Some(kept.clone()));
-    assert_eq!(store.step(1, 2).await.unwrap(), Some(planned));
+    assert_eq!(store.step_plan(1, 2).await.unwrap(), Some(planned));
     assert_eq!(store.evals().await.unwrap(), [(key, quote(""))]);
     assert_eq!(store.tasks(Purpose::Train).await.unwrap(), [kept.task]);
 }

@@ -5,15 +5,14 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// A source of the current time.
+/// A source of the current time, which tests can replace.
 pub trait Clock: Debug + Send + Sync {
     /// Returns the current time as a Unix timestamp in seconds. It never goes backward.
     fn now(&self) -> f64;
 }
 
-/// The time of the system at the creation of this value, and the time that has passed since. A
-/// change of the system's time therefore neither expires nor extends a lease while the process
-/// runs.
+/// A clock that reads the system's time once, at its creation, and then adds the elapsed monotonic
+/// time. A later change of the system's time therefore neither expires nor extends a lease.
 #[derive(Debug)]
 pub struct SystemClock {
     start: Instant,
@@ -34,17 +33,18 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that tests set.
+/// A clock for tests, which shows the time that the test sets.
 #[derive(Debug)]
 pub struct ManualClock(Mutex<f64>);
 
 impl ManualClock {
-    /// Creates a clock that shows `now`.
+    /// Creates a clock that shows the Unix timestamp `now`, in seconds.
     pub fn new(now: f64) -> Self {
         ManualClock(Mutex::new(now))
     }
 
-    /// Adds `seconds` to the clock. A negative number moves it backward, as a broken clock would.
+    /// Adds `seconds` to the time that the clock shows. A negative number moves the clock backward,
+    /// like a faulty system clock.
     pub fn advance(&self, seconds: f64) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) += seconds;
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Code, StoreError};
 
-/// Reason why a call failed.
+/// Reason why a call of the rollout store failed.
 #[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutError {
@@ -22,20 +22,20 @@ pub enum RolloutError {
         /// Id of the try.
         try_id: String,
     },
-    /// The rollout has no try.
+    /// The rollout has no try, because no worker has leased it yet.
     #[error("No attempts found for rollout {rollout_id}; lease the rollout first")]
     NoTries {
         /// Id of the rollout.
         rollout_id: String,
     },
-    /// The lease has ended, so that its report does not count.
+    /// The lease has ended, so a report of its worker is rejected.
     #[error(
         "the lease of try {number} of rollout {rollout_id} is lost: {reason}; stop working on it"
     )]
     Lost {
         /// Id of the rollout.
         rollout_id: String,
-        /// Number of the try.
+        /// Number of the try that the lease belongs to.
         number: u32,
         /// Event that ended the lease.
         reason: String,
@@ -50,16 +50,16 @@ pub enum RolloutError {
         /// Id of the rollout under the key.
         rollout_id: String,
     },
-    /// An argument is invalid. The text names the argument and the reason.
+    /// An argument of the call is invalid. The text names the argument and the reason.
     #[error("{0}")]
     Invalid(String),
-    /// The backend of the store failed.
+    /// The storage backend failed.
     #[error(transparent)]
     Store(StoreError),
 }
 
 impl RolloutError {
-    /// Returns the kind of the error.
+    /// Returns the category of the error.
     pub fn code(&self) -> Code {
         match self {
             RolloutError::UnknownRollout { .. }
@@ -73,7 +73,8 @@ impl RolloutError {
 }
 
 impl From<StoreError> for RolloutError {
-    /// Restores an error that an operation of a backend returned.
+    /// Converts an error of the storage backend. A [`RolloutError`] that an operation wrapped as
+    /// its cause is returned unchanged.
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Failed { source, code, location, action, key } => {

@@ -13,8 +13,9 @@
 //!   [`update_rollout`](Rollouts::update_rollout) goes to the end.
 //! - **One clock.** Leases and timeouts are measured by the [`Clock`] of the store.
 //! - **Durable.** A write that returned survives a crash, if the store is a file.
-//! - **Waits have a deadline.** [`lease`](Rollouts::lease), [`changes`](Rollouts::changes) and
-//!   [`wait_finished`](Rollouts::wait_finished) return when their wait is over.
+//! - **Waits have a deadline.** [`lease_rollouts`](Rollouts::lease_rollouts),
+//!   [`wait_for_changes`](Rollouts::wait_for_changes) and
+//!   [`wait_until_finished`](Rollouts::wait_until_finished) return when their wait is over.
 //!
 //! # Life of a rollout
 //! `queuing` → `preparing` (leased) → `running` (first report) → `succeeded`, `failed` or, if the
@@ -40,18 +41,18 @@ use async_trait::async_trait;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::RolloutError;
 pub use query::{
-    LeaseRequest, Logic, Order, Page, PageRequest, ResourcesFilter, RolloutFilter, SpanFilter,
-    TextFilter, WorkerFilter,
+    LeaseRequest, LogicalOperator, Page, PageRequest, ResourcesFilter, RolloutFilter, SortOrder,
+    SpanFilter, TextFilter, WorkerFilter,
 };
 pub use types::{
     ANNOUNCEMENT_KEY, DEFAULT_QUEUE, Json, Lease, LeaseEnd, NewRollout, NewSpan, Resources,
-    Rollout, RolloutConfig, RolloutStatus, RolloutUpdate, Span, SpanOutcome, Statistics, Try,
-    TryName, TryStatus, TryUpdate, Worker, WorkerStatus,
+    Rollout, RolloutConfig, RolloutStatistics, RolloutStatus, RolloutUpdate, Span, SpanOutcome,
+    Try, TrySelector, TryStatus, TryUpdate, Worker, WorkerStatus,
 };
 
 use crate::WriteOutcome;
 
-/// Result of a call.
+/// Result of a call of the rollout store.
 pub type Result<T> = std::result::Result<T, RolloutError>;
 
 /// A store of rollouts. Share it as `Arc<dyn Rollouts>`.
@@ -63,23 +64,25 @@ pub trait Rollouts: Debug + Send + Sync {
     /// Returns the location of the store for messages: a file path, a URL, or `memory:`.
     fn location(&self) -> &str;
 
-    /// Returns the current time of the store's clock.
+    /// Returns the current time of the store's clock, as a Unix timestamp in seconds.
     fn now(&self) -> f64;
 
-    /// Adds rollouts to the ends of their queues, and returns them in the order of `new`. A rollout
-    /// whose id or key is known is not added again.
+    /// Appends rollouts to their queues, and returns the rollouts in the order of `new`. A rollout
+    /// whose id or idempotency key is already known is not added again; the existing rollout is
+    /// returned.
     ///
     /// # Errors
     /// Returns [`RolloutError::Conflict`] if the rollout under a key has another input.
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>>;
 
-    /// Creates a rollout with its first try, past the queue.
+    /// Creates a rollout and starts its first try at once, without a queue.
     ///
     /// # Errors
     /// Returns [`RolloutError::Conflict`] if a rollout with the id or the key exists.
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout>;
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout>;
 
-    /// Starts another try of a rollout, whatever its status and its maximum number of tries.
+    /// Starts another try of a rollout, whatever the status of the rollout and the maximum number
+    /// of tries.
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
@@ -92,7 +95,7 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>>;
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>>;
 
     /// Reports that a try is in progress, and returns the time until which the next report must
     /// arrive. Returns `None` if the try has no such timeout. Revives an unresponsive try.
@@ -100,65 +103,74 @@ pub trait Rollouts: Debug + Send + Sync {
     /// # Errors
     /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
     /// ended.
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>>;
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>>;
 
-    /// Ends a lease. Repeating the same end is a no-op.
+    /// Ends the lease of a try. Repeating the same end is a no-op.
     ///
     /// # Errors
     /// Returns [`RolloutError::Lost`] if a later try has started, or if the try or its rollout has
     /// already ended differently.
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
         metadata: Option<Json>,
     ) -> Result<WriteOutcome>;
 
-    /// Cancels rollouts that have not ended, and returns their number. Unknown ids are ignored.
-    /// Workers learn this from their next heartbeat.
+    /// Cancels the rollouts in `ids` that have not ended, and returns the number of cancelled
+    /// rollouts. Unknown ids are ignored. A worker learns of the cancellation from its next
+    /// heartbeat.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn cancel(&self, ids: &[String]) -> Result<u64>;
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64>;
 
     /// Ends the tries that exceeded a timeout, and returns them. Their rollouts are queued again or
     /// fail.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn expire(&self) -> Result<Vec<Try>>;
+    async fn expire_tries(&self) -> Result<Vec<Try>>;
 
-    /// Replaces fields of a rollout. Tries and workers are not changed.
+    /// Replaces fields of a rollout. The tries of the rollout and their workers are not changed.
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
     async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout>;
 
-    /// Replaces fields of a try. If the try is the latest one, its rollout follows its status,
-    /// unless the rollout is cancelled.
+    /// Replaces fields of a try. If the try is the latest one of its rollout, the status of the
+    /// rollout is updated to match, unless the rollout is cancelled.
     ///
     /// # Errors
     /// Returns an error if the rollout or the try does not exist.
-    async fn update_try(&self, rollout_id: &str, name: &TryName, update: &TryUpdate)
-    -> Result<Try>;
+    async fn update_try(
+        &self,
+        rollout_id: &str,
+        name: &TrySelector,
+        update: &TryUpdate,
+    ) -> Result<Try>;
 
-    /// Returns a rollout, or `None` if it does not exist.
+    /// Returns the rollout with the id `rollout_id`, or `None` if it does not exist.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>>;
 
-    /// Returns the rollouts that match.
+    /// Returns one page of the rollouts that match `filter`.
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if rollouts have no field with the name to sort by.
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>>;
+    async fn query_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>>;
 
-    /// Returns the tries of a rollout, or none if it does not exist.
+    /// Returns one page of the tries of a rollout. The page is empty if the rollout does not exist.
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if tries have no field with the name to sort by.
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>>;
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>>;
 
     /// Returns at most `max` rollouts that changed after the sequence number `since`, in the order
     /// of their last change. Also returns the sequence number for the next call. If no rollout has
@@ -166,30 +178,35 @@ pub trait Rollouts: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)>;
+    async fn wait_for_changes(
+        &self,
+        since: u64,
+        max: usize,
+        wait: Duration,
+    ) -> Result<(Vec<Rollout>, u64)>;
 
     /// Waits until all known rollouts of `ids` have ended, or for at most `wait`. Returns the
     /// rollouts that have ended, in the order of `ids`.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>>;
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>>;
 
-    /// Adds a version of resources. If `id` is `None`, generates an id.
+    /// Adds a version of the resources with the id `id`. If `id` is `None`, an id is generated.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources>;
 
-    /// Returns a version of resources, or `None` if it does not exist. The default is the latest
-    /// version. Without an id, returns the resources that were added last, except resources that
-    /// announce a run ([`ANNOUNCEMENT_KEY`]).
+    /// Returns a version of the resources with the id `id`, or `None` if that version does not
+    /// exist. If `version` is `None`, returns the latest version. If `id` is `None`, returns the
+    /// resources that were added last, except resources that announce a run ([`ANNOUNCEMENT_KEY`]).
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>>;
 
-    /// Returns the latest versions of the resources that match.
+    /// Returns one page of the latest versions of the resources that match `filter`.
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if resources have no field with the name to sort by.
@@ -199,35 +216,41 @@ pub trait Rollouts: Debug + Send + Sync {
         page: &PageRequest,
     ) -> Result<Page<Resources>>;
 
-    /// Records a heartbeat of a worker. `None` keeps the statistics of the previous one.
+    /// Records a heartbeat of a worker. If `stats` is `None`, the statistics of the previous
+    /// heartbeat are kept.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker>;
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker>;
 
-    /// Returns a worker, or `None` if it is unknown.
+    /// Returns the worker with the id `id`, or `None` if the worker is unknown.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn worker(&self, id: &str) -> Result<Option<Worker>>;
 
-    /// Returns the workers that match.
+    /// Returns one page of the workers that match `filter`.
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if workers have no field with the name to sort by.
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>>;
+    async fn query_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>>;
 
-    /// Adds spans, and returns one outcome for each. A stored span is a report of its try.
+    /// Stores trace spans, and returns one outcome for each span. A stored span counts as a
+    /// progress report of its try.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
     async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>>;
 
-    /// Returns the spans that match.
+    /// Returns one page of the spans that match `filter`.
     ///
     /// # Errors
     /// Returns [`RolloutError::Invalid`] if spans have no field with the name to sort by.
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>>;
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>>;
 
     /// Reserves `count` consecutive sequence numbers for spans of a rollout, and returns the first
     /// number. The numbers are above those of all stored spans. The rollout may be unknown.
@@ -236,9 +259,9 @@ pub trait Rollouts: Debug + Send + Sync {
     /// Returns an error if the backend fails.
     async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64>;
 
-    /// Returns the number of stored rows.
+    /// Returns the numbers of stored rollouts, tries, spans, resources and workers.
     ///
     /// # Errors
     /// Returns an error if the backend fails.
-    async fn statistics(&self) -> Result<Statistics>;
+    async fn statistics(&self) -> Result<RolloutStatistics>;
 }

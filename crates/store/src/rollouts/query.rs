@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{RolloutStatus, TryName, WorkerStatus};
+use super::types::{RolloutStatus, TrySelector, WorkerStatus};
 
-/// How the conditions of a query are combined.
+/// Logical operator that combines the conditions of a query.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Logic {
+pub enum LogicalOperator {
     /// All conditions must hold.
     #[default]
     And,
@@ -17,109 +17,109 @@ pub enum Logic {
     Or,
 }
 
-/// Direction of an order. Rows with equal values are in the order of their creation.
+/// Sort direction. Rows with equal values are sorted by creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// Ascending: the smallest value is first.
+pub enum SortOrder {
+    /// Ascending: the smallest value comes first.
     #[default]
     Asc,
-    /// Descending: the largest value is first.
+    /// Descending: the largest value comes first.
     Desc,
 }
 
-/// Part of a result, and its order.
+/// Selects a page of a result, and the order of its rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRequest {
-    /// Maximum number of rows, at least 1. `None` returns all.
+    /// Maximum number of rows on the page, at least 1. `None` returns all rows.
     pub limit: Option<u64>,
-    /// Number of rows to skip.
+    /// Number of rows to skip before the page.
     pub offset: u64,
-    /// Serialized name of the field to sort by. `None` sorts by creation. Rows without a value sort
-    /// as the latest time, the empty text or 0.
+    /// Serialized name of the field to sort by. `None` sorts by creation. A row without a value is
+    /// sorted as if the value were the latest time, the empty text or 0.
     pub sort_by: Option<String>,
-    /// Direction of the order.
-    pub order: Order,
+    /// Direction in which the rows are sorted.
+    pub order: SortOrder,
 }
 
 impl Default for PageRequest {
     /// Selects all rows in the order of their creation.
     fn default() -> Self {
-        PageRequest { limit: None, offset: 0, sort_by: None, order: Order::Asc }
+        PageRequest { limit: None, offset: 0, sort_by: None, order: SortOrder::Asc }
     }
 }
 
-/// Part of a result.
+/// One page of a query's result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page<T> {
     /// Rows of the page.
     pub items: Vec<T>,
-    /// Number of rows that match, on all pages.
+    /// Number of matching rows on all pages.
     pub total: u64,
 }
 
-/// Filter of rollouts. An empty list matches no rollout; `None` sets no condition.
+/// Conditions on rollouts. An empty list matches no rollout, and `None` sets no condition.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RolloutFilter {
-    /// Permitted statuses of the rollout.
+    /// Permitted statuses of the rollout. `None` permits every status.
     pub status_in: Option<Vec<RolloutStatus>>,
-    /// Permitted ids of the rollout.
+    /// Permitted ids of the rollout. `None` permits every id.
     pub id_in: Option<Vec<String>>,
-    /// Text that the id contains.
+    /// Text that the id of the rollout must contain. `None` sets no condition.
     pub id_contains: Option<String>,
-    /// How the conditions are combined.
-    pub logic: Logic,
+    /// Logical operator that combines the conditions.
+    pub logic: LogicalOperator,
 }
 
-/// Filter of workers. An empty list matches no worker; `None` sets no condition.
+/// Conditions on workers. An empty list matches no worker, and `None` sets no condition.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerFilter {
-    /// Permitted statuses of the worker.
+    /// Permitted statuses of the worker. `None` permits every status.
     pub status_in: Option<Vec<WorkerStatus>>,
-    /// Text that the id contains.
+    /// Text that the id of the worker must contain. `None` sets no condition.
     pub id_contains: Option<String>,
-    /// How the conditions are combined.
-    pub logic: Logic,
+    /// Logical operator that combines the conditions.
+    pub logic: LogicalOperator,
 }
 
-/// Filter of resources. All conditions must hold.
+/// Conditions on resources, all of which must hold.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ResourcesFilter {
-    /// Required id. `None` sets no condition.
+    /// Id that the resources must have. `None` sets no condition.
     pub id: Option<String>,
-    /// Text that the id contains.
+    /// Text that the id of the resources must contain. `None` sets no condition.
     pub id_contains: Option<String>,
-    /// Whether resources that announce a run to runners do not match.
+    /// Whether to leave out resources that announce a run to runners.
     #[serde(default)]
     pub without_announcements: bool,
 }
 
-/// A condition on a text: its value, and a text that it contains.
+/// A condition on a text field of a span: equality, or a text that the field contains.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct TextFilter {
-    /// Required value. `None` sets no condition.
+    /// Text that the field must equal. `None` sets no condition.
     pub exact: Option<String>,
-    /// Text that the value contains.
+    /// Text that the field must contain. `None` sets no condition.
     pub contains: Option<String>,
 }
 
 /// Conditions on the spans of one rollout.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SpanFilter {
-    /// Id of the rollout, which always must match.
+    /// Id of the rollout, which must always match, whatever `logic` is.
     pub rollout_id: String,
-    /// Try, which always must match if it is set.
-    pub try_name: Option<TryName>,
-    /// Condition on the id of the trace.
+    /// Try of the rollout, which must always match, whatever `logic` is. `None` permits every try.
+    pub try_name: Option<TrySelector>,
+    /// Condition on the id of the span's trace.
     pub trace_id: TextFilter,
     /// Condition on the id of the span.
     pub span_id: TextFilter,
-    /// Condition on the id of the parent.
+    /// Condition on the id of the parent span.
     pub parent_id: TextFilter,
-    /// Condition on the name.
+    /// Condition on the name of the span.
     pub name: TextFilter,
-    /// How the conditions on texts are combined.
-    pub logic: Logic,
+    /// Logical operator that combines the conditions on texts.
+    pub logic: LogicalOperator,
 }
 
 impl SpanFilter {
@@ -133,24 +133,25 @@ impl SpanFilter {
             span_id: any(),
             parent_id: any(),
             name: any(),
-            logic: Logic::And,
+            logic: LogicalOperator::And,
         }
     }
 }
 
-/// Request to lease rollouts.
+/// A worker's request to lease queued rollouts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LeaseRequest {
-    /// Queues to lease from. The order of leases is by priority, then by age, across all of them.
+    /// Names of the queues to lease from. Rollouts of all these queues are leased by priority, then
+    /// by age.
     pub queues: Vec<String>,
-    /// Maximum number of leases.
+    /// Maximum number of rollouts to lease.
     pub max: usize,
-    /// Id of the worker.
+    /// Id of the worker that requests the leases. `None` for an anonymous worker.
     pub worker: Option<String>,
-    /// Timeout for the next report of a try, in addition to the timeouts of the rollout's
+    /// Timeout for the next progress report of a try, in addition to the timeouts in the rollout's
     /// configuration. `None` adds no timeout.
     pub ttl: Option<Duration>,
-    /// Maximum wait for a first rollout. Zero returns at once.
+    /// Maximum wait for the first rollout if the queues are empty. Zero returns at once.
     pub wait: Duration,
     /// Idempotency key, unique to this request. A repeated request with the same key returns the
     /// leases of the first request that are still in progress. If none is in progress, it leases
@@ -160,7 +161,7 @@ pub struct LeaseRequest {
 }
 
 impl LeaseRequest {
-    /// Requests at most `max` rollouts of the default queue, without a wait.
+    /// Creates a request for at most `max` rollouts of the default queue, without a wait.
     pub fn new(max: usize, worker: Option<&str>) -> Self {
         LeaseRequest {
             queues: vec![super::DEFAULT_QUEUE.to_owned()],

@@ -24,99 +24,107 @@ use rusqlite::limits::Limit;
 use rusqlite::{Connection, OptionalExtension};
 use serde::Serialize;
 
-use super::schema::{open_error, run_of};
+use super::schema::{open_error, read_run_id};
 use super::{attempts, evals, ledger, withdrawals};
 use crate::error::{Code, Failure};
 use crate::{EvalKey, StoreError};
 use damaged_file::OpenedStore;
-use rescue::Rescue;
+use rescue::RescueFile;
 
-/// Maximum number of messages that SQLite's own check returns.
+/// Maximum number of messages that SQLite's `integrity_check` returns.
 const MAX_SQLITE_MESSAGES: u32 = 100;
 
-/// Maximum number of consecutive keys that are tried after a row that cannot be read.
+/// Maximum number of keys that are skipped in search of the next readable row of a table.
 const MAX_SKIPPED_KEYS: u32 = 10_000;
 
-/// Advice if the id of the run is damaged.
+/// Advice that is appended to findings about a damaged run id.
 const RUN_HINT: &str = "If the directory of the run is checked instead of the file, the id is \
                         taken from the recipe.";
 
-/// Result of a check.
+/// Result of checking the SQLite file of a run for damage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckReport {
-    /// Path of the file.
+    /// Path of the checked file.
     pub location: String,
-    /// Id of the run. `None` if it cannot be read.
+    /// Id of the run. `None` if the id cannot be determined.
     pub run: Option<String>,
-    /// Numbers of whole and lost attempts.
+    /// Numbers of intact and lost attempts.
     pub attempts: ValueCounts,
-    /// Numbers of whole and lost step plans.
+    /// Numbers of intact and lost step plans.
     pub plans: ValueCounts,
-    /// Numbers of whole and lost evaluations.
+    /// Numbers of intact and lost evaluations.
     pub evaluations: ValueCounts,
-    /// Number of rows without a checksum, because an earlier build wrote them.
+    /// Number of rows without a checksum, which a build without checksums wrote.
     pub rows_without_checksum: u64,
-    /// Everything that is wrong. Empty if the file is not damaged.
+    /// All problems that were found. Empty if the file is not damaged.
     pub findings: Vec<Finding>,
-    /// Path of the file with the rescued values. `None` if none was requested or possible.
+    /// Path of the new file with the rescued values. `None` if no rescue was requested or possible.
     pub rescued: Option<PathBuf>,
 }
 
-/// Numbers of values of one kind.
+/// Numbers of intact and lost values of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct ValueCounts {
-    /// Number of values that are whole.
+    /// Number of intact values.
     pub whole: u64,
-    /// Number of lost values. Values that have left no trace in the file are not counted.
+    /// Number of values known to be lost. Values that have left no trace in the file are not
+    /// counted.
     pub lost: u64,
 }
 
-/// Something that is wrong with a file.
+/// A problem that the check of a file found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Kind of the problem.
     pub kind: FindingKind,
-    /// Key of the affected value, such as `train/1/3/0/2`.
+    /// Key of the affected value, such as `train/1/3/0/2` for an attempt.
     pub subject: String,
-    /// Sentence that describes the problem.
+    /// Sentence that describes the problem to the user.
     pub message: String,
 }
 
-/// Kind of a [`Finding`].
+/// Kind of a problem that the check of a file found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
-    /// SQLite found a broken structure. If no value is lost, an index or free space is affected.
+    /// SQLite found a broken structure. If no value is lost, only an index or free space is
+    /// affected.
     Structure,
-    /// The header of the file does not fit its contents.
+    /// The header of the file does not match the contents of the file.
     Header,
     /// The id of the run is damaged.
     Run,
-    /// An attempt is missing or damaged.
+    /// An attempt is missing or damaged, and is lost.
     Attempt,
-    /// A step plan is lost.
+    /// A step plan is missing or damaged, and is lost.
     Plan,
-    /// A step plan is whole, but trains on attempts that are lost.
+    /// A step plan is intact, but trains on attempts that are lost.
     PlannedAttempt,
-    /// An evaluation is missing or damaged.
+    /// An evaluation is damaged, and is lost.
     Evaluation,
-    /// The tombstones of withdrawn attempts, with the reasons, are missing or damaged.
+    /// The tombstones of withdrawn attempts, which contain the reasons, are missing or damaged.
     Withdrawal,
 }
 
 impl CheckReport {
-    /// Returns whether nothing is wrong.
+    /// Returns whether the check found no problem.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
 
-    fn find(&mut self, kind: FindingKind, subject: impl Into<String>, message: impl Into<String>) {
+    fn add_finding(
+        &mut self,
+        kind: FindingKind,
+        subject: impl Into<String>,
+        message: impl Into<String>,
+    ) {
         self.findings.push(Finding { kind, subject: subject.into(), message: message.into() });
     }
 }
 
-/// Checks the SQLite file of a run. `expected` is the id of the run if it is known; it replaces a
-/// damaged id in the file. If `rescue_to` is set, writes all whole values to a new file there.
+/// Checks the SQLite file of a run for damage. `expected` is the id of the run if it is known; it
+/// replaces a damaged id in the file. If `rescue_to` is set, writes all intact values to a new file
+/// at that path.
 ///
 /// Blocks the calling thread. Another process can write the file at the same time; the check sees
 /// one snapshot.
@@ -150,9 +158,10 @@ pub fn check_file(
         findings: Vec::new(),
         rescued: None,
     };
-    let OpenedStore { connection, is_restored, .. } = &damaged_file::open(file, expected)?;
+    let OpenedStore { connection, is_restored, .. } =
+        &damaged_file::open_damaged_file(file, expected)?;
     if *is_restored {
-        report.find(
+        report.add_finding(
             FindingKind::Header,
             "the header",
             "The header of the file does not fit its contents: the file is truncated, or its first \
@@ -168,9 +177,9 @@ pub fn check_file(
     opened.map_err(|source| open_error(file, source))?;
     check_structure(connection, &mut report);
     let last_row = last_attempt_row(connection, bytes);
-    let run = find_run(connection, file, expected, last_row, &mut report);
+    let run = determine_run_id(connection, file, expected, last_row, &mut report);
     let mut rescue = match (&run, rescue_to) {
-        (Some(run), Some(path)) => Some(Rescue::create(path, run)?),
+        (Some(run), Some(path)) => Some(RescueFile::create(path, run)?),
         _ => None,
     };
     if let Some(run) = &run {
@@ -187,7 +196,7 @@ pub fn check_file(
     Ok(report)
 }
 
-/// Runs SQLite's own check.
+/// Runs SQLite's `integrity_check` and adds its messages to `report`.
 fn check_structure(connection: &Connection, report: &mut CheckReport) {
     let query = format!("PRAGMA integrity_check({MAX_SQLITE_MESSAGES})");
     let mut messages = Vec::new();
@@ -195,7 +204,7 @@ fn check_structure(connection: &Connection, report: &mut CheckReport) {
         messages.push(error.to_string());
     }
     for message in messages.iter().filter(|message| *message != "ok") {
-        report.find(
+        report.add_finding(
             FindingKind::Structure,
             "the file",
             format!("SQLite reports a broken structure: {message}."),
@@ -203,7 +212,8 @@ fn check_structure(connection: &Connection, report: &mut CheckReport) {
     }
 }
 
-/// Adds the lines of a query's texts to `lines`: after an error, those before it.
+/// Appends the lines of all texts that `query` returns to `lines`. After an error, `lines` contains
+/// the lines that were read before it.
 fn read_lines(
     connection: &Connection,
     query: &str,
@@ -218,7 +228,7 @@ fn read_lines(
     Ok(())
 }
 
-/// Returns the largest row that an attempt can have.
+/// Returns an upper bound of the row ids of attempts in a file with `bytes` bytes.
 fn last_attempt_row(connection: &Connection, bytes: u64) -> i64 {
     let queries = ["SELECT max(id) FROM attempts", "SELECT max(attempt) FROM segments"];
     let found = queries.map(|query| {
@@ -235,45 +245,50 @@ fn last_attempt_row(connection: &Connection, bytes: u64) -> i64 {
     }
 }
 
-/// Returns the id of the run. If the stored id and the expected id differ, returns the id from
-/// which the ids of attempts are derived. If no attempt is readable, returns the expected id.
-fn find_run(
+/// Determines the id of the run. If the stored id and `expected` differ, returns the id from which
+/// the ids of the attempts are derived. If no attempt is readable, returns `expected`.
+fn determine_run_id(
     connection: &Connection,
     file: &Path,
     expected: Option<&RunId>,
     last_row: i64,
     report: &mut CheckReport,
 ) -> Option<RunId> {
-    let stored = run_of(connection, file).ok();
+    let stored = read_run_id(connection, file).ok();
     let known: Vec<RunId> = [stored.as_ref(), expected].into_iter().flatten().cloned().collect();
     let named =
-        known.into_iter().find(|run| damaged_file::names_attempts(connection, run, last_row));
+        known.into_iter().find(|run| damaged_file::matches_attempt_ids(connection, run, last_row));
     let is_named = named.is_some();
     let run = named.or_else(|| expected.cloned()).or_else(|| stored.clone());
     if run.is_none() || run != stored {
-        let id = run.as_ref().map_or("It is unknown".to_owned(), |run| format!("It is {run}"));
-        let message = format!("The id of the run is damaged. {id}. {RUN_HINT}");
-        report.find(FindingKind::Run, "the run", message);
+        let id = run.as_ref().map_or("the correct id is unknown".to_owned(), |run| {
+            format!("the correct id is {run}")
+        });
+        let message = format!("The id of the run is damaged: {id}. {RUN_HINT}");
+        report.add_finding(FindingKind::Run, "the run", message);
     } else if !is_named && last_row > 0 && expected.is_none() {
-        let message = format!("The id of the run does not match its first attempts. {RUN_HINT}");
-        report.find(FindingKind::Run, "the run", message);
+        let message = format!(
+            "The id of the run does not match the ids of its first attempts, which are derived \
+             from it. {RUN_HINT}"
+        );
+        report.add_finding(FindingKind::Run, "the run", message);
     }
     run
 }
 
-/// Checks all attempts and returns the ids of those that are whole.
+/// Checks all attempts, adds the intact ones to `rescue`, and returns the ids of the intact ones.
 fn check_attempts(
     connection: &Connection,
     run: &RunId,
     last_row: i64,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<HashSet<AttemptId>, StoreError> {
     let mut whole = HashSet::new();
     // Rows with the same reason, about which nothing else is known, are reported as one finding.
     let mut unknown: Option<(i64, i64, String)> = None;
     for row in 1..=last_row {
-        let reason = match attempts::read_row(connection, run, row) {
+        let reason = match attempts::read_attempt_row(connection, run, row) {
             Ok(Some(attempt)) => {
                 if whole.insert(attempt.id) {
                     report.attempts.whole += 1;
@@ -283,29 +298,30 @@ fn check_attempts(
                 }
                 continue;
             }
-            Ok(None) => "its row is missing".to_owned(),
+            Ok(None) => "the row is missing".to_owned(),
             Err(failure) => describe_failure(failure),
         };
         report.attempts.lost += 1;
-        if let Some(slot) = attempts::slot_of(connection, run, row) {
+        if let Some(slot) = attempts::read_slot_name(connection, run, row) {
             let message = format!("Attempt {slot} is lost: {reason}.");
-            report.find(FindingKind::Attempt, slot, message);
+            report.add_finding(FindingKind::Attempt, slot, message);
             continue;
         }
         match &mut unknown {
             Some((_, last, same)) if *last == row - 1 && *same == reason => *last = row,
             _ => {
-                report_rows(unknown.take(), report);
+                report_lost_rows(unknown.take(), report);
                 unknown = Some((row, row, reason));
             }
         }
     }
-    report_rows(unknown, report);
+    report_lost_rows(unknown, report);
     Ok(whole)
 }
 
-/// Reports attempts about which only the row numbers are known: first row, last row, reason.
-fn report_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
+/// Reports lost attempts of which only the row numbers are known. `rows` contains the first row,
+/// the last row and the reason.
+fn report_lost_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
     let Some((first, last, reason)) = rows else { return };
     let (subject, attempts) = if first == last {
         (format!("row {first}"), format!("The attempt in row {first} is lost"))
@@ -313,19 +329,20 @@ fn report_rows(rows: Option<(i64, i64, String)>, report: &mut CheckReport) {
         let rows = format!("rows {first} to {last}");
         (rows.clone(), format!("The attempts in {rows} are lost"))
     };
-    report.find(FindingKind::Attempt, subject, format!("{attempts}: {reason}."));
+    report.add_finding(FindingKind::Attempt, subject, format!("{attempts}: {reason}."));
 }
 
-/// Checks all step plans.
+/// Checks all step plans, and adds the intact ones to `rescue`. `whole` contains the ids of the
+/// intact attempts.
 fn check_plans(
     connection: &Connection,
     whole: &HashSet<AttemptId>,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<(), StoreError> {
-    let mut keys = keys_of(connection, "steps", (FindingKind::Plan, "step plans"), report);
+    let mut keys = read_keys(connection, "steps", (FindingKind::Plan, "step plans"), report);
     let sequences = (FindingKind::Plan, "sequences of step plans");
-    keys.extend(keys_of(connection, "planned_paths", sequences, report));
+    keys.extend(read_keys(connection, "planned_paths", sequences, report));
     keys.sort_unstable();
     keys.dedup();
     // A phase must have a plan for each step from 0 on. The keys are sorted, so the last key of a
@@ -339,8 +356,8 @@ fn check_plans(
     all.sort_unstable();
     all.dedup();
     for (phase, step) in all {
-        let key = ledger::key(phase, step);
-        let reason = match ledger::read_checked(connection, phase, step) {
+        let key = ledger::plan_key(phase, step);
+        let reason = match ledger::read_verified_plan(connection, phase, step) {
             Ok(Some(plan)) => {
                 report.plans.whole += 1;
                 let ids = plan.sequences().map(|sequence| sequence.attempt);
@@ -349,36 +366,36 @@ fn check_plans(
                     let message = format!(
                         "The {key} trains on {} attempts that are lost, such as {first}, so the \
                          step can be neither replayed nor audited. Resume from a checkpoint after \
-                         it.",
+                         this step.",
                         lost.len()
                     );
-                    report.find(FindingKind::PlannedAttempt, key, message);
+                    report.add_finding(FindingKind::PlannedAttempt, key, message);
                 }
                 if let Some(rescue) = rescue {
                     rescue.add_plan(&plan)?;
                 }
                 continue;
             }
-            Ok(None) => "its row is missing".to_owned(),
+            Ok(None) => "the row is missing".to_owned(),
             Err(failure) => describe_failure(failure),
         };
         report.plans.lost += 1;
         let message = format!("The {key} is lost: {reason}.");
-        report.find(FindingKind::Plan, key, message);
+        report.add_finding(FindingKind::Plan, key, message);
     }
     Ok(())
 }
 
-/// Checks all evaluations, and keeps the whole ones.
+/// Checks all evaluations, and adds the intact ones to `rescue`.
 fn check_evals(
     connection: &Connection,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<(), StoreError> {
     let evaluations = (FindingKind::Evaluation, "evaluations");
-    for (phase, step) in keys_of(connection, "evals", evaluations, report) {
+    for (phase, step) in read_keys(connection, "evals", evaluations, report) {
         let key = EvalKey { phase, step };
-        match evals::read_checked(connection, key) {
+        match evals::read_verified_eval(connection, key) {
             Ok(Some(text)) => {
                 report.evaluations.whole += 1;
                 if let Some(rescue) = rescue {
@@ -389,21 +406,22 @@ fn check_evals(
             Err(failure) => {
                 report.evaluations.lost += 1;
                 let message = format!("The {key} is lost: {}.", describe_failure(failure));
-                report.find(FindingKind::Evaluation, key.to_string(), message);
+                report.add_finding(FindingKind::Evaluation, key.to_string(), message);
             }
         }
     }
     Ok(())
 }
 
-/// Checks that the tombstones can be read. Keeps the tombstones of whole attempts.
+/// Checks that the tombstones of withdrawn attempts are readable, and adds the tombstones of intact
+/// attempts to `rescue`.
 fn check_withdrawals(
     connection: &Connection,
     whole: &HashSet<AttemptId>,
     report: &mut CheckReport,
-    rescue: &mut Option<Rescue>,
+    rescue: &mut Option<RescueFile>,
 ) -> Result<(), StoreError> {
-    match withdrawals::all(connection) {
+    match withdrawals::read_tombstones(connection) {
         Ok(tombstones) => {
             let mut kept = tombstones.iter().filter(|tombstone| whole.contains(&tombstone.id));
             if let Some(rescue) = rescue {
@@ -414,20 +432,21 @@ fn check_withdrawals(
         }
         Err(failure) => {
             let message = format!(
-                "The reasons of withdrawals are lost: {}. The attempts are still marked as \
+                "The tombstones of withdrawn attempts are lost, with the reasons for the \
+                 withdrawals: {}. The attempts are still marked as \
                  withdrawn.",
                 describe_failure(failure)
             );
-            report.find(FindingKind::Withdrawal, "withdrawals", message);
+            report.add_finding(FindingKind::Withdrawal, "withdrawals", message);
             Ok(())
         }
     }
 }
 
-/// Returns the keys (phase, step) of the rows of a table, in order. After a row that cannot be
-/// read, tries the following keys. Keys that are not in range are omitted. If no further row can be
-/// read, reports a finding of the kind `kind`: an unknown number of `values` is lost.
-fn keys_of(
+/// Returns the keys (phase, step) of all readable rows of `table`, in order. After an unreadable
+/// row, the following keys are tried. Keys outside the range of `u32` are omitted. If no further
+/// row is readable, adds a finding of kind `kind`: an unknown number of `values` is lost.
+fn read_keys(
     connection: &Connection,
     table: &str,
     (kind, values): (FindingKind, &str),
@@ -460,19 +479,19 @@ fn keys_of(
     }
     if skipped == MAX_SKIPPED_KEYS {
         let found = keys.len();
-        report.find(
+        report.add_finding(
             kind,
             values,
             format!(
-                "The table of the {values} is damaged: {found} were found, and an unknown number \
-                 is lost."
+                "The table of the {values} is damaged: {found} {values} were found, and an \
+                 unknown number is lost."
             ),
         );
     }
     keys
 }
 
-/// Returns the number of readable rows without a checksum.
+/// Returns the number of readable rows that have no checksum.
 fn count_without_checksum(connection: &Connection) -> u64 {
     let tables = ["attempts", "segments", "steps", "planned_paths", "evals"];
     let counts = tables.into_iter().filter_map(|table| {
@@ -486,7 +505,9 @@ fn describe_failure(failure: Failure) -> String {
     match failure {
         Failure::Corrupt(what) | Failure::Unstorable(what) => what,
         Failure::Backend(_, cause) => cause.to_string(),
-        Failure::Unknown | Failure::Conflict(..) | Failure::Ended(_) => "it is damaged".into(),
+        Failure::Unknown | Failure::Conflict(..) | Failure::Ended(_) => {
+            "the value is damaged".into()
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::contract::{attempt, forest, plan, start_of};
 use crate::testing::wait;
-use crate::{Attempt, End, Sqlite, Status, StepPlan, Store};
+use crate::{Attempt, AttemptEnd, Sqlite, Status, StepPlan, Store};
 
 const ATTEMPTS: u32 = 60;
 
@@ -47,11 +47,14 @@ fn original(dir: &Path) -> Original {
                 whole
             }
             remainder => {
-                wait(store.start(&start_of(&whole))).unwrap();
-                wait(store.append(&whole.id, whole.trajectory.segments())).unwrap();
+                wait(store.start_attempt(&start_of(&whole))).unwrap();
+                wait(store.append_segments(&whole.id, whole.trajectory.segments())).unwrap();
                 if remainder == 2 {
-                    wait(store.end(&whole.id, &End { status: Status::Failed, ..whole.end() }))
-                        .unwrap();
+                    wait(store.end_attempt(
+                        &whole.id,
+                        &AttemptEnd { status: Status::Failed, ..whole.end() },
+                    ))
+                    .unwrap();
                 }
                 wait(store.attempt(&whole.id)).unwrap().unwrap()
             }
@@ -111,7 +114,7 @@ fn check_against(original: &Original, bytes: &[u8], name: &str) -> Option<CheckR
     assert_eq!(found, attempts, "{name}: attempts");
     let mut found = 0;
     for (phase, step) in wait(store.planned_steps()).unwrap() {
-        let plan = wait(store.step(phase, step)).unwrap();
+        let plan = wait(store.step_plan(phase, step)).unwrap();
         assert_eq!(plan.as_ref(), original.plans.get(&(phase, step)), "{name}: plan {step}");
         found += 1;
     }
@@ -197,7 +200,7 @@ fn check_restores_destroyed_first_page() {
 }
 
 #[test]
-fn truncated_file_keeps_first_values() {
+fn check_keeps_readable_values_of_truncated_file() {
     let dir = tempfile::tempdir().unwrap();
     let original = original(dir.path());
     let bytes = &original.bytes[..original.bytes.len() / 2 / 4096 * 4096];
@@ -225,7 +228,7 @@ fn unreadable_tables_of_plans_and_evaluations_are_reported() {
 }
 
 #[test]
-fn changed_token_is_found_by_its_slot() {
+fn check_names_attempt_slot_of_changed_token() {
     let dir = tempfile::tempdir().unwrap();
     let original = original(dir.path());
     let file = dir.path().join("run.db");
@@ -245,7 +248,7 @@ fn changed_token_is_found_by_its_slot() {
     };
     assert!(rest.iter().all(|finding| finding.kind == FindingKind::PlannedAttempt), "{rest:?}");
     assert!(subject.starts_with("train/1/"), "{subject}");
-    assert!(message.contains(&format!("segment {id} has another checksum")), "{message}");
+    assert!(message.contains(&format!("segment {id} has a wrong checksum")), "{message}");
     assert_eq!(report.attempts.whole, original.attempts.len() as u64 - 1);
 }
 
@@ -287,8 +290,8 @@ fn schema_4_file_is_checked_and_migrated_without_checksums() {
         assert_eq!(format!("{stored:?}"), format!("{:?}", Some(attempt)));
     }
     let running = original.attempts.values().find(|attempt| attempt.status == Status::Running);
-    let end = End { status: Status::Failed, ..running.unwrap().end() };
-    wait(store.end(&running.unwrap().id, &end)).unwrap();
+    let end = AttemptEnd { status: Status::Failed, ..running.unwrap().end() };
+    wait(store.end_attempt(&running.unwrap().id, &end)).unwrap();
     drop(store);
     let migrated = check_file(&file, None, None).unwrap();
     assert!(migrated.is_clean(), "{:?}", migrated.findings);

@@ -9,15 +9,15 @@ use rusqlite::functions::{Context, FunctionFlags};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Result};
 
-/// Defines the function on a connection.
-pub(super) fn register(connection: &Connection) -> Result<()> {
+/// Defines the SQL function `checksum` on a connection.
+pub(super) fn register_checksum_function(connection: &Connection) -> Result<()> {
     let flags = FunctionFlags::SQLITE_UTF8
         | FunctionFlags::SQLITE_DETERMINISTIC
         | FunctionFlags::SQLITE_INNOCUOUS;
-    connection.create_scalar_function("checksum", -1, flags, checksum)
+    connection.create_scalar_function("checksum", -1, flags, compute_checksum)
 }
 
-fn checksum(arguments: &Context<'_>) -> Result<i64> {
+fn compute_checksum(arguments: &Context<'_>) -> Result<i64> {
     let mut crc = 0;
     for i in 0..arguments.len() {
         crc = match arguments.get_raw(i) {
@@ -32,7 +32,7 @@ fn checksum(arguments: &Context<'_>) -> Result<i64> {
     Ok(i64::from(crc))
 }
 
-/// Appends the type, the length and the bytes of a value to a checksum.
+/// Extends a CRC-32C by the type, the length and the bytes of a value.
 fn append_value(crc: u32, kind: u8, bytes: &[u8]) -> u32 {
     let crc = crc32c::crc32c_append(crc, &[kind]);
     let crc = crc32c::crc32c_append(crc, &(bytes.len() as u64).to_le_bytes());
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn checksum_distinguishes_types_lengths_and_order() {
         let connection = Connection::open_in_memory().unwrap();
-        register(&connection).unwrap();
+        register_checksum_function(&connection).unwrap();
         let of = |arguments: &str| -> i64 {
             let query = format!("SELECT checksum({arguments})");
             connection.query_row(&query, [], |row| row.get(0)).unwrap()

@@ -6,7 +6,11 @@ use crate::error::Failure;
 use crate::{EvalKey, WriteOutcome};
 
 /// Records the result of an evaluation, given as JSON text.
-pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<WriteOutcome, Failure> {
+pub(super) fn record_eval(
+    to: &Connection,
+    key: EvalKey,
+    text: &str,
+) -> Result<WriteOutcome, Failure> {
     let stored: Option<String> = to
         .prepare_cached("SELECT result FROM evals WHERE phase = ?1 AND step = ?2")?
         .query_row([key.phase, key.step], |row| row.get(0))
@@ -25,9 +29,12 @@ pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<WriteO
     }
 }
 
-/// Returns the result of an evaluation as JSON text, after comparing it with its checksum. Returns
-/// `None` if none is recorded.
-pub(super) fn read_checked(from: &Connection, key: EvalKey) -> Result<Option<String>, Failure> {
+/// Returns the result of an evaluation as JSON text, after verifying its checksum. Returns `None`
+/// if no result is recorded under `key`.
+pub(super) fn read_verified_eval(
+    from: &Connection,
+    key: EvalKey,
+) -> Result<Option<String>, Failure> {
     let found: Option<(String, bool)> = from
         .prepare_cached(
             "SELECT result, crc IS NULL OR crc IS checksum(phase, step, result) FROM evals
@@ -40,11 +47,13 @@ pub(super) fn read_checked(from: &Connection, key: EvalKey) -> Result<Option<Str
     if is_intact && is_json {
         return Ok(Some(text));
     }
-    Err(Failure::Corrupt("its row has another checksum".into()))
+    Err(Failure::Corrupt("the evaluation's row has a wrong checksum".into()))
 }
 
 /// Returns the results of all evaluations, sorted by phase and step.
-pub(super) fn all(from: &Connection) -> Result<Vec<(EvalKey, serde_json::Value)>, Failure> {
+pub(super) fn read_all_evals(
+    from: &Connection,
+) -> Result<Vec<(EvalKey, serde_json::Value)>, Failure> {
     let mut statement =
         from.prepare_cached("SELECT phase, step, result FROM evals ORDER BY phase, step")?;
     let mut rows = statement.query([])?;

@@ -5,31 +5,32 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::checks;
 use crate::error::Failure;
-use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};
+use crate::plan_header::{StepPlanHeader, indexed_sequences, push_sequence};
 use crate::{PerToken, PlannedSequence, StepPlan, WriteOutcome};
 
-/// Records a plan unless an equal one is recorded. A different recorded plan is a conflict.
-pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, Failure> {
+/// Records a step plan. An equal recorded plan is a no-op, and a different recorded plan is a
+/// conflict.
+pub(super) fn record_plan(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, Failure> {
     checks::check_plan(plan)?;
-    match read(to, plan.phase, plan.step)? {
-        Some(stored) if checks::same_plan(&stored, plan) => Ok(WriteOutcome::AlreadyRecorded),
-        Some(_) => Err(Failure::Conflict(key(plan.phase, plan.step), "plan")),
-        None => write(to, plan).map(|()| WriteOutcome::Written),
+    match read_plan(to, plan.phase, plan.step)? {
+        Some(stored) if checks::are_plans_equal(&stored, plan) => Ok(WriteOutcome::AlreadyRecorded),
+        Some(_) => Err(Failure::Conflict(plan_key(plan.phase, plan.step), "plan")),
+        None => insert_plan(to, plan).map(|()| WriteOutcome::Written),
     }
 }
 
-/// Returns (phase, step) of all plans, in ascending order.
-pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
+/// Returns the keys (phase, step) of all recorded plans, in ascending order.
+pub(super) fn read_planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
     let mut statement =
         from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Inserts a plan that is not recorded yet.
-pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
+/// Inserts the plan of a step that has no recorded plan.
+pub(super) fn insert_plan(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
     let StepPlan { phase, step, .. } = plan;
-    let head = serde_json::to_string(&StepHeader::from(plan))
+    let head = serde_json::to_string(&StepPlanHeader::from(plan))
         .map_err(|error| Failure::Unstorable(error.to_string()))?;
     transaction
         .prepare_cached(
@@ -60,8 +61,9 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
     Ok(())
 }
 
-/// Returns the plan of a step, or `None` if none is recorded.
-pub(super) fn read(
+/// Returns the recorded plan of a step, or `None` if no plan is recorded. Does not verify
+/// checksums.
+pub(super) fn read_plan(
     transaction: &Connection,
     phase: u32,
     step: u32,
@@ -71,7 +73,7 @@ pub(super) fn read(
         .query_row([phase, step], |row| row.get(0))
         .optional()?;
     let Some(text) = text else { return Ok(None) };
-    let head: StepHeader =
+    let head: StepPlanHeader =
         serde_json::from_str(&text).map_err(|error| Failure::Corrupt(error.to_string()))?;
     let mut plan = head.into_plan(phase, step);
     let mut statement = transaction.prepare_cached(
@@ -85,10 +87,10 @@ pub(super) fn read(
         let sequence = PlannedSequence {
             attempt: AttemptId::from_bytes(row.get(2)?),
             leaf: SegmentId(row.get(3)?),
-            advantage: per_token(row.get(4)?)?,
-            weight: per_token(row.get(5)?)?,
-            returns: returns.map(per_token).transpose()?,
-            values: values.map(per_token).transpose()?,
+            advantage: parse_per_token(row.get(4)?)?,
+            weight: parse_per_token(row.get(5)?)?,
+            returns: returns.map(parse_per_token).transpose()?,
+            values: values.map(parse_per_token).transpose()?,
         };
         let update = (row.get(0)?, row.get(1)?);
         push_sequence(&mut plan, update, sequence).map_err(Failure::Corrupt)?;
@@ -96,13 +98,13 @@ pub(super) fn read(
     Ok(Some(plan))
 }
 
-fn per_token(bytes: Vec<u8>) -> Result<PerToken, Failure> {
+fn parse_per_token(bytes: Vec<u8>) -> Result<PerToken, Failure> {
     PerToken::from_bytes(&bytes)
         .ok_or_else(|| Failure::Corrupt("a list of numbers is truncated".into()))
 }
 
-/// Returns the plan of a step, after checking its checksums and its number of sequences.
-pub(super) fn read_checked(
+/// Returns the recorded plan of a step, after verifying its checksums and its number of sequences.
+pub(super) fn read_verified_plan(
     from: &Connection,
     phase: u32,
     step: u32,
@@ -117,18 +119,20 @@ pub(super) fn read_checked(
     for query in queries {
         let count: i64 = from.prepare_cached(query)?.query_row([phase, step], |row| row.get(0))?;
         if count > 0 {
-            return Err(Failure::Corrupt(format!("{count} of its rows have other checksums")));
+            return Err(Failure::Corrupt(format!(
+                "{count} rows of the step plan have wrong checksums"
+            )));
         }
     }
-    let plan = read(from, phase, step)?;
+    let plan = read_plan(from, phase, step)?;
     if let Some(plan) = &plan {
         checks::check_plan(plan)
-            .map_err(|_| Failure::Corrupt("sequences are missing".to_owned()))?;
+            .map_err(|_| Failure::Corrupt("sequences of the step plan are missing".to_owned()))?;
     }
     Ok(plan)
 }
 
-/// Returns the name of a plan for errors.
-pub(super) fn key(phase: u32, step: u32) -> String {
+/// Returns the key that names a step plan in error messages.
+pub(super) fn plan_key(phase: u32, step: u32) -> String {
     format!("plan of phase {phase}/step {step}")
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tracing::info;
 
 use super::ledger;
-use super::schema::{SCHEMA_VERSION, TABLES, connect, identity, open_error};
+use super::schema::{SCHEMA_VERSION, TABLES, connect, open_error, read_identity};
 use crate::StoreError;
 use crate::error::Failure;
 use crate::record::{
@@ -27,13 +27,17 @@ use crate::record::{
 /// The earliest schema version that this build reads.
 const OLDEST_VERSION: i32 = 3;
 
-/// Returns whether this build can read files of a schema version.
-pub(super) fn is_known(version: i32) -> bool {
+/// Returns whether this build can read files with the schema version `version`.
+pub(super) fn is_known_version(version: i32) -> bool {
     (OLDEST_VERSION..=SCHEMA_VERSION).contains(&version)
 }
 
-/// Copies a file into a temporary directory, which is deleted when the returned value is dropped.
-pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
+/// Copies a database into a temporary directory, and opens the copy. The directory is deleted when
+/// the returned [`TempDir`] is dropped.
+pub(super) fn copy_to_temp_dir(
+    from: &Connection,
+    file: &Path,
+) -> Result<(Connection, TempDir), StoreError> {
     let unwritable =
         |source| StoreError::Unwritable { location: file.display().to_string(), source };
     let dir = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
@@ -44,10 +48,11 @@ pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDi
     Ok((connect(&copy_file, flags).map_err(|source| open_error(file, source))?, dir))
 }
 
-/// Migrates a file if it has an earlier schema.
-pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
-    let (_, version) = identity(connection).map_err(|source| open_error(file, source))?;
-    if !is_known(version) || version == SCHEMA_VERSION {
+/// Migrates a file to the current schema, in one transaction. A file with the current or an unknown
+/// schema version is not changed.
+pub(super) fn migrate_file(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    let (_, version) = read_identity(connection).map_err(|source| open_error(file, source))?;
+    if !is_known_version(version) || version == SCHEMA_VERSION {
         return Ok(());
     }
     info!(file = %file.display(), "migrating the store of an earlier build");
@@ -58,7 +63,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
         connection.pragma_update(None, "legacy_alter_table", true)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have migrated the file in the meantime.
-        let version = identity(&transaction)?.1;
+        let version = read_identity(&transaction)?.1;
         if version < SCHEMA_VERSION {
             if version == OLDEST_VERSION {
                 migrate_from_3(&transaction)?;
@@ -72,7 +77,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
             )?;
             if broken > 0 {
                 return Err(Failure::Corrupt(format!(
-                    "{broken} rows refer to rows that do not exist"
+                    "{broken} rows of the migrated store refer to rows that do not exist"
                 )));
             }
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
@@ -90,7 +95,8 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     })
 }
 
-/// Adds the checksum columns of schema 5 to the tables that lack them. Rows that exist get none.
+/// Adds the checksum columns of schema 5 to the tables that lack them. Existing rows get no
+/// checksum.
 fn add_checksums(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in ["attempts", "segments", "steps", "planned_paths", "evals"] {
         let has_column: bool = transaction.query_row(
@@ -105,8 +111,8 @@ fn add_checksums(transaction: &Transaction<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates the tables of the current schema that do not exist. Rows that move into them have no
-/// checksum.
+/// Creates the tables of the current schema that do not exist. Their checksum columns permit NULL,
+/// because rows from old tables have no checksum.
 fn create_missing_tables(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     let tables = ["TABLE", "INDEX"].iter().fold(TABLES.to_owned(), |text, kind| {
         text.replace(&format!("CREATE {kind} "), &format!("CREATE {kind} IF NOT EXISTS "))
@@ -117,16 +123,16 @@ fn create_missing_tables(transaction: &Transaction<'_>) -> rusqlite::Result<()> 
 /// Tables whose columns differ between schema 3 and schema 4.
 const CHANGED_TABLES: [&str; 3] = ["attempts", "segments", "steps"];
 
-/// Migrates from schema 3, in which attempts had no ids and no tries, segments and plans had no
-/// policy, and the numbers of a plan were JSON.
+/// Migrates a file from schema 3. In schema 3, attempts had no ids and no tries, segments and plans
+/// had no policy, and the numbers of a plan were JSON.
 fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED_TABLES {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
     }
     create_missing_tables(transaction)?;
-    let run = derived_run(transaction)?;
+    let run = derive_run_id(transaction)?;
     transaction.execute("INSERT INTO run (id) VALUES (?1)", [&run.0])?;
-    attempts(transaction, &run)?;
+    migrate_attempts(transaction, &run)?;
     transaction.execute(
         "INSERT INTO segments (attempt, id, parent, after, kind, agent, policy, turn, \
          temperature, filtered, prompt, tokens,
@@ -136,16 +142,16 @@ fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
          FROM old_segments",
         [DEFAULT],
     )?;
-    plans(transaction, &run)?;
+    migrate_plans(transaction, &run)?;
     for table in CHANGED_TABLES.iter().rev() {
         transaction.execute_batch(&format!("DROP TABLE old_{table}"))?;
     }
     Ok(())
 }
 
-/// Derives an id for a run without one from a hash of its tasks and outcomes, which no other run
-/// shares.
-fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
+/// Derives the id of a run from a hash of its tasks and outcomes, which no other run shares. Runs
+/// of schema 3 have no stored id.
+fn derive_run_id(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
     let mut hash = Sha256::new();
     let mut statement =
         transaction.prepare("SELECT task, outcome FROM old_attempts ORDER BY id")?;
@@ -160,7 +166,7 @@ fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
     Ok(RunId(format!("run-{digits}")))
 }
 
-fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
+fn migrate_attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     let mut insert = transaction.prepare(
         "INSERT INTO attempts (id, name, purpose, phase, step, grp, sample, number, task, \
          outcome, score, reward, earned,
@@ -199,9 +205,9 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A step plan in the JSON format of schema 3.
+/// A step plan in the JSON format of schema 3, with one policy.
 #[derive(Deserialize)]
-struct Plan3 {
+struct PlanV3 {
     phase: u32,
     step: u32,
     #[serde(default)]
@@ -211,11 +217,11 @@ struct Plan3 {
     kl: Option<AppliedKlPenalty>,
     #[serde(default)]
     high_entropy: Option<HighEntropy>,
-    updates: Vec<Update3>,
+    updates: Vec<UpdateV3>,
 }
 
 #[derive(Deserialize)]
-struct Update3 {
+struct UpdateV3 {
     micro_batches: Vec<Vec<SequenceV3>>,
 }
 
@@ -244,9 +250,9 @@ impl SequenceV3 {
     }
 }
 
-impl Update3 {
-    /// Converts the update. In schema 3, one device trained the policy in its micro-batches, and
-    /// the critic in the same ones.
+impl UpdateV3 {
+    /// Converts an update of schema 3. In that schema, one device trained the policy, and the
+    /// critic used the same micro-batches.
     fn migrate(self, run: &RunId) -> Update {
         let sizes = self.micro_batches.iter().map(Vec::len);
         let micro_batch_plan = MicroBatchPlan::from_sizes(sizes);
@@ -258,19 +264,19 @@ impl Update3 {
     }
 }
 
-fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
+fn migrate_plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     let mut statement = transaction.prepare("SELECT plan FROM old_steps ORDER BY phase, step")?;
     let mut rows = statement.query([])?;
     // Each step produced the next version of the weights.
     for version in 0.. {
         let Some(row) = rows.next()? else { break };
         let text: String = row.get(0)?;
-        let plan: Plan3 = serde_json::from_str(&text)
+        let plan: PlanV3 = serde_json::from_str(&text)
             .map_err(|error| Failure::Corrupt(format!("a plan cannot be read: {error}")))?;
-        let Plan3 { phase, step, group_positions, kl, high_entropy, updates } = plan;
+        let PlanV3 { phase, step, group_positions, kl, high_entropy, updates } = plan;
         let updates = updates.into_iter().map(|update| update.migrate(run)).collect();
         let policy = PolicyPlan { policy: DEFAULT.into(), version, kl, high_entropy, updates };
-        ledger::write(
+        ledger::insert_plan(
             transaction,
             &StepPlan { phase, step, group_positions, policies: vec![policy] },
         )?;

@@ -204,7 +204,7 @@ proptest! {
                 prop_assert_eq!((completion.agent.as_str(), completion.policy.as_str(), completion.turn), ("a", "default", 3));
                 prop_assert_eq!((completion.temperature, completion.filtered), (0.5, true));
             }
-            let plan = wait(store.step(1, 2)).unwrap().unwrap();
+            let plan = wait(store.step_plan(1, 2)).unwrap().unwrap();
             prop_assert_eq!(&plan.group_positions, &[7]);
             let [policy] = &plan.policies[..] else { panic!("{plan:?}") };
             prop_assert_eq!((policy.policy.as_str(), policy.version), ("default", 0));
@@ -244,7 +244,7 @@ fn failed_migration_leaves_file_unchanged() {
     let error = wait(Sqlite::open(&file, &RunId("x".into()))).unwrap_err().to_string();
     assert!(error.contains("run.db") && error.contains("a plan cannot be read"), "{error}");
     let raw = Connection::open(&file).unwrap();
-    assert_eq!(identity(&raw).unwrap().1, 3);
+    assert_eq!(read_identity(&raw).unwrap().1, 3);
     let kept: i64 = raw.query_row("SELECT count(*) FROM steps", [], |row| row.get(0)).unwrap();
     assert_eq!(kept, 1);
 }
@@ -252,7 +252,7 @@ fn failed_migration_leaves_file_unchanged() {
 /// Schema 5 only adds a table, so a file of schema 4 keeps all its rows, and its attempts can be
 /// withdrawn.
 #[test]
-fn schema_4_gains_withdrawals_and_keeps_rows() {
+fn migration_from_schema_4_adds_withdrawals_and_keeps_rows() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.db");
     let run = RunId("x".into());
@@ -272,7 +272,7 @@ fn schema_4_gains_withdrawals_and_keeps_rows() {
     assert_eq!(wait(reader.withdrawals()).unwrap(), []);
     drop(reader);
     assert_eq!(
-        identity(&Connection::open(&file).unwrap()).unwrap().1,
+        read_identity(&Connection::open(&file).unwrap()).unwrap().1,
         4,
         "a reader changes nothing"
     );
@@ -280,5 +280,5 @@ fn schema_4_gains_withdrawals_and_keeps_rows() {
     assert_eq!(wait(writer.attempt(&attempt.id)).unwrap(), Some(attempt.clone()));
     let request = crate::WithdrawRequest { attempts: vec![attempt.id], ..Default::default() };
     assert_eq!(wait(writer.withdraw(&request)).unwrap().len(), 1);
-    assert_eq!(identity(&Connection::open(&file).unwrap()).unwrap().1, SCHEMA_VERSION);
+    assert_eq!(read_identity(&Connection::open(&file).unwrap()).unwrap().1, SCHEMA_VERSION);
 }

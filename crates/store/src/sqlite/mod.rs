@@ -33,17 +33,18 @@ use tracing::{debug, trace};
 
 use crate::error::{Code, Failure};
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store,
-    StoreError, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
+    Attempt, AttemptEnd, AttemptStart, AttemptSummary, EvalKey, FailedAttempt, StepPlan, Store,
+    StoreError, TryCounts, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 pub use check::{CheckReport, Finding, FindingKind, ValueCounts, check_file};
 pub use schema::SCHEMA_VERSION;
-use worker::{JobReceiver, QueuedJob, Worker};
+use worker::{DatabaseThread, JobReceiver, QueuedJob};
 
-/// Timeout for the result of a job. It exceeds the time that a thread waits for another process.
+/// Timeout for the result of a job on a database thread. It exceeds the time for which a thread
+/// waits for another process.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Timeout for opening a file, which may have to be migrated or copied completely.
+/// Timeout for opening a file, because the file may have to be migrated or copied completely.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A store in an SQLite file. Several handles, in one process or many, may read and write at the
@@ -55,11 +56,11 @@ pub struct Sqlite {
     file: PathBuf,
     location: String,
     run: RunId,
-    /// Timeout for the result of a job.
+    /// Timeout for the result of a job on a database thread.
     timeout: Duration,
-    /// `None` if the store was opened only for reading.
-    writer: Option<Worker>,
-    reader: Worker,
+    /// Thread that writes. `None` if the store was opened only for reading.
+    writer: Option<DatabaseThread>,
+    reader: DatabaseThread,
 }
 
 impl fmt::Debug for Sqlite {
@@ -71,8 +72,8 @@ impl fmt::Debug for Sqlite {
     }
 }
 
-/// An open connection, with the directory of the temporary copy if a copy is read instead of the
-/// file.
+/// An open database connection, and the directory of the temporary copy if a copy is read instead
+/// of the file.
 pub(crate) type OpenedFile = (Connection, Option<TempDir>);
 
 impl Sqlite {
@@ -89,7 +90,9 @@ impl Sqlite {
     /// - Returns another error if the migration fails or if opening takes longer than an hour.
     pub async fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let wanted = run.clone();
-        let store = Self::open_with_writer(file, move |file| opening::open(file, &wanted)).await?;
+        let store =
+            Self::open_with_writer(file, move |file| opening::open_for_writing(file, &wanted))
+                .await?;
         if store.run != *run {
             let location = store.location.clone();
             let found = store.run.to_string();
@@ -109,7 +112,7 @@ impl Sqlite {
     /// otherwise the errors of [`open`](Self::open) except [`StoreError::OtherRun`].
     pub async fn resume(file: &Path, new: &RunId) -> Result<Self, StoreError> {
         let new = new.clone();
-        Self::open_with_writer(file, move |file| opening::resume(file, &new)).await
+        Self::open_with_writer(file, move |file| opening::open_to_resume(file, &new)).await
     }
 
     /// Opens an existing store only for reading.
@@ -129,7 +132,8 @@ impl Sqlite {
     ///   an hour.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
         let (reader, run) =
-            start_thread(file, "levade-read", opening::open_existing, worker::read).await?;
+            start_thread(file, "levade-read", opening::open_for_reading, worker::process_reads)
+                .await?;
         Ok(Self::from_parts(file, run, None, reader))
     }
 
@@ -137,13 +141,19 @@ impl Sqlite {
         file: &Path,
         open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let (writer, run) = start_thread(file, "levade-store", open, worker::write).await?;
+        let (writer, run) =
+            start_thread(file, "levade-store", open, worker::process_writes).await?;
         let (reader, _) =
-            start_thread(file, "levade-read", opening::open_reader, worker::read).await?;
+            start_thread(file, "levade-read", opening::open_reader, worker::process_reads).await?;
         Ok(Self::from_parts(file, run, Some(writer), reader))
     }
 
-    fn from_parts(file: &Path, run: RunId, writer: Option<Worker>, reader: Worker) -> Self {
+    fn from_parts(
+        file: &Path,
+        run: RunId,
+        writer: Option<DatabaseThread>,
+        reader: DatabaseThread,
+    ) -> Self {
         let location = file.display().to_string();
         Sqlite { file: file.to_owned(), location, run, timeout: RESPONSE_TIMEOUT, writer, reader }
     }
@@ -153,7 +163,7 @@ impl Sqlite {
         &self.file
     }
 
-    /// Runs `work` on the reading thread, on one consistent snapshot.
+    /// Runs `work` on the thread that reads, on one consistent snapshot.
     async fn read<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,
@@ -163,7 +173,7 @@ impl Sqlite {
         run_on_worker(&self.reader, (&self.location, "read", key), self.timeout, work).await
     }
 
-    /// Runs `work` on the writing thread. Commits all of its changes, or none of them.
+    /// Runs `work` on the thread that writes. Commits all changes of `work`, or none of them.
     async fn write<T: Send + 'static>(
         &self,
         key: impl fmt::Display + Send,
@@ -180,7 +190,8 @@ impl Sqlite {
 }
 
 impl Sqlite {
-    /// Rewrites the file without its free pages, and empties its log. Waits at most an hour.
+    /// Rewrites the file without its free pages, and truncates its write-ahead log, so that erased
+    /// texts are gone. Waits at most an hour.
     async fn remove_free_pages(&self) -> Result<(), StoreError> {
         let (to, outcome) = oneshot::channel();
         let file = self.file.clone();
@@ -192,9 +203,10 @@ impl Sqlite {
     }
 }
 
-/// Runs `work` on a thread. Location, action and key name the operation in errors and logs.
+/// Runs `work` on a database thread and waits for its result. Location, action and key name the
+/// operation in errors and logs.
 async fn run_on_worker<T: Send + 'static>(
-    worker: &Worker,
+    worker: &DatabaseThread,
     (location, action, key): (&str, &'static str, String),
     timeout: Duration,
     work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
@@ -216,7 +228,8 @@ async fn run_on_worker<T: Send + 'static>(
     outcome
 }
 
-/// Waits for the result of a thread. A failure is returned with `key`.
+/// Waits for the result of a job. The outer error states that the thread exited or did not respond
+/// in time. An error of the job is returned with `key`.
 async fn wait_for_result<T, E>(
     location: &str,
     action: &'static str,
@@ -235,33 +248,34 @@ async fn wait_for_result<T, E>(
     })
 }
 
-/// Starts a thread on the file of a run. Returns the thread and the id of the run.
+/// Starts a database thread on the file of a run. Returns the thread and the id of the run in the
+/// file.
 async fn start_thread(
     file: &Path,
     name: &str,
     open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
     work: fn(&mut Connection, &JobReceiver),
-) -> Result<(Worker, RunId), StoreError> {
+) -> Result<(DatabaseThread, RunId), StoreError> {
     let location = file.display().to_string();
     let file = file.to_owned();
     let open = move || {
         let opened = open(&file)?;
-        let run = schema::run_of(&opened.0, &file)?;
+        let run = schema::read_run_id(&opened.0, &file)?;
         Ok((opened, run))
     };
     start_worker(&location, (name, "the store"), OPEN_TIMEOUT, open, work).await
 }
 
-/// Starts a thread that opens a connection with `open` and then processes jobs with `work`. The
-/// pair names the thread, and what it opens in errors. Returns the thread and the value that `open`
-/// returned beside the connection.
+/// Starts a database thread, which opens a connection with `open` and then processes jobs with
+/// `work`. `name` is the name of the thread, and `key` names in errors what is opened. Returns the
+/// thread and the second value that `open` returned.
 async fn start_worker<T: Send + 'static>(
     location: &str,
     (name, key): (&str, &str),
     timeout: Duration,
     open: impl FnOnce() -> Result<(OpenedFile, T), StoreError> + Send + 'static,
     work: fn(&mut Connection, &JobReceiver),
-) -> Result<(Worker, T), StoreError> {
+) -> Result<(DatabaseThread, T), StoreError> {
     let (to, outcome) = oneshot::channel();
     let thread = move |inbox: &JobReceiver| match open() {
         // The copy must outlive the connection.
@@ -273,12 +287,13 @@ async fn start_worker<T: Send + 'static>(
         }
         Err(error) => drop(to.send(Err(error))),
     };
-    let worker =
-        Worker::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
+    let worker = DatabaseThread::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| {
+        StoreError::Open {
             location: location.to_owned(),
             code: Code::Unavailable,
             source: source.into(),
-        })?;
+        }
+    })?;
     let value = wait_for_result(location, "open", key.into(), timeout, outcome)
         .await?
         .map_err(|(error, _)| error)?;
@@ -295,26 +310,33 @@ impl Store for Sqlite {
         &self.location
     }
 
-    async fn start(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+    async fn start_attempt(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
         let run = self.run.clone();
         let start = start.clone();
-        self.write(start.slot, move |to| attempts::start(to, &run, &start)).await
+        self.write(start.slot, move |to| attempts::start_attempt(to, &run, &start)).await
     }
 
-    async fn append(
+    async fn append_segments(
         &self,
         id: &AttemptId,
         segments: &[Segment],
     ) -> Result<WriteOutcome, StoreError> {
         let id = *id;
         let segments = segments.to_vec();
-        self.write(attempts::key(&id), move |to| attempts::append(to, &id, &segments)).await
+        self.write(attempts::attempt_key(&id), move |to| {
+            attempts::append_segments(to, &id, &segments)
+        })
+        .await
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+    async fn end_attempt(
+        &self,
+        id: &AttemptId,
+        end: &AttemptEnd,
+    ) -> Result<WriteOutcome, StoreError> {
         let id = *id;
         let end = end.clone();
-        self.write(attempts::key(&id), move |to| attempts::end(to, &id, &end)).await
+        self.write(attempts::attempt_key(&id), move |to| attempts::end_attempt(to, &id, &end)).await
     }
 
     async fn abandon_running(&self) -> Result<u64, StoreError> {
@@ -328,50 +350,54 @@ impl Store for Sqlite {
             [one] => one.slot.to_string(),
             all => format!("{} attempts", all.len()),
         };
-        self.write(key, move |to| attempts::record(to, &run, &attempts)).await
+        self.write(key, move |to| attempts::record_attempts(to, &run, &attempts)).await
     }
 
     async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError> {
         let id = *id;
-        self.read(attempts::key(&id), move |from| attempts::read(from, &id)).await
+        self.read(attempts::attempt_key(&id), move |from| attempts::read_attempt(from, &id)).await
     }
 
     async fn last_try(&self, slot: &AttemptSlot) -> Result<Option<Attempt>, StoreError> {
         let slot = *slot;
-        self.read(slot, move |from| attempts::last_try(from, &slot)).await
+        self.read(slot, move |from| attempts::read_last_try(from, &slot)).await
     }
 
-    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+    async fn count_tries(&self, slot: &AttemptSlot) -> Result<TryCounts, StoreError> {
         let slot = *slot;
-        self.read(slot, move |from| attempts::tries(from, &slot)).await
+        self.read(slot, move |from| attempts::count_tries(from, &slot)).await
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
         let key = format!("tasks for {}", purpose.name());
-        self.read(key, move |from| attempts::tasks(from, purpose)).await
+        self.read(key, move |from| attempts::read_tasks(from, purpose)).await
     }
 
     async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
         let key = format!("attempts for {}", purpose.name());
-        self.read(key, move |from| attempts::summaries(from, purpose)).await
+        self.read(key, move |from| attempts::read_summaries(from, purpose)).await
     }
 
     async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError> {
         let key = format!("failures for {}", purpose.name());
-        self.read(key, move |from| attempts::failures(from, purpose)).await
+        self.read(key, move |from| attempts::read_failures(from, purpose)).await
     }
 
     async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError> {
         let plan = plan.clone();
-        self.write(ledger::key(plan.phase, plan.step), move |to| ledger::record(to, &plan)).await
+        self.write(ledger::plan_key(plan.phase, plan.step), move |to| {
+            ledger::record_plan(to, &plan)
+        })
+        .await
     }
 
-    async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
-        self.read(ledger::key(phase, step), move |from| ledger::read(from, phase, step)).await
+    async fn step_plan(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
+        self.read(ledger::plan_key(phase, step), move |from| ledger::read_plan(from, phase, step))
+            .await
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.read("the planned steps", ledger::planned_steps).await
+        self.read("the planned steps", ledger::read_planned_steps).await
     }
 
     async fn record_eval(
@@ -380,17 +406,19 @@ impl Store for Sqlite {
         result: &serde_json::Value,
     ) -> Result<WriteOutcome, StoreError> {
         let text = result.to_string();
-        self.write(key, move |to| evals::record(to, key, &text)).await
+        self.write(key, move |to| evals::record_eval(to, key, &text)).await
     }
 
     async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
-        self.read("evaluations", evals::all).await
+        self.read("evaluations", evals::read_all_evals).await
     }
 
     async fn withdraw(&self, request: &WithdrawRequest) -> Result<Vec<Withdrawal>, StoreError> {
         let erase = request.erase;
         let request = request.clone();
-        let added = self.write("a withdrawal", move |to| withdrawals::record(to, &request)).await?;
+        let added = self
+            .write("a withdrawal", move |to| withdrawals::record_withdrawals(to, &request))
+            .await?;
         if erase {
             self.remove_free_pages().await?;
         }
@@ -398,18 +426,18 @@ impl Store for Sqlite {
     }
 
     async fn withdrawals(&self) -> Result<Vec<Withdrawal>, StoreError> {
-        self.read("withdrawals", withdrawals::all).await
+        self.read("withdrawals", withdrawals::read_tombstones).await
     }
 }
 
 impl From<rusqlite::Error> for Failure {
     fn from(error: rusqlite::Error) -> Self {
-        Failure::Backend(code_of(&error), error.into())
+        Failure::Backend(classify_error(&error), error.into())
     }
 }
 
-/// Maps an SQLite error to its code.
-pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
+/// Maps an SQLite error to a category of store errors.
+pub(crate) fn classify_error(error: &rusqlite::Error) -> Code {
     use rusqlite::{Error, ErrorCode};
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Code::Full,
@@ -435,7 +463,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
     }
 }
 
-/// Copies an error, so that it can be sent to several callers.
+/// Copies an SQLite error, so that several callers can receive it.
 fn copy_error(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
         rusqlite::Error::SqliteFailure(code, text) => {

@@ -20,11 +20,11 @@ use tempfile::TempDir;
 
 use super::schema::connect;
 
-/// Maximum number of times that the files are copied if another process writes to them during the
-/// copy.
+/// Maximum number of times that a file is copied. A copy is repeated if another process writes to
+/// the file meanwhile.
 const MAX_COPY_TRIES: u32 = 5;
 
-/// Returns whether a file could not be opened because it cannot be written to.
+/// Returns whether SQLite could not open a file because it has no write permission.
 pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -32,9 +32,9 @@ pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// Opens a file without creating files next to it. Returns the directory of the copy if one was
-/// needed.
-pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
+/// Opens a database for reading without creating files next to it. Returns the directory of the
+/// temporary copy if one was needed.
+pub(super) fn open_read_only(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     let log = with_suffix(file, "-wal");
     if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
@@ -47,10 +47,10 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     let dir = TempDir::with_prefix("levade-record-")?;
     let copy = dir.path().join("run.db");
     for _ in 0..MAX_COPY_TRIES {
-        let before = (state(file)?, state(&log)?);
+        let before = (read_file_state(file)?, read_file_state(&log)?);
         fs::copy(file, &copy)?;
         fs::copy(&log, with_suffix(&copy, "-wal"))?;
-        if (state(file)?, state(&log)?) == before {
+        if (read_file_state(file)?, read_file_state(&log)?) == before {
             // A copy keeps the permissions of its source, which may be read-only.
             for copied in [&copy, &with_suffix(&copy, "-wal")] {
                 make_writable(copied)?;
@@ -60,7 +60,10 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
             return Ok((connection, Some(dir)));
         }
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to the store"))
+    Err(io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "the store cannot be copied, because another process keeps writing to it; try again later",
+    ))
 }
 
 fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
@@ -69,7 +72,7 @@ fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn state(file: &Path) -> io::Result<(u64, SystemTime)> {
+fn read_file_state(file: &Path) -> io::Result<(u64, SystemTime)> {
     let metadata = fs::metadata(file)?;
     Ok((metadata.len(), metadata.modified()?))
 }
@@ -83,15 +86,19 @@ fn make_writable(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, permissions)
 }
 
-/// Returns the SQLite URI of a database that no process changes.
+/// Returns the SQLite URI that opens a file as immutable: a database that no process changes.
 fn immutable_uri(file: &Path) -> io::Result<String> {
     let absolute = std::path::absolute(file)?;
-    let path: String =
-        absolute.as_os_str().as_encoded_bytes().iter().map(|byte| percent_encoded(*byte)).collect();
+    let path: String = absolute
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .map(|byte| percent_encode_byte(*byte))
+        .collect();
     Ok(format!("file:{path}?immutable=1"))
 }
 
-fn percent_encoded(byte: u8) -> String {
+fn percent_encode_byte(byte: u8) -> String {
     if byte.is_ascii_alphanumeric() || b"/._-~".contains(&byte) {
         char::from(byte).to_string()
     } else {
@@ -125,13 +132,13 @@ mod tests {
         let killed = inside.join("killed.db");
         fs::copy(&file, &killed).unwrap();
         fs::copy(with_suffix(&file, "-wal"), with_suffix(&killed, "-wal")).unwrap();
-        let (connection, copy) = open(&killed).unwrap();
+        let (connection, copy) = open_read_only(&killed).unwrap();
         assert!(copy.is_some());
         assert_eq!(count_evals(&connection), 1);
         assert!(!with_suffix(&killed, "-shm").exists());
 
         drop(store);
-        let (connection, copy) = open(&file).unwrap();
+        let (connection, copy) = open_read_only(&file).unwrap();
         assert!(copy.is_none());
         assert_eq!(count_evals(&connection), 1);
         assert!(!with_suffix(&file, "-wal").exists() && !with_suffix(&file, "-shm").exists());

@@ -8,20 +8,20 @@ use levade_tree::RunId;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{checksum, code_of};
+use super::{checksum, classify_error};
 use crate::StoreError;
 use crate::error::Code;
 
-/// Schema version of the tables that this build writes. It migrates files of schemas 3 and 4.
+/// Schema version of the tables that this build writes. Files of schema 3 and 4 are migrated.
 pub const SCHEMA_VERSION: i32 = 5;
 
-/// SQLite application id that marks the file as a Levade store: "DRSG" in ASCII.
+/// SQLite application id that marks a file as a Levade store: "DRSG" in ASCII.
 pub(super) const APPLICATION_ID: i32 = 0x4452_5347;
 
-/// Timeout for the transaction of another handle.
+/// Timeout for waiting until the transaction of another connection ends.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Flags of a connection to a file that exists. Each connection is used by one thread.
+/// Open flags for a file that exists. Each connection is used by only one thread.
 pub(super) const EXISTING_FILE_FLAGS: OpenFlags =
     OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
@@ -119,27 +119,27 @@ CREATE TABLE withdrawals (
 ) STRICT;
 ";
 
-/// Returns the id of the run in the file.
-pub(super) fn run_of(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
+/// Returns the id of the run that is stored in the file.
+pub(super) fn read_run_id(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
     let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
     run.map(RunId).map_err(|source| open_error(file, source))
 }
 
-/// Creates the error for a file that cannot be opened.
+/// Creates the error for a file that SQLite cannot open.
 pub(super) fn open_error(file: &Path, source: rusqlite::Error) -> StoreError {
-    let code = match code_of(&source) {
+    let code = match classify_error(&source) {
         Code::Forbidden if !file.exists() => Code::NotFound,
         code => code,
     };
     StoreError::Open { location: file.display().to_string(), code, source: source.into() }
 }
 
-/// Opens a connection to a file, with the busy timeout set.
+/// Opens a connection to a file, with the busy timeout and the SQL function `checksum`.
 pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    checksum::register(&connection)?;
-    keep_plans(&connection)?;
+    checksum::register_checksum_function(&connection)?;
+    keep_query_plans(&connection)?;
     Ok(connection)
 }
 
@@ -153,29 +153,31 @@ pub(super) fn connect_reader(file: &Path) -> rusqlite::Result<Connection> {
 /// Lets a cached statement keep its query plan. By default, SQLite prepares a statement again
 /// whenever a parameter of its `WHERE` clause changes, in case another index fits the new value
 /// better. Here the best index never depends on a value.
-pub(super) fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
+pub(super) fn keep_query_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
-/// Format of a file, as one transaction sees it.
-pub(super) struct Contents {
+/// Kind of a file, as one transaction sees it: application id, schema version, and whether the file
+/// is empty.
+pub(super) struct FileFormat {
     pub application: i32,
     pub version: i32,
     /// Whether the file has no tables.
     pub is_empty: bool,
 }
 
-/// Reads the format of a file in one transaction. If another process creates the tables at the same
-/// time, the result has either both tables and application id, or neither.
-pub(super) fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
+/// Reads the application id and the schema version of a file in one transaction. If another process
+/// creates the tables at the same time, the result contains both tables and application id, or
+/// neither.
+pub(super) fn read_file_format(connection: &Connection) -> rusqlite::Result<FileFormat> {
     let transaction = connection.unchecked_transaction()?;
     let is_empty = is_empty(&transaction)?;
-    let (application, version) = identity(&transaction)?;
-    Ok(Contents { application, version, is_empty })
+    let (application, version) = read_identity(&transaction)?;
+    Ok(FileFormat { application, version, is_empty })
 }
 
-/// Switches a file to the write-ahead log. SQLite does not wait for other connections that switch
-/// the file at the same time, so this does, for [`BUSY_TIMEOUT`].
+/// Switches a file to a write-ahead log. SQLite does not wait for other connections that switch the
+/// file at the same time, so this function retries for [`BUSY_TIMEOUT`].
 pub(super) fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
     let deadline = Instant::now() + BUSY_TIMEOUT;
     loop {
@@ -192,14 +194,14 @@ pub(super) fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<(
     connection.pragma_update(None, "synchronous", "full")
 }
 
-/// Returns the application id and the schema version of a file.
-pub(super) fn identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+/// Returns the SQLite application id and the schema version of a file.
+pub(super) fn read_identity(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
     let application = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     Ok((application, version))
 }
 
-/// Returns whether a file has no tables.
+/// Returns whether a database has no tables.
 pub(super) fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
     connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
 }

@@ -4,7 +4,7 @@ use levade_tree::{Kind, Segment, SegmentId, Trajectory};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use sha2::{Digest, Sha256};
 
-use crate::columns::{Columns, decode_columns, kind_name, parse_kind};
+use crate::columns::{SegmentColumns, decode_columns, kind_name, parse_kind};
 use crate::error::Failure;
 
 /// Query for the columns of a segment, in the order in which [`parse_segment`] reads them.
@@ -20,8 +20,8 @@ macro_rules! select {
     };
 }
 
-/// Inserts segments of the attempt in row `attempt`.
-pub(super) fn insert<'a>(
+/// Inserts segments of the attempt whose row id is `attempt`.
+pub(super) fn insert_segments<'a>(
     to: &Connection,
     attempt: i64,
     segments: impl IntoIterator<Item = &'a Segment>,
@@ -34,10 +34,10 @@ pub(super) fn insert<'a>(
              checksum(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?15, ?13, ?14))",
     )?;
     for segment in segments {
-        let Columns { tokens, logprobs, versions } = Columns::encode(segment);
+        let SegmentColumns { tokens, logprobs, versions } = SegmentColumns::encode(segment);
         // All attempts at a task start with the same prompt.
         let (prompt, own) = match (segment.kind, segment.parent) {
-            (Kind::Context, None) => (Some(prompt(to, &tokens)?), None),
+            (Kind::Context, None) => (Some(find_or_insert_prompt(to, &tokens)?), None),
             _ => (None, Some(&tokens)),
         };
         statement.execute(params![
@@ -61,8 +61,8 @@ pub(super) fn insert<'a>(
     Ok(())
 }
 
-/// Returns the row of a prompt. Inserts the prompt if it is not stored yet.
-fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
+/// Returns the row id of the prompt with these tokens. Inserts the prompt if it is not stored yet.
+fn find_or_insert_prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
     let digest = Sha256::digest(tokens);
     let find = "SELECT id FROM prompts WHERE digest = ?1";
     let found = to.prepare_cached(find)?.query_row([&digest[..]], |row| row.get(0)).optional()?;
@@ -75,8 +75,8 @@ fn prompt(to: &Connection, tokens: &[u8]) -> Result<i64, Failure> {
     }
 }
 
-/// Compares the segments of an attempt with their checksums.
-pub(super) fn check(from: &Connection, attempt: i64) -> Result<(), Failure> {
+/// Verifies the checksums of all segments of an attempt.
+pub(super) fn verify_checksums(from: &Connection, attempt: i64) -> Result<(), Failure> {
     let mut statement = from.prepare_cached(
         "SELECT s.id, p.digest, p.tokens,
              crc IS NULL OR crc IS checksum(attempt, s.id, parent, after, kind, agent, policy, \
@@ -92,20 +92,24 @@ pub(super) fn check(from: &Connection, attempt: i64) -> Result<(), Failure> {
             _ => true,
         };
         if !row.get::<_, bool>(3)? || !is_prompt_intact {
-            return Err(Failure::Corrupt(format!("segment {id} has another checksum")));
+            return Err(Failure::Corrupt(format!("segment {id} has a wrong checksum")));
         }
     }
     Ok(())
 }
 
 /// Returns the number of segments of an attempt.
-pub(super) fn count(from: &Connection, attempt: i64) -> Result<u32, Failure> {
+pub(super) fn count_segments(from: &Connection, attempt: i64) -> Result<u32, Failure> {
     let count = "SELECT coalesce(max(id) + 1, 0) FROM segments WHERE attempt = ?1";
     Ok(from.prepare_cached(count)?.query_row([attempt], |row| row.get(0))?)
 }
 
-/// Returns the number of tokens of a segment, or 0 if the segment is not stored.
-pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<usize, Failure> {
+/// Returns the number of tokens in a segment, or 0 if the segment is not stored.
+pub(super) fn count_segment_tokens(
+    from: &Connection,
+    attempt: i64,
+    id: SegmentId,
+) -> Result<usize, Failure> {
     // SQLite returns the length of a blob without reading its bytes.
     let bytes: Option<i64> = from
         .prepare_cached(
@@ -119,8 +123,8 @@ pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<u
     Ok(bytes.unwrap_or(0) as usize / 4)
 }
 
-/// Returns one segment of an attempt, or `None` if it is not stored.
-pub(super) fn get(
+/// Returns the segment with the id `id` of an attempt, or `None` if it is not stored.
+pub(super) fn read_segment(
     from: &Connection,
     attempt: i64,
     id: SegmentId,
@@ -130,8 +134,8 @@ pub(super) fn get(
     rows.next()?.map(parse_segment).transpose()
 }
 
-/// Returns all segments of an attempt.
-pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, Failure> {
+/// Returns the complete trajectory of an attempt: all its segments.
+pub(super) fn read_trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, Failure> {
     let mut statement = from.prepare_cached(select!("ORDER BY s.id"))?;
     let mut rows = statement.query([attempt])?;
     let mut trajectory = Trajectory::new();

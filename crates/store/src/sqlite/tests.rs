@@ -417,7 +417,10 @@ fn hanging_writer_returns_deadline_error() {
     assert!(error.is_retryable());
     let text = error.to_string();
     assert!(
-        text.contains("waited 30ms to record attempt train/phase 1/step 3/group 0/sample 0 in"),
+        text.contains(
+            "timed out after 30ms while waiting to record attempt train/phase 1/step 3/group \
+             0/sample 0 in"
+        ),
         "{text}"
     );
     assert!(text.contains("run.db"), "{text}");
@@ -454,7 +457,7 @@ fn drop_waits_for_queued_writes() {
 #[test]
 fn exited_writer_thread_returns_error() {
     let (_dir, mut store) = open();
-    store.writer = Some(Worker::start("test", Duration::from_secs(9), |_| ()).unwrap());
+    store.writer = Some(DatabaseThread::start("test", Duration::from_secs(9), |_| ()).unwrap());
     let error = wait(store.record_eval(FIRST, &json!(1))).unwrap_err();
     assert_eq!(error.code(), Code::Internal);
     assert!(error.to_string().contains("the thread of the store has exited"), "{error}");
@@ -469,7 +472,7 @@ fn append_updates_token_counts() {
     let id = whole.id;
     let number = whole.number;
     let task = whole.task.clone();
-    wait(store.start(&AttemptStart { id, slot: whole.slot, number, task })).unwrap();
+    wait(store.start_attempt(&AttemptStart { id, slot: whole.slot, number, task })).unwrap();
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let sizes = || -> (i64, i64, String) {
         let query = "SELECT sampled_tokens, tokens, status FROM attempts";
@@ -478,7 +481,7 @@ fn append_updates_token_counts() {
     assert_eq!(sizes(), (0, 0, "running".into()));
     for (segment, expected) in whole.trajectory.segments().iter().zip([(0, 3), (2, 5)]) {
         for _ in 0..2 {
-            wait(store.append(&id, std::slice::from_ref(segment))).unwrap();
+            wait(store.append_segments(&id, std::slice::from_ref(segment))).unwrap();
             assert_eq!(sizes(), (expected.0, expected.1, "running".into()));
         }
     }
@@ -487,7 +490,7 @@ fn append_updates_token_counts() {
         after: Some(1),
         ..Segment::context(Some(SegmentId(1)), vec![9], 1)
     };
-    wait(store.append(&id, &[fork])).unwrap();
+    wait(store.append_segments(&id, &[fork])).unwrap();
     assert_eq!(sizes(), (2, 6, "running".into()));
     wait(store.abandon_running()).unwrap();
     assert_eq!(sizes(), (2, 6, "abandoned".into()));
@@ -495,7 +498,7 @@ fn append_updates_token_counts() {
 
 /// Erased text is in no file of the store: neither in a free page nor in the log.
 #[test]
-fn erased_text_is_in_no_file() {
+fn erased_text_remains_in_no_database_file() {
     let (dir, store) = open();
     let mut secret = attempt(0, 0);
     secret.task = json!({"question": "the-secret-question"});

@@ -13,11 +13,12 @@ use rusqlite::{Connection, params};
 use super::attempts;
 use super::schema::{EXISTING_FILE_FLAGS, connect};
 use crate::error::{Code, Failure};
-use crate::withdrawal::unknown;
+use crate::withdrawal::unknown_attempt_error;
 use crate::{Status, WithdrawRequest, Withdrawal, erase_quotes};
 
-/// Adds the tombstones of a request. If the request erases, also erases the attempts.
-pub(super) fn record(
+/// Adds the tombstones that a request demands, and returns them. If the request erases, also erases
+/// the texts and tokens of the attempts.
+pub(super) fn record_withdrawals(
     to: &Connection,
     request: &WithdrawRequest,
 ) -> Result<Vec<Withdrawal>, Failure> {
@@ -32,19 +33,20 @@ pub(super) fn record(
             names.push(AttemptId::from_bytes(name?));
         }
     }
-    let earlier = all(to)?;
+    let earlier = read_tombstones(to)?;
     let mut added: Vec<Withdrawal> = Vec::new();
     let mut seen = HashSet::new();
     for name in names.into_iter().filter(|name| seen.insert(*name)) {
-        let (row, attempt) = attempts::head(to, &name)?.ok_or_else(|| unknown(&name))?;
+        let (row, attempt) =
+            attempts::read_attempt_head(to, &name)?.ok_or_else(|| unknown_attempt_error(&name))?;
         let of_attempt: Vec<Withdrawal> =
             earlier.iter().filter(|earlier| earlier.id == name).cloned().collect();
         let Some(tombstone) = request.tombstone(&attempt, &of_attempt) else { continue };
-        insert(to, row, &tombstone)?;
+        insert_tombstone(to, row, &tombstone)?;
         to.prepare_cached("UPDATE attempts SET status = ?2 WHERE id = ?1")?
             .execute(params![row, Status::Withdrawn.name()])?;
         if request.erase {
-            erase(to, row)?;
+            erase_attempt(to, row)?;
         }
         added.push(tombstone);
     }
@@ -52,14 +54,18 @@ pub(super) fn record(
         let unused = "DELETE FROM prompts WHERE id NOT IN (SELECT prompt FROM segments WHERE prompt IS NOT \
              NULL)";
         to.execute(unused, [])?;
-        erase_quoted(to, &added.iter().map(|tombstone| tombstone.slot.name()).collect())?;
+        erase_quotes_in_evals(to, &added.iter().map(|tombstone| tombstone.slot.name()).collect())?;
     }
     added.sort_by_key(|tombstone| (tombstone.slot, tombstone.number));
     Ok(added)
 }
 
-/// Adds a tombstone of the attempt in a row.
-pub(super) fn insert(to: &Connection, row: i64, tombstone: &Withdrawal) -> Result<(), Failure> {
+/// Adds a tombstone of the attempt whose row id is `row`.
+pub(super) fn insert_tombstone(
+    to: &Connection,
+    row: i64,
+    tombstone: &Withdrawal,
+) -> Result<(), Failure> {
     let Withdrawal { status, task, reason, at, erased, .. } = tombstone;
     to.prepare_cached(
         "INSERT INTO withdrawals (attempt, status, task, reason, at, erased) VALUES (?1, ?2, ?3, \
@@ -69,8 +75,8 @@ pub(super) fn insert(to: &Connection, row: i64, tombstone: &Withdrawal) -> Resul
     Ok(())
 }
 
-/// Removes the texts and tokens of the attempt in a row.
-fn erase(to: &Connection, row: i64) -> Result<(), Failure> {
+/// Erases the texts and tokens of the attempt whose row id is `row`.
+fn erase_attempt(to: &Connection, row: i64) -> Result<(), Failure> {
     let outcome = serde_json::to_string(&Outcome::initial())
         .map_err(|error| Failure::Unstorable(error.to_string()))?;
     to.prepare_cached(
@@ -84,9 +90,10 @@ fn erase(to: &Connection, row: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes the texts of attempts that evaluations quote.
-fn erase_quoted(to: &Connection, names: &HashSet<String>) -> Result<(), Failure> {
-    for (key, mut result) in super::evals::all(to)? {
+/// Erases quotes of attempts from the results of evaluations. `names` are the names of the
+/// attempts' slots.
+fn erase_quotes_in_evals(to: &Connection, names: &HashSet<String>) -> Result<(), Failure> {
+    for (key, mut result) in super::evals::read_all_evals(to)? {
         if erase_quotes(&mut result, names) {
             to.prepare_cached(
                 "UPDATE evals SET result = ?3, crc = checksum(phase, step, ?3) WHERE phase = ?1 AND \
@@ -99,7 +106,7 @@ fn erase_quoted(to: &Connection, names: &HashSet<String>) -> Result<(), Failure>
 }
 
 /// Returns all tombstones in the order in which they were added.
-pub(super) fn all(from: &Connection) -> Result<Vec<Withdrawal>, Failure> {
+pub(super) fn read_tombstones(from: &Connection) -> Result<Vec<Withdrawal>, Failure> {
     let mut statement = from.prepare_cached(
         "SELECT name, w.status, w.task, reason, at, erased FROM withdrawals w JOIN attempts a ON \
          a.id = w.attempt ORDER BY w.id",
@@ -108,8 +115,9 @@ pub(super) fn all(from: &Connection) -> Result<Vec<Withdrawal>, Failure> {
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
         let id = AttemptId::from_bytes(row.get(0)?);
-        let status = attempts::status(row, 1)?;
-        let (_, attempt) = attempts::head(from, &id)?.ok_or_else(|| unknown(&id))?;
+        let status = attempts::parse_status(row, 1)?;
+        let (_, attempt) =
+            attempts::read_attempt_head(from, &id)?.ok_or_else(|| unknown_attempt_error(&id))?;
         found.push(Withdrawal {
             id,
             slot: attempt.slot,
@@ -124,7 +132,7 @@ pub(super) fn all(from: &Connection) -> Result<Vec<Withdrawal>, Failure> {
     Ok(found)
 }
 
-/// Rewrites a file without its free pages, and empties its log.
+/// Rewrites a database file without its free pages, and truncates its write-ahead log.
 pub(super) fn remove_free_pages(file: &Path) -> Result<(), Failure> {
     let connection = connect(file, EXISTING_FILE_FLAGS)?;
     connection.pragma_update(None, "secure_delete", true)?;

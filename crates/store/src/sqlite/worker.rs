@@ -19,16 +19,16 @@ use tokio::sync::oneshot;
 use super::copy_error;
 use crate::error::{Code, Failure};
 
-/// Maximum number of writes in a transaction.
+/// Maximum number of writes that are committed in one transaction.
 const MAX_BATCH_JOBS: usize = 256;
 
-/// A job for the thread, together with the channel for its result.
-pub(super) trait Job: Send {
-    /// Runs the job and returns whether it succeeded. It can run again if its transaction was
+/// A job for a database thread, together with the channel for its result.
+pub(super) trait DatabaseJob: Send {
+    /// Runs the job and returns whether it succeeded. The job can run again if its transaction was
     /// rolled back.
     fn run(&mut self, connection: &Connection) -> bool;
     /// Sets the result to a failure whose cause lies outside the job.
-    fn fail(&mut self, failure: Failure);
+    fn set_failure(&mut self, failure: Failure);
     /// Sends the result to the caller.
     fn send_result(self: Box<Self>);
 }
@@ -41,14 +41,14 @@ pub(super) struct QueuedJob<T, W> {
 }
 
 impl<T, W> QueuedJob<T, W> {
-    /// Creates a job from `work`, and the receiver of its result.
+    /// Creates a job that runs `work`, and the receiver of its result.
     pub fn new(work: W) -> (Self, oneshot::Receiver<Result<T, Failure>>) {
         let (to, receiver) = oneshot::channel();
         (QueuedJob { work, result: None, to }, receiver)
     }
 }
 
-impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for QueuedJob<T, W> {
+impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> DatabaseJob for QueuedJob<T, W> {
     fn run(&mut self, connection: &Connection) -> bool {
         // After a panic, the transaction or the savepoint is rolled back, so the connection remains
         // usable.
@@ -59,7 +59,7 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
         self.result.insert(result).is_ok()
     }
 
-    fn fail(&mut self, failure: Failure) {
+    fn set_failure(&mut self, failure: Failure) {
         self.result = Some(Err(failure));
     }
 
@@ -71,7 +71,7 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
     }
 }
 
-/// Returns the message of a panic.
+/// Returns the message of a caught panic.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     format!(
@@ -80,30 +80,31 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     )
 }
 
-/// The queue of a worker's jobs.
-pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
+/// The receiving end of a database thread's job queue.
+pub(super) type JobReceiver = Receiver<Box<dyn DatabaseJob>>;
 
-/// Destination of the jobs that are sent to a worker.
+/// Destination of the jobs that a [`DatabaseThread`] gets: a thread, or the caller in tests.
 enum JobQueue {
-    Thread(Sender<Box<dyn Job>>),
-    /// The caller runs them with this function.
+    Thread(Sender<Box<dyn DatabaseJob>>),
+    /// The calling thread runs each job with this function on this connection.
     #[cfg(any(test, feature = "testing"))]
     Caller(Mutex<Connection>, fn(&mut Connection, &JobReceiver)),
 }
 
-/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `timeout` has
-/// passed.
-pub(super) struct Worker {
-    /// `None` after the start of the drop.
+/// A handle to a database thread. Dropping it waits until all queued jobs are done, or until
+/// `timeout` has passed.
+pub(super) struct DatabaseThread {
+    /// Queue of the jobs. `None` while the handle is being dropped.
     queue: Option<JobQueue>,
-    /// Disconnected when the thread has closed its connection.
+    /// Channel that is disconnected when the thread has closed its connection.
     ended: Mutex<Receiver<Infallible>>,
     /// Timeout for the thread to close its connection.
     timeout: Duration,
 }
 
-impl Worker {
-    /// Starts a thread that runs `work`, which must process jobs until the queue is closed.
+impl DatabaseThread {
+    /// Starts a database thread that runs `work`, which must process jobs until the queue is
+    /// closed.
     ///
     /// # Errors
     /// Returns an error if the operating system cannot create a thread.
@@ -118,20 +119,24 @@ impl Worker {
             let _exit_sender = exit_sender;
             work(&jobs);
         })?;
-        Ok(Worker { queue: Some(JobQueue::Thread(queue)), ended: Mutex::new(ended), timeout })
+        Ok(DatabaseThread {
+            queue: Some(JobQueue::Thread(queue)),
+            ended: Mutex::new(ended),
+            timeout,
+        })
     }
 
-    /// Creates a worker without a thread: [`send`](Self::send) runs the job with `work`, so that
-    /// the order of jobs is that of their callers.
+    /// Creates a worker without a thread: [`send`](Self::send) runs each job in the calling thread,
+    /// so that jobs run in the order of the calls.
     #[cfg(any(test, feature = "testing"))]
     pub fn in_caller(connection: Connection, work: fn(&mut Connection, &JobReceiver)) -> Self {
         let (_, ended) = mpsc::channel();
         let queue = Some(JobQueue::Caller(Mutex::new(connection), work));
-        Worker { queue, ended: Mutex::new(ended), timeout: Duration::ZERO }
+        DatabaseThread { queue, ended: Mutex::new(ended), timeout: Duration::ZERO }
     }
 
-    /// Queues a job. Returns `false` if the thread has exited.
-    pub fn send(&self, job: Box<dyn Job>) -> bool {
+    /// Queues a job. Returns `false` if the thread has exited, which drops the job.
+    pub fn send(&self, job: Box<dyn DatabaseJob>) -> bool {
         match &self.queue {
             Some(JobQueue::Thread(queue)) => queue.send(job).is_ok(),
             #[cfg(any(test, feature = "testing"))]
@@ -147,7 +152,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for DatabaseThread {
     fn drop(&mut self) {
         self.queue = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -157,8 +162,8 @@ impl Drop for Worker {
     }
 }
 
-/// Processes writes until all handles are dropped.
-pub(super) fn write(connection: &mut Connection, queue: &JobReceiver) {
+/// Processes write jobs until all handles of the queue are dropped. Queued jobs share one commit.
+pub(super) fn process_writes(connection: &mut Connection, queue: &JobReceiver) {
     while let Ok(first) = queue.recv() {
         let mut jobs = vec![first];
         jobs.extend(queue.try_iter().take(MAX_BATCH_JOBS - 1));
@@ -170,14 +175,15 @@ pub(super) fn write(connection: &mut Connection, queue: &JobReceiver) {
     }
 }
 
-/// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back.
-fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
+/// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back, so that no
+/// job has an effect.
+fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn DatabaseJob>]) -> bool {
     let transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
         Ok(transaction) => transaction,
         // Another process is writing. The busy timeout has passed, so it is not applied again to
         // each job.
         Err(error) => {
-            jobs.iter_mut().for_each(|job| job.fail(copy_error(&error).into()));
+            jobs.iter_mut().for_each(|job| job.set_failure(copy_error(&error).into()));
             return true;
         }
     };
@@ -198,30 +204,32 @@ fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     transaction.commit().is_ok()
 }
 
-/// Runs a statement that is parsed once. SQLite would parse rusqlite's savepoints for each job.
+/// Executes an SQL statement that is parsed once and cached. rusqlite's own savepoints would be
+/// parsed for each job.
 fn execute_cached(connection: &Connection, sql: &str) -> rusqlite::Result<usize> {
     connection.prepare_cached(sql)?.execute([])
 }
 
-fn run_single(connection: &mut Connection, job: &mut dyn Job) {
+fn run_single(connection: &mut Connection, job: &mut dyn DatabaseJob) {
     if let Err(error) = try_single(connection, job) {
-        job.fail(error.into());
+        job.set_failure(error.into());
     }
 }
 
-fn try_single(connection: &mut Connection, job: &mut dyn Job) -> rusqlite::Result<()> {
+fn try_single(connection: &mut Connection, job: &mut dyn DatabaseJob) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if job.run(&transaction) { transaction.commit() } else { Ok(()) }
 }
 
-/// Processes reads until all handles are dropped, each job on one consistent snapshot.
-pub(super) fn read(connection: &mut Connection, queue: &JobReceiver) {
+/// Processes read jobs until all handles of the queue are dropped. Each job sees one consistent
+/// snapshot.
+pub(super) fn process_reads(connection: &mut Connection, queue: &JobReceiver) {
     while let Ok(mut job) = queue.recv() {
         match connection.transaction() {
             Ok(transaction) => {
                 job.run(&transaction);
             }
-            Err(error) => job.fail(error.into()),
+            Err(error) => job.set_failure(error.into()),
         }
         job.send_result();
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Code, Status, StoreError};
 
-/// Names of fields and actions in errors. Errors hold static texts.
+/// Names of fields and actions that errors can contain. [`StoreError`] requires static texts.
 const NAMES: [&str; 14] = [
     "task",
     "outcome",
@@ -22,17 +22,17 @@ const NAMES: [&str; 14] = [
     "remove",
 ];
 
-/// A [`StoreError`] as it is sent. The receiver replaces the location by its own.
+/// A [`StoreError`] in its serialized form. The receiver replaces the location by its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireError {
-    /// Location of the store.
+    /// Location of the store, as the sender names it.
     pub location: String,
-    kind: Kind,
+    kind: WireErrorKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+enum WireErrorKind {
     Empty,
     NotEmpty,
     ReadOnly { key: String },
@@ -52,64 +52,82 @@ impl From<&StoreError> for WireError {
     fn from(error: &StoreError) -> Self {
         let code = error.code();
         let (location, kind) = match error {
-            StoreError::Empty { location } => (location, Kind::Empty),
-            StoreError::NotEmpty { location } => (location, Kind::NotEmpty),
+            StoreError::Empty { location } => (location, WireErrorKind::Empty),
+            StoreError::NotEmpty { location } => (location, WireErrorKind::NotEmpty),
             StoreError::ReadOnly { location, key } => {
-                (location, Kind::ReadOnly { key: key.clone() })
+                (location, WireErrorKind::ReadOnly { key: key.clone() })
             }
-            StoreError::OtherRun { location, found, expected } => {
-                (location, Kind::OtherRun { found: found.clone(), expected: expected.clone() })
-            }
+            StoreError::OtherRun { location, found, expected } => (
+                location,
+                WireErrorKind::OtherRun { found: found.clone(), expected: expected.clone() },
+            ),
             StoreError::Leased { location, holder, seconds } => {
-                (location, Kind::Leased { holder: holder.clone(), seconds: *seconds })
+                (location, WireErrorKind::Leased { holder: holder.clone(), seconds: *seconds })
             }
             StoreError::Fenced { location, key, holder } => {
-                (location, Kind::Fenced { key: key.clone(), holder: holder.clone() })
+                (location, WireErrorKind::Fenced { key: key.clone(), holder: holder.clone() })
             }
-            StoreError::Unknown { location, key } => (location, Kind::Unknown { key: key.clone() }),
+            StoreError::Unknown { location, key } => {
+                (location, WireErrorKind::Unknown { key: key.clone() })
+            }
             StoreError::Conflict { location, key, field } => {
-                (location, Kind::Conflict { key: key.clone(), field: (*field).to_owned() })
+                (location, WireErrorKind::Conflict { key: key.clone(), field: (*field).to_owned() })
             }
             StoreError::Ended { location, key, status } => {
-                (location, Kind::Ended { key: key.clone(), status: *status })
+                (location, WireErrorKind::Ended { key: key.clone(), status: *status })
             }
             StoreError::Corrupt { location, key, what } => {
-                (location, Kind::Corrupt { key: key.clone(), what: what.clone() })
+                (location, WireErrorKind::Corrupt { key: key.clone(), what: what.clone() })
             }
             StoreError::Unstorable { location, key, what } => {
-                (location, Kind::Unstorable { key: key.clone(), what: what.clone() })
+                (location, WireErrorKind::Unstorable { key: key.clone(), what: what.clone() })
             }
             StoreError::Failed { location, action, key, source, .. } => {
                 let text = source.to_string();
                 (
                     location,
-                    Kind::Failed { action: (*action).to_owned(), key: key.clone(), code, text },
+                    WireErrorKind::Failed {
+                        action: (*action).to_owned(),
+                        key: key.clone(),
+                        code,
+                        text,
+                    },
                 )
             }
             StoreError::Deadline { location, action, key, waited } => {
                 let text = format!("waited {waited:?} for the disk");
                 (
                     location,
-                    Kind::Failed { action: (*action).to_owned(), key: key.clone(), code, text },
+                    WireErrorKind::Failed {
+                        action: (*action).to_owned(),
+                        key: key.clone(),
+                        code,
+                        text,
+                    },
                 )
             }
             StoreError::Stopped { location, action, key } => {
                 let text = "the thread of the store has exited".to_owned();
                 (
                     location,
-                    Kind::Failed { action: (*action).to_owned(), key: key.clone(), code, text },
+                    WireErrorKind::Failed {
+                        action: (*action).to_owned(),
+                        key: key.clone(),
+                        code,
+                        text,
+                    },
                 )
             }
             StoreError::Open { location, source, .. } => {
-                (location, Kind::Open { code, text: source.to_string() })
+                (location, WireErrorKind::Open { code, text: source.to_string() })
             }
             StoreError::Unwritable { location, .. }
             | StoreError::Foreign { location, .. }
             | StoreError::Version { location, .. } => {
-                (location, Kind::Open { code, text: error.to_string() })
+                (location, WireErrorKind::Open { code, text: error.to_string() })
             }
             StoreError::NotDurable { run_dir } => {
-                let kind = Kind::Open { code, text: error.to_string() };
+                let kind = WireErrorKind::Open { code, text: error.to_string() };
                 return WireError { location: run_dir.display().to_string(), kind };
             }
         };
@@ -120,23 +138,29 @@ impl From<&StoreError> for WireError {
 impl From<WireError> for StoreError {
     fn from(WireError { location, kind }: WireError) -> Self {
         match kind {
-            Kind::Empty => StoreError::Empty { location },
-            Kind::NotEmpty => StoreError::NotEmpty { location },
-            Kind::ReadOnly { key } => StoreError::ReadOnly { location, key },
-            Kind::OtherRun { found, expected } => {
+            WireErrorKind::Empty => StoreError::Empty { location },
+            WireErrorKind::NotEmpty => StoreError::NotEmpty { location },
+            WireErrorKind::ReadOnly { key } => StoreError::ReadOnly { location, key },
+            WireErrorKind::OtherRun { found, expected } => {
                 StoreError::OtherRun { location, found, expected }
             }
-            Kind::Leased { holder, seconds } => StoreError::Leased { location, holder, seconds },
-            Kind::Fenced { key, holder } => StoreError::Fenced { location, key, holder },
-            Kind::Unknown { key } => StoreError::Unknown { location, key },
-            Kind::Conflict { key, field } => {
+            WireErrorKind::Leased { holder, seconds } => {
+                StoreError::Leased { location, holder, seconds }
+            }
+            WireErrorKind::Fenced { key, holder } => StoreError::Fenced { location, key, holder },
+            WireErrorKind::Unknown { key } => StoreError::Unknown { location, key },
+            WireErrorKind::Conflict { key, field } => {
                 StoreError::Conflict { location, key, field: to_static(&field) }
             }
-            Kind::Ended { key, status } => StoreError::Ended { location, key, status },
-            Kind::Corrupt { key, what } => StoreError::Corrupt { location, key, what },
-            Kind::Unstorable { key, what } => StoreError::Unstorable { location, key, what },
-            Kind::Open { code, text } => StoreError::Open { location, code, source: text.into() },
-            Kind::Failed { action, key, code, text } => {
+            WireErrorKind::Ended { key, status } => StoreError::Ended { location, key, status },
+            WireErrorKind::Corrupt { key, what } => StoreError::Corrupt { location, key, what },
+            WireErrorKind::Unstorable { key, what } => {
+                StoreError::Unstorable { location, key, what }
+            }
+            WireErrorKind::Open { code, text } => {
+                StoreError::Open { location, code, source: text.into() }
+            }
+            WireErrorKind::Failed { action, key, code, text } => {
                 let action = to_static(&action);
                 StoreError::Failed { location, action, key, code, source: text.into() }
             }
@@ -144,7 +168,8 @@ impl From<WireError> for StoreError {
     }
 }
 
-/// Returns the static text that equals `name`, or `value` for a name of a later build.
+/// Returns the static text that equals `name`. Returns `value` for a name that only a later build
+/// knows.
 fn to_static(name: &str) -> &'static str {
     NAMES.into_iter().find(|known| *known == name).unwrap_or("value")
 }
@@ -166,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_keep_type_code_and_text() {
+    fn store_errors_keep_type_code_and_text_when_sent() {
         let location = || "the store".to_owned();
         let key = || "attempt 1".to_owned();
         let failed = StoreError::Failed {

@@ -21,24 +21,24 @@ mod records;
 #[cfg(test)]
 mod tests;
 
-pub use columns::{ColumnReader, Columns};
+pub use columns::{ColumnReader, ColumnWriter};
 pub use error::WireError;
 pub use lease::{OpenRequest, OpenedRun, RunEntry, Trainer};
 pub use records::Record;
 
-/// First bytes of a record: the name of the format, and its version.
+/// First bytes of an encoded record: the name of the format, and its version.
 const MAGIC: [u8; 4] = *b"LVR\x01";
 
-/// Media type of a record.
+/// Media type of an encoded record in HTTP.
 pub const MEDIA_TYPE: &str = "application/vnd.levade.record";
 
-/// Encodes a record.
+/// Encodes a record as a JSON head, followed by binary columns.
 ///
 /// # Errors
 /// Returns a message if the head is larger than 4 GiB.
 pub fn encode(record: &impl Record) -> Result<Vec<u8>, String> {
-    let mut columns = Columns::default();
-    let head = record.split(&mut columns);
+    let mut columns = ColumnWriter::default();
+    let head = record.to_head(&mut columns);
     let head = serde_json::to_vec(&head).map_err(|error| error.to_string())?;
     let len = u32::try_from(head.len())
         .map_err(|_| format!("the head has {} bytes, but at most 4 GiB can be sent", head.len()))?;
@@ -50,26 +50,28 @@ pub fn encode(record: &impl Record) -> Result<Vec<u8>, String> {
     Ok(all)
 }
 
-/// Error of a record that ends too early.
+/// Error message for a record that ends too early.
 const TRUNCATED: &str = "the record is truncated";
 
-/// Decodes a record.
+/// Decodes the output of [`encode`].
 ///
 /// # Errors
 /// Returns a message if the bytes are not a record of this type and version.
 pub fn decode<T: Record>(bytes: &[u8]) -> Result<T, String> {
     let (magic, rest) = bytes.split_first_chunk::<4>().ok_or(TRUNCATED)?;
     if *magic != MAGIC {
-        return Err(format!("the record starts with {magic:?}, but must start with {MAGIC:?}"));
+        return Err(format!(
+            "the record starts with the bytes {magic:?}, but must start with {MAGIC:?}"
+        ));
     }
     let (len, rest) = rest.split_first_chunk::<4>().ok_or(TRUNCATED)?;
     let len = u32::from_le_bytes(*len) as usize;
     let (head, rest) = rest.split_at_checked(len).ok_or(TRUNCATED)?;
     let head = serde_json::from_slice(head).map_err(|error| format!("the head: {error}"))?;
     let mut columns = ColumnReader(rest);
-    let record = T::join(head, &mut columns)?;
+    let record = T::from_head(head, &mut columns)?;
     match columns.0.len() {
         0 => Ok(record),
-        len => Err(format!("{len} bytes follow the last column")),
+        len => Err(format!("{len} unexpected bytes follow the last column of the record")),
     }
 }

@@ -7,27 +7,27 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::columns::{ColumnReader, Columns};
+use super::columns::{ColumnReader, ColumnWriter};
 use super::lease::{OpenRequest, OpenedRun};
-use crate::plan_header::{StepHeader, indexed_sequences, push_sequence};
+use crate::plan_header::{StepPlanHeader, indexed_sequences, push_sequence};
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, PlannedSequence, Status,
-    StepPlan, StepReward, Tries, WithdrawRequest, Withdrawal, WriteOutcome,
+    Attempt, AttemptEnd, AttemptStart, AttemptSummary, EvalKey, FailedAttempt, PlannedSequence,
+    Status, StepPlan, StepReward, TryCounts, WithdrawRequest, Withdrawal, WriteOutcome,
 };
 
-/// A value that can be sent.
+/// A value that can be sent as a record: a JSON head and binary columns.
 pub trait Record: Sized {
-    /// Part of the value that is sent as JSON.
+    /// The part of the value that is sent as JSON.
     type Head: Serialize + DeserializeOwned;
 
-    /// Returns the head, and adds the columns.
-    fn split(&self, columns: &mut Columns) -> Self::Head;
+    /// Returns the head of the value, and appends the other parts to `columns`.
+    fn to_head(&self, columns: &mut ColumnWriter) -> Self::Head;
 
-    /// Converts the head and the columns back to the value.
+    /// Restores the value from its head and its columns.
     ///
     /// # Errors
     /// Returns a message if the columns do not fit the head.
-    fn join(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String>;
+    fn from_head(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String>;
 }
 
 /// Implements [`Record`] for types that are sent as JSON only.
@@ -36,11 +36,11 @@ macro_rules! heads_only {
         impl Record for $type {
             type Head = $type;
 
-            fn split(&self, _: &mut Columns) -> $type {
+            fn to_head(&self, _: &mut ColumnWriter) -> $type {
                 self.clone()
             }
 
-            fn join(head: $type, _: &mut ColumnReader<'_>) -> Result<Self, String> {
+            fn from_head(head: $type, _: &mut ColumnReader<'_>) -> Result<Self, String> {
                 Ok(head)
             }
         }
@@ -59,7 +59,7 @@ heads_only!(
     AttemptStart,
     AttemptSummary,
     FailedAttempt,
-    Tries,
+    TryCounts,
     WriteOutcome,
     WithdrawRequest,
     Withdrawal,
@@ -70,47 +70,47 @@ heads_only!(
 impl<T: Record> Record for Vec<T> {
     type Head = Vec<T::Head>;
 
-    fn split(&self, columns: &mut Columns) -> Self::Head {
-        self.iter().map(|record| record.split(columns)).collect()
+    fn to_head(&self, columns: &mut ColumnWriter) -> Self::Head {
+        self.iter().map(|record| record.to_head(columns)).collect()
     }
 
-    fn join(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        head.into_iter().map(|head| T::join(head, columns)).collect()
+    fn from_head(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        head.into_iter().map(|head| T::from_head(head, columns)).collect()
     }
 }
 
 impl<T: Record> Record for Option<T> {
     type Head = Option<T::Head>;
 
-    fn split(&self, columns: &mut Columns) -> Self::Head {
-        self.as_ref().map(|record| record.split(columns))
+    fn to_head(&self, columns: &mut ColumnWriter) -> Self::Head {
+        self.as_ref().map(|record| record.to_head(columns))
     }
 
-    fn join(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        head.map(|head| T::join(head, columns)).transpose()
+    fn from_head(head: Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        head.map(|head| T::from_head(head, columns)).transpose()
     }
 }
 
 impl<A: Record, B: Record> Record for (A, B) {
     type Head = (A::Head, B::Head);
 
-    fn split(&self, columns: &mut Columns) -> Self::Head {
-        (self.0.split(columns), self.1.split(columns))
+    fn to_head(&self, columns: &mut ColumnWriter) -> Self::Head {
+        (self.0.to_head(columns), self.1.to_head(columns))
     }
 
-    fn join((a, b): Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        Ok((A::join(a, columns)?, B::join(b, columns)?))
+    fn from_head((a, b): Self::Head, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        Ok((A::from_head(a, columns)?, B::from_head(b, columns)?))
     }
 }
 
-/// Head of a segment. Lengths of columns are in bytes.
+/// JSON head of a segment's record. Lengths of columns are in bytes.
 #[derive(Serialize, Deserialize)]
 pub struct SegmentHead {
     id: SegmentId,
     parent: Option<SegmentId>,
     after: Option<u32>,
     kind: Kind,
-    /// Bits of the temperature.
+    /// Bits of the temperature, an `f32`.
     temperature: u32,
     filtered: bool,
     agent: String,
@@ -124,7 +124,7 @@ pub struct SegmentHead {
 impl Record for Segment {
     type Head = SegmentHead;
 
-    fn split(&self, columns: &mut Columns) -> SegmentHead {
+    fn to_head(&self, columns: &mut ColumnWriter) -> SegmentHead {
         SegmentHead {
             id: self.id,
             parent: self.parent,
@@ -141,7 +141,7 @@ impl Record for Segment {
         }
     }
 
-    fn join(head: SegmentHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+    fn from_head(head: SegmentHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
         Ok(Segment {
             id: head.id,
             parent: head.parent,
@@ -159,8 +159,8 @@ impl Record for Segment {
     }
 }
 
-/// Head of an end. Numbers are sent as their bits: JSON reads a NaN back as null, which would
-/// remove a reward instead of being rejected.
+/// JSON head of the record of an attempt's end. Numbers are sent as their bits: JSON reads a NaN
+/// back as null, which would remove a reward instead of being rejected.
 #[derive(Serialize, Deserialize)]
 pub struct EndHead {
     outcome: Outcome,
@@ -170,10 +170,10 @@ pub struct EndHead {
     status: Status,
 }
 
-impl Record for End {
+impl Record for AttemptEnd {
     type Head = EndHead;
 
-    fn split(&self, _: &mut Columns) -> EndHead {
+    fn to_head(&self, _: &mut ColumnWriter) -> EndHead {
         let step_rewards = self.step_rewards.iter();
         EndHead {
             outcome: self.outcome.clone(),
@@ -186,9 +186,9 @@ impl Record for End {
         }
     }
 
-    fn join(head: EndHead, _: &mut ColumnReader<'_>) -> Result<Self, String> {
+    fn from_head(head: EndHead, _: &mut ColumnReader<'_>) -> Result<Self, String> {
         let step_rewards = head.step_rewards.into_iter();
-        Ok(End {
+        Ok(AttemptEnd {
             outcome: head.outcome,
             score: head.score.map(f64::from_bits),
             reward: head.reward.map(f64::from_bits),
@@ -214,19 +214,20 @@ pub struct AttemptHead {
 impl Record for Attempt {
     type Head = AttemptHead;
 
-    fn split(&self, columns: &mut Columns) -> AttemptHead {
+    fn to_head(&self, columns: &mut ColumnWriter) -> AttemptHead {
         let Attempt { id, slot, number, task, .. } = self;
         AttemptHead {
             start: AttemptStart { id: *id, slot: *slot, number: *number, task: task.clone() },
-            end: self.end().split(columns),
-            segments: self.trajectory.segments().iter().map(|s| s.split(columns)).collect(),
+            end: self.end().to_head(columns),
+            segments: self.trajectory.segments().iter().map(|s| s.to_head(columns)).collect(),
         }
     }
 
-    fn join(head: AttemptHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
-        let End { outcome, score, reward, step_rewards, status } = End::join(head.end, columns)?;
+    fn from_head(head: AttemptHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+        let AttemptEnd { outcome, score, reward, step_rewards, status } =
+            AttemptEnd::from_head(head.end, columns)?;
         let mut trajectory = Trajectory::new();
-        for segment in Vec::<Segment>::join(head.segments, columns)? {
+        for segment in Vec::<Segment>::from_head(head.segments, columns)? {
             trajectory.push(segment).map_err(|error| error.to_string())?;
         }
         let started = Attempt::from_start(&head.start);
@@ -234,16 +235,16 @@ impl Record for Attempt {
     }
 }
 
-/// Head of a step plan.
+/// JSON head of a step plan's record.
 #[derive(Serialize, Deserialize)]
 pub struct PlanHead {
     phase: u32,
     step: u32,
-    plan: StepHeader,
+    plan: StepPlanHeader,
     sequences: Vec<SequenceHead>,
 }
 
-/// Head of a sequence of a step plan. Lengths of columns are in bytes.
+/// JSON head of one sequence of a step plan. Lengths of columns are in bytes.
 #[derive(Serialize, Deserialize)]
 struct SequenceHead {
     policy: u32,
@@ -259,7 +260,7 @@ struct SequenceHead {
 impl Record for StepPlan {
     type Head = PlanHead;
 
-    fn split(&self, columns: &mut Columns) -> PlanHead {
+    fn to_head(&self, columns: &mut ColumnWriter) -> PlanHead {
         let sequences = indexed_sequences(self).map(|(policy, update, sequence)| SequenceHead {
             policy,
             update,
@@ -274,7 +275,7 @@ impl Record for StepPlan {
         PlanHead { phase: self.phase, step: self.step, plan: self.into(), sequences }
     }
 
-    fn join(head: PlanHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
+    fn from_head(head: PlanHead, columns: &mut ColumnReader<'_>) -> Result<Self, String> {
         let mut plan = head.plan.into_plan(head.phase, head.step);
         for head in head.sequences {
             let sequence = PlannedSequence {

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::contract::test_data::{attempt, forest, plan, segment};
 use crate::{
-    AppliedKlPenalty, Attempt, CreditTarget, End, HighEntropy, PerToken, StepPlan, StepReward,
+    AppliedKlPenalty, Attempt, AttemptEnd, CreditTarget, HighEntropy, PerToken, StepPlan,
+    StepReward,
 };
 
 /// Converts a record to bytes and back.
@@ -40,7 +41,7 @@ fn number_bytes(plan: &StepPlan) -> Vec<[Option<Vec<u8>>; 3]> {
 
 proptest! {
     #[test]
-    fn attempts_round_trip_to_the_bit(
+    fn encoded_attempts_round_trip_bit_for_bit(
         seed: u64,
         score: Option<u64>,
         reward: Option<u64>,
@@ -66,7 +67,11 @@ proptest! {
     }
 
     #[test]
-    fn plans_round_trip_to_the_bit(numbers: Vec<(u32, u32)>, kl: f64, thresholds: Vec<f64>) {
+    fn encoded_step_plans_round_trip_bit_for_bit(
+        numbers: Vec<(u32, u32)>,
+        kl: f64,
+        thresholds: Vec<f64>,
+    ) {
         let floats: Vec<(f32, f32)> =
             numbers.iter().map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))).collect();
         let mut made = plan(&RunId("run".into()), &floats);
@@ -92,7 +97,7 @@ proptest! {
 }
 
 #[test]
-fn segments_keep_every_field() {
+fn encoded_segments_keep_every_field() {
     let made = levade_tree::Segment {
         id: SegmentId(7),
         parent: Some(SegmentId(3)),
@@ -113,7 +118,7 @@ fn segments_keep_every_field() {
 }
 
 #[test]
-fn size_is_proportional_to_tokens() {
+fn encoded_size_is_proportional_to_token_count() {
     let tokens: Vec<u32> =
         (0..10_000).map(|index| (uniform(1, 1, index) * f64::from(u32::MAX)) as u32).collect();
     let [short, long] = [1_000, 10_000]
@@ -122,7 +127,7 @@ fn size_is_proportional_to_tokens() {
 }
 
 #[test]
-fn not_a_number_reward_is_not_sent_as_no_reward() {
-    let made = End { reward: Some(f64::NAN), ..attempt(&RunId("run".into()), 0, 0).end() };
+fn encoded_nan_reward_differs_from_missing_reward() {
+    let made = AttemptEnd { reward: Some(f64::NAN), ..attempt(&RunId("run".into()), 0, 0).end() };
     assert!(round_trip(&made).reward.is_some_and(f64::is_nan));
 }

@@ -15,8 +15,8 @@
 //!   everything ends when the faults end.
 //!
 //! `LEVADE_SEEDS=10000 LEVADE_FIRST_SEED=0 cargo test --release -p levade-store-client --test
-//! simulation -- --ignored --nocapture seeds_of_environment` runs more seeds. For a single seed, it
-//! prints the events.
+//! simulation -- --ignored --nocapture simulations_with_seeds_from_environment` runs more seeds.
+//! For a single seed, it prints the events.
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod network;
@@ -323,13 +323,13 @@ fn run_seeds(first: u64, count: u64) {
 }
 
 #[test]
-fn seeds_keep_all_rules() {
+fn simulations_with_fixed_seeds_violate_no_rule() {
     run_seeds(0, 200);
 }
 
 #[test]
 #[ignore = "runs as long as the environment asks for"]
-fn seeds_of_environment() {
+fn simulations_with_seeds_from_environment_violate_no_rule() {
     run_seeds(number_variable("LEVADE_FIRST_SEED", 0), number_variable("LEVADE_SEEDS", 10_000));
 }
 
@@ -341,7 +341,7 @@ fn number_variable(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn seed_repeats_the_same_events() {
+fn simulation_with_equal_seed_repeats_all_events() {
     for seed in [1, 2, 3, 5, 8, 13] {
         let (first, second) = (simulate(seed), simulate(seed));
         assert!(first.events.len() > 20, "{:?}", first.events);

@@ -175,9 +175,9 @@ impl Trainer {
             ..RolloutFilter::default()
         };
         let all = PageRequest { limit: None, ..PageRequest::default() };
-        let open = self.store.rollouts(&filter, &all).await?.items;
+        let open = self.store.query_rollouts(&filter, &all).await?.items;
         let ids: Vec<String> = open.iter().map(|rollout| rollout.id.clone()).collect();
-        self.store.cancel(&ids).await?;
+        self.store.cancel_rollouts(&ids).await?;
         Ok(open.iter().map(|rollout| rollout.changed).max().unwrap_or(0))
     }
 
@@ -238,7 +238,7 @@ impl Trainer {
     /// Reads the changes of the store, until it is unreachable for too long.
     async fn follow(&self, mut since: u64) -> Result<(), Failure> {
         loop {
-            let read = || self.store.changes(since, 1000, Duration::from_secs(2));
+            let read = || self.store.wait_for_changes(since, 1000, Duration::from_secs(2));
             let (changed, last) = retry(&*self.store, "read changes", WAIT, read).await?;
             self.world.check(last >= since, || format!("the feed went from {since} to {last}"));
             since = last;

@@ -169,10 +169,11 @@ impl Rules {
 
     /// Checks the rollouts that have changed since the last check.
     pub async fn check_store(&mut self, world: &World, store: &dyn Rollouts) {
-        let (changed, last) = store.changes(self.since, 10_000, Duration::ZERO).await.unwrap();
+        let (changed, last) =
+            store.wait_for_changes(self.since, 10_000, Duration::ZERO).await.unwrap();
         self.since = last;
         for rollout in changed {
-            let tries = store.tries(&rollout.id, &by_number()).await.unwrap().items;
+            let tries = store.query_tries(&rollout.id, &by_number()).await.unwrap().items;
             let number = tries.len() as u32;
             let before = self.seen.insert(rollout.id.clone(), (rollout.status, number));
             let (status, seen) = before.unwrap_or((RolloutStatus::Queuing, 0));
@@ -209,7 +210,7 @@ impl Rules {
         let filter =
             RolloutFilter { status_in: Some(vec![Preparing, Running]), ..RolloutFilter::default() };
         let active = store
-            .rollouts(&filter, &PageRequest { limit: None, ..PageRequest::default() })
+            .query_rollouts(&filter, &PageRequest { limit: None, ..PageRequest::default() })
             .await
             .unwrap();
         for rollout in active.items {
@@ -228,7 +229,7 @@ impl Rules {
             world.check(found.as_ref().is_some_and(|of| of.key.as_ref() == Some(key)), || {
                 format!("the rollout with the key {key} is lost")
             });
-            tries.insert(id, store.tries(id, &by_number()).await.unwrap().items);
+            tries.insert(id, store.query_tries(id, &by_number()).await.unwrap().items);
         }
         let find = |lease: &Lease| {
             let tries = tries.get(lease.rollout_id.as_str());
@@ -267,7 +268,7 @@ impl Rules {
             world.check(is_succeeded, || format!("the result of slot {index} is not in the store"));
         }
         let all = PageRequest { limit: None, ..PageRequest::default() };
-        for rollout in store.rollouts(&RolloutFilter::default(), &all).await.unwrap().items {
+        for rollout in store.query_rollouts(&RolloutFilter::default(), &all).await.unwrap().items {
             world.check(rollout.status.is_finished(), || {
                 format!("a rollout of slot {} is {}", rollout.input, rollout.status.name())
             });

@@ -8,25 +8,25 @@ use mongodb::options::ReturnDocument;
 
 use super::feed::RESOURCES;
 use super::{MongoRollouts, documents};
-use crate::connection::{Result, all, is_duplicate};
+use crate::connection::{Result, collect_documents, is_duplicate};
 use crate::{fields, json};
 
-/// Returns the condition that excludes resources by which a run announces itself to runners.
-pub(super) fn no_announcement() -> Document {
+/// Returns the filter that excludes resources by which a run announces itself to runners.
+pub(super) fn no_announcement_filter() -> Document {
     let key = format!("value.{ANNOUNCEMENT_KEY}");
     doc! { key: { "$exists": false } }
 }
 
 impl MongoRollouts {
-    /// Adds a version of resources.
+    /// Adds a version of the resources with the id `id`.
     pub(super) async fn add_resources(&self, id: &str, value: &Json) -> Result<Resources> {
         let resources = self.collection("resources");
         loop {
             let of_id = resources.find_one(doc! { "id": id }).sort(doc! { "version": -1 });
             let (version, create_time) = match of_id.await? {
                 Some(previous) => {
-                    let version: i64 = fields::integer(&previous, "version")?;
-                    (version + 1, fields::number(&previous, "create_time")?)
+                    let version: i64 = fields::read_integer(&previous, "version")?;
+                    (version + 1, fields::read_number(&previous, "create_time")?)
                 }
                 None => (1, self.clock.now()),
             };
@@ -38,19 +38,20 @@ impl MongoRollouts {
                 "create_time": create_time,
                 "update_time": self.clock.now(),
             };
-            json::put(&mut document, "value", value.get());
+            json::write_json(&mut document, "value", value.get());
             match resources.insert_one(&document).await {
                 // Another call has added the same version.
                 Err(error) if is_duplicate(&error) => {}
                 inserted => {
                     inserted?;
-                    return documents::resources(&document);
+                    return documents::parse_resources(&document);
                 }
             }
         }
     }
 
-    /// Returns a version of resources.
+    /// Returns a version of resources, or `None` if it does not exist. `None` for `version` selects
+    /// the latest version, and `None` for `id` the resources that were added last.
     pub(super) async fn find_resources(
         &self,
         id: Option<&str>,
@@ -58,15 +59,16 @@ impl MongoRollouts {
     ) -> Result<Option<Resources>> {
         let version = version.map(|version| i64::try_from(version).unwrap_or(i64::MAX));
         let (filter, order) = match (id, version) {
-            (None, _) => (no_announcement(), doc! { "seq": -1 }),
+            (None, _) => (no_announcement_filter(), doc! { "seq": -1 }),
             (Some(id), None) => (doc! { "id": id }, doc! { "version": -1 }),
             (Some(id), Some(version)) => (doc! { "id": id, "version": version }, doc! { "seq": 1 }),
         };
         let found = self.collection("resources").find_one(filter).sort(order).await?;
-        found.as_ref().map(documents::resources).transpose()
+        found.as_ref().map(documents::parse_resources).transpose()
     }
 
-    /// Returns the latest versions of the resources that match, in the order of their creation.
+    /// Returns the latest versions of the resources that match `filter`, in the order of their
+    /// creation.
     pub(super) async fn latest_resources(&self, filter: Document) -> Result<Vec<Resources>> {
         let pipeline = vec![
             doc! { "$match": filter },
@@ -80,17 +82,17 @@ impl MongoRollouts {
         ];
         let resources = self.collection("resources");
         let mut found = Vec::new();
-        for group in all(resources.aggregate(pipeline).await?).await? {
-            let id = fields::text(&group, "latest")?;
+        for group in collect_documents(resources.aggregate(pipeline).await?).await? {
+            let id = fields::read_text(&group, "latest")?;
             if let Some(latest) = resources.find_one(doc! { "_id": id }).await? {
-                found.push(documents::resources(&latest)?);
+                found.push(documents::parse_resources(&latest)?);
             }
         }
         Ok(found)
     }
 
-    /// Updates the worker of a try after a change of the try's status. `is_lease` states that the
-    /// worker has just leased the try.
+    /// Updates the record of a try's worker to match the status of the try. `is_lease` is `true` if
+    /// the worker has just leased the try.
     pub(super) async fn sync_worker(
         &self,
         rollout_id: &str,
@@ -115,8 +117,8 @@ impl MongoRollouts {
         self.set_worker(worker, set, Document::new()).await.map(drop)
     }
 
-    /// Records that a worker found no rollout to lease.
-    pub(super) async fn mark_idle(&self, worker: &str) -> Result<()> {
+    /// Records that a worker requested a lease and found no rollout.
+    pub(super) async fn mark_worker_idle(&self, worker: &str) -> Result<()> {
         let now = self.clock.now();
         let mut set = doc! {
             "status": WorkerStatus::Idle.name(),
@@ -133,21 +135,22 @@ impl MongoRollouts {
         Ok(())
     }
 
-    /// Records a heartbeat of a worker.
-    pub(super) async fn heartbeat_of_worker(
+    /// Records a heartbeat of a worker. If `stats` is `None`, the previous statistics are kept.
+    pub(super) async fn record_heartbeat_of_worker(
         &self,
         id: &str,
         stats: Option<&Json>,
     ) -> Result<Worker> {
         let mut set = doc! { "heartbeat": self.clock.now() };
         if let Some(stats) = stats {
-            set.extend(json::fields_of("stats", Some(stats.get())));
+            set.extend(json::to_fields("stats", Some(stats.get())));
         }
         let of_new = doc! { "status": WorkerStatus::Unknown.name() };
-        documents::worker(&self.set_worker(id, set, of_new).await?)
+        documents::parse_worker(&self.set_worker(id, set, of_new).await?)
     }
 
-    /// Sets the fields `set` of a worker. Also sets `of_new` if the worker is new.
+    /// Sets the fields `set` in the document of a worker. If the worker is new, also sets the
+    /// fields `of_new`.
     async fn set_worker(&self, id: &str, set: Document, mut of_new: Document) -> Result<Document> {
         of_new.insert("created", ObjectId::new());
         let change = doc! { "$set": set, "$setOnInsert": of_new };

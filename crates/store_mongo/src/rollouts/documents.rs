@@ -16,43 +16,44 @@ use crate::{fields, json};
 /// A stored rollout: its document, and the parsed states of its tries.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StoredRollout {
-    /// The document as it was read, or as it will be written.
+    /// The document of the rollout, as it was read or as it will be written.
     pub document: Document,
     pub state: RolloutState,
     /// States of the tries before the latest one, oldest first.
     pub earlier: Vec<TryState>,
 }
 
-fn unknown_name(field: &str, name: &str) -> Failure {
+fn unknown_name_error(field: &str, name: &str) -> Failure {
     Failure::Corrupt(format!("the field `{field}` has the unknown value `{name}`"))
 }
 
-/// Returns the JSON of a field, or `None` if the field is missing or null.
-pub(super) fn json_field(of: &Document, name: &str) -> Result<Option<Json>> {
-    let Some(text) = json::get(of, name)? else { return Ok(None) };
+/// Returns the JSON value of a document field, or `None` if the field is missing or null.
+pub(super) fn read_json_field(of: &Document, name: &str) -> Result<Option<Json>> {
+    let Some(text) = json::read_json(of, name)? else { return Ok(None) };
     let parsed = RawValue::from_string(text);
     let parsed = parsed.map_err(|e| Failure::Corrupt(format!("`{name}` is not JSON: {e}")))?;
     // A missing value is stored as null.
-    Ok(Some(parsed)
-        .filter(|json| json.get() != "null" || fields::value(of, &json::text_name(name)).is_some()))
+    Ok(Some(parsed).filter(|json| {
+        json.get() != "null" || fields::find_value(of, &json::exact_text_field(name)).is_some()
+    }))
 }
 
-fn config(of: &Document) -> Result<RolloutConfig> {
+fn parse_config(of: &Document) -> Result<RolloutConfig> {
     let empty = Vec::new();
     let retry_on = of.get_array("retry_condition").unwrap_or(&empty).iter();
     let status = |name: &Bson| {
         let name = name.as_str().unwrap_or_default();
-        TryStatus::from_name(name).ok_or_else(|| unknown_name("retry_condition", name))
+        TryStatus::from_name(name).ok_or_else(|| unknown_name_error("retry_condition", name))
     };
     Ok(RolloutConfig {
-        timeout_seconds: fields::optional_number(of, "timeout_seconds")?,
-        unresponsive_seconds: fields::optional_number(of, "unresponsive_seconds")?,
-        max_tries: fields::integer(of, "max_attempts")?,
+        timeout_seconds: fields::read_optional_number(of, "timeout_seconds")?,
+        unresponsive_seconds: fields::read_optional_number(of, "unresponsive_seconds")?,
+        max_tries: fields::read_integer(of, "max_attempts")?,
         retry_on: retry_on.map(status).collect::<std::result::Result<_, _>>()?,
     })
 }
 
-fn config_document(config: &RolloutConfig) -> Document {
+fn to_config_document(config: &RolloutConfig) -> Document {
     let retry_on: Vec<&str> = config.retry_on.iter().map(|status| status.name()).collect();
     doc! {
         "timeout_seconds": config.timeout_seconds,
@@ -63,27 +64,28 @@ fn config_document(config: &RolloutConfig) -> Document {
 }
 
 fn try_state(of: &Document) -> Result<TryState> {
-    let status = fields::text(of, "status")?;
+    let status = fields::read_text(of, "status")?;
     Ok(TryState {
-        id: fields::text(of, "id")?,
-        number: fields::integer(of, "number")?,
-        status: TryStatus::from_name(&status).ok_or_else(|| unknown_name("status", &status))?,
-        worker: fields::optional_text(of, "worker")?,
-        start_time: fields::number(of, "start_time")?,
-        end_time: fields::optional_number(of, "end_time")?,
-        heartbeat: fields::optional_number(of, "heartbeat")?,
-        ttl: fields::optional_number(of, "ttl")?,
-        released: fields::optional_integer(of, "released")? == Some(1_i64),
+        id: fields::read_text(of, "id")?,
+        number: fields::read_integer(of, "number")?,
+        status: TryStatus::from_name(&status)
+            .ok_or_else(|| unknown_name_error("status", &status))?,
+        worker: fields::read_optional_text(of, "worker")?,
+        start_time: fields::read_number(of, "start_time")?,
+        end_time: fields::read_optional_number(of, "end_time")?,
+        heartbeat: fields::read_optional_number(of, "heartbeat")?,
+        ttl: fields::read_optional_number(of, "ttl")?,
+        released: fields::read_optional_integer(of, "released")? == Some(1_i64),
     })
 }
 
-/// Returns the documents of a rollout's tries, oldest first.
+/// Returns the embedded documents of a rollout's tries, oldest first.
 fn tries(of: &Document) -> impl Iterator<Item = &Document> {
     of.get_array("tries").into_iter().flatten().filter_map(Bson::as_document)
 }
 
 impl StoredRollout {
-    /// Creates a rollout that has no tries yet.
+    /// Creates a rollout that has no tries yet. Its document is not written yet.
     pub fn new(new: &NewRollout, id: String, resources_id: Option<&str>, now: f64) -> Self {
         let mut document = doc! {
             "_id": &id,
@@ -97,32 +99,32 @@ impl StoredRollout {
         if let Some(key) = &new.key {
             document.insert("key", key);
         }
-        json::put(&mut document, "input", new.input.get());
+        json::write_json(&mut document, "input", new.input.get());
         let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
-        json::put(&mut document, "metadata", metadata);
+        json::write_json(&mut document, "metadata", metadata);
         let state = RolloutState::new(id, new.config.clone());
         StoredRollout { document, state, earlier: Vec::new() }
     }
 
-    /// Parses a rollout from its document.
+    /// Parses a rollout and its tries from the document of the rollout.
     pub fn parse(document: Document) -> Result<Self> {
-        let status = fields::text(&document, "status")?;
-        let config = config(document.get_document("config").unwrap_or(&Document::new()))?;
+        let status = fields::read_text(&document, "status")?;
+        let config = parse_config(document.get_document("config").unwrap_or(&Document::new()))?;
         let mut earlier: Vec<TryState> = tries(&document).map(try_state).collect::<Result<_>>()?;
         let state = RolloutState {
             status: RolloutStatus::from_name(&status)
-                .ok_or_else(|| unknown_name("status", &status))?,
-            end_time: fields::optional_number(&document, "end_time")?,
+                .ok_or_else(|| unknown_name_error("status", &status))?,
+            end_time: fields::read_optional_number(&document, "end_time")?,
             started: earlier.len() as u32,
             released: earlier.iter().filter(|of| of.released).count() as u32,
             latest: earlier.pop(),
             is_changed: false,
-            ..RolloutState::new(fields::text(&document, "_id")?, config)
+            ..RolloutState::new(fields::read_text(&document, "_id")?, config)
         };
         Ok(StoredRollout { document, state, earlier })
     }
 
-    /// Copies the state of the rollout and its tries into the document.
+    /// Copies the states of the rollout and its tries into the document.
     pub fn save_state(&mut self) {
         let StoredRollout { document, state, earlier } = self;
         let metadata: Vec<Document> = tries(document)
@@ -148,7 +150,7 @@ impl StoredRollout {
         let tries: Vec<Bson> = earlier.iter().chain(&state.latest).map(try_document).collect();
         document.insert("status", state.status.name());
         document.insert("queued", i32::from(state.status.is_queued()));
-        document.insert("config", config_document(&state.config));
+        document.insert("config", to_config_document(&state.config));
         document.insert("end_time", state.end_time);
         document.insert("tries", tries);
         if !state.status.is_active() {
@@ -161,34 +163,34 @@ impl StoredRollout {
         };
     }
 
-    /// Replaces the metadata of the try at `index`. Call this after
-    /// [`save_state`](Self::save_state).
+    /// Replaces the metadata of the try at `index` in the document. The caller must have called
+    /// [`save_state`](Self::save_state) before.
     pub fn set_try_metadata(&mut self, index: usize, metadata: &Json) {
         let tries = self.document.get_array_mut("tries").ok();
         if let Some(Bson::Document(of)) = tries.and_then(|tries| tries.get_mut(index)) {
-            for (name, value) in json::fields_of("metadata", Some(metadata.get())) {
+            for (name, value) in json::to_fields("metadata", Some(metadata.get())) {
                 of.insert(name, value);
             }
         }
     }
 
-    /// Returns the index of the try with this id, or `None` if there is none.
+    /// Returns the index of the try with the id `id`, or `None` if the rollout has no such try.
     pub fn find_try(&self, id: &str) -> Option<usize> {
         self.earlier.iter().chain(&self.state.latest).position(|of| of.id == id)
     }
 
-    /// Returns the state of the try at `index`, or `None` if there is none.
+    /// Returns the state of the try at `index`, or `None` if there is no such try.
     pub fn try_state(&self, index: usize) -> Option<&TryState> {
         self.earlier.iter().chain(&self.state.latest).nth(index)
     }
 
-    /// Starts a new try with the id `id`.
+    /// Starts a try with the id `id`, which becomes the latest try.
     pub fn start_try(&mut self, id: String, worker: Option<&str>, ttl: Option<f64>, now: f64) {
         self.earlier.extend(self.state.start_try(id, worker, ttl, now));
         self.save_state();
     }
 
-    /// Records that the try at `index` has reported.
+    /// Records a progress report of the try at `index`.
     pub fn report(&mut self, index: usize, now: f64) {
         match self.earlier.get_mut(index) {
             Some(of) => drop(of.report(now)),
@@ -197,7 +199,8 @@ impl StoredRollout {
         self.save_state();
     }
 
-    /// Replaces fields of the try at `index`. Returns whether the try's worker must be updated.
+    /// Replaces fields of the try at `index`. Returns whether the record of the try's worker must
+    /// be updated as well.
     pub fn update_try(&mut self, index: usize, update: &TryUpdate, now: f64) -> bool {
         let needs_sync = match self.earlier.get_mut(index) {
             Some(of) => of.update(update, now),
@@ -215,11 +218,12 @@ impl StoredRollout {
         self.state.latest.as_ref().map(|_| self.earlier.len())
     }
 
-    /// Returns the try at `index`, or `None` if it does not exist.
+    /// Returns the try at `index` in the public format, or `None` if there is no such try.
     pub fn try_at(&self, index: usize) -> Result<Option<Try>> {
         let Some(of) = self.try_state(index) else { return Ok(None) };
         let document = tries(&self.document).nth(index);
-        let metadata = document.map(|document| json_field(document, "metadata")).transpose()?;
+        let metadata =
+            document.map(|document| read_json_field(document, "metadata")).transpose()?;
         Ok(Some(Try {
             rollout_id: self.state.id.clone(),
             id: of.id.clone(),
@@ -233,73 +237,74 @@ impl StoredRollout {
         }))
     }
 
-    /// Returns all tries.
+    /// Returns all tries of the rollout in the public format, oldest first.
     pub fn tries(&self) -> Result<Vec<Try>> {
         let tries = (0..self.state.started as usize).map(|index| self.try_at(index).transpose());
         tries.flatten().collect()
     }
 
-    /// Returns the rollout, with its latest try, in the format of the trait.
+    /// Returns the rollout in the public format, with its latest try.
     pub fn to_rollout(&self) -> Result<Rollout> {
         let StoredRollout { document, state, .. } = self;
         Ok(Rollout {
             id: state.id.clone(),
-            input: match json_field(document, "input")? {
+            input: match read_json_field(document, "input")? {
                 Some(input) => input,
                 None if document.contains_key("input") => RawValue::NULL.to_owned(),
                 None => {
                     return Err(Failure::Corrupt("the field `input` is missing".to_owned()).into());
                 }
             },
-            start_time: fields::number(document, "start_time")?,
+            start_time: fields::read_number(document, "start_time")?,
             end_time: state.end_time,
-            mode: fields::optional_text(document, "mode")?,
-            resources_id: fields::optional_text(document, "resources_id")?,
+            mode: fields::read_optional_text(document, "mode")?,
+            resources_id: fields::read_optional_text(document, "resources_id")?,
             status: state.status,
             config: state.config.clone(),
-            metadata: json_field(document, "metadata")?,
-            queue: fields::text(document, "queue")?,
-            priority: fields::integer(document, "priority")?,
-            key: fields::optional_text(document, "key")?,
-            changed: fields::integer(document, "changed")?,
+            metadata: read_json_field(document, "metadata")?,
+            queue: fields::read_text(document, "queue")?,
+            priority: fields::read_integer(document, "priority")?,
+            key: fields::read_optional_text(document, "key")?,
+            changed: fields::read_integer(document, "changed")?,
             latest_try: self.try_at(self.earlier.len())?,
         })
     }
 }
 
 /// Parses a version of resources from its document.
-pub(super) fn resources(of: &Document) -> Result<Resources> {
+pub(super) fn parse_resources(of: &Document) -> Result<Resources> {
     Ok(Resources {
-        id: fields::text(of, "id")?,
-        create_time: fields::number(of, "create_time")?,
-        update_time: fields::number(of, "update_time")?,
-        version: fields::integer(of, "version")?,
-        value: json_field(of, "value")?.unwrap_or_else(|| RawValue::NULL.to_owned()),
+        id: fields::read_text(of, "id")?,
+        create_time: fields::read_number(of, "create_time")?,
+        update_time: fields::read_number(of, "update_time")?,
+        version: fields::read_integer(of, "version")?,
+        value: read_json_field(of, "value")?.unwrap_or_else(|| RawValue::NULL.to_owned()),
     })
 }
 
-/// Parses a worker from its document.
-pub(super) fn worker(of: &Document) -> Result<Worker> {
-    let status = fields::text(of, "status")?;
+/// Parses a worker from the document of the worker.
+pub(super) fn parse_worker(of: &Document) -> Result<Worker> {
+    let status = fields::read_text(of, "status")?;
     Ok(Worker {
-        id: fields::text(of, "_id")?,
-        status: WorkerStatus::from_name(&status).ok_or_else(|| unknown_name("status", &status))?,
-        heartbeat_stats: json_field(of, "stats")?,
-        last_heartbeat_time: fields::optional_number(of, "heartbeat")?,
-        last_dequeue_time: fields::optional_number(of, "dequeue")?,
-        last_busy_time: fields::optional_number(of, "busy")?,
-        last_idle_time: fields::optional_number(of, "idle")?,
-        current_rollout_id: fields::optional_text(of, "current_rollout")?,
-        current_try_id: fields::optional_text(of, "current_try")?,
+        id: fields::read_text(of, "_id")?,
+        status: WorkerStatus::from_name(&status)
+            .ok_or_else(|| unknown_name_error("status", &status))?,
+        heartbeat_stats: read_json_field(of, "stats")?,
+        last_heartbeat_time: fields::read_optional_number(of, "heartbeat")?,
+        last_dequeue_time: fields::read_optional_number(of, "dequeue")?,
+        last_busy_time: fields::read_optional_number(of, "busy")?,
+        last_idle_time: fields::read_optional_number(of, "idle")?,
+        current_rollout_id: fields::read_optional_text(of, "current_rollout")?,
+        current_try_id: fields::read_optional_text(of, "current_try")?,
     })
 }
 
-/// Parses a span from its document.
-pub(super) fn span(of: &Document) -> Result<Span> {
+/// Parses a span from the document of the span.
+pub(super) fn parse_span(of: &Document) -> Result<Span> {
     Ok(Span {
-        rollout_id: fields::text(of, "rollout")?,
-        try_id: fields::text(of, "try")?,
-        number: fields::integer(of, "number")?,
-        body: json_field(of, "body")?.unwrap_or_else(|| RawValue::NULL.to_owned()),
+        rollout_id: fields::read_text(of, "rollout")?,
+        try_id: fields::read_text(of, "try")?,
+        number: fields::read_integer(of, "number")?,
+        body: read_json_field(of, "body")?.unwrap_or_else(|| RawValue::NULL.to_owned()),
     })
 }

@@ -16,17 +16,17 @@ use mongodb::options::ReturnDocument;
 
 use super::MongoRollouts;
 use super::documents::StoredRollout;
-use crate::connection::{Result, all, is_duplicate};
+use crate::connection::{Result, collect_documents, is_duplicate};
 use crate::fields;
 
-/// Name of the counter of rollout changes, which also counts positions in queues.
+/// Name of the counter of rollout changes, which also numbers the positions in the queues.
 pub(super) const CHANGES: &str = "changes";
 
 /// Name of the counter of resource versions.
 pub(super) const RESOURCES: &str = "resources";
 
 impl MongoRollouts {
-    /// Reserves `count` numbers of a counter, and returns the first one.
+    /// Reserves `count` consecutive numbers of a counter, and returns the first number.
     pub(super) async fn next(&self, counter: &str, count: usize) -> Result<i64> {
         let count = count as i64;
         let counters = self.collection("counters");
@@ -41,21 +41,23 @@ impl MongoRollouts {
                 incremented => break incremented?,
             }
         };
-        let last: i64 = fields::integer(&last.unwrap_or_default(), "last")?;
+        let last: i64 = fields::read_integer(&last.unwrap_or_default(), "last")?;
         Ok(last - count + 1)
     }
 
-    /// Returns the largest number up to which a reader has announced to read.
-    async fn read_number(&self) -> Result<i64> {
+    /// Returns the largest change number up to which any reader has announced to read.
+    async fn read_announced_number(&self) -> Result<i64> {
         let counter = self.collection("counters").find_one(doc! { "_id": CHANGES }).await?;
-        let read = counter.map(|counter| fields::optional_integer(&counter, "read")).transpose()?;
+        let read =
+            counter.map(|counter| fields::read_optional_integer(&counter, "read")).transpose()?;
         Ok(read.flatten().unwrap_or(0))
     }
 
-    /// Ensures that the feed returns changes that were just written, and wakes the waits of this
-    /// process. Each change is the id of a rollout with its number.
+    /// Ensures that readers of changes see the changes that were just written, and wakes waiting
+    /// calls of this process. Each change is a pair (rollout id, change number).
     pub(super) async fn publish(&self, changes: &[(String, i64)]) -> Result<()> {
-        let read = if changes.is_empty() { return Ok(()) } else { self.read_number().await? };
+        let read =
+            if changes.is_empty() { return Ok(()) } else { self.read_announced_number().await? };
         for (id, number) in changes {
             let (mut number, mut read) = (*number, read);
             while number <= read {
@@ -68,27 +70,29 @@ impl MongoRollouts {
                     // The rollout has changed again, and the later change has its own number.
                     break;
                 }
-                (number, read) = (again, self.read_number().await?);
+                (number, read) = (again, self.read_announced_number().await?);
             }
         }
         self.changes.send_modify(|count| *count += 1);
         Ok(())
     }
 
-    /// Returns at most `max` rollouts that changed after `since`, in the order of their last
-    /// change.
+    /// Returns at most `max` rollouts that changed after the change number `since`, in the order of
+    /// their last change.
     pub(super) async fn changed_after(&self, since: u64, max: usize) -> Result<Vec<Rollout>> {
         let since = i64::try_from(since).unwrap_or(i64::MAX);
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         let rollouts = self.collection("rollouts");
         let find = |filter: Document| rollouts.find(filter).sort(doc! { "changed": 1 }).limit(max);
         let numbers = find(doc! { "changed": { "$gt": since } }).projection(doc! { "changed": 1 });
-        let numbers = all(numbers.await?).await?;
+        let numbers = collect_documents(numbers.await?).await?;
         let Some(last) = numbers.last() else { return Ok(Vec::new()) };
-        let last: i64 = fields::integer(last, "changed")?;
+        let last: i64 = fields::read_integer(last, "changed")?;
         let announce = doc! { "$max": { "read": last } };
         self.collection("counters").update_one(doc! { "_id": CHANGES }, announce).await?;
-        let found = all(find(doc! { "changed": { "$gt": since, "$lte": last } }).await?).await?;
+        let found =
+            collect_documents(find(doc! { "changed": { "$gt": since, "$lte": last } }).await?)
+                .await?;
         found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout()).collect()
     }
 }

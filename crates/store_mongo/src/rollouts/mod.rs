@@ -16,8 +16,8 @@ use async_trait::async_trait;
 use levade_policy::{process_time, random_hex};
 use levade_store::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
-    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
-    SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
+    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutStatistics, RolloutUpdate, Rollouts,
+    Span, SpanFilter, SpanOutcome, Try, TrySelector, TryUpdate, Worker, WorkerFilter,
 };
 use levade_store::{MongoUrl, StoreError, WriteOutcome};
 use mongodb::Collection;
@@ -25,20 +25,22 @@ use mongodb::bson::{Document, doc};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::connection::{Connection, Index, Result as OperationResult, insert_new};
+use crate::connection::{Connection, IndexDefinition, Result as OperationResult, insert_new};
 use crate::fields;
 
-/// Maximum interval between two polls of a wait, which bounds the delay until it sees writes of
-/// other processes.
+/// Maximum interval between two polls of a waiting call, which bounds the delay until the call sees
+/// writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Minimum interval between two polls of a wait, which bounds its load while many writes arrive.
+/// Minimum interval between two polls of a waiting call, which bounds the load while many writes
+/// arrive.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Version of the documents that this build reads and writes.
+/// Format version of the documents that this build reads and writes.
 const FORMAT: i32 = 1;
 
-/// Rollouts in a MongoDB database, which any number of processes can use at the same time.
+/// A store of rollouts in a MongoDB database. Any number of processes can use the database at the
+/// same time.
 #[derive(Debug)]
 pub struct MongoRollouts {
     connection: Connection,
@@ -47,32 +49,32 @@ pub struct MongoRollouts {
     changes: watch::Sender<u64>,
 }
 
-/// Returns the id of a new rollout: the requested id, or a generated one.
-fn id_of(new: &NewRollout) -> String {
+/// Returns the id for a new rollout: the requested id, or a generated id.
+fn new_rollout_id(new: &NewRollout) -> String {
     new.id.clone().unwrap_or_else(|| new_id("ro-", 8))
 }
 
-/// Generates an id: `prefix` and `bytes` random bytes as hexadecimal digits.
+/// Generates a random id: `prefix`, followed by `bytes` random bytes as hexadecimal digits.
 fn new_id(prefix: &str, bytes: usize) -> String {
     format!("{prefix}{}", random_hex(bytes))
 }
 
 impl MongoRollouts {
-    /// Opens the rollouts in the database that `url` names, or in the database `levade` if it names
-    /// none. Creates the collections if they do not exist. All times are measured by the clock of
-    /// the server.
+    /// Opens the rollout store in the database that `url` names, or in the database `levade` if
+    /// `url` names none. Creates the collections if they do not exist. All times are measured by
+    /// the clock of the server.
     ///
     /// # Errors
     /// Returns [`StoreError::Deadline`] if no server responds, [`StoreError::Open`] if the server
     /// rejects the user, and [`StoreError::Version`] if another build wrote the rollouts in another
     /// format.
     pub async fn open(url: &MongoUrl) -> std::result::Result<Self, StoreError> {
-        let connection = Connection::open(url, &url.rollouts_database()).await?;
+        let connection = Connection::open(url, &url.rollouts_database_name()).await?;
         let clock = Arc::clone(&connection.clock);
         Self::on_connection(connection, clock).await
     }
 
-    /// Opens the rollouts in a database.
+    /// Opens the rollout store in the database of `connection`, with times measured by `clock`.
     pub(crate) async fn on_connection(
         connection: Connection,
         clock: Arc<dyn Clock>,
@@ -81,7 +83,8 @@ impl MongoRollouts {
             .run("record", "the rollouts", || async {
                 let document = doc! { "_id": "rollouts", "format": FORMAT };
                 let found = insert_new(&connection.collection("store"), document).await?;
-                let found = found.map(|found| fields::integer(&found, "format")).transpose()?;
+                let found =
+                    found.map(|found| fields::read_integer(&found, "format")).transpose()?;
                 Ok(found.unwrap_or(FORMAT))
             })
             .await?;
@@ -120,7 +123,7 @@ impl MongoRollouts {
     }
 
     /// Calls `look` until it returns a value, or until `wait` is over. Calls it again after every
-    /// change by this process, and at intervals.
+    /// change by this process, and at intervals because of other processes.
     async fn poll<T, F>(
         &self,
         wait: Duration,
@@ -147,22 +150,23 @@ impl MongoRollouts {
     }
 }
 
-/// Returns the indexes of the collections.
-fn indexes() -> Vec<Index> {
+/// Returns the definitions of all indexes of the rollout collections.
+fn indexes() -> Vec<IndexDefinition> {
     let queue = doc! { "queue": 1, "queued": 1, "priority": -1, "enqueued": 1 };
     let span_id = doc! { "rollout": 1, "try": 1, "span_id": 1 };
     vec![
-        Index::plain("rollouts", "rollout_queue", queue),
-        Index::plain("rollouts", "rollout_key", doc! { "key": 1 }).unique().sparse(),
-        Index::plain("rollouts", "rollout_expiry", doc! { "expires": 1 }).sparse(),
-        Index::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 }).sparse(),
-        Index::plain("rollouts", "rollout_status", doc! { "status": 1 }),
-        Index::plain("rollouts", "rollout_changed", doc! { "changed": 1 }),
-        Index::plain("rollouts", "rollout_order", doc! { "seq": 1 }),
-        Index::plain("spans", "span_id", span_id).unique(),
-        Index::plain("spans", "span_order", doc! { "rollout": 1, "number": 1 }),
-        Index::plain("resources", "resources_version", doc! { "id": 1, "version": 1 }).unique(),
-        Index::plain("resources", "resources_order", doc! { "seq": 1 }),
+        IndexDefinition::plain("rollouts", "rollout_queue", queue),
+        IndexDefinition::plain("rollouts", "rollout_key", doc! { "key": 1 }).unique().sparse(),
+        IndexDefinition::plain("rollouts", "rollout_expiry", doc! { "expires": 1 }).sparse(),
+        IndexDefinition::plain("rollouts", "rollout_lease", doc! { "lease_key": 1 }).sparse(),
+        IndexDefinition::plain("rollouts", "rollout_status", doc! { "status": 1 }),
+        IndexDefinition::plain("rollouts", "rollout_changed", doc! { "changed": 1 }),
+        IndexDefinition::plain("rollouts", "rollout_order", doc! { "seq": 1 }),
+        IndexDefinition::plain("spans", "span_id", span_id).unique(),
+        IndexDefinition::plain("spans", "span_order", doc! { "rollout": 1, "number": 1 }),
+        IndexDefinition::plain("resources", "resources_version", doc! { "id": 1, "version": 1 })
+            .unique(),
+        IndexDefinition::plain("resources", "resources_order", doc! { "seq": 1 }),
     ]
 }
 
@@ -178,19 +182,20 @@ impl Rollouts for MongoRollouts {
 
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
         // A repeated operation must not create the rollouts again.
-        let ids: &Vec<String> = &new.iter().map(id_of).collect();
+        let ids: &Vec<String> = &new.iter().map(new_rollout_id).collect();
         self.write("rollouts", || self.enqueue_as(ids, new)).await
     }
 
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
-        self.write("a rollout", || async { self.start_as(&id_of(new), new, worker).await }).await
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+        self.write("a rollout", || async { self.start_as(&new_rollout_id(new), new, worker).await })
+            .await
     }
 
     async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
         self.write(rollout_id, || self.start_another(rollout_id, worker)).await
     }
 
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
         if request.max == 0 {
             return Ok(Vec::new());
         }
@@ -214,11 +219,11 @@ impl Rollouts for MongoRollouts {
         Ok(self.poll(request.wait, look).await?.unwrap_or_default())
     }
 
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         self.write(&lease.rollout_id, || self.report_heartbeat(lease)).await
     }
 
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
@@ -228,11 +233,11 @@ impl Rollouts for MongoRollouts {
         self.write(&lease.rollout_id, || self.end_lease(lease, end, metadata)).await
     }
 
-    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
         self.write("rollouts", || self.cancel_all(ids)).await
     }
 
-    async fn expire(&self) -> Result<Vec<Try>> {
+    async fn expire_tries(&self) -> Result<Vec<Try>> {
         self.write("timeouts", || self.expire_all()).await
     }
 
@@ -243,7 +248,7 @@ impl Rollouts for MongoRollouts {
     async fn update_try(
         &self,
         rollout_id: &str,
-        name: &TryName,
+        name: &TrySelector,
         update: &TryUpdate,
     ) -> Result<Try> {
         self.write(rollout_id, || self.change_try(rollout_id, name, update)).await
@@ -257,15 +262,24 @@ impl Rollouts for MongoRollouts {
         .await
     }
 
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+    async fn query_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>> {
         self.read("rollouts", || self.find_rollouts(filter, page)).await
     }
 
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
         self.read(rollout_id, || self.find_tries(rollout_id, page)).await
     }
 
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(
+        &self,
+        since: u64,
+        max: usize,
+        wait: Duration,
+    ) -> Result<(Vec<Rollout>, u64)> {
         let look = || async {
             let changes = self.read("changes", || self.changed_after(since, max)).await?;
             Ok((!changes.is_empty()).then_some(changes))
@@ -275,8 +289,8 @@ impl Rollouts for MongoRollouts {
         Ok((changes, last))
     }
 
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
-        let finished = || self.read("rollouts", || self.finished(ids));
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+        let finished = || self.read("rollouts", || self.find_finished(ids));
         let look = || async {
             let (finished, has_open) = finished().await?;
             Ok((!has_open).then_some(finished))
@@ -311,16 +325,20 @@ impl Rollouts for MongoRollouts {
         self.read("resources", || self.find_latest_resources(filter, page)).await
     }
 
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
         let stats = stats.as_ref();
-        self.write(id, || self.heartbeat_of_worker(id, stats)).await
+        self.write(id, || self.record_heartbeat_of_worker(id, stats)).await
     }
 
     async fn worker(&self, id: &str) -> Result<Option<Worker>> {
         self.read(id, || self.find_worker(id)).await
     }
 
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+    async fn query_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>> {
         self.read("workers", || self.find_workers(filter, page)).await
     }
 
@@ -329,7 +347,7 @@ impl Rollouts for MongoRollouts {
         self.write("spans", || self.insert_spans(spans)).await
     }
 
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
         self.read(&filter.rollout_id, || self.find_spans(filter, page)).await
     }
 
@@ -337,7 +355,7 @@ impl Rollouts for MongoRollouts {
         self.write(rollout_id, || self.reserve_above(rollout_id, 0, count)).await
     }
 
-    async fn statistics(&self) -> Result<Statistics> {
-        self.read("the statistics", || self.count_all()).await
+    async fn statistics(&self) -> Result<RolloutStatistics> {
+        self.read("the statistics", || self.count_rows()).await
     }
 }

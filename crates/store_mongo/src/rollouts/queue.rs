@@ -7,24 +7,24 @@ use levade_store::WriteOutcome;
 use levade_store::rollouts::state::{QueuePosition, check_config};
 use levade_store::rollouts::{
     Json, Lease, LeaseEnd, LeaseRequest, NewRollout, Rollout, RolloutError, RolloutStatus,
-    RolloutUpdate, Try, TryName, TryUpdate,
+    RolloutUpdate, Try, TrySelector, TryUpdate,
 };
 use mongodb::bson::{Bson, Document, doc};
 
-use super::directory::no_announcement;
+use super::directory::no_announcement_filter;
 use super::documents::StoredRollout;
 use super::feed::CHANGES;
 use super::{MongoRollouts, new_id};
-use crate::connection::{Result, all, is_duplicate};
+use crate::connection::{Result, collect_documents, is_duplicate};
 use crate::{fields, json};
 
 /// Number of queued rollouts that a lease request reads in addition to the requested number,
-/// because other workers may lease some of them first.
+/// because other workers may lease some of the rollouts first.
 const SPARE_CANDIDATES: usize = 16;
 
 impl MongoRollouts {
-    /// Creates rollouts in their queues, with the ids `ids`. For a key that exists already, returns
-    /// the rollout with this key instead.
+    /// Appends rollouts to their queues, with the ids `ids`. For an idempotency key that exists
+    /// already, returns the rollout with this key instead.
     pub(super) async fn enqueue_as(
         &self,
         ids: &[String],
@@ -86,8 +86,8 @@ impl MongoRollouts {
         }
     }
 
-    /// Returns the rollouts that have one of the ids, by id, and the rollouts that have one of the
-    /// keys, by key.
+    /// Returns the stored rollouts that have an id of `ids`, keyed by id, and those that have an
+    /// idempotency key of `new`, keyed by key.
     async fn find_known(
         &self,
         ids: &[String],
@@ -100,9 +100,11 @@ impl MongoRollouts {
         }
         let [mut by_id, mut by_key] = [HashMap::new(), HashMap::new()];
         for filter in filters {
-            for document in all(self.collection("rollouts").find(filter).await?).await? {
+            for document in
+                collect_documents(self.collection("rollouts").find(filter).await?).await?
+            {
                 let found = StoredRollout::parse(document)?;
-                let key = fields::optional_text(&found.document, "key")?;
+                let key = fields::read_optional_text(&found.document, "key")?;
                 by_key.extend(key.map(|key| (key, found.clone())));
                 by_id.insert(found.state.id.clone(), found);
             }
@@ -110,7 +112,7 @@ impl MongoRollouts {
         Ok([by_id, by_key])
     }
 
-    /// Creates a rollout and starts its first try at once.
+    /// Creates a rollout with the id `id` and starts its first try at once.
     pub(super) async fn start_as(
         &self,
         id: &str,
@@ -138,22 +140,23 @@ impl MongoRollouts {
         created.to_rollout()
     }
 
-    /// Returns the id of the most recently added resources, if a rollout of `new` needs it.
+    /// Returns the id of the resources that were added last, if a rollout of `new` needs it.
+    /// Otherwise returns `None`.
     async fn latest_resources_id(&self, new: &[NewRollout]) -> Result<Option<String>> {
         if new.iter().all(|new| new.resources_id.is_some()) {
             return Ok(None);
         }
         let resources = self.collection("resources");
-        let latest = resources.find_one(no_announcement()).sort(doc! { "seq": -1 });
+        let latest = resources.find_one(no_announcement_filter()).sort(doc! { "seq": -1 });
         let latest = latest.projection(doc! { "id": 1 }).await?;
-        Ok(latest.map(|latest| fields::text(&latest, "id")).transpose()?)
+        Ok(latest.map(|latest| fields::read_text(&latest, "id")).transpose()?)
     }
 
     /// Replaces the document of a rollout if its revision has not changed since it was read.
-    /// `number` is the number of the change, or `None` if the change has no number. Returns whether
-    /// the document was replaced.
+    /// `number` is the change number, or `None` if the change is not announced. Returns whether the
+    /// document was replaced.
     async fn replace(&self, changed: &mut StoredRollout, number: Option<i64>) -> Result<bool> {
-        let revision: i64 = fields::integer(&changed.document, "rev")?;
+        let revision: i64 = fields::read_integer(&changed.document, "rev")?;
         if let Some(number) = number {
             changed.document.insert("changed", number);
             if changed.state.moves_to_end {
@@ -167,8 +170,8 @@ impl MongoRollouts {
         Ok(replaced.projection(doc! { "_id": 1 }).await?.is_some())
     }
 
-    /// Applies `change` to a rollout in one atomic step. Returns the result of `change`, and the
-    /// changed rollout.
+    /// Applies `change` to the rollout `id` in one atomic step. Returns the result of `change`, and
+    /// the changed rollout.
     pub(super) async fn update<T>(
         &self,
         id: &str,
@@ -196,7 +199,7 @@ impl MongoRollouts {
         }
     }
 
-    /// Starts another try of a rollout.
+    /// Starts another try of the rollout `id`.
     pub(super) async fn start_another(&self, id: &str, worker: Option<&str>) -> Result<Rollout> {
         let try_id = new_id("at-", 6);
         let ((), started) = self
@@ -209,14 +212,14 @@ impl MongoRollouts {
         started.to_rollout()
     }
 
-    /// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated
-    /// request with the same key returns the leases of the first request.
+    /// Leases at most [`LeaseRequest::max`] rollouts, the oldest first within a priority. If a
+    /// request with the same key is repeated, returns the leases of the first request.
     pub(super) async fn lease_once(
         &self,
         request: &LeaseRequest,
         key: &str,
     ) -> Result<Vec<Rollout>> {
-        let leased = self.leased_before(key).await?;
+        let leased = self.find_repeated_leases(key).await?;
         if !leased.is_empty() {
             return Ok(leased);
         }
@@ -226,7 +229,8 @@ impl MongoRollouts {
         let mut changes = Vec::new();
         while leased.len() < request.max {
             let needed = request.max - leased.len();
-            let candidates = self.oldest(&request.queues, needed.saturating_add(SPARE_CANDIDATES));
+            let candidates =
+                self.find_oldest(&request.queues, needed.saturating_add(SPARE_CANDIDATES));
             let candidates = candidates.await?;
             if candidates.is_empty() {
                 break;
@@ -251,34 +255,35 @@ impl MongoRollouts {
         match (leased.last(), worker) {
             // A worker has one current try. Of several leased tries, it is the last one.
             (Some(last), Some(_)) => self.sync_latest(last, true).await?,
-            (None, Some(worker)) => self.mark_idle(worker).await?,
+            (None, Some(worker)) => self.mark_worker_idle(worker).await?,
             _ => {}
         }
         leased.iter().map(StoredRollout::to_rollout).collect()
     }
 
-    /// Returns the rollouts that an earlier request with this key leased, if their leases are in
-    /// progress.
-    async fn leased_before(&self, key: &str) -> Result<Vec<Rollout>> {
+    /// Returns the rollouts that an earlier request with the same key leased and whose leases are
+    /// in progress.
+    async fn find_repeated_leases(&self, key: &str) -> Result<Vec<Rollout>> {
         let rollouts = self.collection("rollouts");
         let order = doc! { "priority": -1, "enqueued": 1 };
-        let found = all(rollouts.find(doc! { "lease_key": key }).sort(order).await?).await?;
+        let found =
+            collect_documents(rollouts.find(doc! { "lease_key": key }).sort(order).await?).await?;
         found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout()).collect()
     }
 
-    /// Returns the documents of the first `max` queued rollouts.
-    async fn oldest(&self, queues: &[String], max: usize) -> Result<Vec<Document>> {
+    /// Returns the documents of the first `max` queued rollouts, by priority and then by age.
+    async fn find_oldest(&self, queues: &[String], max: usize) -> Result<Vec<Document>> {
         let order = doc! { "priority": -1, "enqueued": 1 };
         let rollouts = self.collection("rollouts");
-        let found = rollouts.find(queued_in(queues)).sort(order);
-        Ok(all(found.limit(i64::try_from(max).unwrap_or(i64::MAX)).await?).await?)
+        let found = rollouts.find(queued_filter(queues)).sort(order);
+        Ok(collect_documents(found.limit(i64::try_from(max).unwrap_or(i64::MAX)).await?).await?)
     }
 
-    /// Returns whether a rollout waits in one of the queues, or whether an earlier request with
-    /// this key has leased one. A repeated request can arrive while the first one still waits.
+    /// Returns whether a rollout waits in one of the queues, or an earlier request with the same
+    /// key has leased a rollout. A repeated request can arrive while the first one still waits.
     pub(super) async fn can_lease(&self, queues: &[String], key: &str) -> Result<bool> {
         let rollouts = self.collection("rollouts");
-        for filter in [queued_in(queues), doc! { "lease_key": key }] {
+        for filter in [queued_filter(queues), doc! { "lease_key": key }] {
             if rollouts.find_one(filter).projection(doc! { "_id": 1 }).await?.is_some() {
                 return Ok(true);
             }
@@ -286,17 +291,18 @@ impl MongoRollouts {
         Ok(false)
     }
 
-    /// Records that the try of a lease is still in progress.
+    /// Records a heartbeat of the try of `lease`. Returns the time until which the next progress
+    /// report must arrive.
     pub(super) async fn report_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         let report = |of: &mut StoredRollout, now| {
-            let until = of.state.heartbeat(lease, now)?;
+            let until = of.state.record_heartbeat(lease, now)?;
             of.save_state();
             Ok(until)
         };
         Ok(self.update(&lease.rollout_id, report).await?.0)
     }
 
-    /// Ends a lease.
+    /// Ends a lease, and with it the try. `metadata` replaces the metadata of the try.
     pub(super) async fn end_lease(
         &self,
         lease: &Lease,
@@ -305,7 +311,7 @@ impl MongoRollouts {
     ) -> Result<WriteOutcome> {
         let (outcome, finished) = self
             .update(&lease.rollout_id, |of, now| {
-                let outcome = of.state.finish(lease, end, now)?;
+                let outcome = of.state.end_lease(lease, end, now)?;
                 if outcome == WriteOutcome::Written {
                     of.save_state();
                     if let Some(metadata) = metadata {
@@ -321,15 +327,16 @@ impl MongoRollouts {
         Ok(outcome)
     }
 
-    /// Cancels rollouts that have not ended, and returns their number.
+    /// Cancels the rollouts in `ids` that have not ended, and returns the number of cancelled
+    /// rollouts.
     pub(super) async fn cancel_all(&self, ids: &[String]) -> Result<u64> {
         let mut cancelled = 0;
         let known = doc! { "_id": { "$in": ids } };
         let found = self.collection("rollouts").find(known).projection(doc! { "_id": 1 }).await?;
-        let found: HashSet<String> = all(found)
+        let found: HashSet<String> = collect_documents(found)
             .await?
             .iter()
-            .map(|of| fields::text(of, "_id"))
+            .map(|of| fields::read_text(of, "_id"))
             .collect::<std::result::Result<_, _>>()?;
         for id in ids.iter().filter(|id| found.contains(*id)) {
             let cancel = |of: &mut StoredRollout, now| {
@@ -345,17 +352,17 @@ impl MongoRollouts {
         Ok(cancelled)
     }
 
-    /// Ends the tries that exceeded a timeout, and returns them.
+    /// Ends all tries that exceeded a timeout, and returns them.
     pub(super) async fn expire_all(&self) -> Result<Vec<Try>> {
         let past = doc! { "expires": { "$lt": self.clock.now() } };
         let rollouts = self.collection("rollouts");
         let found = rollouts.find(past).sort(doc! { "expires": 1 });
-        let found = all(found.projection(doc! { "_id": 1 }).await?).await?;
+        let found = collect_documents(found.projection(doc! { "_id": 1 }).await?).await?;
         let mut expired = Vec::new();
         for found in &found {
             let (is_expired, of) = self
-                .update(&fields::text(found, "_id")?, |of, now| {
-                    let is_expired = of.state.expire(now);
+                .update(&fields::read_text(found, "_id")?, |of, now| {
+                    let is_expired = of.state.expire_latest_try(now);
                     of.save_state();
                     Ok(is_expired)
                 })
@@ -368,7 +375,7 @@ impl MongoRollouts {
         Ok(expired)
     }
 
-    /// Replaces fields of a rollout.
+    /// Replaces fields of the rollout `id`.
     pub(super) async fn change_rollout(&self, id: &str, update: &RolloutUpdate) -> Result<Rollout> {
         let change = |of: &mut StoredRollout, now| {
             if let Some(config) = &update.config {
@@ -381,11 +388,11 @@ impl MongoRollouts {
             }
             of.save_state();
             if let Some(input) = &update.input {
-                of.document.extend(json::fields_of("input", Some(input.get())));
+                of.document.extend(json::to_fields("input", Some(input.get())));
             }
             if let Some(metadata) = &update.metadata {
                 let metadata = metadata.as_ref().map(|metadata| metadata.get());
-                of.document.extend(json::fields_of("metadata", metadata));
+                of.document.extend(json::to_fields("metadata", metadata));
             }
             for (name, value) in [("mode", &update.mode), ("resources_id", &update.resources_id)] {
                 if let Some(value) = value {
@@ -399,11 +406,12 @@ impl MongoRollouts {
         self.update(id, change).await?.1.to_rollout()
     }
 
-    /// Replaces fields of a try. If the try is the latest one, its rollout is updated as well.
+    /// Replaces fields of a try. If the try is the latest one, the status of its rollout is updated
+    /// to match.
     pub(super) async fn change_try(
         &self,
         rollout_id: &str,
-        name: &TryName,
+        name: &TrySelector,
         update: &TryUpdate,
     ) -> Result<Try> {
         let ((index, needs_sync), changed) = self
@@ -413,10 +421,9 @@ impl MongoRollouts {
                     return Err(RolloutError::NoTries { rollout_id }.into());
                 };
                 let index = match name {
-                    TryName::Latest => latest,
-                    TryName::Id(id) => of.find_try(id).ok_or_else(|| RolloutError::UnknownTry {
-                        rollout_id,
-                        try_id: id.clone(),
+                    TrySelector::Latest => latest,
+                    TrySelector::Id(id) => of.find_try(id).ok_or_else(|| {
+                        RolloutError::UnknownTry { rollout_id, try_id: id.clone() }
                     })?,
                 };
                 Ok((index, of.update_try(index, update, now)))
@@ -430,7 +437,8 @@ impl MongoRollouts {
             .ok_or_else(|| RolloutError::NoTries { rollout_id: rollout_id.to_owned() })?)
     }
 
-    /// Updates the worker of the rollout's latest try.
+    /// Updates the record of the worker that executes the latest try. `is_lease` is `true` if the
+    /// worker has just leased it.
     async fn sync_latest(&self, of: &StoredRollout, is_lease: bool) -> Result<()> {
         match &of.state.latest {
             Some(latest) => self.sync_worker(&of.state.id, latest, is_lease).await,
@@ -439,7 +447,7 @@ impl MongoRollouts {
     }
 }
 
-fn queued_in(queues: &[String]) -> Document {
+fn queued_filter(queues: &[String]) -> Document {
     match queues {
         [one] => doc! { "queue": one, "queued": 1 },
         all => doc! { "queue": { "$in": all }, "queued": 1 },

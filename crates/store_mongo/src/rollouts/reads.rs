@@ -3,74 +3,75 @@
 use std::cmp::Ordering;
 
 use levade_store::rollouts::{
-    Logic, Order, Page, PageRequest, Resources, ResourcesFilter, Rollout, RolloutError,
-    RolloutFilter, Span, SpanFilter, Statistics, TextFilter, Try, TryName, Worker, WorkerFilter,
+    LogicalOperator, Page, PageRequest, Resources, ResourcesFilter, Rollout, RolloutError,
+    RolloutFilter, RolloutStatistics, SortOrder, Span, SpanFilter, TextFilter, Try, TrySelector,
+    Worker, WorkerFilter,
 };
 use mongodb::bson::{Bson, Document, doc};
 
 use super::MongoRollouts;
-use super::directory::no_announcement;
+use super::directory::no_announcement_filter;
 use super::documents::{self, StoredRollout};
-use crate::connection::{Result, all};
+use crate::connection::{Result, collect_documents};
 use crate::fields;
 
-/// A field by which stored documents can be sorted: its serialized name, its path, and the sort
-/// value of a missing field.
-type Field = (&'static str, &'static str, Missing);
+/// A field by which stored documents can be sorted: its serialized name, its path in the document,
+/// and the sort value if the field is missing.
+type Field = (&'static str, &'static str, MissingFieldValue);
 
-/// Sort value of a missing field.
+/// Value by which a document is sorted if it lacks the sort field.
 #[derive(Debug, Clone, Copy)]
-enum Missing {
-    /// After all times.
+enum MissingFieldValue {
+    /// A time later than all other times.
     Latest,
     /// The empty text.
     Empty,
-    /// 0.
+    /// The number 0.
     Zero,
 }
 
-impl From<Missing> for Bson {
-    fn from(missing: Missing) -> Self {
+impl From<MissingFieldValue> for Bson {
+    fn from(missing: MissingFieldValue) -> Self {
         match missing {
-            Missing::Latest => f64::INFINITY.into(),
-            Missing::Empty => "".into(),
-            Missing::Zero => 0.into(),
+            MissingFieldValue::Latest => f64::INFINITY.into(),
+            MissingFieldValue::Empty => "".into(),
+            MissingFieldValue::Zero => 0.into(),
         }
     }
 }
 
 const ROLLOUT_FIELDS: &[Field] = &[
-    ("rollout_id", "_id", Missing::Empty),
-    ("input", "input", Missing::Empty),
-    ("start_time", "start_time", Missing::Latest),
-    ("end_time", "end_time", Missing::Latest),
-    ("mode", "mode", Missing::Empty),
-    ("resources_id", "resources_id", Missing::Empty),
-    ("status", "status", Missing::Empty),
-    ("config", "config.timeout_seconds", Missing::Zero),
-    ("metadata", "metadata", Missing::Empty),
+    ("rollout_id", "_id", MissingFieldValue::Empty),
+    ("input", "input", MissingFieldValue::Empty),
+    ("start_time", "start_time", MissingFieldValue::Latest),
+    ("end_time", "end_time", MissingFieldValue::Latest),
+    ("mode", "mode", MissingFieldValue::Empty),
+    ("resources_id", "resources_id", MissingFieldValue::Empty),
+    ("status", "status", MissingFieldValue::Empty),
+    ("config", "config.timeout_seconds", MissingFieldValue::Zero),
+    ("metadata", "metadata", MissingFieldValue::Empty),
 ];
 
 const SPAN_FIELDS: &[Field] = &[
-    ("rollout_id", "rollout", Missing::Empty),
-    ("attempt_id", "try", Missing::Empty),
-    ("sequence_id", "number", Missing::Zero),
-    ("trace_id", "trace_id", Missing::Empty),
-    ("span_id", "span_id", Missing::Empty),
-    ("parent_id", "parent_id", Missing::Empty),
-    ("name", "name", Missing::Empty),
-    ("status", "body.status.status_code", Missing::Empty),
-    ("attributes", "body.attributes", Missing::Empty),
-    ("events", "body.events", Missing::Empty),
-    ("links", "body.links", Missing::Empty),
-    ("start_time", "start_time", Missing::Latest),
-    ("end_time", "end_time", Missing::Latest),
-    ("context", "body.context", Missing::Empty),
-    ("parent", "body.parent", Missing::Empty),
-    ("resource", "body.resource", Missing::Empty),
+    ("rollout_id", "rollout", MissingFieldValue::Empty),
+    ("attempt_id", "try", MissingFieldValue::Empty),
+    ("sequence_id", "number", MissingFieldValue::Zero),
+    ("trace_id", "trace_id", MissingFieldValue::Empty),
+    ("span_id", "span_id", MissingFieldValue::Empty),
+    ("parent_id", "parent_id", MissingFieldValue::Empty),
+    ("name", "name", MissingFieldValue::Empty),
+    ("status", "body.status.status_code", MissingFieldValue::Empty),
+    ("attributes", "body.attributes", MissingFieldValue::Empty),
+    ("events", "body.events", MissingFieldValue::Empty),
+    ("links", "body.links", MissingFieldValue::Empty),
+    ("start_time", "start_time", MissingFieldValue::Latest),
+    ("end_time", "end_time", MissingFieldValue::Latest),
+    ("context", "body.context", MissingFieldValue::Empty),
+    ("parent", "body.parent", MissingFieldValue::Empty),
+    ("resource", "body.resource", MissingFieldValue::Empty),
 ];
 
-/// Sort key of an item. Numbers and times precede texts.
+/// Sort key of an item, for items that are sorted in memory. Numbers and times precede texts.
 #[derive(Debug, PartialEq, PartialOrd)]
 enum SortKey {
     Number(f64),
@@ -89,8 +90,8 @@ impl From<Option<&str>> for SortKey {
     }
 }
 
-/// Fields by which items of type `T` can be sorted: their serialized names, and functions that
-/// return the sort key.
+/// Fields by which items of type `T` can be sorted in memory: their serialized names, and functions
+/// that return the sort key.
 type Keys<T> = &'static [(&'static str, fn(&T) -> SortKey)];
 
 const TRY_KEYS: Keys<Try> = &[
@@ -125,20 +126,21 @@ const RESOURCES_KEYS: Keys<Resources> = &[
     ("resources", |of| Some(of.value.get()).into()),
 ];
 
-fn unknown_field(name: &str, fields: impl Iterator<Item = &'static str>) -> RolloutError {
+fn unknown_field_error(name: &str, fields: impl Iterator<Item = &'static str>) -> RolloutError {
     let fields = fields.collect::<Vec<_>>().join(", ");
     RolloutError::Invalid(format!("Invalid sort_by: {name}, allowed fields are: {fields}"))
 }
 
-/// Selects a page of `items`, which must be in the order of their creation.
-fn page_of<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Page<T>> {
+/// Sorts `items` in memory and returns the requested page. `items` must be in the order of their
+/// creation.
+fn sort_and_page<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Page<T>> {
     if let Some(name) = page.sort_by.as_deref() {
         let Some((_, key)) = keys.iter().find(|(field, _)| *field == name) else {
-            return Err(unknown_field(name, keys.iter().map(|(name, _)| *name)).into());
+            return Err(unknown_field_error(name, keys.iter().map(|(name, _)| *name)).into());
         };
         items.sort_by(|a, b| {
             let order = key(a).partial_cmp(&key(b)).unwrap_or(Ordering::Equal);
-            if page.order == Order::Asc { order } else { order.reverse() }
+            if page.order == SortOrder::Asc { order } else { order.reverse() }
         });
     }
     let total = items.len() as u64;
@@ -147,8 +149,8 @@ fn page_of<T>(mut items: Vec<T>, keys: Keys<T>, page: &PageRequest) -> Result<Pa
     Ok(Page { items: items.into_iter().skip(offset).take(limit).collect(), total })
 }
 
-/// Returns the condition that a text contains `text`.
-fn contains(text: &str) -> Bson {
+/// Returns the condition that a text field contains `text`.
+fn contains_condition(text: &str) -> Bson {
     let mut pattern = String::new();
     for c in text.chars() {
         if c.is_ascii() && !c.is_ascii_alphanumeric() {
@@ -159,28 +161,29 @@ fn contains(text: &str) -> Bson {
     doc! { "$regex": pattern }.into()
 }
 
-/// Combines conditions by `logic`. An empty list of conditions matches every document.
-fn combine(conditions: Vec<Document>, logic: Logic) -> Document {
+/// Combines conditions by the operator `logic`. An empty list of conditions matches every document.
+fn combine_conditions(conditions: Vec<Document>, logic: LogicalOperator) -> Document {
     match (conditions.is_empty(), logic) {
         (true, _) => Document::new(),
-        (false, Logic::And) => doc! { "$and": conditions },
-        (false, Logic::Or) => doc! { "$or": conditions },
+        (false, LogicalOperator::And) => doc! { "$and": conditions },
+        (false, LogicalOperator::Or) => doc! { "$or": conditions },
     }
 }
 
-/// Adds the conditions that `filter` sets on the text field `name`.
-fn add_text(conditions: &mut Vec<Document>, name: &str, filter: &TextFilter) {
+/// Appends the conditions that `filter` sets on the text field `name`.
+fn add_text_conditions(conditions: &mut Vec<Document>, name: &str, filter: &TextFilter) {
     if let Some(text) = &filter.exact {
         conditions.push(doc! { name: text });
     }
     if let Some(text) = &filter.contains {
-        conditions.push(doc! { name: contains(text) });
+        conditions.push(doc! { name: contains_condition(text) });
     }
 }
 
 impl MongoRollouts {
-    /// Returns the documents of a page, and the total number of matching documents.
-    async fn page(
+    /// Returns the documents of the requested page of a collection, and the number of matching
+    /// documents on all pages.
+    async fn read_page(
         &self,
         collection: &str,
         filter: Document,
@@ -194,10 +197,12 @@ impl MongoRollouts {
             Some(name) => {
                 let Some((_, path, missing)) = fields.iter().find(|(field, ..)| *field == name)
                 else {
-                    return Err(unknown_field(name, fields.iter().map(|(name, ..)| *name)).into());
+                    return Err(
+                        unknown_field_error(name, fields.iter().map(|(name, ..)| *name)).into()
+                    );
                 };
                 let key = doc! { "$ifNull": [format!("${path}"), Bson::from(*missing)] };
-                let direction = if page.order == Order::Asc { 1 } else { -1 };
+                let direction = if page.order == SortOrder::Asc { 1 } else { -1 };
                 pipeline.push(doc! { "$addFields": { KEY: key } });
                 pipeline.push(doc! { "$sort": { KEY: direction, creation: 1 } });
             }
@@ -210,7 +215,7 @@ impl MongoRollouts {
             pipeline.push(doc! { "$limit": number(limit) });
         }
         let collection = self.collection(collection);
-        let items = all(collection.aggregate(pipeline).await?).await?;
+        let items = collect_documents(collection.aggregate(pipeline).await?).await?;
         let is_all = page.offset == 0 && page.limit.is_none();
         let total = match is_all {
             true => items.len() as u64,
@@ -219,7 +224,7 @@ impl MongoRollouts {
         Ok((items, total))
     }
 
-    /// Returns a page of rollouts.
+    /// Returns one page of the rollouts that match `filter`.
     pub(super) async fn find_rollouts(
         &self,
         filter: &RolloutFilter,
@@ -234,34 +239,35 @@ impl MongoRollouts {
             conditions.push(doc! { "_id": { "$in": ids } });
         }
         if let Some(text) = &filter.id_contains {
-            conditions.push(doc! { "_id": contains(text) });
+            conditions.push(doc! { "_id": contains_condition(text) });
         }
-        let filter = combine(conditions, filter.logic);
-        let (found, total) = self.page("rollouts", filter, (ROLLOUT_FIELDS, "seq"), page).await?;
+        let filter = combine_conditions(conditions, filter.logic);
+        let (found, total) =
+            self.read_page("rollouts", filter, (ROLLOUT_FIELDS, "seq"), page).await?;
         let rollouts = found.into_iter().map(|of| StoredRollout::parse(of)?.to_rollout());
         Ok(Page { items: rollouts.collect::<Result<_>>()?, total })
     }
 
-    /// Returns a rollout, or `None` if it does not exist.
+    /// Returns the rollout with the id `id`, or `None` if it does not exist.
     pub(super) async fn find_rollout(&self, id: &str) -> Result<Option<StoredRollout>> {
         let found = self.collection("rollouts").find_one(doc! { "_id": id }).await?;
         found.map(StoredRollout::parse).transpose()
     }
 
-    /// Returns a page of the tries of a rollout.
+    /// Returns one page of the tries of the rollout `id`.
     pub(super) async fn find_tries(&self, id: &str, page: &PageRequest) -> Result<Page<Try>> {
         let tries = match self.find_rollout(id).await? {
             Some(rollout) => rollout.tries()?,
             None => Vec::new(),
         };
-        page_of(tries, TRY_KEYS, page)
+        sort_and_page(tries, TRY_KEYS, page)
     }
 
-    /// Returns the ended rollouts of `ids`, in the order of `ids`, and whether any rollout of `ids`
-    /// is still open.
-    pub(super) async fn finished(&self, ids: &[String]) -> Result<(Vec<Rollout>, bool)> {
+    /// Returns the rollouts of `ids` that have ended, in the order of `ids`, and whether any other
+    /// rollout of `ids` has not ended.
+    pub(super) async fn find_finished(&self, ids: &[String]) -> Result<(Vec<Rollout>, bool)> {
         let rollouts = self.collection("rollouts");
-        let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
+        let found = collect_documents(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
         let mut ended = Vec::new();
         let mut has_open = false;
         for document in found {
@@ -276,7 +282,7 @@ impl MongoRollouts {
         Ok((ended, has_open))
     }
 
-    /// Returns a page of the latest versions of resources.
+    /// Returns one page of the latest versions of the resources that match `filter`.
     pub(super) async fn find_latest_resources(
         &self,
         filter: &ResourcesFilter,
@@ -284,21 +290,22 @@ impl MongoRollouts {
     ) -> Result<Page<Resources>> {
         let mut conditions = Vec::new();
         let (exact, contains) = (filter.id.clone(), filter.id_contains.clone());
-        add_text(&mut conditions, "id", &TextFilter { exact, contains });
+        add_text_conditions(&mut conditions, "id", &TextFilter { exact, contains });
         if filter.without_announcements {
-            conditions.push(no_announcement());
+            conditions.push(no_announcement_filter());
         }
-        let found = self.latest_resources(combine(conditions, Logic::And)).await?;
-        page_of(found, RESOURCES_KEYS, page)
+        let found =
+            self.latest_resources(combine_conditions(conditions, LogicalOperator::And)).await?;
+        sort_and_page(found, RESOURCES_KEYS, page)
     }
 
-    /// Returns a worker, or `None` if it is unknown.
+    /// Returns the worker with the id `id`, or `None` if the worker is unknown.
     pub(super) async fn find_worker(&self, id: &str) -> Result<Option<Worker>> {
         let found = self.collection("workers").find_one(doc! { "_id": id }).await?;
-        found.as_ref().map(documents::worker).transpose()
+        found.as_ref().map(documents::parse_worker).transpose()
     }
 
-    /// Returns a page of workers.
+    /// Returns one page of the workers that match `filter`.
     pub(super) async fn find_workers(
         &self,
         filter: &WorkerFilter,
@@ -310,16 +317,17 @@ impl MongoRollouts {
             conditions.push(doc! { "status": { "$in": names } });
         }
         if let Some(text) = &filter.id_contains {
-            conditions.push(doc! { "_id": contains(text) });
+            conditions.push(doc! { "_id": contains_condition(text) });
         }
         let workers = self.collection("workers");
-        let found = workers.find(combine(conditions, filter.logic)).sort(doc! { "created": 1 });
-        let found = all(found.await?).await?;
-        let items = found.iter().map(documents::worker).collect::<Result<_>>()?;
-        page_of(items, WORKER_KEYS, page)
+        let found =
+            workers.find(combine_conditions(conditions, filter.logic)).sort(doc! { "created": 1 });
+        let found = collect_documents(found.await?).await?;
+        let items = found.iter().map(documents::parse_worker).collect::<Result<_>>()?;
+        sort_and_page(items, WORKER_KEYS, page)
     }
 
-    /// Returns a page of the spans of a rollout.
+    /// Returns one page of the spans that match `filter`.
     pub(super) async fn find_spans(
         &self,
         filter: &SpanFilter,
@@ -328,8 +336,8 @@ impl MongoRollouts {
         let mut required = doc! { "rollout": &filter.rollout_id };
         match &filter.try_name {
             None => {}
-            Some(TryName::Id(id)) => drop(required.insert("try", id)),
-            Some(TryName::Latest) => {
+            Some(TrySelector::Id(id)) => drop(required.insert("try", id)),
+            Some(TrySelector::Latest) => {
                 let rollout = self.find_rollout(&filter.rollout_id).await?;
                 let latest = rollout.and_then(|rollout| Some(rollout.state.latest?.id));
                 // If the rollout has no try, no span may match.
@@ -337,30 +345,30 @@ impl MongoRollouts {
             }
         }
         let mut conditions = Vec::new();
-        add_text(&mut conditions, "trace_id", &filter.trace_id);
-        add_text(&mut conditions, "span_id", &filter.span_id);
-        add_text(&mut conditions, "parent_id", &filter.parent_id);
-        add_text(&mut conditions, "name", &filter.name);
-        let joined = combine(conditions, filter.logic);
+        add_text_conditions(&mut conditions, "trace_id", &filter.trace_id);
+        add_text_conditions(&mut conditions, "span_id", &filter.span_id);
+        add_text_conditions(&mut conditions, "parent_id", &filter.parent_id);
+        add_text_conditions(&mut conditions, "name", &filter.name);
+        let joined = combine_conditions(conditions, filter.logic);
         if !joined.is_empty() {
             required = doc! { "$and": [required, joined] };
         }
-        let (found, total) = self.page("spans", required, (SPAN_FIELDS, "_id"), page).await?;
-        Ok(Page { items: found.iter().map(documents::span).collect::<Result<_>>()?, total })
+        let (found, total) = self.read_page("spans", required, (SPAN_FIELDS, "_id"), page).await?;
+        Ok(Page { items: found.iter().map(documents::parse_span).collect::<Result<_>>()?, total })
     }
 
-    /// Counts the stored documents.
-    pub(super) async fn count_all(&self) -> Result<Statistics> {
+    /// Counts the stored rollouts, tries, spans, resources and workers.
+    pub(super) async fn count_rows(&self) -> Result<RolloutStatistics> {
         let rollouts = self.collection("rollouts");
         let count = async |name: &str, filter: Document| {
             Result::Ok(self.collection(name).count_documents(filter).await?)
         };
         let tries =
             doc! { "$group": { "_id": Bson::Null, "tries": { "$sum": { "$size": "$tries" } } } };
-        let tries = all(rollouts.aggregate(vec![tries]).await?).await?;
-        let tries = tries.first().map(|of| fields::integer(of, "tries")).transpose()?;
+        let tries = collect_documents(rollouts.aggregate(vec![tries]).await?).await?;
+        let tries = tries.first().map(|of| fields::read_integer(of, "tries")).transpose()?;
         let resources = self.collection("resources").distinct("id", doc! {}).await?;
-        Ok(Statistics {
+        Ok(RolloutStatistics {
             rollouts: count("rollouts", doc! {}).await?,
             tries: tries.unwrap_or(0),
             spans: count("spans", doc! {}).await?,

@@ -9,20 +9,21 @@ use mongodb::options::ReturnDocument;
 
 use super::MongoRollouts;
 use super::documents::StoredRollout;
-use crate::connection::{Result, all, is_duplicate};
+use crate::connection::{Result, collect_documents, is_duplicate};
 use crate::{fields, json};
 
-/// Maximum sequence number. A larger number is replaced by this one.
+/// Maximum sequence number of a span. A larger number is replaced by this one.
 const MAX_NUMBER: u64 = i64::MAX as u64;
 
-/// Key of a try in spans: the ids of its rollout and of the try.
+/// Key of the try that a span belongs to: rollout id and try id.
 type TryKey<'a> = (&'a str, &'a str);
 
 impl MongoRollouts {
-    /// Adds spans, and records a report for each of their tries.
+    /// Stores spans, and records a progress report for each of their tries. Returns one outcome for
+    /// each span.
     pub(super) async fn insert_spans(&self, spans: &[NewSpan]) -> Result<Vec<SpanOutcome>> {
-        let tries = self.known_tries(spans).await?;
-        let mut stored = self.stored_spans(spans).await?;
+        let tries = self.find_known_tries(spans).await?;
+        let mut stored = self.find_stored_spans(spans).await?;
         let mut outcomes = Vec::with_capacity(spans.len());
         let mut needed: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
         for span in spans {
@@ -55,19 +56,22 @@ impl MongoRollouts {
                 (None, None) => 1,
             };
             outcomes[index] = SpanOutcome::Stored(number);
-            documents.push((index, document(span, number)));
+            documents.push((index, to_document(span, number)));
         }
         self.write_spans(documents, &mut outcomes).await?;
         self.report_spans(spans, &outcomes).await?;
         Ok(outcomes)
     }
 
-    /// Returns the ids of all tries of the rollouts that spans name, by rollout.
-    async fn known_tries(&self, spans: &[NewSpan]) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    /// Returns the ids of all tries of the rollouts that `spans` name, keyed by rollout id.
+    async fn find_known_tries(
+        &self,
+        spans: &[NewSpan],
+    ) -> Result<BTreeMap<String, BTreeSet<String>>> {
         let ids: BTreeSet<&str> = spans.iter().map(|span| span.rollout_id.as_str()).collect();
         let ids: Vec<&str> = ids.into_iter().collect();
         let rollouts = self.collection("rollouts");
-        let found = all(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
+        let found = collect_documents(rollouts.find(doc! { "_id": { "$in": ids } }).await?).await?;
         found
             .into_iter()
             .map(|document| {
@@ -77,8 +81,11 @@ impl MongoRollouts {
             .collect()
     }
 
-    /// Returns the keys of the spans that are stored already: rollout, try and span id.
-    async fn stored_spans(&self, spans: &[NewSpan]) -> Result<BTreeSet<(String, String, String)>> {
+    /// Returns the keys (rollout id, try id, span id) of the spans that are stored already.
+    async fn find_stored_spans(
+        &self,
+        spans: &[NewSpan],
+    ) -> Result<BTreeSet<(String, String, String)>> {
         let mut by_try: BTreeMap<TryKey<'_>, Vec<&str>> = BTreeMap::new();
         for span in spans {
             by_try.entry((&span.rollout_id, &span.try_id)).or_default().push(&span.span_id);
@@ -88,14 +95,19 @@ impl MongoRollouts {
             let filter = doc! { "rollout": rollout, "try": of, "span_id": { "$in": ids } };
             let known = self.collection("spans");
             let known = known.find(filter).projection(doc! { "span_id": 1 }).await?;
-            for span in all(known).await? {
-                stored.insert((rollout.to_owned(), of.to_owned(), fields::text(&span, "span_id")?));
+            for span in collect_documents(known).await? {
+                stored.insert((
+                    rollout.to_owned(),
+                    of.to_owned(),
+                    fields::read_text(&span, "span_id")?,
+                ));
             }
         }
         Ok(stored)
     }
 
-    /// Writes the documents of spans. Each document has the index of its span's outcome.
+    /// Inserts the documents of spans. Each document comes with the index of its span in
+    /// `outcomes`, which is updated.
     async fn write_spans(
         &self,
         documents: Vec<(usize, Document)>,
@@ -123,7 +135,7 @@ impl MongoRollouts {
         Ok(())
     }
 
-    /// Records a report for each try for which a span was stored.
+    /// Records a progress report for each try for which a span was stored.
     async fn report_spans(&self, spans: &[NewSpan], outcomes: &[SpanOutcome]) -> Result<()> {
         let reports: BTreeSet<TryKey<'_>> = spans
             .iter()
@@ -143,23 +155,24 @@ impl MongoRollouts {
         Ok(())
     }
 
-    /// Reserves `count` consecutive numbers, above `floor` and above all reserved numbers, and
-    /// returns the first one.
+    /// Reserves `count` consecutive sequence numbers of a rollout, above `floor` and above all
+    /// reserved numbers. Returns the first number.
     pub(super) async fn reserve_above(&self, rollout: &str, floor: u64, count: u64) -> Result<u64> {
         let [floor_number, count_number] =
             [floor, count].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
         if floor > 0 {
-            self.change_counter(rollout, doc! { "$max": { "last": floor_number } }).await?;
+            self.update_counter(rollout, doc! { "$max": { "last": floor_number } }).await?;
         }
         if count == 0 {
             return Ok(0);
         }
-        let last = self.change_counter(rollout, doc! { "$inc": { "last": count_number } }).await?;
-        Ok(fields::integer::<u64>(&last, "last")? + 1 - count)
+        let last = self.update_counter(rollout, doc! { "$inc": { "last": count_number } }).await?;
+        Ok(fields::read_integer::<u64>(&last, "last")? + 1 - count)
     }
 
-    /// Changes the counter of a rollout's span numbers, creates it if necessary, and returns it.
-    async fn change_counter(&self, rollout: &str, change: Document) -> Result<Document> {
+    /// Applies an update to the counter of a rollout's span numbers, which is created if necessary,
+    /// and returns the counter's document.
+    async fn update_counter(&self, rollout: &str, change: Document) -> Result<Document> {
         let numbers = self.collection("span_numbers");
         loop {
             let changed = numbers
@@ -176,7 +189,7 @@ impl MongoRollouts {
 }
 
 /// Creates the document of a span with the sequence number `number`.
-fn document(span: &NewSpan, number: u64) -> Document {
+fn to_document(span: &NewSpan, number: u64) -> Document {
     let mut document = doc! {
         // Ids are in the order of creation.
         "_id": ObjectId::new(),
@@ -190,6 +203,6 @@ fn document(span: &NewSpan, number: u64) -> Document {
         "start_time": span.start_time,
         "end_time": span.end_time,
     };
-    json::put(&mut document, "body", span.body.get());
+    json::write_json(&mut document, "body", span.body.get());
     document
 }

@@ -65,7 +65,7 @@ fn new(input: &str) -> NewRollout {
 }
 
 #[tokio::test]
-async fn change_below_an_announced_number_gets_a_larger_one() {
+async fn late_change_gets_number_above_last_announced_number() {
     let Some(url) = server() else { return };
     let of = TestDatabase::new(url);
     let store = open(&of, Arc::new(ManualClock::new(1000.0))).await;
@@ -73,8 +73,8 @@ async fn change_below_an_announced_number_gets_a_larger_one() {
     // A reader has read up to 7 while a writer with the number 3 had not written yet.
     let announce = doc! { "$set": { "read": 7_i64 } };
     store.collection("counters").update_one(doc! { "_id": "changes" }, announce).await.unwrap();
-    store.cancel(&[created[0].id.clone()]).await.unwrap();
-    let (changed, last) = store.changes(7, 10, Duration::ZERO).await.unwrap();
+    store.cancel_rollouts(&[created[0].id.clone()]).await.unwrap();
+    let (changed, last) = store.wait_for_changes(7, 10, Duration::ZERO).await.unwrap();
     assert_eq!((changed.len(), changed[0].id.as_str(), last), (1, created[0].id.as_str(), 8));
     of.drop_all().await;
 }
@@ -87,12 +87,15 @@ async fn two_processes_lease_from_one_queue_and_wake_each_other() {
     let [first, second] = [open(&of, Arc::clone(&clock)).await, open(&of, clock).await];
     let wait = Duration::from_secs(60);
     let waiting = tokio::spawn(async move {
-        second.lease(&LeaseRequest { wait, ..LeaseRequest::new(1, Some("w")) }).await.unwrap()
+        second
+            .lease_rollouts(&LeaseRequest { wait, ..LeaseRequest::new(1, Some("w")) })
+            .await
+            .unwrap()
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
     first.enqueue(&[new("7")]).await.unwrap();
     assert_eq!(waiting.await.unwrap()[0].input.get(), "7");
-    assert!(first.lease(&LeaseRequest::new(1, None)).await.unwrap().is_empty());
+    assert!(first.lease_rollouts(&LeaseRequest::new(1, None)).await.unwrap().is_empty());
     of.drop_all().await;
 }
 
@@ -102,7 +105,7 @@ async fn reopened_rollouts_keep_their_indexes_and_reject_other_formats() {
     let of = TestDatabase::new(url);
     drop(open(&of, Arc::new(ManualClock::new(1000.0))).await);
     let store = open(&of, Arc::new(ManualClock::new(1000.0))).await;
-    for Index { collection, name, .. } in indexes() {
+    for IndexDefinition { collection, name, .. } in indexes() {
         let names = store.collection(collection).list_index_names().await.unwrap();
         assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
     }

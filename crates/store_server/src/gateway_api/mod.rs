@@ -21,9 +21,9 @@ mod wire;
 
 use crate::openapi::{Routes, op};
 
-/// Returns the routes of Agent Lightning 1.0.
+/// Returns the HTTP routes of Agent Lightning 1.0.
 pub(crate) fn routes() -> Routes {
-    rollouts::routes().merge(events::routes()).below("/api").merge(
+    rollouts::routes().merge(events::routes()).with_prefix("/api").merge(
         Routes::new("agent-lightning-1.0").get(
             "/healthz",
             rollouts::health,

@@ -7,61 +7,65 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use levade_store::rollouts::{
     Json, NewRollout, PageRequest, RolloutConfig, RolloutFilter, RolloutStatus, RolloutUpdate,
-    Rollouts, TryName, TryStatus, TryUpdate,
+    Rollouts, TrySelector, TryStatus, TryUpdate,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::events::attempt_ids;
-use super::wire::{GatewayFields, GatewayRollout, GatewayState, find, save};
+use super::events::read_attempt_ids;
+use super::wire::{GatewayFields, GatewayRollout, GatewayState, find_rollout, save_metadata};
 use crate::openapi::{Routes, op};
-use crate::request::{body, present, query};
-use crate::response::{ApiError, RouteResult, created, ok};
+use crate::request::{parse_body, parse_query, present};
+use crate::response::{ApiError, RouteResult, created_response, ok_response};
 use crate::service::Shared;
 
-/// Number of rollouts in one read from the store.
+/// Number of rollouts that are read from the store at a time.
 const PAGE: usize = 1000;
 
-/// Returns the routes of rollouts, without their prefix.
+/// Returns the HTTP routes of rollouts, without their path prefix.
 pub(super) fn routes() -> Routes {
     Routes::new("agent-lightning-1.0")
-        .post("/rollouts", enqueue, op("Enqueue rollouts", 201, "[RolloutV1]").body("EnqueueV1"))
+        .post(
+            "/rollouts",
+            enqueue_rollouts,
+            op("Enqueue rollouts", 201, "[RolloutV1]").body("EnqueueV1"),
+        )
         .get(
             "/rollouts",
-            list,
+            list_rollouts,
             op("List rollouts by state", 200, "[RolloutV1]").query(&["state_in", "limit"]),
         )
         .get(
             "/rollouts/terminal",
-            terminal,
+            list_terminal_rollouts,
             op("List rollouts that ended, from a cursor", 200, "TerminalV1")
                 .query(&["after", "limit"]),
         )
         .get(
             "/rollouts/{id}",
-            one,
+            get_rollout,
             op("Return a rollout and the ids of its attempts", 200, "RolloutDetailV1"),
         )
         .route(
             "patch",
             "/rollouts/{id}",
-            patch,
+            patch_rollout,
             op("Report the state of a rollout", 200, "RolloutV1").body("RolloutPatchV1"),
         )
-        .route("delete", "/rollouts/{id}", delete, op("Hide a rollout", 204, ""))
+        .route("delete", "/rollouts/{id}", delete_rollout, op("Hide a rollout", 204, ""))
 }
 
 pub(super) async fn health() -> RouteResult {
-    ok(&json!({ "status": "ok" }))
+    ok_response(&json!({ "status": "ok" }))
 }
 
-fn one_hour() -> f64 {
+fn default_timeout() -> f64 {
     3600.0
 }
 
 #[derive(Deserialize)]
 struct ConfigBody {
-    #[serde(default = "one_hour")]
+    #[serde(default = "default_timeout")]
     timeout_seconds: f64,
     #[serde(default)]
     local: Option<Value>,
@@ -69,14 +73,14 @@ struct ConfigBody {
     k8s: Option<Value>,
 }
 
-fn yes() -> bool {
+fn default_is_local() -> bool {
     true
 }
 
 #[derive(Deserialize)]
 struct RolloutBody {
     input: Json,
-    #[serde(default = "yes")]
+    #[serde(default = "default_is_local")]
     is_train: bool,
     #[serde(default)]
     config: Option<ConfigBody>,
@@ -89,7 +93,7 @@ struct RolloutBody {
 impl RolloutBody {
     fn into_new(self) -> NewRollout {
         let config = self.config.unwrap_or(ConfigBody {
-            timeout_seconds: one_hour(),
+            timeout_seconds: default_timeout(),
             local: None,
             k8s: None,
         });
@@ -108,8 +112,11 @@ impl RolloutBody {
     }
 }
 
-async fn enqueue(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
-    let bodies: Vec<RolloutBody> = body(request).await?;
+async fn enqueue_rollouts(
+    SharedState(service): SharedState<Shared>,
+    request: Request,
+) -> RouteResult {
+    let bodies: Vec<RolloutBody> = parse_body(request).await?;
     let new: Vec<NewRollout> = bodies.into_iter().map(RolloutBody::into_new).collect();
     let store = service.checked().await?;
     let rollouts = store.enqueue(&new).await?.into_iter().map(GatewayRollout::new);
@@ -118,31 +125,31 @@ async fn enqueue(SharedState(service): SharedState<Shared>, request: Request) ->
         let text = format!("Rollout {} was deleted; choose another id", deleted.rollout.id);
         return Err(ApiError::new(StatusCode::CONFLICT, text));
     }
-    created(&rollouts.iter().map(GatewayRollout::to_json).collect::<Vec<_>>())
+    created_response(&rollouts.iter().map(GatewayRollout::to_json).collect::<Vec<_>>())
 }
 
-fn five_hundred() -> i64 {
+fn default_list_limit() -> i64 {
     500
 }
 
 #[derive(Deserialize)]
 struct ListQuery {
     state_in: Vec<GatewayState>,
-    #[serde(default = "five_hundred")]
+    #[serde(default = "default_list_limit")]
     limit: i64,
 }
 
-async fn list(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
-    let query: ListQuery = query(&request)?;
+async fn list_rollouts(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
+    let query: ListQuery = parse_query(&request)?;
     let store = service.checked().await?;
-    let statuses = query.state_in.iter().flat_map(|state| state.statuses()).collect();
+    let statuses = query.state_in.iter().flat_map(|state| state.matching_statuses()).collect();
     let filter = RolloutFilter { status_in: Some(statuses), ..RolloutFilter::default() };
     let limit = usize::try_from(query.limit).unwrap_or(0);
     let mut found = Vec::new();
     let mut offset = 0;
     while found.len() < limit {
         let page = PageRequest { limit: Some(PAGE as u64), offset, ..PageRequest::default() };
-        let rollouts = store.rollouts(&filter, &page).await?.items;
+        let rollouts = store.query_rollouts(&filter, &page).await?.items;
         let is_last = rollouts.len() < PAGE;
         offset += rollouts.len() as u64;
         found.extend(
@@ -152,10 +159,10 @@ async fn list(SharedState(service): SharedState<Shared>, request: Request) -> Ro
             break;
         }
     }
-    ok(&found.iter().take(limit).map(GatewayRollout::to_json).collect::<Vec<_>>())
+    ok_response(&found.iter().take(limit).map(GatewayRollout::to_json).collect::<Vec<_>>())
 }
 
-fn page_size() -> i64 {
+fn default_page_limit() -> i64 {
     PAGE as i64
 }
 
@@ -163,19 +170,22 @@ fn page_size() -> i64 {
 struct TerminalQuery {
     #[serde(default)]
     after: i64,
-    #[serde(default = "page_size")]
+    #[serde(default = "default_page_limit")]
     limit: i64,
 }
 
-async fn terminal(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
-    let query: TerminalQuery = query(&request)?;
+async fn list_terminal_rollouts(
+    SharedState(service): SharedState<Shared>,
+    request: Request,
+) -> RouteResult {
+    let query: TerminalQuery = parse_query(&request)?;
     let store = service.checked().await?;
     let limit = usize::try_from(query.limit).unwrap_or(0).max(1);
     let mut after = u64::try_from(query.after).unwrap_or(0);
     let mut items = Vec::new();
     while items.len() < limit {
         let page_limit = PAGE.min(limit - items.len());
-        let (changed, last) = store.changes(after, page_limit, Duration::ZERO).await?;
+        let (changed, last) = store.wait_for_changes(after, page_limit, Duration::ZERO).await?;
         after = last;
         let is_last = changed.len() < page_limit;
         let ended = changed.into_iter().map(GatewayRollout::new);
@@ -195,19 +205,22 @@ async fn terminal(SharedState(service): SharedState<Shared>, request: Request) -
         [RolloutStatus::Succeeded, RolloutStatus::Failed, RolloutStatus::Cancelled].to_vec();
     let filter = RolloutFilter { status_in: Some(ended), ..RolloutFilter::default() };
     let page = PageRequest { limit: Some(1), ..PageRequest::default() };
-    let total = store.rollouts(&filter, &page).await?.total;
-    ok(&json!({ "items": items, "next_after": after, "total_terminal": total }))
+    let total = store.query_rollouts(&filter, &page).await?.total;
+    ok_response(&json!({ "items": items, "next_after": after, "total_terminal": total }))
 }
 
-async fn one(SharedState(service): SharedState<Shared>, Path(id): Path<String>) -> RouteResult {
+async fn get_rollout(
+    SharedState(service): SharedState<Shared>,
+    Path(id): Path<String>,
+) -> RouteResult {
     let store = service.checked().await?;
-    let rollout = find(store, &id).await?;
-    let attempts = attempt_ids(store, &id).await?;
-    ok(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
+    let rollout = find_rollout(store, &id).await?;
+    let attempts = read_attempt_ids(store, &id).await?;
+    ok_response(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
 }
 
-/// Fields of a reported status. An absent field does not change the stored value, and null clears
-/// it.
+/// Fields of a rollout's status that a controller reports. An absent field does not change the
+/// stored value, and null clears the stored value.
 #[derive(Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StatusPatch {
@@ -222,29 +235,29 @@ struct StatusPatch {
 }
 
 #[derive(Deserialize)]
-struct Patch {
+struct RolloutPatch {
     #[serde(default)]
     status: Option<StatusPatch>,
 }
 
-async fn patch(
+async fn patch_rollout(
     SharedState(service): SharedState<Shared>,
     Path(id): Path<String>,
     request: Request,
 ) -> RouteResult {
-    let patch: Patch = body(request).await?;
+    let patch: RolloutPatch = parse_body(request).await?;
     // Of two concurrent reports, only one may find the transition permitted.
     let _permit = service.acquire_transition().await;
     let store = service.checked().await?;
-    let GatewayRollout { rollout, metadata, mut extra } = find(store, &id).await?;
+    let GatewayRollout { rollout, metadata, mut extra } = find_rollout(store, &id).await?;
     let Some(status) = patch.status.filter(|status| *status != StatusPatch::default()) else {
-        return ok(&GatewayRollout { rollout, metadata, extra }.to_json());
+        return ok_response(&GatewayRollout { rollout, metadata, extra }.to_json());
     };
-    let state = GatewayState::of(rollout.status);
+    let state = GatewayState::from_status(rollout.status);
     let StatusPatch { state: next, k8s_job_name, last_attempt_id, error_message } = status;
     let is_announced = extra.is_started_by_event && next == Some(Some(GatewayState::Running));
     if let Some(next) = next
-        && !next.is_some_and(|next| state.permits(next))
+        && !next.is_some_and(|next| state.permits_transition_to(next))
         && !is_announced
     {
         let [from, to] = [Some(state), next].map(|state| match state {
@@ -260,7 +273,7 @@ async fn patch(
     extra.error_message = error_message.unwrap_or(extra.error_message);
     extra.reports += 1;
     extra.reported_at = Some(store.now());
-    save(store, &id, &metadata, &extra).await?;
+    save_metadata(store, &id, &metadata, &extra).await?;
     match next.flatten() {
         None => {}
         Some(_) if is_announced => {}
@@ -278,17 +291,17 @@ async fn patch(
             store.update_rollout(&id, &update).await?;
         }
     }
-    ok(&find(store, &id).await?.to_json())
+    ok_response(&find_rollout(store, &id).await?.to_json())
 }
 
-/// Sets the status of the latest try of a rollout.
+/// Sets the status of the latest try of the rollout `id`.
 async fn set_try_status(store: &dyn Rollouts, id: &str, status: TryStatus) -> Result<(), ApiError> {
     let update = TryUpdate { status: Some(status), ..TryUpdate::default() };
-    store.update_try(id, &TryName::Latest, &update).await?;
+    store.update_try(id, &TrySelector::Latest, &update).await?;
     Ok(())
 }
 
-async fn delete(
+async fn delete_rollout(
     SharedState(service): SharedState<Shared>,
     Path(id): Path<String>,
 ) -> Result<axum::response::Response, ApiError> {
@@ -296,8 +309,8 @@ async fn delete(
     let store = service.store();
     if let Some(rollout) = store.rollout(&id).await? {
         let GatewayRollout { metadata, extra, .. } = GatewayRollout::new(rollout);
-        store.cancel(std::slice::from_ref(&id)).await?;
-        save(store, &id, &metadata, &GatewayFields { is_deleted: true, ..extra }).await?;
+        store.cancel_rollouts(std::slice::from_ref(&id)).await?;
+        save_metadata(store, &id, &metadata, &GatewayFields { is_deleted: true, ..extra }).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -8,16 +8,16 @@ use serde_json::{Map, Value, json};
 
 use crate::response::ApiError;
 
-/// Metadata key under which a rollout stores the fields that only this protocol has.
+/// Metadata key under which the store keeps the rollout fields that only this protocol has.
 const EXTRA: &str = "agentlightning.v1";
 
-/// Timeout of a rollout that sets none, in seconds.
+/// Default timeout of a rollout, in seconds.
 const DEFAULT_TIMEOUT: f64 = 3600.0;
 
-/// Attempt id of a rollout whose controller names none.
+/// Attempt id of a rollout if its controller names no attempt.
 const DEFAULT_ATTEMPT: &str = "0";
 
-/// State of a rollout in Agent Lightning 1.0.
+/// State of a rollout in the protocol of Agent Lightning 1.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum GatewayState {
@@ -28,8 +28,8 @@ pub(super) enum GatewayState {
 }
 
 impl GatewayState {
-    /// Returns the state that corresponds to the status of a stored rollout.
-    pub fn of(status: RolloutStatus) -> Self {
+    /// Returns the protocol state that corresponds to the status of a stored rollout.
+    pub fn from_status(status: RolloutStatus) -> Self {
         match status {
             RolloutStatus::Queuing | RolloutStatus::Requeuing => GatewayState::Queuing,
             RolloutStatus::Preparing | RolloutStatus::Running => GatewayState::Running,
@@ -38,8 +38,8 @@ impl GatewayState {
         }
     }
 
-    /// Returns the statuses that correspond to a state.
-    pub fn statuses(self) -> [RolloutStatus; 2] {
+    /// Returns the two statuses of stored rollouts that correspond to this state.
+    pub fn matching_statuses(self) -> [RolloutStatus; 2] {
         match self {
             GatewayState::Queuing => [RolloutStatus::Queuing, RolloutStatus::Requeuing],
             GatewayState::Running => [RolloutStatus::Preparing, RolloutStatus::Running],
@@ -48,8 +48,8 @@ impl GatewayState {
         }
     }
 
-    /// Returns whether a controller may report `next` for a rollout in this state.
-    pub fn permits(self, next: GatewayState) -> bool {
+    /// Returns whether a controller may report the state `next` for a rollout in this state.
+    pub fn permits_transition_to(self, next: GatewayState) -> bool {
         match self {
             GatewayState::Queuing => matches!(next, GatewayState::Running | GatewayState::Failed),
             GatewayState::Running => matches!(next, GatewayState::Succeeded | GatewayState::Failed),
@@ -58,8 +58,8 @@ impl GatewayState {
     }
 }
 
-/// Fields of a rollout that only this protocol has. Clients of the other protocols see them in the
-/// metadata.
+/// Fields of a rollout that only this protocol has. Clients of other protocols see these fields in
+/// the metadata.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct GatewayFields {
@@ -73,19 +73,21 @@ pub(super) struct GatewayFields {
     pub last_attempt_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
-    /// Number of reports by a controller.
+    /// Number of status reports that the controller has sent.
     pub reports: u64,
-    /// Unix timestamp of the last report by a controller.
+    /// Unix timestamp of the controller's last status report. `None` if the controller has not
+    /// reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reported_at: Option<f64>,
-    /// Whether an event started the try. The controller then has yet to report the start.
+    /// Whether an event, and not a report of the controller, started the try. The controller's
+    /// report of the start is then still to come.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_started_by_event: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_deleted: bool,
 }
 
-/// A stored rollout, whose metadata is split into the client's fields and the fields of this
+/// A stored rollout whose metadata is split into the client's own fields and the fields of this
 /// protocol.
 #[derive(Debug)]
 pub(super) struct GatewayRollout {
@@ -103,7 +105,7 @@ impl GatewayRollout {
         GatewayRollout { rollout, metadata, extra: extra.unwrap_or_default() }
     }
 
-    /// Returns the metadata to store: the client's fields and the fields of this protocol.
+    /// Merges the client's metadata with the fields of this protocol, as the store keeps them.
     pub fn stored_metadata(metadata: &Map<String, Value>, extra: &GatewayFields) -> Option<Json> {
         let mut metadata = metadata.clone();
         metadata.insert(EXTRA.to_owned(), json!(extra));
@@ -111,10 +113,10 @@ impl GatewayRollout {
     }
 
     pub fn state(&self) -> GatewayState {
-        GatewayState::of(self.rollout.status)
+        GatewayState::from_status(self.rollout.status)
     }
 
-    /// Returns the id of the attempt that the events belong to.
+    /// Returns the id of the attempt to which the rollout's events belong.
     pub fn attempt_id(&self) -> &str {
         self.extra.last_attempt_id.as_deref().unwrap_or(DEFAULT_ATTEMPT)
     }
@@ -123,7 +125,7 @@ impl GatewayRollout {
         !matches!(self.rollout.mode.as_deref(), Some("val" | "test"))
     }
 
-    /// Returns the id of the task in its data set, or an empty text if it has none.
+    /// Returns the id of the rollout's task in its data set. Empty if the task has no id.
     pub fn data_id(&self) -> String {
         let input: Value = serde_json::from_str(self.rollout.input.get()).unwrap_or_default();
         let id = ["data_id", "instance_id"].iter().find_map(|name| match &input[*name] {
@@ -135,7 +137,7 @@ impl GatewayRollout {
         id.unwrap_or_default()
     }
 
-    /// Returns the rollout as JSON in the format of Agent Lightning 1.0.
+    /// Serializes the rollout in the JSON format of Agent Lightning 1.0.
     pub fn to_json(&self) -> Value {
         let Rollout { id, input, start_time, end_time, config, latest_try, .. } = &self.rollout;
         let tried = latest_try.iter().flat_map(|of| [Some(of.start_time), of.last_heartbeat_time]);
@@ -162,19 +164,22 @@ impl GatewayRollout {
     }
 }
 
-/// Returns the rollout `id`.
+/// Returns the rollout with the id `id`.
 ///
 /// # Errors
 /// Returns an error with status 404 if the rollout does not exist or was deleted.
-pub(super) async fn find(store: &dyn Rollouts, id: &str) -> Result<GatewayRollout, ApiError> {
+pub(super) async fn find_rollout(
+    store: &dyn Rollouts,
+    id: &str,
+) -> Result<GatewayRollout, ApiError> {
     let rollout =
         store.rollout(id).await?.map(GatewayRollout::new).filter(|of| !of.extra.is_deleted);
     let text = || format!("Rollout not found: {id}");
     rollout.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, text()))
 }
 
-/// Stores the metadata of a rollout.
-pub(super) async fn save(
+/// Stores the client's metadata and the fields of this protocol for the rollout with the id `id`.
+pub(super) async fn save_metadata(
     store: &dyn Rollouts,
     id: &str,
     metadata: &Map<String, Value>,

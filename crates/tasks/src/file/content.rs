@@ -6,69 +6,75 @@ use std::path::Path;
 
 use crate::TaskError;
 
-/// Content of a file after decompression.
-pub(super) enum Content {
-    /// Text without a byte-order mark.
+/// Content of a data file after decompression.
+pub(super) enum FileContent {
+    /// Text in UTF-8, without a byte-order mark.
     Text(String),
-    /// A Parquet file.
+    /// Bytes of a Parquet file.
     Parquet(Vec<u8>),
 }
 
 const PARQUET: &[u8] = b"PAR1";
 const GZIP: &[u8] = &[0x1F, 0x8B];
 const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
-/// Bytes after a first byte of 0x50 to 0x5F: a skippable zstd frame without data, with which pzstd
-/// starts its files.
+/// Bytes that follow a first byte of 0x50 to 0x5F in a skippable zstd frame. pzstd starts its files
+/// with such a frame, which contains no data.
 const ZSTD_SKIPPED: &[u8] = &[0x2A, 0x4D, 0x18];
-/// Offset and bytes of the magic number in a tar archive.
+/// Offset and bytes of the magic number that identifies a tar archive.
 const TAR: (usize, &[u8]) = (257, b"ustar");
 
-/// First bytes of formats that cannot be read, with the name of the format and what to do.
+/// First bytes of file formats that cannot be read, each with an error message that says what to
+/// do.
 const UNSUPPORTED: [(&[u8], &str); 15] = [
     (
         b"version https://git-lfs.github.com/spec/",
-        "is a Git LFS pointer, not the data: fetch the data with `git lfs pull`",
+        "the file is a Git LFS pointer, not the data: fetch the data with `git lfs pull`",
     ),
-    (b"PK\x03\x04", "is a ZIP archive or a spreadsheet: unpack it, or save it as CSV"),
-    (b"\xFD7zXZ\0", "is compressed with xz: unpack it, or compress it with gzip or zstd"),
-    (b"BZh", "is compressed with bzip2: unpack it, or compress it with gzip or zstd"),
-    (b"\x04\x22\x4D\x18", "is compressed with lz4: unpack it, or compress it with gzip or zstd"),
-    (b"7z\xBC\xAF\x27\x1C", "is a 7z archive: unpack it"),
-    (b"PARE", "is an encrypted Parquet file: save it without encryption"),
-    (b"ARROW1", "is an Arrow file: save it as Parquet or JSON lines"),
+    (b"PK\x03\x04", "the file is a ZIP archive or a spreadsheet: unpack it, or save it as CSV"),
+    (b"\xFD7zXZ\0", "the file is compressed with xz: unpack it, or compress it with gzip or zstd"),
+    (b"BZh", "the file is compressed with bzip2: unpack it, or compress it with gzip or zstd"),
+    (
+        b"\x04\x22\x4D\x18",
+        "the file is compressed with lz4: unpack it, or compress it with gzip or zstd",
+    ),
+    (b"7z\xBC\xAF\x27\x1C", "the file is a 7z archive: unpack it"),
+    (b"PARE", "the file is an encrypted Parquet file: save it without encryption"),
+    (b"ARROW1", "the file is an Arrow file: save it as Parquet or JSON lines"),
     (
         b"\xFF\xFF\xFF\xFF",
-        "is an Arrow stream, as `datasets` saves it: save it with to_parquet or to_json instead",
+        "the file is an Arrow stream, as `datasets` saves it: save it with to_parquet or to_json \
+         instead",
     ),
-    (b"SQLite format 3\0", "is an SQLite database: export its rows as CSV or JSON lines"),
-    (b"\xFF\xFE\0\0", "is UTF-32: save it as UTF-8"),
-    (b"\0\0\xFE\xFF", "is UTF-32: save it as UTF-8"),
+    (b"SQLite format 3\0", "the file is an SQLite database: export its rows as CSV or JSON lines"),
+    (b"\xFF\xFE\0\0", "the file is UTF-32: save it as UTF-8"),
+    (b"\0\0\xFE\xFF", "the file is UTF-32: save it as UTF-8"),
     (b"\x80\x03", PICKLE),
     (b"\x80\x04", PICKLE),
     (b"\x80\x05", PICKLE),
 ];
-const PICKLE: &str = "is a Python pickle, which is never loaded: save it as JSON lines";
+const PICKLE: &str = "the file is a Python pickle, which is never loaded: save it as JSON lines";
 
-/// Reads a file, and decompresses it if it is compressed.
+/// Reads a data file, and decompresses it if it is compressed.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, is damaged, or has an unsupported format.
-pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
+pub(super) fn read_file(path: &Path) -> Result<FileContent, TaskError> {
     let mut bytes = Vec::new();
     let opened = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
     opened.map_err(|why| TaskError::Read { path: path.to_owned(), why })?;
-    content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
+    decode_content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
 }
 
-/// Decodes bytes, or returns a description of their format as an error.
-fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
+/// Decompresses and decodes the bytes of a file. Returns a description of the problem if the format
+/// is not supported.
+fn decode_content(mut bytes: Vec<u8>) -> Result<FileContent, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {
-            unpack("gzip", GzipMembers(flate2::bufread::GzDecoder::new(&bytes[..])))?
+            decompress("gzip", GzipMembers(flate2::bufread::GzDecoder::new(&bytes[..])))?
         } else if bytes.starts_with(ZSTD)
             || matches!(bytes[..], [0x50..0x60, ref rest @ ..] if rest.starts_with(ZSTD_SKIPPED))
         {
-            unpack(
+            decompress(
                 "zstd",
                 zstd::stream::read::Decoder::new(&bytes[..]).map_err(|error| error.to_string())?,
             )?
@@ -78,36 +84,36 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
         bytes = unpacked;
     }
     if bytes.starts_with(PARQUET) {
-        return Ok(Content::Parquet(bytes));
+        return Ok(FileContent::Parquet(bytes));
     }
     if let Some((_, why)) = UNSUPPORTED.iter().find(|(magic, _)| bytes.starts_with(magic)) {
         return Err((*why).to_owned());
     }
     if bytes.get(TAR.0..).is_some_and(|rest| rest.starts_with(TAR.1)) {
-        return Err("is a tar archive: unpack it".into());
+        return Err("the file is a tar archive: unpack it".into());
     }
     let text = match bytes[..] {
-        [0xEF, 0xBB, 0xBF, ..] => utf8(bytes.split_off(3))?,
-        [0xFF, 0xFE, ..] => utf16(&bytes[2..], u16::from_le_bytes)?,
-        [0xFE, 0xFF, ..] => utf16(&bytes[2..], u16::from_be_bytes)?,
-        [0, second, ..] if second != 0 => return Err(without_mark("BE")),
-        [first, 0, ..] if first != 0 => return Err(without_mark("LE")),
-        _ => utf8(bytes)?,
+        [0xEF, 0xBB, 0xBF, ..] => decode_utf8(bytes.split_off(3))?,
+        [0xFF, 0xFE, ..] => decode_utf16(&bytes[2..], u16::from_le_bytes)?,
+        [0xFE, 0xFF, ..] => decode_utf16(&bytes[2..], u16::from_be_bytes)?,
+        [0, second, ..] if second != 0 => return Err(missing_mark_error("BE")),
+        [first, 0, ..] if first != 0 => return Err(missing_mark_error("LE")),
+        _ => decode_utf8(bytes)?,
     };
     let start = text.trim_start();
     if start.starts_with('<') {
         let start: String = start.chars().take(20).collect();
         return Err(format!(
-            "contains a web page or XML, not rows (it starts with {start:?}): a page about the \
-             file, or an error page, may have been fetched instead of the file; fetch the file \
-             itself"
+            "the file contains a web page or XML, not rows (it starts with {start:?}): a page \
+             about the file, or an error page, may have been fetched instead of the file; fetch \
+             the file itself"
         ));
     }
-    Ok(Content::Text(text))
+    Ok(FileContent::Text(text))
 }
 
-/// Reader of consecutive gzip members, which may be followed by zero padding (from tapes and
-/// blocks).
+/// Decompressing reader of consecutive gzip members. Zero padding after the last member, as on
+/// tapes, is ignored.
 struct GzipMembers<'b>(flate2::bufread::GzDecoder<&'b [u8]>);
 
 impl Read for GzipMembers<'_> {
@@ -128,39 +134,41 @@ impl Read for GzipMembers<'_> {
     }
 }
 
-fn unpack(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
+fn decompress(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     match packed.read_to_end(&mut bytes) {
         Ok(_) => Ok(bytes),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(format!(
-            "is truncated: its {name} stream ends after {} unpacked bytes; copy or fetch it again",
+            "the file is truncated: the {name} stream ends after {} unpacked bytes; copy or fetch \
+             it again",
             bytes.len()
         )),
         Err(error) => Err(format!(
-            "is damaged: its {name} stream cannot be unpacked ({error}); copy or fetch it again"
+            "the file is damaged: the {name} stream cannot be unpacked ({error}); copy or fetch it \
+             again"
         )),
     }
 }
 
-fn utf8(bytes: Vec<u8>) -> Result<String, String> {
+fn decode_utf8(bytes: Vec<u8>) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let bytes = error.as_bytes();
         let line = 1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count();
         format!(
-            "is not UTF-8: line {line} has the byte 0x{:02X}; save it as UTF-8 (for Latin-1: \
-             iconv -f LATIN1 -t UTF-8)",
+            "the file is not UTF-8: line {line} has the byte 0x{:02X}; save it as UTF-8 (for \
+             Latin-1: iconv -f LATIN1 -t UTF-8)",
             bytes[at]
         )
     })
 }
 
-fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
+fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
     let (pairs, rest) = bytes.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(
-            "is UTF-16 that ends in the middle of a character: the file is truncated; copy or \
-             fetch it again"
+            "the file is UTF-16 that ends in the middle of a character: the file is truncated; \
+             copy or fetch it again"
                 .into(),
         );
     }
@@ -169,8 +177,8 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
         text.push(character.map_err(|error| {
             let line = 1 + text.matches('\n').count();
             format!(
-                "is UTF-16 with half a surrogate pair (0x{:04X}) in line {line}: the file is \
-                 damaged; copy or fetch it again",
+                "the file is UTF-16 with half a surrogate pair (0x{:04X}) in line {line}: the file \
+                 is damaged; copy or fetch it again",
                 error.unpaired_surrogate()
             )
         })?);
@@ -178,9 +186,9 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, String> {
     Ok(text)
 }
 
-fn without_mark(order: &str) -> String {
+fn missing_mark_error(order: &str) -> String {
     format!(
-        "looks like UTF-16{order} without a byte-order mark: save it as UTF-8 (iconv -f \
+        "the file looks like UTF-16{order} without a byte-order mark: save it as UTF-8 (iconv -f \
          UTF-16{order} -t UTF-8), or with a byte-order mark"
     )
 }
@@ -194,9 +202,9 @@ mod tests {
     const ROW: &str = "{\"question\": \"1 + 1 𝄞?\", \"answer\": 2}\n";
 
     fn text(bytes: &[u8]) -> Result<String, String> {
-        match content(bytes.to_vec())? {
-            Content::Text(text) => Ok(text),
-            Content::Parquet(_) => Err("Parquet".into()),
+        match decode_content(bytes.to_vec())? {
+            FileContent::Text(text) => Ok(text),
+            FileContent::Parquet(_) => Err("Parquet".into()),
         }
     }
 
@@ -246,9 +254,9 @@ mod tests {
             (b"\xFF\xFE{\0\n", "is UTF-16 that ends in the middle of a character"),
             (b"\xFF\xFE{\0\n\0\x3D\xD8", "is UTF-16 with half a surrogate pair (0xD83D) in line 2"),
             (b"{}\n{\"a\": \"caf\xE9\"}", "is not UTF-8: line 2 has the byte 0xE9"),
-            (&packed[..packed.len() - 9], "is truncated: its gzip stream ends after"),
-            (&zstd[..zstd.len() - 9], "is truncated: its zstd stream ends after"),
-            (&damaged, "is damaged: its gzip stream cannot be unpacked"),
+            (&packed[..packed.len() - 9], "is truncated: the gzip stream ends after"),
+            (&zstd[..zstd.len() - 9], "is truncated: the zstd stream ends after"),
+            (&damaged, "is damaged: the gzip stream cannot be unpacked"),
             (
                 b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
                 "`git lfs pull`",

@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use super::template;
 
-/// Common pairs of fields for question and answer. The first pair whose fields a row has is used.
+/// Common pairs of the fields for question and answer, most specific first. The first pair that a
+/// row has is used.
 const LAYOUTS: [(&str, &str); 7] = [
     ("question", "answer"),
     // Layout of verl, and Search-R1's variant of it.
@@ -17,11 +18,12 @@ const LAYOUTS: [(&str, &str); 7] = [
     ("Question", "Final answer"),
 ];
 
-/// Fields of the question and of the instructions in a task of AgentRL.
+/// Names of the fields for the question and the instructions in a task of AgentRL.
 pub(super) const QUERY_PROMPT: &str = "query_prompt";
 pub(super) const SYSTEM_PROMPT: &str = "system_prompt";
 
-/// Names that are suggested if a field is missing, most likely first.
+/// Common names of question fields, most likely first. They are suggested if the question field is
+/// missing.
 const QUESTIONS: [&str; 9] = [
     "question",
     "prompt",
@@ -50,18 +52,18 @@ const ANSWERS: [&str; 14] = [
     "gold",
 ];
 
-/// Field that names the agent, as in verl's layout.
+/// Name of the field that names the agent, as in verl's layout.
 pub(super) const AGENT: &str = "agent_name";
 
-/// Paths of the fields for question and answer.
+/// Paths of the fields that contain the question and the answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Layout {
+pub(super) struct RowLayout {
     pub question: String,
     pub answer: String,
 }
 
-/// Returns the layouts, with the fields that the recipe sets in place of the default ones.
-fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
+/// Returns the common layouts, in which the recipe's fields replace the default fields.
+fn list_layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
     let (default_question, default_answer) = LAYOUTS[0];
     LAYOUTS.map(|(q, a)| {
         (
@@ -71,15 +73,17 @@ fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
     })
 }
 
-impl Layout {
-    /// Returns the first layout whose fields a row has, given the fields of the recipe. If a field
-    /// is missing, returns a layout whose columns the row has, so that the error names this field.
+impl RowLayout {
+    /// Returns the first layout whose fields the row has, with the recipe's fields `question` and
+    /// `answer`. If no layout matches, returns a layout whose columns the row has, so that an error
+    /// names the missing field.
     pub fn for_row(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
-        let layouts = layouts(question, answer);
+        let layouts = list_layouts(question, answer);
         // An empty name means that the field is not needed.
-        let has = |path: &str| path.is_empty() || find(row, path).is_some();
-        let has_question =
-            |question: &str| has(question) || template::paths(question).into_iter().all(has);
+        let has = |path: &str| path.is_empty() || find_field(row, path).is_some();
+        let has_question = |question: &str| {
+            has(question) || template::list_field_paths(question).into_iter().all(has)
+        };
         let has_column =
             |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
         let complete_layout = layouts.iter().find(|(q, a)| has_question(q) && has(a));
@@ -91,29 +95,31 @@ impl Layout {
                     .find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a))
             })
             .unwrap_or(&layouts[0]);
-        Layout { question: question.to_owned(), answer: answer.to_owned() }
+        RowLayout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
-    /// Returns whether a column can contain a field of any layout. These columns must be readable;
-    /// other columns may be left out.
-    pub fn may_use(column: &str, question: &str, answer: &str) -> bool {
+    /// Returns whether `column` can contain a field of any layout. Such columns must be readable;
+    /// other columns can be left out.
+    pub fn can_use_column(column: &str, question: &str, answer: &str) -> bool {
         let leads = |path: &str| leads_to(column, path);
         column == AGENT
-            || layouts(question, answer).into_iter().any(|(question, answer)| {
-                leads(question) || leads(answer) || template::paths(question).into_iter().any(leads)
+            || list_layouts(question, answer).into_iter().any(|(question, answer)| {
+                leads(question)
+                    || leads(answer)
+                    || template::list_field_paths(question).into_iter().any(leads)
             })
     }
 }
 
-/// Returns whether a path names a column or a field within it.
+/// Returns whether `path` is the name of the column, or leads to a field within it.
 pub(super) fn leads_to(column: &str, path: &str) -> bool {
     path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns the paths of all layouts, with the fields that the recipe sets.
+/// Returns the paths of the fields of all layouts, with the recipe's fields.
 pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
-    let layouts = layouts(question, answer);
-    let questions = layouts.iter().flat_map(|(question, _)| template::paths(question));
+    let layouts = list_layouts(question, answer);
+    let questions = layouts.iter().flat_map(|(question, _)| template::list_field_paths(question));
     let answers = layouts.iter().map(|(_, answer)| *answer);
     let mut paths: Vec<String> = questions.chain(answers).map(str::to_owned).collect();
     paths.sort_unstable();
@@ -121,9 +127,9 @@ pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
     paths
 }
 
-/// Returns the value at a path such as `reward_model.ground_truth`: a field with exactly this name,
-/// or else a nested field. Items of a list are indexed from 0.
-pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
+/// Returns the value at a path such as `reward_model.ground_truth`. A field with exactly this name
+/// takes precedence over a nested field. Items of a list are indexed from 0.
+pub(super) fn find_field<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Value> {
     if let Some(value) = row.get(path) {
         return Some(value);
     }
@@ -133,7 +139,7 @@ pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Va
 
 fn find_in_value<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
     match value {
-        Value::Object(fields) => find(fields, path),
+        Value::Object(fields) => find_field(fields, path),
         Value::Array(items) => {
             let (first, rest) =
                 path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
@@ -144,8 +150,9 @@ fn find_in_value<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
     }
 }
 
-/// Returns the paths of the fields of a row. Fields of a nested object follow the object itself.
-pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
+/// Returns the paths of all fields of a row. The fields of a nested object follow the object
+/// itself.
+pub(super) fn list_paths(row: &Map<String, Value>) -> Vec<String> {
     fn add(row: &Map<String, Value>, before: &str, paths: &mut Vec<String>) {
         for (name, value) in row {
             let path = format!("{before}{name}");
@@ -160,16 +167,17 @@ pub(super) fn paths(row: &Map<String, Value>) -> Vec<String> {
     found
 }
 
-/// A column that cannot be read and is missing in all rows.
+/// A column that is left out of all rows because it cannot be read, with the reason.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SkippedColumn {
     pub column: String,
     pub why: String,
 }
 
-/// Returns advice for a row without the field `path`, which the recipe sets with `key`.
-pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
-    let known_paths = paths(row);
+/// Returns advice for the error that a row lacks the field `path`, which the recipe sets with the
+/// key `key`.
+pub(super) fn missing_field_advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
+    let known_paths = list_paths(row);
     let usual: &[&str] = match key {
         "question" => &QUESTIONS,
         "answer" => &ANSWERS,
@@ -215,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn find_resolves_nested_paths() {
+    fn field_path_resolves_nested_fields() {
         let row = row(json!({
             "a": {"b": 1, "b.c": 2, "d": {"e": 3}, "list": [{"x": 4}, 5]}, "a.d": {"e": 6, "f": 7}, "n": null,
         }));
@@ -233,9 +241,9 @@ mod tests {
             ("a.b.x", None),
             ("", None),
         ] {
-            assert_eq!(find(&row, path), want.map(Value::from).as_ref(), "{path}");
+            assert_eq!(find_field(&row, path), want.map(Value::from).as_ref(), "{path}");
         }
-        assert_eq!(find(&row, "n"), Some(&Value::Null));
+        assert_eq!(find_field(&row, "n"), Some(&Value::Null));
     }
 
     #[test]
@@ -271,12 +279,14 @@ mod tests {
             layout_of(null, "question", "answer"),
             pair("prompt", "reward_model.ground_truth")
         );
-        assert!(may_use("prompt") && may_use("question") && may_use("extra"));
-        assert!(!may_use("reward_model") && !may_use("prompts") && !may_use("ext"));
+        assert!(can_use_column("prompt") && can_use_column("question") && can_use_column("extra"));
+        assert!(
+            !can_use_column("reward_model") && !can_use_column("prompts") && !can_use_column("ext")
+        );
     }
 
     fn layout_of(value: Value, question: &str, answer: &str) -> (String, String) {
-        let layout = Layout::for_row(&row(value), question, answer);
+        let layout = RowLayout::for_row(&row(value), question, answer);
         (layout.question, layout.answer)
     }
 
@@ -284,8 +294,8 @@ mod tests {
         (question.to_owned(), answer.to_owned())
     }
 
-    fn may_use(column: &str) -> bool {
-        Layout::may_use(column, "question", "extra.answer")
+    fn can_use_column(column: &str) -> bool {
+        RowLayout::can_use_column(column, "question", "extra.answer")
     }
 
     #[test]
@@ -306,6 +316,6 @@ mod tests {
     }
 
     fn advice_for(key: &str, path: &str, value: Value) -> String {
-        advice(key, path, &row(value))
+        missing_field_advice(key, path, &row(value))
     }
 }

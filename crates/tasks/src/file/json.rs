@@ -14,27 +14,28 @@ use serde_json::{Deserializer, Value};
 
 use crate::RowLocation;
 
-/// An error in a row, and its location.
+/// A JSON error in a row, with its line and column.
 #[derive(Debug, PartialEq)]
 pub(super) struct JsonRowError {
     pub line: usize,
     pub column: usize,
-    /// Message of the parser.
+    /// Message of the JSON parser.
     pub why: String,
 }
 
-/// A value, with the original notation of its numbers if the value does not keep it.
+/// A parsed JSON value, together with the original notation of its numbers if the value does not
+/// preserve it.
 #[derive(Debug, PartialEq)]
 pub(super) struct ParsedValue {
     pub value: Value,
-    /// The value with strings in place of numbers whose exponents have another notation; `None` if
-    /// there are none.
+    /// The value with strings in place of numbers whose exponents the parsed value writes
+    /// differently. `None` if there are no such numbers.
     pub spelled: Option<Value>,
 }
 
 impl ParsedValue {
-    /// Splits an array into its items.
-    fn items(self) -> Vec<ParsedValue> {
+    /// Splits a JSON array into its items.
+    fn into_items(self) -> Vec<ParsedValue> {
         let mut spelled = self.spelled.map(to_list).into_iter().flatten();
         to_list(self.value)
             .into_iter()
@@ -47,20 +48,20 @@ fn to_list(value: Value) -> Vec<Value> {
     if let Value::Array(items) = value { items } else { Vec::new() }
 }
 
-/// Passes the rows of a text to `each` one by one. Returns the number of lone surrogates that were
-/// replaced.
+/// Parses the rows of a JSON or JSON lines text, and passes them to `each` one by one. Returns the
+/// number of lone surrogates that were replaced.
 ///
 /// # Errors
 /// Returns an error if a row is not JSON, or if `each` fails.
-pub(super) fn rows<E>(
+pub(super) fn parse_rows<E>(
     text: &str,
     wrong: &dyn Fn(JsonRowError) -> E,
     each: &mut dyn FnMut(RowLocation, ParsedValue) -> Result<(), E>,
 ) -> Result<usize, E> {
     let start = text.len() - text.trim_start().len();
     if text[start..].starts_with('[') {
-        let (read, halves) = value(text, 1).map_err(wrong)?;
-        for (at, row) in read.items().into_iter().enumerate() {
+        let (read, halves) = parse_value(text, 1).map_err(wrong)?;
+        for (at, row) in read.into_items().into_iter().enumerate() {
             each(RowLocation::Row(at + 1), row)?;
         }
         return Ok(halves);
@@ -74,14 +75,14 @@ pub(super) fn rows<E>(
         let end = rest.find('\n').unwrap_or(rest.len());
         let mut row = &rest[..end];
         if !row.trim().is_empty() {
-            let (value, replaced) = match value(row, line) {
+            let (value, replaced) = match parse_value(row, line) {
                 Ok(read) => read,
                 // An object may continue on the next lines. If it does not, the error is in its
                 // first line.
-                Err(first) => match first_value(rest).filter(|long| long.len() > end) {
+                Err(first) => match find_first_value(rest).filter(|long| long.len() > end) {
                     Some(long) => {
                         row = long;
-                        value(row, line).map_err(wrong)?
+                        parse_value(row, line).map_err(wrong)?
                     }
                     None => return Err(wrong(first)),
                 },
@@ -102,16 +103,16 @@ pub(super) fn rows<E>(
     Ok(halves)
 }
 
-/// Returns the complete value at the start of a text, or `None` if there is none.
-fn first_value(text: &str) -> Option<&str> {
+/// Returns the complete JSON value at the start of a text, or `None` if there is no complete value.
+fn find_first_value(text: &str) -> Option<&str> {
     let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
     values.next()?.ok()?;
     Some(&text[..values.byte_offset()])
 }
 
-/// Parses a text as one value. Also returns the number of lone surrogates that were replaced.
-/// `line` is the number of the first line.
-fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> {
+/// Parses a text as one JSON value. Also returns the number of lone surrogates that were replaced.
+/// `line` is the line number at which the text starts.
+fn parse_value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> {
     // The original text is validated, so that columns in errors are right.
     let checked = serde_json::from_str::<IgnoredAny>(text);
     let (plain, halves) = match checked {
@@ -121,11 +122,11 @@ fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> 
     let value = serde_json::from_str(&plain).map_err(|error| to_row_error(text, line, &error))?;
     serde_json::from_str::<UniqueNames>(&plain)
         .map_err(|error| to_row_error(text, line, &error))?;
-    let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
+    let spelled = quote_exponents(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
     Ok((ParsedValue { value, spelled }, halves))
 }
 
-/// Parses JSON within a field by the rules of rows.
+/// Parses JSON text within a field by the same rules as rows: lone surrogates are replaced.
 ///
 /// # Errors
 /// Returns an error if the text is not JSON.
@@ -134,7 +135,7 @@ pub(super) fn parse_lenient(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str(&replace_surrogates(text).0)
 }
 
-/// Returns the number of lone surrogates in valid JSON.
+/// Counts the escapes of lone surrogates in valid JSON.
 pub(super) fn count_surrogates(text: &str) -> usize {
     replace_surrogates(text).1
 }
@@ -237,8 +238,10 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     // In valid JSON, backslashes occur only within strings.
     while let Some(found) = text[at..].find('\\') {
         at += found;
-        match surrogate(bytes, at) {
-            Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => {
+        match parse_surrogate(bytes, at) {
+            Some(0xD800..0xDC00)
+                if matches!(parse_surrogate(bytes, at + 6), Some(0xDC00..0xE000)) =>
+            {
                 at += 12
             }
             Some(_) => {
@@ -258,9 +261,9 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     (Cow::Owned(plain), halves)
 }
 
-/// Puts quotation marks around the numbers in valid JSON whose exponents serde_json writes in
-/// another notation. Returns `None` if there are none.
-fn exponents_as_text(text: &str) -> Option<String> {
+/// Converts the numbers in valid JSON to strings if serde_json would write their exponents
+/// differently. Returns `None` if there are no such numbers.
+fn quote_exponents(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut spelled = String::new();
     let mut kept = 0;
@@ -298,8 +301,9 @@ fn exponents_as_text(text: &str) -> Option<String> {
     (kept > 0).then(|| spelled + &text[kept..])
 }
 
-/// Returns the surrogate that is escaped at an offset.
-fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
+/// Returns the code of the surrogate whose escape starts at the offset `at`, or `None` if no
+/// surrogate is escaped there.
+fn parse_surrogate(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
@@ -317,7 +321,7 @@ mod tests {
 
     fn read(text: &str) -> Result<(Vec<(String, Value)>, usize), String> {
         let mut found = Vec::new();
-        let halves = rows(text, &format_error, &mut |location, row| {
+        let halves = parse_rows(text, &format_error, &mut |location, row| {
             found.push((location.to_string(), row.value));
             Ok(())
         })?;
@@ -377,7 +381,7 @@ mod tests {
 
     fn spelled(text: &str) -> Vec<Option<Value>> {
         let mut found = Vec::new();
-        rows(text, &format_error, &mut |_, row| {
+        parse_rows(text, &format_error, &mut |_, row| {
             found.push(row.spelled);
             Ok(())
         })

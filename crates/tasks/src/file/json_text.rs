@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 
 use super::json;
 
-/// Parses messages from a string: JSON of a list of objects with a role, a list of JSON strings of
-/// such objects, or an object with only such a list. Returns `None` if the string is a plain
-/// question.
+/// Parses a list of messages from a string: JSON of a list of objects with a role, a list of JSON
+/// strings of such objects, or an object that contains only such a list. Returns `None` if the
+/// string is a plain question.
 ///
 /// # Errors
 /// Returns the expected form if the string was meant as a list of messages but is not valid.
@@ -17,23 +17,25 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
         return Ok(None);
     }
     match json::parse_lenient(text) {
-        Ok(value) => message_list(value),
-        Err(_) if is_python(text) => {
-            Err("JSON if it is a list of messages; it is a list as Python prints it: save it with \
-                json.dumps")
-        }
+        Ok(value) => find_messages(value),
+        Err(_) if is_python_list(text) => Err(
+            "the JSON of a list of messages, not a list as Python prints it: save the list with \
+                 json.dumps",
+        ),
         Err(error)
             if starts_messages(text)
                 && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) =>
         {
-            Err("JSON if it is a list of messages; it is truncated, or not JSON: save it with \
-                 json.dumps")
+            Err(
+                "the complete JSON of a list of messages; this text is truncated or not JSON: save \
+                 the list with json.dumps",
+            )
         }
         Err(_) => Ok(None),
     }
 }
 
-/// Returns whether a text starts like the JSON of a message or a list of messages.
+/// Returns whether a text starts like the JSON of a message or of a list of messages.
 fn starts_messages(text: &str) -> bool {
     let start = text.trim_start().trim_start_matches('[').trim_start();
     let name = start.strip_prefix('{').map(str::trim_start);
@@ -41,8 +43,9 @@ fn starts_messages(text: &str) -> bool {
     name.is_some_and(|name| names.iter().any(|known| name.starts_with(known)))
 }
 
-/// Returns the list of messages in a parsed value.
-fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
+/// Returns the list of messages that a parsed value contains, or `None` if the value contains no
+/// messages.
+fn find_messages(value: Value) -> Result<Option<Value>, &'static str> {
     match value {
         Value::Array(items) => {
             let items = items.into_iter().map(|item| match item {
@@ -62,7 +65,7 @@ fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
             let inner = ["messages", "conversations", "prompt"]
                 .iter()
                 .find_map(|name| fields.remove(*name));
-            inner.map_or(Ok(None), message_list)
+            inner.map_or(Ok(None), find_messages)
         }
         Value::Object(fields) => {
             let message = Value::Object(fields);
@@ -77,8 +80,8 @@ fn is_message(item: &Value) -> bool {
     has(&["role", "from"]) && has(&["content", "value", "tool_calls"])
 }
 
-/// Returns whether a text is a list of messages in Python's notation.
-fn is_python(text: &str) -> bool {
+/// Returns whether a text is a list of messages in the notation of Python.
+fn is_python_list(text: &str) -> bool {
     let text = text.trim();
     let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     let is_tuple = within("({", "})") || within("({", "},)");
@@ -89,12 +92,12 @@ fn is_python(text: &str) -> bool {
             || text.contains("'from'") && text.contains("'value'"))
 }
 
-/// Replaces the column of a nested path by its value if it is the JSON of an object or a list.
-/// Returns the column's name and original text if it was replaced.
+/// Parses the column of a nested path if the column contains the JSON of an object or a list as a
+/// string. Returns the name and the original text of the column if it was replaced.
 ///
 /// # Errors
 /// Returns the column and its expected form if it is an object in Python's notation.
-pub(super) fn open_column<'p>(
+pub(super) fn parse_json_column<'p>(
     row: &mut Map<String, Value>,
     path: &'p str,
 ) -> Result<Option<(&'p str, String)>, (&'p str, &'static str)> {
@@ -109,17 +112,18 @@ pub(super) fn open_column<'p>(
             row.insert(column.to_owned(), value);
             Ok(Some((column, text)))
         }
-        Err(_) if is_printed(text, '{', '}') => Err((
+        Err(_) if is_printed_list(text, '{', '}') => Err((
             column,
-            "a JSON object; it is a dictionary as Python prints it: save it with json.dumps",
+            "a JSON object, not a dictionary as Python prints it: save the dictionary with \
+             json.dumps",
         )),
         _ => Ok(None),
     }
 }
 
-/// Replaces options that are the JSON of a list or an object by their value. Returns the original
-/// text if they were replaced.
-pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
+/// Parses a column of answer options that contains the JSON of a list or an object as a string.
+/// Returns the original text if the column was replaced.
+pub(super) fn parse_json_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
     let Some(Value::String(text)) = row.get(column) else { return None };
     let value =
         json::parse_lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
@@ -128,15 +132,15 @@ pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option
     Some(text)
 }
 
-/// Returns whether an answer is the notation of a list of right answers, and not of a list of
-/// tests.
+/// Returns whether an expected answer is the notation of a list of right answers. A list of tests
+/// (with `assert`) does not count.
 pub(super) fn is_list_of_answers(answer: &str) -> bool {
-    is_printed(answer, '[', ']') && !answer.contains("assert")
+    is_printed_list(answer, '[', ']') && !answer.contains("assert")
 }
 
-/// Returns whether a text is a list or object of strings in JSON or Python notation, within the
-/// given brackets.
-pub(super) fn is_printed(text: &str, open: char, close: char) -> bool {
+/// Returns whether a text is the notation of a list or object of strings, in JSON or Python,
+/// between the brackets `open` and `close`.
+pub(super) fn is_printed_list(text: &str, open: char, close: char) -> bool {
     let inside = text.trim().strip_prefix(open).and_then(|text| text.strip_suffix(close));
     inside.is_some_and(|inside| inside.trim_start().starts_with(['\'', '"']))
 }
@@ -209,16 +213,16 @@ mod tests {
     #[test]
     fn json_columns_of_objects_are_opened() {
         let mut json = extra_info_row("{\"a\": 18446744073709551617}");
-        assert_eq!(open_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");
+        assert_eq!(parse_json_column(&mut json, "extra_info.").unwrap().unwrap().0, "extra_info");
         assert_eq!(json["extra_info"].to_string(), "{\"a\":18446744073709551617}");
         for text in ["free text", "[x]", "{x}", "7"] {
             assert!(
-                open_column(&mut extra_info_row(text), "extra_info.").unwrap().is_none(),
+                parse_json_column(&mut extra_info_row(text), "extra_info.").unwrap().is_none(),
                 "{text}"
             );
         }
         let (column, why) =
-            open_column(&mut extra_info_row("{'a': None}"), "extra_info.").unwrap_err();
+            parse_json_column(&mut extra_info_row("{'a': None}"), "extra_info.").unwrap_err();
         assert!(column == "extra_info" && why.contains("json.dumps"), "{why}");
     }
 

@@ -3,14 +3,15 @@
 use levade_text::{Message, Role, ToolCall};
 use serde_json::{Map, Value};
 
-/// Parses messages in OpenAI's layout (`role`, `content`) or ShareGPT's (`from`, `value`).
+/// Parses a list of chat messages in OpenAI's layout (`role`, `content`) or ShareGPT's layout
+/// (`from`, `value`).
 ///
 /// # Errors
-/// Returns the number of the invalid message and the problem if a message is invalid.
+/// Returns a description of the problem, with the index of the message, if a message is invalid.
 pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
     let numbered = items.iter().enumerate();
     let messages: Result<Vec<Message>, String> = numbered
-        .map(|(at, item)| message(item).map_err(|why| format!("message {at} {why}")))
+        .map(|(at, item)| parse_message(item).map_err(|why| format!("message {at}: {why}")))
         .collect();
     let messages = messages?;
     match messages.last() {
@@ -25,24 +26,28 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
     }
 }
 
-fn message(item: &Value) -> Result<Message, String> {
-    let fields = item.as_object().ok_or("is not an object")?;
+fn parse_message(item: &Value) -> Result<Message, String> {
+    let fields = item.as_object().ok_or("the message is not an object")?;
     // Arrow fills columns that a message lacks with null.
     let field = |names: &[&str]| {
         names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()))
     };
-    let role = field(&["role", "from"])
-        .ok_or_else(|| format!("has no `role`; it has {}", names(fields)))?;
+    let role = field(&["role", "from"]).ok_or_else(|| {
+        format!("the message has no `role`; it has the fields {}", list_names(fields))
+    })?;
     let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
     let tool_calls: Vec<ToolCall> = match field(&["tool_calls"]) {
         Some(calls) => serde_json::from_value(calls.clone())
-            .map_err(|error| format!("has invalid `tool_calls`: {error}"))?,
+            .map_err(|error| format!("the message has invalid `tool_calls`: {error}"))?,
         None => Vec::new(),
     };
     let content = match field(&["content", "value"]) {
         Some(content) => parse_content(content)?,
         None if tool_calls.is_empty() => {
-            return Err(format!("has no `content`; it has {}", names(fields)));
+            return Err(format!(
+                "the message has no `content`; it has the fields {}",
+                list_names(fields)
+            ));
         }
         None => String::new(),
     };
@@ -54,7 +59,7 @@ fn message(item: &Value) -> Result<Message, String> {
         tool_call_id: text("tool_call_id"),
         name: text("name"),
     };
-    message.check_calls().map_err(|why| format!("has invalid `tool_calls`: {why}"))?;
+    message.check_calls().map_err(|why| format!("the message has invalid `tool_calls`: {why}"))?;
     Ok(message)
 }
 
@@ -64,20 +69,25 @@ fn parse_role(role: &Value) -> Result<Role, String> {
         Some("user" | "human") => Ok(Role::User),
         Some("assistant" | "gpt") => Ok(Role::Assistant),
         Some("tool") => Ok(Role::Tool),
-        _ => Err(format!("has the role {role}, but it must be system, user, assistant or tool")),
+        _ => Err(format!(
+            "the message has the role {role}, but the role must be system, user, assistant or tool"
+        )),
     }
 }
 
-/// Returns the text of a message, or the texts of its parts.
+/// Returns the text of a message, whose content is a string or a list of text parts.
 fn parse_content(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
-        _ => Err(format!("has the content {content}, but it must be a string or a list of parts")),
+        Value::Array(parts) => parts.iter().map(parse_part).collect(),
+        _ => Err(format!(
+            "the message has the content {content}, but the content must be a string or a list of \
+             parts"
+        )),
     }
 }
 
-fn part(part: &Value) -> Result<String, String> {
+fn parse_part(part: &Value) -> Result<String, String> {
     let kind = part.get("type").and_then(Value::as_str);
     match (part, part.get("text")) {
         (Value::String(text), _) => Ok(text.clone()),
@@ -85,13 +95,13 @@ fn part(part: &Value) -> Result<String, String> {
             Ok(text.clone())
         }
         _ => Err(format!(
-            "has a part of type {}, but only parts of type text are supported",
+            "the message has a part of type {}, but only parts of type text are supported",
             kind.unwrap_or("unknown")
         )),
     }
 }
 
-fn names(fields: &Map<String, Value>) -> String {
+fn list_names(fields: &Map<String, Value>) -> String {
     fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
@@ -157,27 +167,32 @@ mod tests {
                 "the last message has the role assistant, which leaves nothing",
             ),
             (json!([{"role": "user", "content": " "}]), "the last message is empty"),
-            (json!(["Hi"]), "message 0 is not an object"),
-            (json!([user, {"content": "?"}]), "message 1 has no `role`; it has content"),
+            (json!(["Hi"]), "message 0: the message is not an object"),
+            (
+                json!([user, {"content": "?"}]),
+                "message 1: the message has no `role`; it has the fields content",
+            ),
             (
                 json!([{"role": "user", "text": "?"}]),
-                "message 0 has no `content`; it has role, text",
+                "message 0: the message has no `content`; it has the fields role, text",
             ),
             (
                 json!([{"role": "critic", "content": "?"}]),
-                "message 0 has the role \"critic\", but it must be system",
+                "message 0: the message has the role \"critic\", but the role must be system",
             ),
             (
                 json!([{"role": "user", "content": 5}]),
-                "message 0 has the content 5, but it must be a string or a list of parts",
+                "message 0: the message has the content 5, but the content must be a string or a \
+                 list of parts",
             ),
             (
                 json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-                "message 0 has a part of type image_url, but only parts of type text are supported",
+                "message 0: the message has a part of type image_url, but only parts of type text \
+                 are supported",
             ),
             (
                 json!([{"role": "assistant", "tool_calls": [{"id": "a"}]}, user]),
-                "message 0 has invalid `tool_calls`",
+                "message 0: the message has invalid `tool_calls`",
             ),
         ] {
             let error = read(chat).unwrap_err();

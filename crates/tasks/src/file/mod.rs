@@ -23,33 +23,35 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use self::content::Content;
-use self::fields::{Layout, SkippedColumn};
-use super::task_rng::{Purpose, TaskRng};
+use self::content::FileContent;
+use self::fields::{RowLayout, SkippedColumn};
+use super::task_rng::{RngPurpose, TaskRng};
 use super::{MatchingRule, QuestionKey, RowLocation, SkipReason, Task, TaskError, TaskRow};
 
 pub use options::{AnswerPart, FileOptions, HeldOutCount};
 pub use paths::{Paths, without_endings};
 
-/// Tasks of a source of files.
+/// Tasks that were read from the files of a source, split into training and held-out tasks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FileTasks {
-    /// Tasks that are not held out, in row order.
+    /// Tasks that are not held out, in the order of the rows.
     pub rest: Vec<Task>,
-    /// Held-out tasks, which are never trained on, in an order that depends only on the split.
+    /// Held-out tasks, which are never trained on. Their order depends only on the split.
     pub held_out: Vec<Task>,
-    /// Number of rows left out because they repeat an earlier row.
+    /// Number of rows that were left out because they repeat an earlier row.
     pub repeated: usize,
-    /// Counts of converted and skipped annotations over all rows; 0 if annotations were not read.
+    /// Counts of the solutions that were converted to demonstrations, and of those that were
+    /// skipped. All counts are 0 if annotations were not read.
     pub demonstrations: DemonstrationCounts,
-    /// Notes for the user on how the files were read.
+    /// Notes for the user about how the files were read.
     pub notes: Vec<String>,
 }
 
-/// Number of solutions that became demonstrations, and of those that did not, by reason.
+/// Numbers of annotated solutions that were converted to demonstrations, and that were skipped, by
+/// reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DemonstrationCounts {
-    /// Number of solutions that became demonstrations.
+    /// Number of solutions that were converted to demonstrations.
     pub converted: usize,
     /// Number of solutions skipped as [`SkipReason::NoCalls`].
     pub no_calls: usize,
@@ -77,7 +79,8 @@ impl DemonstrationCounts {
 }
 
 impl FileOptions {
-    /// Reads the files like [`load_with_rule`](Self::load_with_rule), by the rules of new runs.
+    /// Reads the tasks of the files like [`load_with_rule`](Self::load_with_rule), with the
+    /// matching rule of new runs.
     ///
     /// # Errors
     /// Returns the errors of [`load_with_rule`](Self::load_with_rule).
@@ -85,8 +88,9 @@ impl FileOptions {
         self.load_with_rule(split_seed, MatchingRule::default())
     }
 
-    /// Reads the files and holds out the questions of the split. Every row is checked, also rows
-    /// that `limit` leaves out. `matching` determines which rows are repeats.
+    /// Reads the tasks of the files, and holds out the questions of the split. Every row is
+    /// checked, including rows that `limit` leaves out. `matching` determines which rows are
+    /// repeats.
     ///
     /// The held-out questions are those with the smallest hashes of question and `split_seed`. The
     /// order of files and rows and the seed of a run have no effect, and additional rows change few
@@ -102,13 +106,13 @@ impl FileOptions {
         matching: MatchingRule,
     ) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
-        let mut loader = Loader::new(self, files.len() > 1, split_seed, matching);
+        let mut loader = TaskLoader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
         }
-        let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
+        let TaskLoader { mut ranked, mut tasks, unseen_choices, .. } = loader;
         if let Some(split) =
-            paths::mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
+            paths::find_mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
         {
             tasks.notes.push(format!(
                 "{}: is read together with files for training, although its name is that of an \
@@ -118,7 +122,7 @@ impl FileOptions {
             ));
         }
         if unseen_choices > 0 {
-            let named = template::name_of_choices(tasks.rest.iter().map(|task| &*task.row));
+            let named = template::find_choices_field(tasks.rest.iter().map(|task| &*task.row));
             tasks.notes.push(format!(
                 "{}: {unseen_choices} rows have a field {named:?} that the model does not see; \
                  `question = \"{{{}}}\\n{{{named}}}\"` shows it",
@@ -150,14 +154,14 @@ impl FileOptions {
         }
     }
 
-    /// Reads all rows, also rows that repeat another row or contain no task, with notes for the
-    /// user.
+    /// Reads all rows of the files, including rows that repeat another row or contain no task. Also
+    /// returns notes for the user.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or there are no rows.
     pub fn rows(&self) -> Result<(Vec<FileRow>, Vec<String>), TaskError> {
         let files = self.path.files()?;
-        let mut loader = Loader::new(self, files.len() > 1, 0, MatchingRule::default());
+        let mut loader = TaskLoader::new(self, files.len() > 1, 0, MatchingRule::default());
         loader.all = Some(Vec::new());
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
@@ -167,42 +171,43 @@ impl FileOptions {
         Ok((rows, loader.tasks.notes))
     }
 
-    /// Returns whether a field contains the question or the expected answer.
+    /// Returns whether the field `field` can contain the question or the expected answer.
     pub fn uses(&self, field: &str) -> bool {
-        template::paths(&self.question).contains(&field) || self.answer == field
+        template::list_field_paths(&self.question).contains(&field) || self.answer == field
     }
 
-    /// Returns the training tasks from tasks that no source holds out: in random order, limited by
-    /// `limit` and repeated `repeat` times.
+    /// Selects the training tasks from `rest`, the tasks that no source holds out: in random order,
+    /// at most `limit` tasks, and each repeated `repeat` times.
     pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
-        TaskRng::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
+        TaskRng::new(seed, RngPurpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
         std::iter::repeat_n(rest, self.repeat).flatten().collect()
     }
 }
 
-/// A row of a file, with the task that it contains.
+/// A row of a data file, with the task that the row contains.
 #[derive(Debug)]
 pub struct FileRow {
-    /// Identifier of the row: the name of the file, and the number of the row.
+    /// Identifier of the row: the name of the file, followed by the number of the row.
     pub id: String,
-    /// Fields of the row.
+    /// All fields of the row.
     pub fields: TaskRow,
-    /// Task of the row, or the reason why the row contains none.
+    /// Task that the row contains, or the reason why the row contains none.
     pub task: Result<Task, TaskError>,
 }
 
 impl FileRow {
-    /// Returns the value of the field at a path.
+    /// Returns the value of the field at a path, or `None` if the row has no such field.
     pub fn field(&self, path: &str) -> Option<&Value> {
-        fields::find(&self.fields, path)
+        fields::find_field(&self.fields, path)
     }
 }
 
 impl TaskRow {
-    /// Returns the value of the field at a path such as `extra_info.level`.
+    /// Returns the value of the field at a path such as `extra_info.level`, or `None` if the row
+    /// has no such field.
     pub fn field(&self, path: &str) -> Option<&Value> {
-        fields::find(self, path)
+        fields::find_field(self, path)
     }
 }
 
@@ -210,58 +215,58 @@ impl TaskRow {
 /// in memory.
 const MAX_REPEATED: usize = 1 << 24;
 
-/// A row of a file.
-struct Row<'f> {
-    /// Index of the file in its source.
+/// A row of a data file while the file is read.
+struct SourceRow<'f> {
+    /// Index of the file within its source, from 0.
     number: usize,
     path: &'f Path,
     location: RowLocation,
     fields: Map<String, Value>,
-    /// Fields with numbers as strings in their original notation, if `fields` changes the notation
-    /// of any number.
+    /// The fields with numbers as strings in their original notation. `None` if `fields` preserves
+    /// the notation of all numbers.
     spelled: Option<Value>,
-    /// Whether columns that cannot be read are missing in the row.
+    /// Whether the row lacks columns that cannot be read.
     is_partial: bool,
 }
 
-/// State of reading the files of a source.
-struct Loader<'o> {
+/// State of reading the tasks of a source from its files.
+struct TaskLoader<'o> {
     options: &'o FileOptions,
     source: String,
     several: bool,
-    /// Fields of question and answer, determined from the first row.
-    layout: Option<Layout>,
+    /// Fields of question and answer, which the first row determines. `None` before the first row.
+    layout: Option<RowLayout>,
     matching: MatchingRule,
-    /// Keys of the rows read so far.
+    /// Keys of the rows that were read so far, to find repeated rows.
     known: HashSet<QuestionKey>,
-    /// Columns that contained JSON as a string.
+    /// Names of the columns that contained JSON as a string.
     opened: BTreeSet<String>,
-    /// Number of lone surrogates in JSON strings.
+    /// Number of lone surrogates that were replaced in JSON strings.
     halves: usize,
-    /// Number of rows with empty items among their right answers.
+    /// Number of rows whose list of right answers contains empty items.
     blanks: usize,
     /// Number of rows whose answer is a string in the notation of a list of strings.
     printed: usize,
-    /// Number of rows with choices that their question does not show.
+    /// Number of rows with choices that the question does not show.
     unseen_choices: usize,
-    /// Rank of each task in the split, and its index in `tasks`.
+    /// Pairs (rank in the split, index in `tasks`) of all tasks.
     ranked: Vec<(u64, usize)>,
     split_seed: u64,
     tasks: FileTasks,
-    /// Columns already reported as left out.
+    /// Names of the columns that a note already reports as left out.
     skipped_columns: BTreeSet<String>,
-    /// All rows, if rows are requested instead of tasks.
+    /// All rows. `None` if only the tasks are requested.
     all: Option<Vec<FileRow>>,
 }
 
-impl<'o> Loader<'o> {
+impl<'o> TaskLoader<'o> {
     fn new(
         options: &'o FileOptions,
         several: bool,
         split_seed: u64,
         matching: MatchingRule,
     ) -> Self {
-        Loader {
+        TaskLoader {
             options,
             source: options.path.name(),
             several,
@@ -286,34 +291,48 @@ impl<'o> Loader<'o> {
         let FileOptions { question, answer, person, .. } = self.options;
         let ending = paths::extension(path);
         let needed = |column: &str| {
-            Layout::may_use(column, question, answer)
+            RowLayout::can_use_column(column, question, answer)
                 || person.as_deref().is_some_and(|path| fields::leads_to(column, path))
         };
-        let skipped_columns = match content::read(path)? {
-            Content::Parquet(bytes) => {
-                parquet::rows(bytes, &needed, to_error, |location, fields, is_partial| {
-                    self.row(Row { number, path, location, fields, spelled: None, is_partial })
-                })?
-            }
-            Content::Text(_) if ending == "parquet" => {
-                return Err(to_error(
-                    "has the extension of a Parquet file, but is not a Parquet file".into(),
-                ));
-            }
-            Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
-                table::rows(&text, ending == "tsv", &needed, to_error, &mut |location, fields| {
-                    self.row(Row {
+        let skipped_columns = match content::read_file(path)? {
+            FileContent::Parquet(bytes) => {
+                parquet::read_all_rows(bytes, &needed, to_error, |location, fields, is_partial| {
+                    self.row(SourceRow {
                         number,
                         path,
                         location,
                         fields,
                         spelled: None,
-                        is_partial: false,
+                        is_partial,
                     })
                 })?
             }
-            Content::Text(text) => {
-                let halves = json::rows(
+            FileContent::Text(_) if ending == "parquet" => {
+                return Err(to_error(
+                    "the file has the extension of a Parquet file, but is not a Parquet file"
+                        .into(),
+                ));
+            }
+            FileContent::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
+                table::read_table_rows(
+                    &text,
+                    ending == "tsv",
+                    &needed,
+                    to_error,
+                    &mut |location, fields| {
+                        self.row(SourceRow {
+                            number,
+                            path,
+                            location,
+                            fields,
+                            spelled: None,
+                            is_partial: false,
+                        })
+                    },
+                )?
+            }
+            FileContent::Text(text) => {
+                let halves = json::parse_rows(
                     &text,
                     &|json::JsonRowError { line, column, why }| TaskError::Json {
                         path: path.to_owned(),
@@ -322,7 +341,7 @@ impl<'o> Loader<'o> {
                         why,
                     },
                     &mut |location, json::ParsedValue { value, spelled }| match value {
-                        Value::Object(fields) => self.row(Row {
+                        Value::Object(fields) => self.row(SourceRow {
                             number,
                             path,
                             location,
@@ -371,10 +390,10 @@ impl<'o> Loader<'o> {
         Ok(())
     }
 
-    fn row(&mut self, mut row: Row<'_>) -> Result<(), TaskError> {
+    fn row(&mut self, mut row: SourceRow<'_>) -> Result<(), TaskError> {
         let task = self.read(&mut row);
         if let Some(all) = &mut self.all {
-            let id = id_of(&self.source, self.several, &row);
+            let id = task_id(&self.source, self.several, &row);
             let fields = TaskRow::from(row.fields);
             let task = task.map(|task| Task { row: fields.clone(), ..task });
             all.push(FileRow { id, fields, task });
@@ -404,15 +423,15 @@ impl<'o> Loader<'o> {
         Ok(())
     }
 
-    /// Returns the task of a row, without the row itself.
-    fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
+    /// Converts a row to a task, without the field [`Task::row`].
+    fn read(&mut self, row: &mut SourceRow<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let path = row.path;
         let location = row.location;
         let mut opened: Vec<(String, &str)> = Vec::new();
         let paths = fields::layout_paths(&options.question, &options.answer);
         for path in paths.iter().map(String::as_str).chain(["extra_info."]) {
-            let found = json_text::open_column(&mut row.fields, path);
+            let found = json_text::parse_json_column(&mut row.fields, path);
             let opened_here = match found {
                 Ok(found) => found,
                 Err((column, must)) => {
@@ -429,14 +448,14 @@ impl<'o> Loader<'o> {
             }
         }
         for column in template::CHOICES {
-            if let Some(text) = json_text::open_options(&mut row.fields, column) {
+            if let Some(text) = json_text::parse_json_options(&mut row.fields, column) {
                 self.halves += json::count_surrogates(&text);
                 opened.push((column.to_owned(), "options"));
             }
         }
         let layout = self.layout.get_or_insert_with(|| {
-            let layout = Layout::for_row(&row.fields, &options.question, &options.answer);
-            let Layout { question, answer } = &layout;
+            let layout = RowLayout::for_row(&row.fields, &options.question, &options.answer);
+            let RowLayout { question, answer } = &layout;
             if (question, answer) != (&options.question, &options.answer) {
                 let path = row.path.display();
                 self.tasks.notes.push(format!(
@@ -467,12 +486,16 @@ impl<'o> Loader<'o> {
         }
         self.printed +=
             usize::from(task.answer.as_str().is_some_and(json_text::is_list_of_answers));
-        Ok(Task { id: id_of(&self.source, self.several, row), source: self.source.clone(), ..task })
+        Ok(Task {
+            id: task_id(&self.source, self.several, row),
+            source: self.source.clone(),
+            ..task
+        })
     }
 }
 
-/// Returns the ID of a row's task: the name of its source, and the number of the row.
-fn id_of(source: &str, several: bool, row: &Row<'_>) -> String {
+/// Returns the id of a row's task: the name of its source, followed by the number of the row.
+fn task_id(source: &str, several: bool, row: &SourceRow<'_>) -> String {
     let number = row.location.number();
     if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }
 }

@@ -7,86 +7,89 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Number, Value};
 
-use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
+use super::fields::{self, AGENT, QUERY_PROMPT, RowLayout, SYSTEM_PROMPT};
 use super::json_text;
 use super::messages::messages;
-use super::template::{self, Part};
-use super::{DemonstrationCounts, Paths, Row};
-use crate::person::{PERSON, keys_of};
+use super::template::{self, TemplatePart};
+use super::{DemonstrationCounts, Paths, SourceRow};
+use crate::person::{PERSON, read_person_keys};
 use crate::{Task, TaskError, parse_annotations};
 
-/// Options of a source of files: which files to read, and which fields contain question and answer.
+/// Options of a source of data files: which files to read, and which fields contain question and
+/// answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileOptions {
-    /// A file, a directory of files, a pattern such as `train-*.parquet`, or a list of these.
+    /// Files to read: a file, a directory of files, a pattern such as `train-*.parquet`, or a list
+    /// of these.
     pub path: Paths,
-    /// Field with the question, a string or a list of messages. A path such as
+    /// Field that contains the question, as a string or a list of messages. A path such as
     /// `extra_info.question` selects nested fields. A template such as `"{Body} {Question}"`
-    /// combines several fields. Rows in verl's layout without `question` have the question in
-    /// `prompt`.
-    #[serde(default = "question_field")]
+    /// combines several fields. If rows in verl's layout have no field `question`, the question is
+    /// read from `prompt`.
+    #[serde(default = "default_question_field")]
     pub question: String,
-    /// Field with the expected answer, or with a list of right answers; empty if scorers need no
-    /// answer. Rows in verl's layout without `answer` have the answer in
+    /// Field that contains the expected answer, or a list of right answers. Empty if scorers need
+    /// no answer. If rows in verl's layout have no field `answer`, the answer is read from
     /// `reward_model.ground_truth`.
-    #[serde(default = "answer_field")]
+    #[serde(default = "default_answer_field")]
     pub answer: String,
-    /// Part of the answer field that is the answer.
+    /// Part of the answer field that contains the expected answer.
     #[serde(default)]
     pub answer_from: AnswerPart,
-    /// Number of questions that are held out from training, or `"all"` for a source that is only
-    /// used for evaluation. Questions that any source holds out are never trained on.
+    /// Number of questions that are held out from training, or `"all"` if the source is used only
+    /// for evaluation. A question that any source holds out is never trained on.
     #[serde(default)]
     pub held_out: HeldOutCount,
-    /// Maximum number of training rows; unlimited by default.
+    /// Maximum number of training rows. `None` sets no limit.
     #[serde(default)]
     pub limit: Option<usize>,
-    /// Number of repetitions of each training row in one pass over the tasks, at least 1, so that a
-    /// small file can have the weight of a large one.
-    #[serde(default = "once")]
+    /// Number of repetitions of each training row in one pass over the tasks, at least 1. With
+    /// repetitions, a small file can have the weight of a large one.
+    #[serde(default = "default_repeat")]
     pub repeat: usize,
-    /// Maximum number of calls in a demonstration that is read from the calculator annotations of
-    /// the answer field (see [`parse_annotations`]). By default, annotations are not read.
+    /// Maximum number of tool calls in a demonstration that is read from the calculator annotations
+    /// of the answer field (see [`parse_annotations`]). `None` does not read annotations.
     #[serde(default)]
     pub annotated_calls: Option<usize>,
-    /// Field with the key of the person whom the row came from, by which attempts at it are found
-    /// and withdrawn; a path like `question`. By default, the row's own field [`PERSON`].
+    /// Field that contains the key of the person whom the row came from, as a path like `question`.
+    /// Attempts at the row are found and withdrawn by this key. `None` uses the row's own field
+    /// [`PERSON`].
     #[serde(default)]
     pub person: Option<String>,
 }
 
-fn once() -> usize {
+fn default_repeat() -> usize {
     1
 }
 
-fn question_field() -> String {
+fn default_question_field() -> String {
     "question".to_owned()
 }
 
-fn answer_field() -> String {
+fn default_answer_field() -> String {
     "answer".to_owned()
 }
 
-/// Part of the answer field that is the answer.
+/// Part of the answer field that contains the expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerPart {
-    /// The complete field.
+    /// The expected answer is the complete field.
     #[default]
     #[serde(alias = "whole")]
     Full,
-    /// The text after the last `####`, up to the end of its line. The remaining text is the
-    /// solution (GSM8K).
+    /// The expected answer is the text after the last `####`, up to the end of its line. The text
+    /// before it is the solution, as in GSM8K.
     Hashes,
 }
 
-/// Number of questions of a source that are held out from training.
+/// Number of a source's questions that are held out from training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeldOutCount {
-    /// This number of questions.
+    /// This number of questions is held out.
     Count(usize),
-    /// All questions: the source is only used for evaluation. Written as `"all"`.
+    /// All questions are held out: the source is used only for evaluation. Written as `"all"`.
     All,
 }
 
@@ -141,27 +144,28 @@ impl<'de> Deserialize<'de> for HeldOutCount {
 }
 
 impl FileOptions {
-    /// Creates options for files with default fields, all of them for training.
+    /// Creates options for the files at `path` with the default fields. All questions are for
+    /// training.
     pub fn new(path: impl Into<Paths>) -> Self {
         FileOptions {
             path: path.into(),
-            question: question_field(),
-            answer: answer_field(),
+            question: default_question_field(),
+            answer: default_answer_field(),
             answer_from: AnswerPart::default(),
             held_out: HeldOutCount::default(),
             limit: None,
-            repeat: once(),
+            repeat: default_repeat(),
             annotated_calls: None,
             person: None,
         }
     }
 
-    /// Returns the task of a row, without the row itself. Updates the counts of demonstrations, and
-    /// in `blanks` the number of lists of right answers with empty items.
+    /// Converts a row to a task, without the field [`Task::row`]. Updates the counts of
+    /// demonstrations. Increments `blanks` if the list of right answers has empty items.
     pub(super) fn task(
         &self,
-        row: &Row<'_>,
-        layout: &Layout,
+        row: &SourceRow<'_>,
+        layout: &RowLayout,
         demonstrations: &mut DemonstrationCounts,
         blanks: &mut usize,
     ) -> Result<Task, TaskError> {
@@ -173,10 +177,10 @@ impl FileOptions {
         };
         let spelled = row.spelled.as_ref().and_then(Value::as_object);
         let spelled =
-            spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
+            spelled.and_then(|fields| fields::find_field(fields, &layout.answer)).unwrap_or(field);
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
-            AnswerPart::Full => full_answer(field, spelled, blanks).ok_or_else(|| {
+            AnswerPart::Full => convert_full_answer(field, spelled, blanks).ok_or_else(|| {
                 row.type_error(
                     &layout.answer,
                     field,
@@ -185,9 +189,15 @@ impl FileOptions {
                 )
             })?,
             AnswerPart::Hashes => {
-                field.as_str().and_then(text_after_hashes).map(Value::from).ok_or_else(|| {
-                    row.type_error(&layout.answer, field, "a string with an answer after ####")
-                })?
+                field.as_str().and_then(find_text_after_hashes).map(Value::from).ok_or_else(
+                    || {
+                        row.type_error(
+                            &layout.answer,
+                            field,
+                            "a string that contains an answer after ####",
+                        )
+                    },
+                )?
             }
         };
         let answer_number = match (field, &answer) {
@@ -219,11 +229,12 @@ impl FileOptions {
     }
 }
 
-impl Row<'_> {
-    /// Copies the key of the person whom the row came from to the field [`PERSON`].
+impl SourceRow<'_> {
+    /// Copies the key of the person whom the row came from, in the field at `path`, to the field
+    /// [`PERSON`].
     pub(super) fn set_person(&mut self, path: &str) -> Result<(), TaskError> {
         let found = self.field("person", path)?.clone();
-        if keys_of(&found).is_none() {
+        if read_person_keys(&found).is_none() {
             let expected = "the key of a person (a string or a number), or a list of keys";
             return Err(self.type_error(path, &found, expected));
         }
@@ -232,9 +243,10 @@ impl Row<'_> {
     }
 }
 
-/// Returns the question of a row, and its messages if it is a conversation.
-fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
-    if let Some(parts) = template(row, path)? {
+/// Returns the question of a row. Also returns the messages if the question is a conversation;
+/// otherwise, the list of messages is empty.
+fn read_question(row: &SourceRow<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
+    if let Some(parts) = parse_template(row, path)? {
         let question = fill_template(row, &parts)?;
         return if question.is_empty() {
             Err(row.type_error(path, &Value::from(""), "a template that yields a non-empty string"))
@@ -284,44 +296,48 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
     }
 }
 
-/// Returns the parts of a question template, or `None` if the question is a single field.
-fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>>, TaskError> {
+/// Parses `question` as a template. Returns `None` if `question` is a single field of the row.
+fn parse_template<'t>(
+    row: &SourceRow<'_>,
+    question: &'t str,
+) -> Result<Option<Vec<TemplatePart<'t>>>, TaskError> {
     if row.fields.contains_key(question) {
         return Ok(None);
     }
-    template::parts(question).map_err(|why| TaskError::Format {
+    template::parse_parts(question).map_err(|why| TaskError::Format {
         path: row.path.to_owned(),
-        why: format!("cannot be read with question = {question:?}, because the template {why}"),
+        why: format!("the rows cannot be read with question = {question:?}: {why}"),
     })
 }
 
-/// Fills a template with the fields of a row. White space at the ends of the template is removed,
-/// and so are line breaks next to empty fields at its ends.
-fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
+/// Fills a question template with the fields of a row. White space at both ends of the template is
+/// removed, and so are line breaks next to empty fields at both ends.
+fn fill_template(row: &SourceRow<'_>, parts: &[TemplatePart<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let mut question = String::new();
     let mut end = 0;
     for part in parts {
         match part {
-            Part::Text(text) => {
+            TemplatePart::Text(text) => {
                 let text = if question.is_empty() { text.trim_start() } else { text };
                 question.push_str(text);
                 if !text.trim().is_empty() {
                     end = question.trim_end().len();
                 }
             }
-            Part::Field(path) => {
+            TemplatePart::Field(path) => {
                 let value = row.field("question", path)?;
-                let value = spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(value);
+                let value =
+                    spelled.and_then(|fields| fields::find_field(fields, path)).unwrap_or(value);
                 let shown = match value {
                     Value::String(text)
                         if template::CHOICES.contains(path)
-                            && json_text::is_printed(text, '[', ']') =>
+                            && json_text::is_printed_list(text, '[', ']') =>
                     {
-                        Err("a list of options; it is a list as Python prints it: save it with \
-                             json.dumps")
+                        Err("a list of options, not a list as Python prints it: save the list \
+                             with json.dumps")
                     }
-                    value => template::shown(value),
+                    value => template::to_question_text(value),
                 };
                 let shown = shown.map_err(|must| row.type_error(path, value, must))?;
                 if !shown.trim().is_empty() {
@@ -335,11 +351,11 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
     Ok(question)
 }
 
-/// Returns the answer if it is the complete field, or `None` if the field is empty. If an f64 or a
-/// 64-bit integer would print a number with other digits, the answer is a string with the digits in
-/// `spelled`. Within lists and objects, numbers stay numbers. Increments `blanks` for a list with
-/// empty items.
-fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
+/// Returns the expected answer if it is the complete field, or `None` if the field is empty. Within
+/// lists and objects, numbers stay numbers. A single number becomes a string with its original
+/// digits (from `spelled`) if an f64 or a 64-bit integer would print it differently. Increments
+/// `blanks` for a list with empty items.
+fn convert_full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     match field {
         value if is_blank(value) => None,
         // With an empty string among the right answers, an empty completion would be right.
@@ -363,7 +379,7 @@ fn is_blank(value: &Value) -> bool {
     value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
 }
 
-/// Returns whether the number keeps its digits after any other program has read it.
+/// Returns whether any other program that reads the number prints the same digits.
 fn is_portable(number: &Number) -> bool {
     let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
     integer
@@ -371,21 +387,21 @@ fn is_portable(number: &Number) -> bool {
         .is_some_and(|read| read == *number)
 }
 
-fn text_after_hashes(text: &str) -> Option<&str> {
+fn find_text_after_hashes(text: &str) -> Option<&str> {
     let (_, rest) = text.rsplit_once("####")?;
     rest.lines().next().map(str::trim).filter(|answer| !answer.is_empty())
 }
 
-impl Row<'_> {
+impl SourceRow<'_> {
     fn field(&self, key: &str, path: &str) -> Result<&Value, TaskError> {
-        fields::find(&self.fields, path).ok_or_else(|| {
+        fields::find_field(&self.fields, path).ok_or_else(|| {
             let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
             TaskError::NoField {
                 path: self.path.to_owned(),
                 location: self.location,
                 field: path.to_owned(),
                 has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
-                way_out: fields::advice(key, path, &self.fields),
+                way_out: fields::missing_field_advice(key, path, &self.fields),
             }
         })
     }

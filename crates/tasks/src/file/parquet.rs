@@ -14,47 +14,52 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
 
 use super::fields::SkippedColumn;
-use super::temporal::Shape;
+use super::temporal::ColumnShape;
 use crate::RowLocation;
 
-/// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is
-/// left out if it cannot be read or shares its name with another column, unless it is `needed`.
+/// Passes the rows of a Parquet file to `each` one by one. The last argument of `each` states
+/// whether columns were left out. A column is left out if it cannot be read or shares its name with
+/// another column, unless it is `needed`.
 ///
 /// # Errors
 /// Returns an error if the file is damaged or compressed with brotli, or if `each` fails.
 /// `to_error` makes an error from a description of the file.
-pub(super) fn rows<E>(
+pub(super) fn read_all_rows<E>(
     bytes: Vec<u8>,
     needed: &dyn Fn(&str) -> bool,
     to_error: impl Fn(String) -> E,
     mut each: impl FnMut(RowLocation, Map<String, Value>, bool) -> Result<(), E>,
 ) -> Result<Vec<SkippedColumn>, E> {
     let bytes = Bytes::from(bytes);
-    let damaged =
-        |why: String| to_error(format!("is damaged or truncated ({why}): copy or fetch it again"));
-    let columns = columns(&bytes).map_err(damaged)?;
+    let damaged = |why: String| {
+        to_error(format!("the file is damaged or truncated ({why}): copy or fetch it again"))
+    };
+    let columns = list_columns(&bytes).map_err(damaged)?;
     if columns.iter().any(|column| column.is_brotli) {
-        let why =
-            "is compressed with brotli, which is not supported: save it with snappy, zstd or gzip";
+        let why = "the file is compressed with brotli, which is not supported: save it with \
+                  snappy, zstd or gzip";
         return Err(to_error(why.to_owned()));
     }
     let mut names = HashSet::new();
     let mut skipped_columns = Vec::new();
-    for Column { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
+    for ParquetColumn { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
         if needed(name) {
-            return Err(to_error(format!("has two columns named {name:?}: rename one of them")));
+            return Err(to_error(format!(
+                "the file has two columns named {name:?}: rename one of them"
+            )));
         }
         skipped_columns
             .push(SkippedColumn { column: name.clone(), why: "occurs twice".to_owned() });
     }
     let mut read = read_rows(&bytes, needed, &skipped_columns);
-    if matches!(&read, Err(ReadError::Damaged(_))) {
+    if matches!(&read, Err(ParquetReadError::Damaged(_))) {
         // The library may fail on a column that is not needed, so each of these columns is tried
         // separately.
-        for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
+        for ParquetColumn { name, .. } in columns.into_iter().filter(|column| !needed(&column.name))
+        {
             let column_result =
                 read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
-            if let Err(ReadError::Damaged(why)) = column_result {
+            if let Err(ParquetReadError::Damaged(why)) = column_result {
                 skipped_columns
                     .push(SkippedColumn { column: name, why: format!("cannot be read ({why})") });
             }
@@ -64,9 +69,9 @@ pub(super) fn rows<E>(
         }
     }
     let (rows, unshown) = read.map_err(|unread| match unread {
-        ReadError::Damaged(why) => damaged(why),
-        ReadError::Column { name, why } => {
-            to_error(format!("cannot be used: its column {name:?} {why}"))
+        ParquetReadError::Damaged(why) => damaged(why),
+        ParquetReadError::Column { name, why } => {
+            to_error(format!("the file cannot be used: the column {name:?} {why}"))
         }
     })?;
     skipped_columns.extend(unshown);
@@ -74,19 +79,19 @@ pub(super) fn rows<E>(
         row.retain(|name, _| {
             !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == *name)
         });
-        row.values_mut().for_each(without_absent);
+        row.values_mut().for_each(remove_absent_members);
         each(RowLocation::Row(at + 1), row, !skipped_columns.is_empty())?;
     }
     Ok(skipped_columns)
 }
 
-/// A column as the footer of a file describes it.
-struct Column {
+/// A column of a Parquet file, as the footer of the file describes it.
+struct ParquetColumn {
     name: String,
     is_brotli: bool,
 }
 
-fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
+fn list_columns(bytes: &Bytes) -> Result<Vec<ParquetColumn>, String> {
     // The library panics on some malformed files.
     let read = catch_panic(|| {
         let reader = SerializedFileReader::new(bytes.clone()).map_err(|error| error.to_string())?;
@@ -98,7 +103,8 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
             chunks.any(|chunk| matches!(chunk.compression(), Compression::BROTLI(_)))
         };
         let fields = file.file_metadata().schema().get_fields();
-        let column = |name: &str| Column { name: name.to_owned(), is_brotli: is_brotli(name) };
+        let column =
+            |name: &str| ParquetColumn { name: name.to_owned(), is_brotli: is_brotli(name) };
         Ok(fields.iter().map(|field| column(field.name())).collect())
     });
     read.unwrap_or_else(Err)
@@ -106,21 +112,21 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
 
 type Rows = Vec<Map<String, Value>>;
 
-/// Reason why rows cannot be read.
-enum ReadError {
-    /// The file is damaged, or the library cannot read it.
+/// Reason why the rows of a Parquet file cannot be read.
+enum ParquetReadError {
+    /// The file is damaged, or the Parquet library cannot read it. Contains the library's message.
     Damaged(String),
     /// A needed column contains a value that JSON cannot represent.
     Column { name: String, why: String },
 }
 
-/// Returns all rows without the columns that are left out, and the columns that JSON cannot
-/// represent.
+/// Returns all rows without the columns in `skipped_columns`, and the columns with values that JSON
+/// cannot represent.
 fn read_rows(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
     skipped_columns: &[SkippedColumn],
-) -> Result<(Rows, Vec<SkippedColumn>), ReadError> {
+) -> Result<(Rows, Vec<SkippedColumn>), ParquetReadError> {
     let mut rows = Vec::new();
     let unshown = read_columns(
         bytes,
@@ -131,16 +137,16 @@ fn read_rows(
     Ok((rows, unshown))
 }
 
-/// Passes the rows of some columns to `each` one by one. Returns the columns that JSON cannot
-/// represent and that are not needed; rows may lack them.
+/// Passes the rows of the `wanted` columns to `each` one by one. Returns the columns with values
+/// that JSON cannot represent and that are not `needed`; rows may lack these columns.
 fn read_columns(
     bytes: &Bytes,
     wanted: &dyn Fn(&str) -> bool,
     needed: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(Map<String, Value>),
-) -> Result<Vec<SkippedColumn>, ReadError> {
+) -> Result<Vec<SkippedColumn>, ParquetReadError> {
     let read = catch_panic(|| {
-        let reader = SerializedFileReader::new(bytes.clone()).map_err(damaged)?;
+        let reader = SerializedFileReader::new(bytes.clone()).map_err(damaged_error)?;
         let schema = reader.metadata().file_metadata().schema();
         let picked: Vec<Arc<Type>> = schema
             .get_fields()
@@ -148,27 +154,31 @@ fn read_columns(
             .filter(|field| wanted(field.name()))
             .map(Arc::clone)
             .collect();
-        let shapes: Vec<(String, Shape)> =
-            picked.iter().map(|field| (field.name().to_owned(), Shape::from_type(field))).collect();
-        let shape = Shape::Struct(shapes);
-        let picked =
-            Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(damaged)?;
+        let shapes: Vec<(String, ColumnShape)> = picked
+            .iter()
+            .map(|field| (field.name().to_owned(), ColumnShape::from_type(field)))
+            .collect();
+        let shape = ColumnShape::Struct(shapes);
+        let picked = Type::group_type_builder(schema.name())
+            .with_fields(picked)
+            .build()
+            .map_err(damaged_error)?;
         let mut unshown: Vec<SkippedColumn> = Vec::new();
-        for row in reader.get_row_iter(Some(picked)).map_err(damaged)? {
+        for row in reader.get_row_iter(Some(picked)).map_err(damaged_error)? {
             let mut fields = Map::new();
-            for (name, field) in row.map_err(damaged)?.into_columns() {
+            for (name, field) in row.map_err(damaged_error)?.into_columns() {
                 if unshown.iter().any(|skipped_columns| skipped_columns.column == name) {
                     continue;
                 }
                 // Members of a needed column can be unneeded.
                 let is_needed = needed(&name);
                 let as_null = is_needed && !matches!(field, Field::Bytes(_));
-                match value(field, shape.member(&name), as_null) {
+                match convert_value(field, shape.member(&name), as_null) {
                     Ok(value) => {
                         fields.insert(name, value);
                     }
                     Err(UnsupportedValue(why)) if is_needed => {
-                        return Err(ReadError::Column { name, why });
+                        return Err(ParquetReadError::Column { name, why });
                     }
                     Err(UnsupportedValue(why)) => unshown.push(SkippedColumn { column: name, why }),
                 }
@@ -177,38 +187,42 @@ fn read_columns(
         }
         Ok(unshown)
     });
-    read.unwrap_or_else(|panic| Err(ReadError::Damaged(panic)))
+    read.unwrap_or_else(|panic| Err(ParquetReadError::Damaged(panic)))
 }
 
-fn damaged(error: ParquetError) -> ReadError {
-    ReadError::Damaged(error.to_string())
+fn damaged_error(error: ParquetError) -> ParquetReadError {
+    ParquetReadError::Damaged(error.to_string())
 }
 
-/// Description of a value that JSON cannot represent.
+/// Error for a value that JSON cannot represent: its description.
 struct UnsupportedValue(String);
 
-fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, UnsupportedValue> {
+fn convert_fields(
+    row: Row,
+    shape: &ColumnShape,
+    as_null: bool,
+) -> Result<Map<String, Value>, UnsupportedValue> {
     let fields = row.into_columns().into_iter();
     fields
         .map(|(name, field)| {
-            let value = value(field, shape.member(&name), as_null)?;
+            let value = convert_value(field, shape.member(&name), as_null)?;
             Ok((name, value))
         })
         .collect()
 }
 
-/// Removes null members from the arguments of calls, the parts of messages and the descriptions of
-/// tools. In Arrow, all structs of a column have the same members, so null represents an absent
-/// member.
-fn without_absent(value: &mut Value) {
+/// Removes null members from the arguments of tool calls, the parts of messages and the
+/// descriptions of tools. All structs of an Arrow column have the same members, so null stands for
+/// an absent member.
+fn remove_absent_members(value: &mut Value) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(without_absent),
+        Value::Array(items) => items.iter_mut().for_each(remove_absent_members),
         Value::Object(fields) => {
             let is_message = ["role", "from"].iter().any(|name| fields.contains_key(*name));
             for (name, value) in fields.iter_mut() {
                 match (name.as_str(), value) {
                     ("content", Value::Array(parts)) if is_message => {
-                        parts.iter_mut().for_each(without_nulls)
+                        parts.iter_mut().for_each(remove_nulls)
                     }
                     ("tool_calls", Value::Array(calls)) => calls.iter_mut().for_each(|call| {
                         for path in ["/function/arguments", "/arguments"] {
@@ -216,13 +230,13 @@ fn without_absent(value: &mut Value) {
                             if arguments.is_null() {
                                 *arguments = Value::Object(Map::new());
                             }
-                            without_nulls(arguments);
+                            remove_nulls(arguments);
                         }
                     }),
                     ("function", value) => {
-                        value.get_mut("parameters").into_iter().for_each(without_nulls);
+                        value.get_mut("parameters").into_iter().for_each(remove_nulls);
                     }
-                    (_, value) => without_absent(value),
+                    (_, value) => remove_absent_members(value),
                 }
             }
         }
@@ -230,20 +244,24 @@ fn without_absent(value: &mut Value) {
     }
 }
 
-fn without_nulls(value: &mut Value) {
+fn remove_nulls(value: &mut Value) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
         Value::Object(fields) => {
             fields.retain(|_, value| !value.is_null());
-            fields.values_mut().for_each(without_nulls);
+            fields.values_mut().for_each(remove_nulls);
         }
         _ => {}
     }
 }
 
-/// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error
-/// otherwise.
-fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, UnsupportedValue> {
+/// Converts a Parquet value to JSON. Bytes that are not UTF-8 become null if `as_null` is set, and
+/// an error otherwise.
+fn convert_value(
+    field: Field,
+    shape: &ColumnShape,
+    as_null: bool,
+) -> Result<Value, UnsupportedValue> {
     if let Some(text) = shape.text(&field) {
         return text.map(Value::from).map_err(UnsupportedValue);
     }
@@ -260,10 +278,10 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
         Field::ULong(value) => Value::from(value),
         // The digits are those of the value's own precision: a 32-bit 0.1 is not
         // 0.10000000149011612.
-        Field::Float16(value) => float(value.to_f64(), &value.to_string()),
-        Field::Float(value) => float(f64::from(value), &value.to_string()),
-        Field::Double(value) => float(value, &value.to_string()),
-        Field::Decimal(_) => decimal(field.to_string().trim_end_matches('.')),
+        Field::Float16(value) => convert_float(value.to_f64(), &value.to_string()),
+        Field::Float(value) => convert_float(f64::from(value), &value.to_string()),
+        Field::Double(value) => convert_float(value, &value.to_string()),
+        Field::Decimal(_) => parse_decimal(field.to_string().trim_end_matches('.')),
         Field::Str(text) => Value::from(text),
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
@@ -277,19 +295,24 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
         | Field::TimestampMicros(_) => Value::from(field.to_string()),
-        Field::Group(row) => Value::Object(fields(row, shape, as_null)?),
+        Field::Group(row) => Value::Object(convert_fields(row, shape, as_null)?),
         Field::ListInternal(list) => {
             let elements = list.elements().iter().cloned();
             let shape = shape.element();
             Value::Array(
-                elements.map(|element| value(element, shape, as_null)).collect::<Result<_, _>>()?,
+                elements
+                    .map(|element| convert_value(element, shape, as_null))
+                    .collect::<Result<_, _>>()?,
             )
         }
         Field::MapInternal(map) => {
             let entries = map.entries().iter().cloned();
             let (keys, values) = shape.entry();
             let entries = entries.map(|(key, of)| {
-                Ok((key_name(value(key, keys, as_null)?), value(of, values, as_null)?))
+                Ok((
+                    to_key_name(convert_value(key, keys, as_null)?),
+                    convert_value(of, values, as_null)?,
+                ))
             });
             let mut named = Map::new();
             for entry in entries {
@@ -304,21 +327,21 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
     })
 }
 
-fn key_name(key: Value) -> String {
+fn to_key_name(key: Value) -> String {
     match key {
         Value::String(name) => name,
         other => other.to_string(),
     }
 }
 
-/// Parses a decimal and keeps its digits.
-fn decimal(digits: &str) -> Value {
+/// Parses a decimal number and preserves its digits.
+fn parse_decimal(digits: &str) -> Value {
     digits.parse().map_or_else(|_| Value::from(digits), Value::Number)
 }
 
-/// Converts a number by its shortest digits. Infinity, which JSON cannot represent, becomes a
-/// string. NaN becomes null, because pandas uses it for absent values.
-fn float(value: f64, digits: &str) -> Value {
+/// Converts a floating-point number to JSON by its shortest digits. Infinity, which JSON cannot
+/// represent, becomes a string. NaN becomes null, because pandas writes NaN for absent values.
+fn convert_float(value: f64, digits: &str) -> Value {
     if value.is_nan() {
         return Value::Null;
     }

@@ -59,7 +59,7 @@ type Rows = Vec<(String, Value)>;
 
 fn read(file: Vec<u8>, needed: &[&str]) -> Result<(Rows, Vec<SkippedColumn>), String> {
     let mut found = Vec::new();
-    let skipped_columns = rows(
+    let skipped_columns = read_all_rows(
         file,
         &|name| needed.contains(&name),
         |why| why,
@@ -86,8 +86,9 @@ fn parquet_values_round_trip() {
         ["row 1", "row 2", "row 3", "row 4"]
     );
     let first = json!({
-        "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1, "cents": decimal("1.10"),
-        "when": "1970-01-01 00:00:00+00:00", "answers": ["a", null, "b"],
+        "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1,
+        "cents": parse_decimal("1.10"), "when": "1970-01-01 00:00:00+00:00",
+        "answers": ["a", null, "b"],
     });
     let second = json!({
         "text": null, "whole": -1, "single": 27.0, "double": "inf", "cents": -0.05,
@@ -101,7 +102,7 @@ fn parquet_values_round_trip() {
 
 #[test]
 fn nan_is_null_and_duplicate_columns_are_omitted() {
-    assert_eq!(float(f64::NAN, "NaN"), Value::Null);
+    assert_eq!(convert_float(f64::NAN, "NaN"), Value::Null);
     let schema = "message rows { required int64 a; required int64 b; required int64 b; }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let mut file = Vec::new();
@@ -151,7 +152,9 @@ fn column_with_out_of_range_timestamps_is_omitted() {
     );
     let why = read(file, &["when"]).unwrap_err();
     assert!(
-        why.starts_with("cannot be used: its column \"when\" contains 9223372036854775807"),
+        why.starts_with(
+            "the file cannot be used: the column \"when\" contains 9223372036854775807"
+        ),
         "{why}"
     );
 }
@@ -280,8 +283,8 @@ fn absent_members_of_calls_and_parts_are_removed() {
     let mut kept = json!({"ground_truth": null, "extra": {"a": null}, "tools": [
         {"type": "function", "function": {"name": "f", "strict": null, "parameters": {"p": null, "q": 1}}},
     ]});
-    without_absent(&mut chat);
-    without_absent(&mut kept);
+    remove_absent_members(&mut chat);
+    remove_absent_members(&mut kept);
     assert_eq!(
         chat[0],
         json!({"role": "user", "content": [{"type": "text", "text": "hi"}], "tool_calls": null})

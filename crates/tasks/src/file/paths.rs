@@ -15,22 +15,24 @@ const DATA_EXTENSIONS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv",
 const PATTERN_CHARS: [char; 3] = ['*', '?', '['];
 const COMPRESSION_EXTENSIONS: [&str; 4] = ["gz", "gzip", "zst", "zstd"];
 
-/// One or more paths, each a file, a directory, or a pattern with `*`, `?`, `[…]` or `**`.
+/// One or more paths of data files: each a file, a directory, or a pattern with `*`, `?`, `[…]` or
+/// `**`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths(Vec<PathBuf>);
 
 impl Paths {
-    /// Returns the paths as given in the options.
+    /// Returns the paths and patterns as they are in the options.
     pub fn as_slice(&self) -> &[PathBuf] {
         &self.0
     }
 
-    /// Returns the first path, which represents all paths in messages.
+    /// Returns the first path, which error messages name on behalf of all paths.
     pub fn first(&self) -> &Path {
         self.0.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// Returns the name of the tasks: the first path without its directory and its extensions.
+    /// Returns the name of the task source: the first path without its directory and its
+    /// extensions.
     pub fn name(&self) -> String {
         let first = self.first();
         // For `folder/*.parquet`, the name is that of the directory.
@@ -46,7 +48,8 @@ impl Paths {
         named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "tasks".to_owned())
     }
 
-    /// Returns the files without duplicates; files of a directory or pattern are sorted by name.
+    /// Returns the files that the paths match, without duplicates. The files of a directory or
+    /// pattern are sorted by name.
     ///
     /// # Errors
     /// Returns an error if a path matches no file.
@@ -69,7 +72,7 @@ impl<P: Into<PathBuf>> From<P> for Paths {
     }
 }
 
-/// Returns the files of one path. A path that exists is not treated as a pattern.
+/// Returns the files that one path matches. A path that exists is not treated as a pattern.
 fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let text = path.to_string_lossy();
     if path.is_dir() {
@@ -77,16 +80,16 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(path).map_err(read)? {
             let entry = entry.map_err(read)?.path();
-            if entry.is_file() && is_data(&entry) {
+            if entry.is_file() && is_data_file(&entry) {
                 files.push(entry);
             }
         }
         if files.is_empty() {
-            return Err(no_file(
+            return Err(no_file_error(
                 path,
                 format!(
-                    "is a directory without data files (names that end with {}, also compressed); \
-                 specify the files, or a pattern such as {}",
+                    "the path is a directory without data files (names that end with {}, also \
+                     compressed); specify the files, or a pattern such as {}",
                     DATA_EXTENSIONS.join(", "),
                     path.join("**/*.parquet").display()
                 ),
@@ -97,7 +100,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     }
     if path.exists() || !text.contains(PATTERN_CHARS) {
         return match prepare_advice(path).filter(|_| !path.exists()) {
-            Some(way_out) => Err(no_file(path, format!("does not exist{way_out}"))),
+            Some(way_out) => Err(no_file_error(path, format!("the file does not exist{way_out}"))),
             None => Ok(vec![path.to_owned()]),
         };
     }
@@ -105,7 +108,7 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let options =
         glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
     let matches = glob::glob_with(&text, options)
-        .map_err(|why| no_file(path, format!("is not a pattern: {why}")))?;
+        .map_err(|why| no_file_error(path, format!("the path is not a valid pattern: {why}")))?;
     let mut files = Vec::new();
     for entry in matches {
         let entry = entry.map_err(|error| {
@@ -117,27 +120,27 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
     }
     if files.is_empty() {
-        return Err(no_file(
+        return Err(no_file_error(
             path,
-            format!("matches no file{}", prepare_advice(path).unwrap_or_default()),
+            format!("the pattern matches no file{}", prepare_advice(path).unwrap_or_default()),
         ));
     }
     files.sort();
     Ok(files)
 }
 
-fn no_file(path: &Path, why: String) -> TaskError {
+fn no_file_error(path: &Path, why: String) -> TaskError {
     TaskError::NoFile { path: path.to_owned(), why }
 }
 
-/// Name of the program that creates the data files of a recipe, in the recipe's directory.
+/// Name of the program that creates the data files of a recipe. It is in the recipe's directory.
 const PREPARE_PROGRAM: &str = "prepare.py";
 
 /// Number of parent directories of a data file in which [`PREPARE_PROGRAM`] is searched.
 const MAX_PARENTS: usize = 3;
 
-/// Returns how to create a missing data file, as the end of an error message, if the recipe has a
-/// program for it.
+/// Returns advice how to create a missing data file, as the end of an error message. Returns `None`
+/// if the recipe has no program for it.
 fn prepare_advice(path: &Path) -> Option<String> {
     let dirs = path.ancestors().skip(1).take(MAX_PARENTS);
     let prepare = dirs.map(|dir| dir.join(PREPARE_PROGRAM)).find(|prepare| prepare.is_file())?;
@@ -147,7 +150,7 @@ fn prepare_advice(path: &Path) -> Option<String> {
     ))
 }
 
-/// Returns the extension for the format of a file, without an extension for compression.
+/// Returns the extension that names the format of a file, without an extension for compression.
 pub(super) fn extension(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut endings = name.rsplit('.');
@@ -160,31 +163,33 @@ pub(super) fn extension(path: &Path) -> String {
     ending.to_owned()
 }
 
-/// Metadata files next to the data, as written by the library `datasets`.
+/// Names of metadata files that the library `datasets` writes next to the data.
 const DESCRIPTIONS: [&str; 4] =
     ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 
-/// Returns a file named after an evaluation split if another file is named after a training split.
-pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
-    files.iter().find(|file| is_named(file, &["train", "training"]))?;
+/// Returns a file that is named after an evaluation split, if another file is named after a
+/// training split. Returns `None` if the splits are not mixed.
+pub(super) fn find_mixed_split(files: &[PathBuf]) -> Option<&Path> {
+    files.iter().find(|file| is_named_after(file, &["train", "training"]))?;
     files
         .iter()
-        .find(|file| is_named(file, &["test", "validation", "valid", "val", "dev", "eval"]))
+        .find(|file| is_named_after(file, &["test", "validation", "valid", "val", "dev", "eval"]))
         .map(PathBuf::as_path)
 }
 
-fn is_named(file: &Path, splits: &[&str]) -> bool {
+fn is_named_after(file: &Path, splits: &[&str]) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
 }
 
-fn is_data(path: &Path) -> bool {
+fn is_data_file(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
     !is_other && DATA_EXTENSIONS.contains(&extension(path).as_str())
 }
 
-/// Returns a file name without its extension and without an extension for compression.
+/// Returns a file name without the extension of its format and without an extension for
+/// compression.
 pub fn without_endings(name: &str) -> &str {
     let stem = &name[..stem_length(name)];
     let compressed = COMPRESSION_EXTENSIONS
@@ -275,7 +280,9 @@ mod tests {
         assert_eq!(files(&["x[1].json"]).unwrap(), ["x[1].json"]);
         // The error is reported when the file is read.
         assert_eq!(files(&["none.json"]).unwrap(), ["none.json"]);
-        assert!(files(&["data/*.tsv"]).unwrap_err().ends_with("*.tsv matches no file"));
+        assert!(
+            files(&["data/*.tsv"]).unwrap_err().ends_with("*.tsv: the pattern matches no file")
+        );
         std::fs::write(root.join("prepare.py"), "").unwrap();
         for missing in ["data/*.tsv", "data/no.jsonl", "no.jsonl"] {
             let error = files(&[missing]).unwrap_err();
@@ -287,7 +294,7 @@ mod tests {
         fs::create_dir(root.join("empty")).unwrap();
         let error = files(&["empty"]).unwrap_err();
         assert!(
-            error.contains("is a directory without data files (names that end with jsonl"),
+            error.contains("the path is a directory without data files (names that end with jsonl"),
             "{error}"
         );
     }
@@ -308,8 +315,8 @@ mod tests {
         }
         let all = Paths::from(root).files().unwrap();
         assert_eq!(all, [root.join("test.json"), root.join("train.json")]);
-        assert_eq!(mixed_split(&all), Some(&*root.join("test.json")));
-        assert_eq!(mixed_split(&all[1..]), None);
+        assert_eq!(find_mixed_split(&all), Some(&*root.join("test.json")));
+        assert_eq!(find_mixed_split(&all[1..]), None);
         assert_eq!(Paths::from(root.join("**/t*.json")).files().unwrap(), all);
     }
 

@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 use super::fields::SkippedColumn;
 use crate::RowLocation;
 
-/// Passes the rows of a table to `each` one by one. Every value is a string. Columns with duplicate
-/// names are left out.
+/// Passes the rows of a CSV or TSV table to `each` one by one. Every value is a string. Columns
+/// with duplicate names are left out.
 ///
 /// # Errors
 /// Returns an error if the number of fields in a row differs from the header, a quote is not
 /// closed, a `needed` column has a duplicate name, or `each` fails.
-pub(super) fn rows<E>(
+pub(super) fn read_table_rows<E>(
     text: &str,
     tabs: bool,
     needed: &dyn Fn(&str) -> bool,
@@ -27,29 +27,29 @@ pub(super) fn rows<E>(
     }
     // The appended row is found after the end of the text, unless the text ends within quotes.
     let input = text.as_bytes().chain(&b"\n."[..]);
-    let delimiter = if tabs { b'\t' } else { delimiter(text) };
+    let delimiter = if tabs { b'\t' } else { detect_delimiter(text) };
     let mut builder = ReaderBuilder::new();
     builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
-    if let Some(line) = (!tabs).then(|| end_of_quote(text, delimiter)).flatten() {
+    if let Some(line) = (!tabs).then(|| find_text_after_quote(text, delimiter)).flatten() {
         return Err(wrong(format!(
-            "has text after the closing quote of a field in line {line}: double each quote within \
-             quotes"
+            "the file has text after the closing quote of a field in line {line}: double each \
+             quote within quotes"
         )));
     }
-    let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
+    let mut reader = builder.quoting(!tabs || has_quoted_fields(text)).from_reader(input);
     // The reader's line numbers are wrong for Windows line breaks and empty lines.
     let mut at = 0;
     let mut line = 1;
-    let names = reader.headers().map_err(|error| wrong(read_error_text(&error)))?.clone();
+    let names = reader.headers().map_err(|error| wrong(table_error_text(&error)))?.clone();
     let mut seen = HashSet::new();
     let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
     if let Some(twice) = twice.iter().find(|name| needed(name)) {
         return Err(wrong(format!(
-            "has two columns named {twice:?} in its header: rename one of them"
+            "the header has two columns named {twice:?}: rename one of them"
         )));
     }
     for record in reader.records() {
-        let record = record.map_err(|error| wrong(read_error_text(&error)))?;
+        let record = record.map_err(|error| wrong(table_error_text(&error)))?;
         let start =
             record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
         let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
@@ -68,7 +68,7 @@ pub(super) fn rows<E>(
             let len = record.len();
             let expected = names.len();
             return Err(wrong(format!(
-                "has {len} fields in line {line}, but its header has {expected}: put quotes \
+                "line {line} has {len} fields, but the header has {expected}: put quotes \
                  around a text with commas or line breaks"
             )));
         }
@@ -77,37 +77,39 @@ pub(super) fn rows<E>(
         each(RowLocation::Line(line), fields.collect())?;
     }
     Err(wrong(format!(
-        "has a quote in the row of line {line} that is never closed: the file is truncated, or the \
-         closing quote is missing"
+        "the file has a quote in the row of line {line} that is never closed: the file is \
+         truncated, or the closing quote is missing"
     )))
 }
 
-/// Returns whether each quote at the start of a TSV field is closed at the end of the field. Many
-/// TSV files do not quote fields, but contain texts that start with a quote: `"Hi" he said`.
-fn quotes_fields(text: &str) -> bool {
-    quotes(text, b'\t') == Quotes::Closed
+/// Returns whether each quote at the start of a TSV field is closed at the end of the field. If
+/// not, quotes are text: many TSV files do not quote fields, but contain texts that start with a
+/// quote, such as `"Hi" he said`.
+fn has_quoted_fields(text: &str) -> bool {
+    check_quotes(text, b'\t') == QuoteState::Closed
 }
 
-/// Returns the line in which text follows the closing quote of a field, or `None`.
-fn end_of_quote(text: &str, delimiter: u8) -> Option<usize> {
-    match quotes(text, delimiter) {
-        Quotes::TextBehind(at) => Some(1 + count_line_breaks(&text[..at])),
+/// Returns the number of the first line in which text follows the closing quote of a field, or
+/// `None` if there is no such line.
+fn find_text_after_quote(text: &str, delimiter: u8) -> Option<usize> {
+    match check_quotes(text, delimiter) {
+        QuoteState::TextBehind(at) => Some(1 + count_line_breaks(&text[..at])),
         _ => None,
     }
 }
 
-/// How the quotes around fields are closed.
+/// State of the quotes around the fields of a table.
 #[derive(Debug, PartialEq, Eq)]
-enum Quotes {
+enum QuoteState {
     /// Every quote is closed at the end of its field.
     Closed,
-    /// The last quote is not closed.
+    /// The last opening quote is never closed.
     Open,
-    /// Text follows a closing quote, at this offset.
+    /// Text follows a closing quote. Contains the offset of the text.
     TextBehind(usize),
 }
 
-fn quotes(text: &str, delimiter: u8) -> Quotes {
+fn check_quotes(text: &str, delimiter: u8) -> QuoteState {
     let ends = |byte: u8| byte == delimiter || matches!(byte, b'\n' | b'\r');
     let bytes = text.as_bytes();
     let mut is_start = true;
@@ -121,22 +123,22 @@ fn quotes(text: &str, delimiter: u8) -> Quotes {
         } else if byte == b'"' {
             match bytes.get(at) {
                 Some(b'"') => at += 1,
-                Some(next) if !ends(*next) => return Quotes::TextBehind(at),
+                Some(next) if !ends(*next) => return QuoteState::TextBehind(at),
                 _ => is_quoted = false,
             }
         }
     }
-    if is_quoted { Quotes::Open } else { Quotes::Closed }
+    if is_quoted { QuoteState::Open } else { QuoteState::Closed }
 }
 
-/// Returns the number of line breaks in a text, of any operating system.
+/// Counts the line breaks in a text, in the notation of any operating system.
 fn count_line_breaks(text: &str) -> usize {
     text.matches('\n').count() + text.matches('\r').count() - text.matches("\r\n").count()
 }
 
-/// Returns the delimiter of the header: a comma; a semicolon, which spreadsheets use if the comma
-/// is the decimal separator; or a tab.
-fn delimiter(text: &str) -> u8 {
+/// Detects the delimiter from the header of a table: a comma, a tab, or a semicolon, which
+/// spreadsheets use if the comma is the decimal separator.
+fn detect_delimiter(text: &str) -> u8 {
     let header = text.trim_start_matches(['\r', '\n']).lines().next().unwrap_or_default();
     // Delimiters within quotes are text.
     let outside: String = header.split('"').step_by(2).collect();
@@ -146,8 +148,8 @@ fn delimiter(text: &str) -> u8 {
         .unwrap_or(b',')
 }
 
-fn read_error_text(error: &csv::Error) -> String {
-    format!("cannot be read as a table: {error}")
+fn table_error_text(error: &csv::Error) -> String {
+    format!("the file cannot be read as a table: {error}")
 }
 
 #[cfg(test)]
@@ -158,7 +160,7 @@ mod tests {
 
     fn read(text: &str, tabs: bool) -> Result<Vec<(String, Value)>, String> {
         let mut found = Vec::new();
-        rows(text, tabs, &|name| name != "note", |why| why, &mut |location, row| {
+        read_table_rows(text, tabs, &|name| name != "note", |why| why, &mut |location, row| {
             found.push((location.to_string(), Value::Object(row)));
             Ok(())
         })?;
@@ -181,12 +183,12 @@ mod tests {
         assert_eq!(old.unwrap(), expected_rows(["line 2", "line 4"]));
         let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
         assert!(
-            error.starts_with("has text after the closing quote of a field in line 3"),
+            error.starts_with("the file has text after the closing quote of a field in line 3"),
             "{error}"
         );
         assert_eq!(read("", false).unwrap(), []);
         let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
-        assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");
+        assert!(error.starts_with("line 3 has 3 fields, but the header has 2"), "{error}");
     }
 
     fn expected_rows(lines: [&str; 2]) -> Vec<(String, Value)> {
@@ -209,11 +211,16 @@ mod tests {
             assert_eq!(found.iter().map(|(_, row)| row).collect::<Vec<_>>(), [&row], "{text}");
         }
         let mut found = Vec::new();
-        let skipped_columns =
-            rows("question,note,,note,\n?,1,2,3,4", false, &|_| false, |why| why, &mut |_, row| {
+        let skipped_columns = read_table_rows(
+            "question,note,,note,\n?,1,2,3,4",
+            false,
+            &|_| false,
+            |why| why,
+            &mut |_, row| {
                 found.push(Value::Object(row));
                 Ok(())
-            });
+            },
+        );
         assert_eq!(found, [json!({"question": "?"})]);
         let columns: Vec<String> = skipped_columns
             .unwrap()
@@ -222,7 +229,7 @@ mod tests {
             .collect();
         assert_eq!(columns, ["", "note"]);
         let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
-        assert!(error.starts_with("has two columns named \"answer\""), "{error}");
+        assert!(error.starts_with("the header has two columns named \"answer\""), "{error}");
     }
 
     #[test]

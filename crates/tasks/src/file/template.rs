@@ -11,23 +11,24 @@ use serde_json::{Map, Value};
 use super::json_text;
 use crate::Task;
 
-/// Fields that list the options of a question, as in the scorer `choice`.
+/// Names of the fields that list the options of a question, as in the scorer `choice`.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
 
-/// Part of a question template.
+/// A part of a question template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part<'t> {
-    /// Literal text.
+pub(super) enum TemplatePart<'t> {
+    /// Literal text of the template.
     Text(&'t str),
-    /// Path of a field.
+    /// Path of a field whose value is inserted.
     Field(&'t str),
 }
 
-/// Parses a template. Returns `None` if the text contains no field, and is a path itself.
+/// Parses a question template. Returns `None` if the text contains no placeholder, and is a field
+/// path itself.
 ///
 /// # Errors
 /// Returns a description of the problem if a brace is not matched or encloses no name.
-pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
+pub(super) fn parse_parts(template: &str) -> Result<Option<Vec<TemplatePart<'_>>>, String> {
     if !template.contains(['{', '}']) {
         return Ok(None);
     }
@@ -36,53 +37,55 @@ pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
     while let Some(at) = rest.find(['{', '}']) {
         let (text, braces) = rest.split_at(at);
         if !text.is_empty() {
-            parts.push(Part::Text(text));
+            parts.push(TemplatePart::Text(text));
         }
         if braces.starts_with("{{") || braces.starts_with("}}") {
-            parts.push(Part::Text(&braces[..1]));
+            parts.push(TemplatePart::Text(&braces[..1]));
             rest = &braces[2..];
             continue;
         }
         let inside = braces.strip_prefix('{').and_then(|inside| inside.split_once('}'));
-        let (name, after) =
-            inside.ok_or("has an unmatched brace; write {{ or }} for a literal brace")?;
+        let (name, after) = inside
+            .ok_or("the template has an unmatched brace; write {{ or }} for a literal brace")?;
         if name.trim().is_empty() || name.contains('{') {
             return Err(format!(
-                "has {{{name}}}, which is not a field name; write {{{{ for a literal brace"
+                "the template has {{{name}}}, which is not a field name; write {{{{ for a literal \
+                 brace"
             ));
         }
-        parts.push(Part::Field(name.trim()));
+        parts.push(TemplatePart::Field(name.trim()));
         rest = after;
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest));
+        parts.push(TemplatePart::Text(rest));
     }
     Ok(Some(parts))
 }
 
-/// Returns the paths of the fields that a question is read from.
-pub(super) fn paths(question: &str) -> Vec<&str> {
-    match parts(question) {
+/// Returns the paths of the fields from which a question or a question template is read.
+pub(super) fn list_field_paths(question: &str) -> Vec<&str> {
+    match parse_parts(question) {
         Ok(Some(parts)) => parts
             .into_iter()
             .filter_map(|part| match part {
-                Part::Field(path) => Some(path),
-                Part::Text(_) => None,
+                TemplatePart::Field(path) => Some(path),
+                TemplatePart::Text(_) => None,
             })
             .collect(),
         _ => vec![question],
     }
 }
 
-/// Kind of value that a question template can contain.
+/// Description of the values that a question template can contain.
 const NEEDED: &str = "a string, a number, or a list or object of strings, because a \
     question template contains it";
 
-/// Converts a value to the text of a question: a string unchanged, a list as lettered lines.
+/// Converts a field value to the text of a question. A string is unchanged, and a list becomes
+/// lettered lines.
 ///
 /// # Errors
 /// Returns the expected form if the value cannot be converted.
-pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
+pub(super) fn to_question_text(value: &Value) -> Result<String, &'static str> {
     const NO_MESSAGES: &str = "a string, because a question template contains it: a list of \
         messages can only be a complete question";
     let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
@@ -96,8 +99,8 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
                 if texts.len() == labels.len() =>
             {
                 let named = labels.iter().zip(texts);
-                let named =
-                    named.map(|(label, text)| option_line(&scalar(label).ok_or(NEEDED)?, text));
+                let named = named
+                    .map(|(label, text)| option_line(&scalar_text(label).ok_or(NEEDED)?, text));
                 named.collect::<Result<_, _>>()?
             }
             Some((Value::Array(_), Some(Value::Array(_)))) => {
@@ -116,13 +119,13 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
             }
         },
         Value::Null => return Ok(String::new()),
-        value => return scalar(value).ok_or(NEEDED),
+        value => return scalar_text(value).ok_or(NEEDED),
     };
     Ok(lines.join("\n"))
 }
 
 fn option_line(name: &str, value: &Value) -> Result<String, &'static str> {
-    let text = scalar(value).ok_or(NEEDED)?;
+    let text = scalar_text(value).ok_or(NEEDED)?;
     // Options in data sets such as AQuA include their letters: `A)21`.
     let has_name = text
         .trim_start_matches('(')
@@ -134,7 +137,7 @@ fn option_line(name: &str, value: &Value) -> Result<String, &'static str> {
 fn option_lines(list: &[Value]) -> Result<Vec<String>, &'static str> {
     let texts: Vec<String> = list
         .iter()
-        .map(|item| scalar(option_text(item)).ok_or(NEEDED))
+        .map(|item| scalar_text(option_text(item)).ok_or(NEEDED))
         .collect::<Result<_, _>>()?;
     if !texts.is_empty() && split_letters(&texts).is_some() {
         return Ok(texts);
@@ -149,14 +152,15 @@ fn option_lines(list: &[Value]) -> Result<Vec<String>, &'static str> {
         None => list
             .iter()
             .enumerate()
-            .map(|(at, item)| option_line(&letter(at), option_text(item)))
+            .map(|(at, item)| option_line(&option_letter(at), option_text(item)))
             .collect(),
     }
 }
 
-/// Returns whether a row lists options and neither its question nor a message shows the first two.
+/// Returns whether the row lists options of which the first two are shown neither in the question
+/// nor in a message.
 pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
-    let listed = CHOICES.iter().find_map(|name| shown(row.get(*name)?).ok());
+    let listed = CHOICES.iter().find_map(|name| to_question_text(row.get(*name)?).ok());
     let Some(listed) = listed.filter(|listed| listed.lines().count() > 1) else { return false };
     let texts: Vec<&str> =
         task.messages.iter().map(|turn| &*turn.content).chain([&*task.question]).collect();
@@ -166,15 +170,15 @@ pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
     !options.all(|option| texts.iter().any(|text| text.contains(option.trim())))
 }
 
-/// Returns the field that lists the options in most rows.
-pub(super) fn name_of_choices<'r>(
+/// Returns the name of the field that lists the options in most of the rows.
+pub(super) fn find_choices_field<'r>(
     mut rows: impl Iterator<Item = &'r Map<String, Value>>,
 ) -> &'static str {
     let found = rows.find_map(|row| CHOICES.into_iter().find(|name| row.contains_key(*name)));
     found.unwrap_or(CHOICES[0])
 }
 
-/// Returns the text of an option that is an object.
+/// Returns the text of an option. If the option is an object, the text is one of its fields.
 fn option_text(item: &Value) -> &Value {
     OPTION_TEXTS
         .iter()
@@ -182,12 +186,12 @@ fn option_text(item: &Value) -> &Value {
         .unwrap_or(item)
 }
 
-/// Returns the label of an option that is an object with a text.
+/// Returns the label of an option that is an object with a label and a text, or `None` otherwise.
 fn option_label(item: &Value) -> Option<String> {
-    OPTION_LABELS.iter().find_map(|name| scalar(item.get(*name)?))
+    OPTION_LABELS.iter().find_map(|name| scalar_text(item.get(*name)?))
 }
 
-fn scalar(value: &Value) -> Option<String> {
+fn scalar_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.trim().to_owned()),
         Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
@@ -195,8 +199,8 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns the letter of an option, or its number after Z.
-fn letter(at: usize) -> String {
+/// Returns the letter of the option at index `at`, or its number if the index is beyond Z.
+fn option_letter(at: usize) -> String {
     match u8::try_from(at).ok().filter(|at| *at < 26) {
         Some(at) => char::from(b'A' + at).to_string(),
         None => (at + 1).to_string(),
@@ -211,23 +215,23 @@ mod tests {
 
     #[test]
     fn template_parses_fields_and_escaped_braces() {
-        let all = parts("{Body} Q: {extra.question}{{x}}").unwrap().unwrap();
+        let all = parse_parts("{Body} Q: {extra.question}{{x}}").unwrap().unwrap();
         assert_eq!(
             all,
             [
-                Part::Field("Body"),
-                Part::Text(" Q: "),
-                Part::Field("extra.question"),
-                Part::Text("{"),
-                Part::Text("x"),
-                Part::Text("}"),
+                TemplatePart::Field("Body"),
+                TemplatePart::Text(" Q: "),
+                TemplatePart::Field("extra.question"),
+                TemplatePart::Text("{"),
+                TemplatePart::Text("x"),
+                TemplatePart::Text("}"),
             ]
         );
-        assert_eq!(parts("extra.question"), Ok(None));
-        assert_eq!(paths("{a} and { b.0 }"), ["a", "b.0"]);
-        assert_eq!(paths("question"), ["question"]);
+        assert_eq!(parse_parts("extra.question"), Ok(None));
+        assert_eq!(list_field_paths("{a} and { b.0 }"), ["a", "b.0"]);
+        assert_eq!(list_field_paths("question"), ["question"]);
         for wrong in ["{a", "a}", "{}", "{ }", "{a{b}}"] {
-            assert!(parts(wrong).is_err(), "{wrong}");
+            assert!(parse_parts(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -249,15 +253,15 @@ mod tests {
             (json!(7), "7"),
             (json!(null), ""),
         ] {
-            assert_eq!(shown(&value).unwrap(), want, "{value}");
+            assert_eq!(to_question_text(&value).unwrap(), want, "{value}");
         }
-        assert_eq!(shown(&json!("    indented\n")).unwrap(), "    indented\n");
-        assert!(shown(&json!([["a"], ["b"]])).is_err());
-        assert!(shown(&json!({"text": ["x", "y"], "label": ["1"]})).is_err());
-        assert!(shown(&json!("[{\"role\": \"user\", \"content\": \"x\"}]")).is_err());
-        assert!(shown(&json!("[{'role': 'user', 'content': 'x'}]")).is_err());
-        assert!(shown(&json!([{"role": "user", "content": "x"}])).is_err());
-        let many = shown(&json!(vec!["x"; 28])).unwrap();
+        assert_eq!(to_question_text(&json!("    indented\n")).unwrap(), "    indented\n");
+        assert!(to_question_text(&json!([["a"], ["b"]])).is_err());
+        assert!(to_question_text(&json!({"text": ["x", "y"], "label": ["1"]})).is_err());
+        assert!(to_question_text(&json!("[{\"role\": \"user\", \"content\": \"x\"}]")).is_err());
+        assert!(to_question_text(&json!("[{'role': 'user', 'content': 'x'}]")).is_err());
+        assert!(to_question_text(&json!([{"role": "user", "content": "x"}])).is_err());
+        let many = to_question_text(&json!(vec!["x"; 28])).unwrap();
         assert!(many.contains("Z. x\n27. x\n28. x"), "{many}");
     }
 }

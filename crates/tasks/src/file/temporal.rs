@@ -6,103 +6,104 @@ use parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as P
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-/// Positions of dates and times in the values of a column.
+/// Structure of a column's values, which shows where they contain dates and times.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Shape {
-    /// The value is not a date or time, and contains none.
+pub(super) enum ColumnShape {
+    /// The value is not a date or time, and contains no date or time.
     Other,
     /// The value is a date or time.
-    Temporal(Temporal),
-    /// A struct, with the shapes of its members by name.
-    Struct(Vec<(String, Shape)>),
-    /// A list, with the shape of its elements.
-    List(Box<Shape>),
-    /// A map: keys and values.
-    Map(Box<(Shape, Shape)>),
+    Temporal(TemporalType),
+    /// The value is a struct. Contains the shape of each member by name.
+    Struct(Vec<(String, ColumnShape)>),
+    /// The value is a list. Contains the shape of its elements.
+    List(Box<ColumnShape>),
+    /// The value is a map. Contains the shapes of its keys and values.
+    Map(Box<(ColumnShape, ColumnShape)>),
 }
 
-impl Shape {
-    /// Returns the shape of the values of a column.
+impl ColumnShape {
+    /// Returns the shape of the values of a column with the Parquet type `kind`.
     pub fn from_type(kind: &Type) -> Self {
         let repeated = kind.get_basic_info().has_repetition()
             && kind.get_basic_info().repetition() == Repetition::REPEATED;
-        let shape = Shape::from_unrepeated_type(kind);
-        if repeated { Shape::List(Box::new(shape)) } else { shape }
+        let shape = ColumnShape::from_unrepeated_type(kind);
+        if repeated { ColumnShape::List(Box::new(shape)) } else { shape }
     }
 
     fn from_unrepeated_type(kind: &Type) -> Self {
         if kind.is_primitive() {
-            return Temporal::from_type(kind).map_or(Shape::Other, Shape::Temporal);
+            return TemporalType::from_type(kind).map_or(ColumnShape::Other, ColumnShape::Temporal);
         }
         let fields = kind.get_fields();
         match (kind.get_basic_info().converted_type(), fields) {
             (ConvertedType::LIST, [repeated])
                 if !repeated.is_primitive() && repeated.get_fields().len() == 1 =>
             {
-                Shape::List(Box::new(Shape::from_type(&repeated.get_fields()[0])))
+                ColumnShape::List(Box::new(ColumnShape::from_type(&repeated.get_fields()[0])))
             }
             (ConvertedType::LIST, [repeated]) => {
-                Shape::List(Box::new(Shape::from_unrepeated_type(repeated)))
+                ColumnShape::List(Box::new(ColumnShape::from_unrepeated_type(repeated)))
             }
             (ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE, [entry])
                 if !entry.is_primitive() =>
             {
                 match entry.get_fields() {
-                    [key, value] => {
-                        Shape::Map(Box::new((Shape::from_type(key), Shape::from_type(value))))
-                    }
-                    [key] => Shape::List(Box::new(Shape::from_type(key))),
-                    _ => Shape::Other,
+                    [key, value] => ColumnShape::Map(Box::new((
+                        ColumnShape::from_type(key),
+                        ColumnShape::from_type(value),
+                    ))),
+                    [key] => ColumnShape::List(Box::new(ColumnShape::from_type(key))),
+                    _ => ColumnShape::Other,
                 }
             }
-            _ => Shape::Struct(
+            _ => ColumnShape::Struct(
                 fields
                     .iter()
-                    .map(|field| (field.name().to_owned(), Shape::from_type(field)))
+                    .map(|field| (field.name().to_owned(), ColumnShape::from_type(field)))
                     .collect(),
             ),
         }
     }
 
-    /// Returns the shape of a member of a struct.
-    pub fn member(&self, name: &str) -> &Shape {
+    /// Returns the shape of the struct member `name`.
+    pub fn member(&self, name: &str) -> &ColumnShape {
         match self {
-            Shape::Struct(members) => members
+            ColumnShape::Struct(members) => members
                 .iter()
                 .find(|(member, _)| member == name)
-                .map_or(&Shape::Other, |(_, shape)| shape),
+                .map_or(&ColumnShape::Other, |(_, shape)| shape),
             // Lists of structs from old writers.
-            Shape::List(element) => element.member(name),
-            _ => &Shape::Other,
+            ColumnShape::List(element) => element.member(name),
+            _ => &ColumnShape::Other,
         }
     }
 
-    /// Returns the shape of the elements of a list.
-    pub fn element(&self) -> &Shape {
-        if let Shape::List(element) = self { element } else { self }
+    /// Returns the shape of a list's elements.
+    pub fn element(&self) -> &ColumnShape {
+        if let ColumnShape::List(element) = self { element } else { self }
     }
 
-    /// Returns the shapes of the keys and values of a map.
-    pub fn entry(&self) -> (&Shape, &Shape) {
-        if let Shape::Map(entry) = self {
+    /// Returns the shapes of a map's keys and values.
+    pub fn entry(&self) -> (&ColumnShape, &ColumnShape) {
+        if let ColumnShape::Map(entry) = self {
             (&entry.0, &entry.1)
         } else {
-            (&Shape::Other, &Shape::Other)
+            (&ColumnShape::Other, &ColumnShape::Other)
         }
     }
 
-    /// Returns the text of a date or time, or `None` if the field is neither.
+    /// Formats a value as text if it is a date or time. Returns `None` if it is neither.
     ///
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
     pub fn text(&self, field: &Field) -> Option<Result<String, String>> {
         let kind = match (self, field) {
-            (Shape::Temporal(kind), _) => *kind,
-            (_, Field::Date(_)) => Temporal::Date,
-            (_, Field::TimeMillis(_)) => Temporal::Time(MILLIS),
-            (_, Field::TimeMicros(_)) => Temporal::Time(MICROS),
-            (_, Field::TimestampMillis(_)) => Temporal::Timestamp(MILLIS, true),
-            (_, Field::TimestampMicros(_)) => Temporal::Timestamp(MICROS, true),
+            (ColumnShape::Temporal(kind), _) => *kind,
+            (_, Field::Date(_)) => TemporalType::Date,
+            (_, Field::TimeMillis(_)) => TemporalType::Time(MILLIS),
+            (_, Field::TimeMicros(_)) => TemporalType::Time(MICROS),
+            (_, Field::TimestampMillis(_)) => TemporalType::Timestamp(MILLIS, true),
+            (_, Field::TimestampMicros(_)) => TemporalType::Timestamp(MICROS, true),
             _ => return None,
         };
         let value = match field {
@@ -118,37 +119,39 @@ impl Shape {
     }
 }
 
-/// A kind of date or time.
+/// A kind of date or time in a Parquet column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Temporal {
-    /// Days since 1970-01-01.
+pub(super) enum TemporalType {
+    /// A date, as the number of days since 1970-01-01.
     Date,
-    /// Time of day, with the number of units per second.
+    /// A time of day. Contains the number of units per second.
     Time(i64),
-    /// Timestamp, with the number of units per second, and whether it has a time zone.
+    /// A timestamp. Contains the number of units per second, and whether the timestamp has a time
+    /// zone.
     Timestamp(i64, bool),
 }
 
 const MILLIS: i64 = 1_000;
 const MICROS: i64 = 1_000_000;
 const NANOS: i64 = 1_000_000_000;
-/// Last supported year, the limit of Python's `datetime`.
+/// Last supported year, which is also the limit of Python's `datetime`.
 const LAST_YEAR: i64 = 9999;
 
-impl Temporal {
-    /// Returns the kind of a column of this type, or `None` if the type is not a date or time.
+impl TemporalType {
+    /// Returns the kind of date or time of a column with this Parquet type, or `None` if the type
+    /// is not a date or time.
     pub fn from_type(kind: &Type) -> Option<Self> {
         if !kind.is_primitive() {
             return None;
         }
         let info = kind.get_basic_info();
         match info.logical_type_ref() {
-            Some(LogicalType::Date) => return Some(Temporal::Date),
+            Some(LogicalType::Date) => return Some(TemporalType::Date),
             Some(LogicalType::Time(time)) => {
-                return Some(Temporal::Time(units_per_second(&time.unit)));
+                return Some(TemporalType::Time(units_per_second(&time.unit)));
             }
             Some(LogicalType::Timestamp(moment)) => {
-                return Some(Temporal::Timestamp(
+                return Some(TemporalType::Timestamp(
                     units_per_second(&moment.unit),
                     moment.is_adjusted_to_u_t_c,
                 ));
@@ -156,35 +159,35 @@ impl Temporal {
             _ => {}
         }
         match (info.converted_type(), kind.get_physical_type()) {
-            (ConvertedType::DATE, _) => Some(Temporal::Date),
-            (ConvertedType::TIME_MILLIS, _) => Some(Temporal::Time(MILLIS)),
-            (ConvertedType::TIME_MICROS, _) => Some(Temporal::Time(MICROS)),
+            (ConvertedType::DATE, _) => Some(TemporalType::Date),
+            (ConvertedType::TIME_MILLIS, _) => Some(TemporalType::Time(MILLIS)),
+            (ConvertedType::TIME_MICROS, _) => Some(TemporalType::Time(MICROS)),
             // The Parquet format defines these as UTC.
-            (ConvertedType::TIMESTAMP_MILLIS, _) => Some(Temporal::Timestamp(MILLIS, true)),
-            (ConvertedType::TIMESTAMP_MICROS, _) => Some(Temporal::Timestamp(MICROS, true)),
+            (ConvertedType::TIMESTAMP_MILLIS, _) => Some(TemporalType::Timestamp(MILLIS, true)),
+            (ConvertedType::TIMESTAMP_MICROS, _) => Some(TemporalType::Timestamp(MICROS, true)),
             // The library returns these in milliseconds.
-            (_, Physical::INT96) => Some(Temporal::Timestamp(MILLIS, false)),
+            (_, Physical::INT96) => Some(TemporalType::Timestamp(MILLIS, false)),
             _ => None,
         }
     }
 
-    /// Returns the text of a number of days or units.
+    /// Formats a number of days or time units as the text of a date or time.
     ///
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
     pub fn text(self, value: i64) -> Result<String, String> {
         let beyond = || format!("contains {value}, which is not a valid date or time");
         match self {
-            Temporal::Date => date(value).ok_or_else(beyond),
-            Temporal::Time(unit) => {
+            TemporalType::Date => format_date(value).ok_or_else(beyond),
+            TemporalType::Time(unit) => {
                 let day = 86_400 * unit;
-                (0..day).contains(&value).then(|| time(value, unit)).ok_or_else(beyond)
+                (0..day).contains(&value).then(|| format_time(value, unit)).ok_or_else(beyond)
             }
-            Temporal::Timestamp(unit, has_zone) => {
+            TemporalType::Timestamp(unit, has_zone) => {
                 let day = 86_400 * unit;
-                let date = date(value.div_euclid(day)).ok_or_else(beyond)?;
+                let date = format_date(value.div_euclid(day)).ok_or_else(beyond)?;
                 let zone = if has_zone { "+00:00" } else { "" };
-                Ok(format!("{date} {}{zone}", time(value.rem_euclid(day), unit)))
+                Ok(format!("{date} {}{zone}", format_time(value.rem_euclid(day), unit)))
             }
         }
     }
@@ -198,9 +201,10 @@ fn units_per_second(unit: &TimeUnit) -> i64 {
     }
 }
 
-/// Returns the Gregorian date of a day since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date
-/// Algorithms", `civil_from_days`).
-fn date(days: i64) -> Option<String> {
+/// Converts a number of days since 1970-01-01 to a Gregorian date as text (Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`). Returns `None` if the year is
+/// out of range.
+fn format_date(days: i64) -> Option<String> {
     let shifted = days.checked_add(719_468)?;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
@@ -215,7 +219,7 @@ fn date(days: i64) -> Option<String> {
     (0..=LAST_YEAR).contains(&year).then(|| format!("{year:04}-{month:02}-{day:02}"))
 }
 
-fn time(value: i64, unit: i64) -> String {
+fn format_time(value: i64, unit: i64) -> String {
     let seconds = value / unit;
     let fraction = value % unit;
     let text = format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -231,22 +235,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_old_writers_have_temporal_kinds() {
+    fn legacy_parquet_types_are_read_as_temporal_columns() {
         for (converted, physical, want) in [
-            (ConvertedType::DATE, Physical::INT32, Some(Temporal::Date)),
-            (ConvertedType::TIME_MILLIS, Physical::INT32, Some(Temporal::Time(MILLIS))),
-            (ConvertedType::TIME_MICROS, Physical::INT64, Some(Temporal::Time(MICROS))),
+            (ConvertedType::DATE, Physical::INT32, Some(TemporalType::Date)),
+            (ConvertedType::TIME_MILLIS, Physical::INT32, Some(TemporalType::Time(MILLIS))),
+            (ConvertedType::TIME_MICROS, Physical::INT64, Some(TemporalType::Time(MICROS))),
             (
                 ConvertedType::TIMESTAMP_MILLIS,
                 Physical::INT64,
-                Some(Temporal::Timestamp(MILLIS, true)),
+                Some(TemporalType::Timestamp(MILLIS, true)),
             ),
             (
                 ConvertedType::TIMESTAMP_MICROS,
                 Physical::INT64,
-                Some(Temporal::Timestamp(MICROS, true)),
+                Some(TemporalType::Timestamp(MICROS, true)),
             ),
-            (ConvertedType::NONE, Physical::INT96, Some(Temporal::Timestamp(MILLIS, false))),
+            (ConvertedType::NONE, Physical::INT96, Some(TemporalType::Timestamp(MILLIS, false))),
             (ConvertedType::NONE, Physical::INT64, None),
             (ConvertedType::UTF8, Physical::BYTE_ARRAY, None),
         ] {
@@ -254,10 +258,10 @@ mod tests {
         }
     }
 
-    fn kind_of(converted: ConvertedType, physical: Physical) -> Option<Temporal> {
+    fn kind_of(converted: ConvertedType, physical: Physical) -> Option<TemporalType> {
         let kind =
             Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
-        Temporal::from_type(&kind.unwrap())
+        TemporalType::from_type(&kind.unwrap())
     }
 
     #[test]
@@ -272,15 +276,21 @@ mod tests {
             (NANOS, 1, "2026-01-02 03:04:05.000000001"),
         ] {
             let value = seconds * unit + fraction;
-            assert_eq!(Temporal::Timestamp(unit, false).text(value).unwrap(), want);
+            assert_eq!(TemporalType::Timestamp(unit, false).text(value).unwrap(), want);
             assert_eq!(
-                Temporal::Timestamp(unit, true).text(value).unwrap(),
+                TemporalType::Timestamp(unit, true).text(value).unwrap(),
                 format!("{want}+00:00")
             );
         }
-        assert_eq!(Temporal::Timestamp(MILLIS, false).text(-1).unwrap(), "1969-12-31 23:59:59.999");
-        assert_eq!(Temporal::Time(NANOS).text(3_723 * NANOS).unwrap(), "01:02:03");
-        assert_eq!(Temporal::Time(MICROS).text(86_399 * MICROS + 500_000).unwrap(), "23:59:59.5");
+        assert_eq!(
+            TemporalType::Timestamp(MILLIS, false).text(-1).unwrap(),
+            "1969-12-31 23:59:59.999"
+        );
+        assert_eq!(TemporalType::Time(NANOS).text(3_723 * NANOS).unwrap(), "01:02:03");
+        assert_eq!(
+            TemporalType::Time(MICROS).text(86_399 * MICROS + 500_000).unwrap(),
+            "23:59:59.5"
+        );
         for (days, want) in [
             (0, "1970-01-01"),
             (-1, "1969-12-31"),
@@ -289,15 +299,15 @@ mod tests {
             (-719_528, "0000-01-01"),
             (2_932_896, "9999-12-31"),
         ] {
-            assert_eq!(Temporal::Date.text(days).unwrap(), want);
+            assert_eq!(TemporalType::Date.text(days).unwrap(), want);
         }
         for (kind, value) in [
-            (Temporal::Date, 2_932_897),
-            (Temporal::Date, -719_529),
-            (Temporal::Timestamp(MICROS, true), i64::MAX),
-            (Temporal::Timestamp(MILLIS, false), i64::MIN),
-            (Temporal::Time(MILLIS), -1),
-            (Temporal::Time(MILLIS), 86_400_000),
+            (TemporalType::Date, 2_932_897),
+            (TemporalType::Date, -719_529),
+            (TemporalType::Timestamp(MICROS, true), i64::MAX),
+            (TemporalType::Timestamp(MILLIS, false), i64::MIN),
+            (TemporalType::Time(MILLIS), -1),
+            (TemporalType::Time(MILLIS), 86_400_000),
         ] {
             assert!(
                 kind.text(value).unwrap_err().contains("not a valid date or time"),

@@ -507,7 +507,7 @@ fn invalid_files_are_rejected_by_name() {
         "{\"question\": \"1?\", \"answer\": \"it is 2\"}",
         |options| options.answer_from = AnswerPart::Hashes,
         "/sums.jsonl, line 1: field \"answer\" is \"it is 2\", but it must be a string \
-         with an answer after ####",
+         that contains an answer after ####",
     );
     assert_rejected(
         fine,

@@ -99,7 +99,7 @@ fn json_text_of_messages_loads_as_messages() {
     let (_dir, options) =
         file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
     let error = options.load(0).unwrap_err().to_string();
-    assert!(error.ends_with("as Python prints it: save it with json.dumps"), "{error}");
+    assert!(error.ends_with("as Python prints it: save the list with json.dumps"), "{error}");
     // A question about JSON stays a question.
     let (_dir, options) =
         file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");

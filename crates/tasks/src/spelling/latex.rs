@@ -1,7 +1,7 @@
 //! Replaces LaTeX commands by plain text: `\frac{1}{2}` becomes `1/2`, `90^\circ` becomes `90°`,
 //! `\sqrt{2}` becomes `√2`, `2\pi` becomes `2π`. Other commands are kept.
 
-/// Signs by command name, in lower case.
+/// Symbols that LaTeX commands print, keyed by the command's name in lower case.
 const SIGNS: [(&str, &str); 52] = [
     ("times", "*"),
     ("cdot", "*"),
@@ -56,7 +56,7 @@ const SIGNS: [(&str, &str); 52] = [
     ("omega", "ω"),
     ("textdegree", "°"),
 ];
-/// Names of commands that only change the font of their argument.
+/// Names of LaTeX commands that only change the font of their argument.
 const FONTS: [&str; 18] = [
     "text",
     "textbf",
@@ -80,10 +80,10 @@ const FONTS: [&str; 18] = [
 const FRACTION: &str = "\\frac";
 const ROOT: &str = "\\sqrt";
 
-/// Replaces commands in a lower-case text by plain text.
+/// Replaces LaTeX commands in a lower-case text by plain text.
 pub(super) fn replace_commands(text: &str) -> String {
-    let commands: Vec<char> = without_commands(text).chars().collect();
-    let mut found = without_arguments(&commands).replace("{,}", ",");
+    let commands: Vec<char> = replace_plain_commands(text).chars().collect();
+    let mut found = replace_fractions_and_roots(&commands).replace("{,}", ",");
     for degrees in ["^{∘}", "^∘", "{}^°", "^{°}", "^°"] {
         found = found.replace(degrees, "°");
     }
@@ -92,7 +92,7 @@ pub(super) fn replace_commands(text: &str) -> String {
 
 /// Replaces LaTeX commands without arguments by the symbols that they print, and font commands by
 /// their arguments.
-fn without_commands(text: &str) -> String {
+fn replace_plain_commands(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('\\') {
@@ -115,11 +115,11 @@ fn without_commands(text: &str) -> String {
             continue;
         }
         rest = after;
-        let argument = || braced(after.trim_start()).filter(|_| FONTS.contains(&name));
+        let argument = || split_braces(after.trim_start()).filter(|_| FONTS.contains(&name));
         if let Some((_, sign)) = SIGNS.iter().find(|(known, _)| *known == name) {
             found.push_str(sign);
         } else if let Some((inside, after)) = argument() {
-            found.push_str(&without_commands(inside));
+            found.push_str(&replace_plain_commands(inside));
             rest = after;
         } else {
             found.push('\\');
@@ -130,8 +130,9 @@ fn without_commands(text: &str) -> String {
     found
 }
 
-/// Splits a text that starts with braces into the content of the braces and the remaining text.
-fn braced(text: &str) -> Option<(&str, &str)> {
+/// Splits a text that starts with `{` into the content of the braces and the text after them.
+/// Returns `None` if the braces are not closed.
+fn split_braces(text: &str) -> Option<(&str, &str)> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
         match c {
@@ -147,14 +148,15 @@ fn braced(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// Replaces fractions and roots by plain text.
-fn without_arguments(chars: &[char]) -> String {
+/// Replaces LaTeX fractions and roots by plain text.
+fn replace_fractions_and_roots(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
     while at < chars.len() {
-        let made = match (command_end(chars, at, FRACTION), command_end(chars, at, ROOT)) {
-            (Some(arguments), _) => fraction(chars, arguments),
-            (None, Some(arguments)) => root(chars, arguments),
+        let made = match (find_command_end(chars, at, FRACTION), find_command_end(chars, at, ROOT))
+        {
+            (Some(arguments), _) => replace_fraction(chars, arguments),
+            (None, Some(arguments)) => replace_root(chars, arguments),
             (None, None) => None,
         };
         let Some((written, end)) = made else {
@@ -180,8 +182,9 @@ fn is_alphanumeric(c: Option<char>) -> bool {
     c.is_some_and(char::is_alphanumeric)
 }
 
-/// Returns the index of the arguments if `command` starts at index `at`, and `None` otherwise.
-fn command_end(chars: &[char], at: usize, command: &str) -> Option<usize> {
+/// Returns the index after the LaTeX command `command`, where its arguments start, if the command
+/// is at index `at`. Returns `None` otherwise.
+fn find_command_end(chars: &[char], at: usize, command: &str) -> Option<usize> {
     if chars[at] != '\\' {
         return None;
     }
@@ -190,9 +193,9 @@ fn command_end(chars: &[char], at: usize, command: &str) -> Option<usize> {
     is_command.then_some(end)
 }
 
-fn fraction(chars: &[char], arguments: usize) -> Option<(String, usize)> {
-    let (above, end) = argument(chars, arguments)?;
-    let (below, end) = argument(chars, end)?;
+fn replace_fraction(chars: &[char], arguments: usize) -> Option<(String, usize)> {
+    let (above, end) = read_argument(chars, arguments)?;
+    let (below, end) = read_argument(chars, end)?;
     let is_simple = above.chars().all(char::is_alphanumeric);
     Some((
         format!("{}/{}", parenthesize(&above, is_simple), parenthesize(&below, is_factor(&below))),
@@ -200,12 +203,13 @@ fn fraction(chars: &[char], arguments: usize) -> Option<(String, usize)> {
     ))
 }
 
-fn root(chars: &[char], arguments: usize) -> Option<(String, usize)> {
-    let (radicand, end) = argument(chars, arguments)?;
+fn replace_root(chars: &[char], arguments: usize) -> Option<(String, usize)> {
+    let (radicand, end) = read_argument(chars, arguments)?;
     Some((format!("√{}", parenthesize(&radicand, is_factor(&radicand))), end))
 }
 
-/// Returns whether a text is a single number or a single letter.
+/// Returns whether a text is a single number or a single letter, which needs no parentheses as a
+/// factor.
 fn is_factor(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_digit()) || text.chars().count() == 1
 }
@@ -214,9 +218,9 @@ fn parenthesize(text: &str, is_simple: bool) -> String {
     if is_simple { text.to_owned() } else { format!("({text})") }
 }
 
-/// Returns the argument of a command and its end index. The argument is the content of braces, or
-/// one character.
-fn argument(chars: &[char], mut at: usize) -> Option<(String, usize)> {
+/// Returns the argument of a LaTeX command at index `at`, and the index after it. The argument is
+/// the content of braces, or one character.
+fn read_argument(chars: &[char], mut at: usize) -> Option<(String, usize)> {
     while chars.get(at)?.is_whitespace() {
         at += 1;
     }
@@ -232,7 +236,7 @@ fn argument(chars: &[char], mut at: usize) -> Option<(String, usize)> {
         };
         depth == 0
     })?;
-    let inside = without_arguments(&chars[at + 1..at + end]);
+    let inside = replace_fractions_and_roots(&chars[at + 1..at + end]);
     let inside = inside.trim();
     (!inside.is_empty()).then(|| (inside.to_owned(), at + end + 1))
 }

@@ -8,10 +8,10 @@ use std::collections::HashSet;
 
 use super::{ANSWER_NAMES, QUESTION_NAMES, is_label_text};
 
-/// Maximum length of a tag, in bytes.
+/// Maximum length of a markup tag, in bytes.
 const MAX_TAG: usize = 200;
-/// Names of tags that become a line break even if they are not closed: turns and ends of chat
-/// templates, and HTML.
+/// Names of tags that are replaced by a line break even if they are not closed: turns and ends of
+/// chat templates, and HTML tags.
 const LINE_BREAK_TAGS: [&str; 19] = [
     "bos",
     "eos",
@@ -33,17 +33,17 @@ const LINE_BREAK_TAGS: [&str; 19] = [
     "end_of_text",
     "endoftext",
 ];
-/// Names of such tags that can also be in square brackets.
+/// Names of tags that are replaced by a line break and can also be in square brackets.
 const LINE_BREAK_BRACKET_TAGS: [&str; 3] = ["inst", "examples", "s"];
-/// Names of tags that only change the look of the words between them.
+/// Names of HTML tags that only change the look of the words between them.
 const INLINE: [&str; 20] = [
     "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code",
     "del", "ins", "center", "cite", "kbd", "var", "abbr",
 ];
-/// Words that switch a model's reasoning on or off.
+/// Words that switch a model's reasoning on or off in a prompt.
 const SWITCHES: [&str; 3] = ["/no_think", "/nothink", "/think"];
 
-/// Names of HTML character references, each with its character.
+/// Names of HTML character references, each with the character that it stands for.
 const REFERENCES: [(&str, char); 38] = [
     ("quot", '"'),
     ("apos", '\''),
@@ -86,20 +86,20 @@ const REFERENCES: [(&str, char); 38] = [
 ];
 
 /// Replaces tags that mark turns, questions, answers and blocks by line breaks, and HTML character
-/// references by characters.
-pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
-    let text = without_switches(text);
+/// references by their characters.
+pub(super) fn replace_markup(text: &str) -> Cow<'_, str> {
+    let text = replace_reasoning_switches(text);
     if !text.contains(['<', '[', '&']) {
         return text;
     }
-    let (opened, closed) = names(&text);
+    let (opened, closed) = collect_tag_names(&text);
     let mut found = String::with_capacity(text.len());
     let mut rest = &*text;
     while let Some(at) = rest.find(['<', '[']) {
         let (before, tag) = rest.split_at(at);
         found.push_str(before);
-        let replaced = tag_content(tag)
-            .and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
+        let replaced = find_tag_content(tag)
+            .and_then(|inside| Some((replace_tag(inside, tag, &opened, &closed)?, inside)));
         match replaced {
             Some((mark, inside)) => {
                 found.push_str(mark);
@@ -112,18 +112,19 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
         }
     }
     found.push_str(rest);
-    Cow::Owned(without_references(&found))
+    Cow::Owned(replace_character_references(&found))
 }
 
-/// Returns the content of a tag, or `None` if the tag is not closed.
-fn tag_content(tag: &str) -> Option<&str> {
+/// Returns the content of the tag at the start of a text, or `None` if the tag is not closed.
+fn find_tag_content(tag: &str) -> Option<&str> {
     let end = if tag.starts_with('<') { '>' } else { ']' };
     let at = tag.char_indices().take(MAX_TAG).find(|(_, c)| *c == end)?.0;
     Some(&tag[1..at])
 }
 
-/// Returns the name of a tag in lower case, and whether it is a closing tag.
-fn name(inside: &str) -> Option<(String, bool)> {
+/// Parses the content of a tag. Returns the tag's name in lower case, and whether it is a closing
+/// tag.
+fn parse_tag_name(inside: &str) -> Option<(String, bool)> {
     let (name, closes) = inside.strip_prefix('/').map_or((inside, false), |name| (name, true));
     let end =
         name.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(name.len());
@@ -133,12 +134,12 @@ fn name(inside: &str) -> Option<(String, bool)> {
     (is_name && is_tag).then(|| (name.to_lowercase(), closes))
 }
 
-/// Returns the names of all opening tags, and of all closing tags.
-fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
+/// Returns the names of all opening tags in a text, and the names of all closing tags.
+fn collect_tag_names(text: &str) -> (HashSet<String>, HashSet<String>) {
     let mut opened = HashSet::new();
     let mut closed = HashSet::new();
     for (at, _) in text.match_indices(['<', '[']) {
-        if let Some((name, closes)) = tag_content(&text[at..]).and_then(name) {
+        if let Some((name, closes)) = find_tag_content(&text[at..]).and_then(parse_tag_name) {
             if closes {
                 closed.insert(name)
             } else {
@@ -149,8 +150,8 @@ fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
     (opened, closed)
 }
 
-/// Returns the replacement of a tag, or `None` if the text is not a tag.
-fn mark(
+/// Returns the text that replaces a tag, or `None` if the text between the brackets is not a tag.
+fn replace_tag(
     inside: &str,
     tag: &str,
     opened: &HashSet<String>,
@@ -165,7 +166,7 @@ fn mark(
     if is_label(QUESTION_NAMES) || is_label(ANSWER_NAMES) {
         return Some("\n");
     }
-    let (name, _) = name(inside)?;
+    let (name, _) = parse_tag_name(inside)?;
     let is_pair = opened.contains(&name) && closed.contains(&name);
     match &*name {
         "sup" if is_pair && tag.starts_with('<') => {
@@ -187,8 +188,8 @@ fn is_bar(c: char) -> bool {
     c == '|' || c == '｜'
 }
 
-/// Replaces words that switch reasoning by line breaks.
-fn without_switches(text: &str) -> Cow<'_, str> {
+/// Replaces the words that switch a model's reasoning on or off by line breaks.
+fn replace_reasoning_switches(text: &str) -> Cow<'_, str> {
     if !text.contains("think") {
         return Cow::Borrowed(text);
     }
@@ -208,8 +209,8 @@ fn without_switches(text: &str) -> Cow<'_, str> {
     Cow::Owned(found)
 }
 
-/// Replaces HTML character references by characters: `&#39;`, `&#x27;`, `&eacute;`.
-fn without_references(text: &str) -> String {
+/// Replaces HTML character references such as `&#39;`, `&#x27;` and `&eacute;` by their characters.
+fn replace_character_references(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('&') {
@@ -217,7 +218,7 @@ fn without_references(text: &str) -> String {
         found.push_str(before);
         let named = reference[1..]
             .split_once(';')
-            .and_then(|(name, after)| Some((referenced_char(name)?, after)));
+            .and_then(|(name, after)| Some((find_referenced_char(name)?, after)));
         match named {
             Some((character, after)) => {
                 found.push(character);
@@ -232,8 +233,9 @@ fn without_references(text: &str) -> String {
     found + rest
 }
 
-/// Returns the character of a reference with this name or number.
-fn referenced_char(name: &str) -> Option<char> {
+/// Returns the character of an HTML character reference with this name or number, or `None` if it
+/// is unknown.
+fn find_referenced_char(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
         return REFERENCES
             .iter()

@@ -45,7 +45,7 @@ impl Rl {
         let done = progress.steps_done(index);
         let mut taken = Vec::new();
         for step in 0..done {
-            let plan = store.step(index, step).await?;
+            let plan = store.step_plan(index, step).await?;
             taken.extend(
                 plan.map_or_else(
                     || default_positions(&keys, step),
@@ -96,7 +96,7 @@ impl Rl {
         let used = rollouts.agents.used();
         self.scheduler.advance(step);
         move_references(run, &self.phase, step).await?;
-        let planned = store.step(self.index, step).await?;
+        let planned = store.step_plan(self.index, step).await?;
         if let Some(plan) = &planned {
             reject_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
         }
@@ -331,7 +331,7 @@ impl PhaseContext<'_> {
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
             return Ok(kl.coefficient);
         };
-        let before = self.run.store.step(self.index, before).await?;
+        let before = self.run.store.step_plan(self.index, before).await?;
         let before = before.and_then(|plan| {
             plan.policies.into_iter().find(|policy_plan| policy_plan.policy == policy)?.kl
         });

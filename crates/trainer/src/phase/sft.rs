@@ -209,7 +209,7 @@ impl Sft {
             .take(self.keys.batch)
             .map(|&i| &self.demonstrations[i as usize])
             .collect();
-        let plan = match store.step(self.index, step).await? {
+        let plan = match store.step_plan(self.index, step).await? {
             Some(plan) => {
                 reject_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
                 plan

@@ -159,7 +159,7 @@ async fn sampling_ahead_respects_staleness_and_replays() {
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let mut taken = Vec::new();
         for step in 0..12 {
-            taken.extend(wait(store.step(1, step)).unwrap().unwrap().group_positions);
+            taken.extend(wait(store.step_plan(1, step)).unwrap().unwrap().group_positions);
         }
         taken.sort_unstable();
         let positions = taken.len();

@@ -122,7 +122,9 @@ impl RunResults {
             Attempt { id: name, number, ..wait(store.attempt(&id)).unwrap().unwrap() }
         };
         let plan = |(phase, step)| {
-            wait(store.step(phase, step)).unwrap().map(|plan| plan_without_abandoned(&plan, &names))
+            wait(store.step_plan(phase, step))
+                .unwrap()
+                .map(|plan| plan_without_abandoned(&plan, &names))
         };
         let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(dir.join("checkpoints"))
             .unwrap()
@@ -226,7 +228,7 @@ fn run_recovers_after_kill_before_scoring() {
         assert!(!waits.is_empty(), "{crash_point}");
         assert!(run(None).success(), "{crash_point}: the run does not go on");
         for attempt in waits {
-            let tries = wait(store.tries(&attempt.slot)).unwrap();
+            let tries = wait(store.count_tries(&attempt.slot)).unwrap();
             assert_eq!(tries.next, attempt.number + 1, "{crash_point}: it was made again");
         }
         RunResults::read(&dir).must_equal(uninterrupted(), crash_point);
@@ -359,7 +361,7 @@ fn ahead_sampling_run_recovers_after_kills() {
 
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let plans: Vec<StepPlan> =
-            (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
+            (0..8).map(|step| wait(store.step_plan(1, step)).unwrap().unwrap()).collect();
         let mut taken: Vec<u64> =
             plans.iter().flat_map(|plan| plan.group_positions.iter().copied()).collect();
         taken.sort_unstable();

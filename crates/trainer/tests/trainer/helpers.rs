@@ -62,7 +62,7 @@ fn trained_on(dir: &Path, attempts: &[Attempt]) -> usize {
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let mut found = 0;
     for (phase, step) in wait(store.planned_steps()).unwrap() {
-        let plan = wait(store.step(phase, step)).unwrap().unwrap();
+        let plan = wait(store.step_plan(phase, step)).unwrap().unwrap();
         found += plan
             .sequences()
             .filter(|path| {

@@ -63,7 +63,7 @@ fn assert_same(dir: &Path, other: &Path) {
         let names = wait(ids_without_abandoned(&store)).unwrap();
         let mut plans = Vec::new();
         for (phase, step) in wait(store.planned_steps()).unwrap() {
-            let plan = wait(store.step(phase, step)).unwrap().unwrap();
+            let plan = wait(store.step_plan(phase, step)).unwrap().unwrap();
             plans.push(plan_without_abandoned(&plan, &names));
         }
         plans

@@ -53,7 +53,7 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
     }
     assert!(played["default"] > 0 && played["opponent"] > 0, "{played:?}");
     for (phase, step) in wait(store.planned_steps()).unwrap() {
-        let plan = wait(store.step(phase, step)).unwrap().unwrap();
+        let plan = wait(store.step_plan(phase, step)).unwrap().unwrap();
         assert!(plan.policies.iter().all(|plan| plan.policy == "default"));
     }
     assert_eq!(opponent.weights(), before);
@@ -90,7 +90,7 @@ async fn group_baseline_excludes_opponent_attempts() {
     for (phase, step) in
         wait(store.planned_steps()).unwrap().into_iter().filter(|(phase, _)| *phase == 1)
     {
-        let plan = wait(store.step(phase, step)).unwrap().unwrap();
+        let plan = wait(store.step_plan(phase, step)).unwrap().unwrap();
         let mut groups: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for path in plan.policies[0].sequences() {
             let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();

@@ -93,7 +93,7 @@ fn phase(keys: &str) -> [String; 2] {
 /// Returns the plan of a step with the attempts that it trains on.
 fn planned(dir: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-    let plan = wait(store.step(phase, step)).unwrap().unwrap();
+    let plan = wait(store.step_plan(phase, step)).unwrap().unwrap();
     let keys = plan.sequences();
     let attempts =
         keys.map(|path| (path.attempt, wait(store.attempt(&path.attempt)).unwrap().unwrap()));

@@ -211,7 +211,7 @@ async fn past_versions_play_and_are_not_trained() {
     // Every term of a plan is a token of the learner's own agent.
     let store = Sqlite::open_existing(&dir.join("run.db")).await.unwrap();
     for (phase, step) in store.planned_steps().await.unwrap() {
-        let plan = store.step(phase, step).await.unwrap().unwrap();
+        let plan = store.step_plan(phase, step).await.unwrap().unwrap();
         assert!(plan.policies.iter().all(|plan| plan.policy == "learner"));
     }
     let last = metrics(&dir).into_iter().rfind(|line| line["kind"] == "grpo").unwrap();

@@ -148,7 +148,7 @@ async fn policies_learn_independently_in_one_run() {
     let store = Sqlite::open_existing(&dir.join("run.db")).await.unwrap();
     let mut plans: Vec<StepPlan> = Vec::new();
     for (phase, step) in store.planned_steps().await.unwrap() {
-        plans.push(store.step(phase, step).await.unwrap().unwrap());
+        plans.push(store.step_plan(phase, step).await.unwrap().unwrap());
     }
     // Versions count per policy. The second phase trains only one of them.
     let versions = |name: &str| -> Vec<u64> {

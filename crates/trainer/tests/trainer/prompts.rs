@@ -241,7 +241,7 @@ async fn completions_of_own_policy_are_imitated_without_their_prompt() {
         }
     }
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-    let plans = [0, 1].map(|step| wait(store.step(2, step)).unwrap().unwrap());
+    let plans = [0, 1].map(|step| wait(store.step_plan(2, step)).unwrap().unwrap());
     let planned: BTreeSet<_> =
         plans.iter().flat_map(|plan| plan.sequences()).map(|sequence| sequence.attempt).collect();
     assert_eq!(planned, imitated.iter().map(|attempt| attempt.id).collect());

@@ -64,7 +64,7 @@ fn assert_same(dir: &Path, other: &Path) {
     assert_eq!(steps, wait(store(other).planned_steps()).unwrap());
     for (phase, step) in steps {
         let [plan, expected] =
-            [dir, other].map(|dir| wait(store(dir).step(phase, step)).unwrap().unwrap());
+            [dir, other].map(|dir| wait(store(dir).step_plan(phase, step)).unwrap().unwrap());
         assert_eq!(plan, expected, "phase {phase} step {step}");
     }
     assert!(attempts(dir) == attempts(other), "other attempts");

@@ -51,7 +51,7 @@ fn store(dir: &Path) -> Sqlite {
 /// Returns the attempts that the steps so far trained on.
 fn trained(store: &Sqlite) -> BTreeSet<AttemptId> {
     let steps = wait(store.planned_steps()).unwrap();
-    let plans = steps.into_iter().map(|(phase, step)| wait(store.step(phase, step)).unwrap());
+    let plans = steps.into_iter().map(|(phase, step)| wait(store.step_plan(phase, step)).unwrap());
     let plans: Vec<_> = plans.map(Option::unwrap).collect();
     plans.iter().flat_map(|plan| plan.sequences()).map(|sequence| sequence.attempt).collect()
 }
@@ -114,7 +114,8 @@ async fn worked_solution_of_withdrawn_task_is_rejected_by_name() {
         let purpose = Purpose::Eval;
         let slot = AttemptSlot { purpose, phase: 0, step: 9, group: 0, sample: 0 };
         let id = AttemptId::new(store.run(), &slot, 0);
-        wait(store.start(&AttemptStart { id, slot, number: 0, task: task.clone() })).unwrap();
+        wait(store.start_attempt(&AttemptStart { id, slot, number: 0, task: task.clone() }))
+            .unwrap();
         let name = task["id"].as_str().unwrap().to_owned();
         let tasks = vec![task.clone()];
         let request = WithdrawRequest { tasks, task: Some(name), ..WithdrawRequest::default() };
@@ -146,7 +147,7 @@ async fn attempt_withdrawn_with_its_copy_is_made_anew() {
     let store = store(&dir);
     assert!(trained(&store).is_disjoint(&ids));
     let original = AttemptSlot { step: 0, ..copy.slot };
-    assert_eq!(wait(store.tries(&original)).unwrap().next, 2);
+    assert_eq!(wait(store.count_tries(&original)).unwrap().next, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,7 +17,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::{
     Json, Lease, LeaseEnd, LeaseRequest, ManualClock, NewRollout, NewSpan, PageRequest, Rollout,
     RolloutConfig, RolloutError, RolloutFilter, RolloutStatus, RolloutUpdate, Rollouts,
-    SpanOutcome, TryName, TryStatus, TryUpdate, WorkerStatus,
+    SpanOutcome, TrySelector, TryStatus, TryUpdate, WorkerStatus,
 };
 use crate::WriteOutcome;
 pub use records::*;
@@ -99,7 +99,7 @@ fn retrying(input: u32, retry_on: &[TryStatus]) -> NewRollout {
 }
 
 async fn lease_one(store: &Store, worker: &str) -> Option<Rollout> {
-    store.lease(&LeaseRequest::new(1, Some(worker))).await.unwrap().pop()
+    store.lease_rollouts(&LeaseRequest::new(1, Some(worker))).await.unwrap().pop()
 }
 
 async fn status(store: &Store, id: &str) -> RolloutStatus {
@@ -133,12 +133,12 @@ pub async fn lease_serves_priorities_then_age(store: Store, _: Arc<ManualClock>)
     let rollouts = [(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]
         .map(|(input, priority)| NewRollout { priority, ..new(input) });
     store.enqueue(&rollouts).await.unwrap();
-    let leased = store.lease(&LeaseRequest::new(4, Some("w"))).await.unwrap();
+    let leased = store.lease_rollouts(&LeaseRequest::new(4, Some("w"))).await.unwrap();
     assert_eq!(inputs(&leased), ["2", "4", "1", "3"]);
     assert!(leased.iter().all(|rollout| rollout.status == RolloutStatus::Preparing));
-    assert_eq!(inputs(&store.lease(&LeaseRequest::new(4, None)).await.unwrap()), ["5"]);
-    assert!(store.lease(&LeaseRequest::new(4, None)).await.unwrap().is_empty());
-    assert!(store.lease(&LeaseRequest::new(0, None)).await.unwrap().is_empty());
+    assert_eq!(inputs(&store.lease_rollouts(&LeaseRequest::new(4, None)).await.unwrap()), ["5"]);
+    assert!(store.lease_rollouts(&LeaseRequest::new(4, None)).await.unwrap().is_empty());
+    assert!(store.lease_rollouts(&LeaseRequest::new(0, None)).await.unwrap().is_empty());
 }
 
 pub async fn lease_merges_queues_by_age(store: Store, _: Arc<ManualClock>) {
@@ -147,8 +147,8 @@ pub async fn lease_merges_queues_by_age(store: Store, _: Arc<ManualClock>) {
     store.enqueue(&rollouts).await.unwrap();
     let request =
         LeaseRequest { queues: vec!["b".into(), "a".into()], ..LeaseRequest::new(3, None) };
-    assert_eq!(inputs(&store.lease(&request).await.unwrap()), ["1", "2", "4"]);
-    assert_eq!(inputs(&store.lease(&request).await.unwrap()), ["5"]);
+    assert_eq!(inputs(&store.lease_rollouts(&request).await.unwrap()), ["1", "2", "4"]);
+    assert_eq!(inputs(&store.lease_rollouts(&request).await.unwrap()), ["5"]);
 }
 
 pub async fn repeated_lease_request_returns_leases_in_progress(
@@ -159,17 +159,17 @@ pub async fn repeated_lease_request_returns_leases_in_progress(
     store.enqueue(&[retrying(1, &again), retrying(2, &again), new(3)]).await.unwrap();
     let [a, b, c] = ["a", "b", "c"]
         .map(|key| LeaseRequest { key: Some(key.to_owned()), ..LeaseRequest::new(2, Some("w")) });
-    let first = store.lease(&a).await.unwrap();
+    let first = store.lease_rollouts(&a).await.unwrap();
     assert_eq!(inputs(&first), ["1", "2"]);
-    assert_eq!(leases(&store.lease(&a).await.unwrap()), leases(&first));
-    assert_eq!(inputs(&store.lease(&b).await.unwrap()), ["3"]);
-    store.finish(&lease_of(&first[0]), LeaseEnd::Succeeded, None).await.unwrap();
-    assert_eq!(leases(&store.lease(&a).await.unwrap()), leases(&first[1..]));
+    assert_eq!(leases(&store.lease_rollouts(&a).await.unwrap()), leases(&first));
+    assert_eq!(inputs(&store.lease_rollouts(&b).await.unwrap()), ["3"]);
+    store.end_lease(&lease_of(&first[0]), LeaseEnd::Succeeded, None).await.unwrap();
+    assert_eq!(leases(&store.lease_rollouts(&a).await.unwrap()), leases(&first[1..]));
     clock.advance(11.0);
-    store.expire().await.unwrap();
-    let other = store.lease(&c).await.unwrap();
+    store.expire_tries().await.unwrap();
+    let other = store.lease_rollouts(&c).await.unwrap();
     assert_eq!((inputs(&other), lease_of(&other[0]).number), (vec!["2"], 2));
-    assert!(store.lease(&a).await.unwrap().is_empty(), "another worker has the lease");
+    assert!(store.lease_rollouts(&a).await.unwrap().is_empty(), "another worker has the lease");
 }
 
 fn leases(rollouts: &[Rollout]) -> Vec<Lease> {
@@ -184,12 +184,12 @@ pub async fn waiting_lease_request_returns_leases_of_its_repetition(
     let waiting = LeaseRequest { wait: Duration::from_secs(20), ..request.clone() };
     let first = tokio::spawn({
         let store = Arc::clone(&store);
-        async move { store.lease(&waiting).await.unwrap() }
+        async move { store.lease_rollouts(&waiting).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     // One of the two leases the rollout, before or after the other polls.
     store.enqueue(&[new(1)]).await.unwrap();
-    let second = store.lease(&request).await.unwrap();
+    let second = store.lease_rollouts(&request).await.unwrap();
     let first = tokio::time::timeout(Duration::from_secs(15), first).await.unwrap().unwrap();
     assert_eq!((inputs(&first), inputs(&second)), (vec!["1"], vec!["1"]));
     assert_eq!(lease_of(&first[0]), lease_of(&second[0]));
@@ -211,7 +211,7 @@ pub async fn enqueue_keeps_chosen_ids(store: Store, _: Arc<ManualClock>) {
     let again = store.enqueue(&[named(9, "mine")]).await.unwrap();
     assert_eq!((again[0].status, again[0].input.get()), (RolloutStatus::Preparing, "1"));
     assert!(matches!(
-        store.start(&named(1, "x"), None).await,
+        store.start_rollout(&named(1, "x"), None).await,
         Err(RolloutError::Conflict { rollout_id, .. }) if rollout_id == "x"
     ));
     assert_eq!(store.statistics().await.unwrap().rollouts, 2);
@@ -231,13 +231,14 @@ pub async fn enqueue_is_idempotent_by_key(store: Store, _: Arc<ManualClock>) {
         matches!(&error, RolloutError::Conflict { rollout_id, .. } if *rollout_id == first[0].id),
         "{error}"
     );
-    let all = store.rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap();
+    let all =
+        store.query_rollouts(&RolloutFilter::default(), &PageRequest::default()).await.unwrap();
     assert_eq!(
         (all.total, inputs(&all.items)),
         (2, vec!["1", "2"]),
         "a rejected call writes nothing"
     );
-    assert!(store.start(&keyed(1), None).await.is_err());
+    assert!(store.start_rollout(&keyed(1), None).await.is_err());
 }
 
 pub async fn finish_is_idempotent_and_rejects_other_ends(store: Store, _: Arc<ManualClock>) {
@@ -245,23 +246,23 @@ pub async fn finish_is_idempotent_and_rejects_other_ends(store: Store, _: Arc<Ma
     let leased = lease_one(&store, "w").await.unwrap();
     let lease = lease_of(&leased);
     assert_eq!(
-        store.finish(&lease, LeaseEnd::Succeeded, Some(raw("[1]"))).await.unwrap(),
+        store.end_lease(&lease, LeaseEnd::Succeeded, Some(raw("[1]"))).await.unwrap(),
         WriteOutcome::Written
     );
     assert_eq!(
-        store.finish(&lease, LeaseEnd::Succeeded, None).await.unwrap(),
+        store.end_lease(&lease, LeaseEnd::Succeeded, None).await.unwrap(),
         WriteOutcome::AlreadyRecorded
     );
     for end in [LeaseEnd::Failed, LeaseEnd::Released] {
-        let error = store.finish(&lease, end, None).await.unwrap_err();
+        let error = store.end_lease(&lease, end, None).await.unwrap_err();
         assert!(matches!(error, RolloutError::Lost { .. }), "{error}");
     }
-    assert!(store.heartbeat(&lease).await.is_err());
+    assert!(store.record_heartbeat(&lease).await.is_err());
     let done = store.rollout(&leased.id).await.unwrap().unwrap();
     assert_eq!((done.status, done.end_time), (RolloutStatus::Succeeded, Some(1000.0)));
     assert_eq!(done.latest_try.unwrap().metadata.unwrap().get(), "[1]");
     let unknown = Lease { rollout_id: "ro-none".to_owned(), number: 1 };
-    let error = store.finish(&unknown, LeaseEnd::Failed, None).await.unwrap_err();
+    let error = store.end_lease(&unknown, LeaseEnd::Failed, None).await.unwrap_err();
     assert!(error.to_string().contains("Rollout ro-none not found"), "{error}");
 }
 
@@ -270,12 +271,12 @@ pub async fn retry_returns_to_old_position(store: Store, clock: Arc<ManualClock>
     store.enqueue(&[retrying(1, &all), retrying(2, &all), retrying(3, &all)]).await.unwrap();
     let first = lease_one(&store, "w").await.unwrap();
     let second = lease_one(&store, "w").await.unwrap();
-    store.finish(&lease_of(&second), LeaseEnd::Failed, None).await.unwrap();
+    store.end_lease(&lease_of(&second), LeaseEnd::Failed, None).await.unwrap();
     clock.advance(10.5);
-    let expired = store.expire().await.unwrap();
+    let expired = store.expire_tries().await.unwrap();
     assert_eq!(expired.len(), 1);
     assert_eq!((&expired[0].rollout_id, expired[0].status), (&first.id, TryStatus::Unresponsive));
-    let leased = store.lease(&LeaseRequest::new(9, Some("w"))).await.unwrap();
+    let leased = store.lease_rollouts(&LeaseRequest::new(9, Some("w"))).await.unwrap();
     assert_eq!(inputs(&leased), ["1", "2", "3"]);
     assert_eq!(
         leased.iter().map(|rollout| lease_of(rollout).number).collect::<Vec<_>>(),
@@ -290,19 +291,22 @@ pub async fn requeued_update_goes_to_the_end(store: Store, _: Arc<ManualClock>) 
         RolloutUpdate { status: Some(RolloutStatus::Requeuing), ..RolloutUpdate::default() };
     store.update_rollout(&first.id, &update).await.unwrap();
     store.update_rollout(&first.id, &update).await.unwrap();
-    assert_eq!(inputs(&store.lease(&LeaseRequest::new(9, None)).await.unwrap()), ["2", "1"]);
+    assert_eq!(
+        inputs(&store.lease_rollouts(&LeaseRequest::new(9, None)).await.unwrap()),
+        ["2", "1"]
+    );
 }
 
 pub async fn earlier_try_is_fenced_after_expiry(store: Store, clock: Arc<ManualClock>) {
     store.enqueue(&[retrying(1, &[TryStatus::Unresponsive])]).await.unwrap();
     let first = lease_one(&store, "a").await.unwrap();
     clock.advance(11.0);
-    store.expire().await.unwrap();
+    store.expire_tries().await.unwrap();
     let second = lease_one(&store, "b").await.unwrap();
     assert_eq!((first.id.as_str(), lease_of(&second).number), (second.id.as_str(), 2));
     for lost in [
-        store.heartbeat(&lease_of(&first)).await.map(drop),
-        store.finish(&lease_of(&first), LeaseEnd::Succeeded, None).await.map(drop),
+        store.record_heartbeat(&lease_of(&first)).await.map(drop),
+        store.end_lease(&lease_of(&first), LeaseEnd::Succeeded, None).await.map(drop),
     ] {
         assert!(matches!(lost, Err(RolloutError::Lost { .. })));
     }
@@ -310,9 +314,9 @@ pub async fn earlier_try_is_fenced_after_expiry(store: Store, clock: Arc<ManualC
     let outcomes = store.add_spans(vec![span(&first, "late", None)]).await.unwrap();
     assert_eq!(outcomes, [SpanOutcome::Stored(1)]);
     assert_eq!(status(&store, &first.id).await, RolloutStatus::Preparing);
-    let tries = store.tries(&first.id, &PageRequest::default()).await.unwrap().items;
+    let tries = store.query_tries(&first.id, &PageRequest::default()).await.unwrap().items;
     assert_eq!(tries[1].last_heartbeat_time, None);
-    store.finish(&lease_of(&second), LeaseEnd::Succeeded, None).await.unwrap();
+    store.end_lease(&lease_of(&second), LeaseEnd::Succeeded, None).await.unwrap();
     assert_eq!(status(&store, &first.id).await, RolloutStatus::Succeeded);
 }
 
@@ -322,16 +326,18 @@ pub async fn heartbeat_revives_unresponsive_try_before_retry(
 ) {
     store.enqueue(&[retrying(1, &[TryStatus::Unresponsive])]).await.unwrap();
     let ttl = Some(Duration::from_secs(4));
-    let leased =
-        store.lease(&LeaseRequest { ttl, ..LeaseRequest::new(1, Some("a")) }).await.unwrap();
+    let leased = store
+        .lease_rollouts(&LeaseRequest { ttl, ..LeaseRequest::new(1, Some("a")) })
+        .await
+        .unwrap();
     let lease = lease_of(&leased[0]);
-    assert_eq!(store.heartbeat(&lease).await.unwrap(), Some(1004.0));
+    assert_eq!(store.record_heartbeat(&lease).await.unwrap(), Some(1004.0));
     clock.advance(4.0);
-    assert!(store.expire().await.unwrap().is_empty(), "the deadline itself is in time");
+    assert!(store.expire_tries().await.unwrap().is_empty(), "the deadline itself is in time");
     clock.advance(0.1);
-    assert_eq!(store.expire().await.unwrap().len(), 1);
+    assert_eq!(store.expire_tries().await.unwrap().len(), 1);
     assert_eq!(status(&store, &leased[0].id).await, RolloutStatus::Requeuing);
-    assert_eq!(store.heartbeat(&lease).await.unwrap(), Some(1008.1));
+    assert_eq!(store.record_heartbeat(&lease).await.unwrap(), Some(1008.1));
     assert_eq!(status(&store, &leased[0].id).await, RolloutStatus::Running);
     assert!(lease_one(&store, "b").await.is_none(), "the revived rollout is not queued");
 }
@@ -342,10 +348,10 @@ pub async fn late_span_does_not_revive_timed_out_try(store: Store, clock: Arc<Ma
     store.enqueue(&[new]).await.unwrap();
     let leased = lease_one(&store, "a").await.unwrap();
     clock.advance(6.0);
-    assert_eq!(store.expire().await.unwrap()[0].status, TryStatus::Timeout);
+    assert_eq!(store.expire_tries().await.unwrap()[0].status, TryStatus::Timeout);
     store.add_spans(vec![span(&leased, "late", None)]).await.unwrap();
     assert_eq!(status(&store, &leased.id).await, RolloutStatus::Requeuing);
-    assert!(store.heartbeat(&lease_of(&leased)).await.is_err());
+    assert!(store.record_heartbeat(&lease_of(&leased)).await.is_err());
     assert_eq!(lease_of(&lease_one(&store, "b").await.unwrap()).number, 2);
 }
 
@@ -353,7 +359,7 @@ pub async fn span_revives_unresponsive_try_before_retry(store: Store, clock: Arc
     store.enqueue(&[retrying(1, &[TryStatus::Unresponsive])]).await.unwrap();
     let leased = lease_one(&store, "a").await.unwrap();
     clock.advance(11.0);
-    store.expire().await.unwrap();
+    store.expire_tries().await.unwrap();
     store.add_spans(vec![span(&leased, "late", None)]).await.unwrap();
     let found = store.rollout(&leased.id).await.unwrap().unwrap();
     assert_eq!(
@@ -368,15 +374,15 @@ pub async fn expiry_respects_max_tries_and_conditions(store: Store, clock: Arc<M
         .enqueue(&[retrying(1, &[TryStatus::Unresponsive]), retrying(2, &[TryStatus::Failed])])
         .await
         .unwrap();
-    let leased = store.lease(&LeaseRequest::new(2, None)).await.unwrap();
+    let leased = store.lease_rollouts(&LeaseRequest::new(2, None)).await.unwrap();
     clock.advance(11.0);
-    assert_eq!(store.expire().await.unwrap().len(), 2);
-    assert!(store.expire().await.unwrap().is_empty());
+    assert_eq!(store.expire_tries().await.unwrap().len(), 2);
+    assert!(store.expire_tries().await.unwrap().is_empty());
     assert_eq!(status(&store, &leased[0].id).await, RolloutStatus::Requeuing);
     assert_eq!(status(&store, &leased[1].id).await, RolloutStatus::Failed);
     lease_one(&store, "w").await.unwrap();
     clock.advance(11.0);
-    store.expire().await.unwrap();
+    store.expire_tries().await.unwrap();
     let failed = store.rollout(&leased[0].id).await.unwrap().unwrap();
     assert_eq!((failed.status, failed.end_time), (RolloutStatus::Failed, Some(1022.0)));
 }
@@ -386,25 +392,25 @@ pub async fn released_tries_do_not_count(store: Store, _: Arc<ManualClock>) {
     for number in 1..4 {
         let leased = lease_one(&store, "w").await.unwrap();
         assert_eq!(lease_of(&leased).number, number);
-        store.finish(&lease_of(&leased), LeaseEnd::Released, None).await.unwrap();
+        store.end_lease(&lease_of(&leased), LeaseEnd::Released, None).await.unwrap();
         assert_eq!(
-            store.finish(&lease_of(&leased), LeaseEnd::Released, None).await.unwrap(),
+            store.end_lease(&lease_of(&leased), LeaseEnd::Released, None).await.unwrap(),
             WriteOutcome::AlreadyRecorded
         );
-        assert!(store.heartbeat(&lease_of(&leased)).await.is_err());
+        assert!(store.record_heartbeat(&lease_of(&leased)).await.is_err());
         assert_eq!(store.worker("w").await.unwrap().unwrap().status, WorkerStatus::Idle);
         store.add_spans(vec![span(&leased, "late", None)]).await.unwrap();
         assert_eq!(status(&store, &leased.id).await, RolloutStatus::Requeuing);
     }
     let fourth = lease_one(&store, "w").await.unwrap();
-    store.finish(&lease_of(&fourth), LeaseEnd::Failed, None).await.unwrap();
+    store.end_lease(&lease_of(&fourth), LeaseEnd::Failed, None).await.unwrap();
     assert_eq!(
         status(&store, &fourth.id).await,
         RolloutStatus::Requeuing,
         "one of two tries has failed"
     );
     let fifth = lease_one(&store, "w").await.unwrap();
-    store.finish(&lease_of(&fifth), LeaseEnd::Failed, None).await.unwrap();
+    store.end_lease(&lease_of(&fifth), LeaseEnd::Failed, None).await.unwrap();
     assert_eq!(status(&store, &fifth.id).await, RolloutStatus::Failed);
 }
 
@@ -412,10 +418,10 @@ pub async fn backward_clock_expires_nothing(store: Store, clock: Arc<ManualClock
     store.enqueue(&[retrying(1, &[TryStatus::Unresponsive])]).await.unwrap();
     let leased = lease_one(&store, "w").await.unwrap();
     clock.advance(-500.0);
-    assert!(store.expire().await.unwrap().is_empty());
-    assert_eq!(store.heartbeat(&lease_of(&leased)).await.unwrap(), Some(510.0));
+    assert!(store.expire_tries().await.unwrap().is_empty());
+    assert_eq!(store.record_heartbeat(&lease_of(&leased)).await.unwrap(), Some(510.0));
     clock.advance(1e9);
-    assert_eq!(store.expire().await.unwrap().len(), 1);
+    assert_eq!(store.expire_tries().await.unwrap().len(), 1);
     assert!(lease_one(&store, "w").await.is_some());
 }
 
@@ -423,15 +429,15 @@ pub async fn cancelled_rollout_stays_cancelled(store: Store, clock: Arc<ManualCl
     let created = store.enqueue(&[retrying(1, &[TryStatus::Failed]), new(2)]).await.unwrap();
     let running = lease_one(&store, "w").await.unwrap();
     let ids = [created[0].id.clone(), created[1].id.clone(), "ro-none".to_owned()];
-    assert_eq!(store.cancel(&ids).await.unwrap(), 2);
-    assert_eq!(store.cancel(&ids).await.unwrap(), 0);
+    assert_eq!(store.cancel_rollouts(&ids).await.unwrap(), 2);
+    assert_eq!(store.cancel_rollouts(&ids).await.unwrap(), 0);
     assert!(lease_one(&store, "w").await.is_none());
-    let error = store.heartbeat(&lease_of(&running)).await.unwrap_err();
+    let error = store.record_heartbeat(&lease_of(&running)).await.unwrap_err();
     assert!(error.to_string().contains("cancelled"), "{error}");
     clock.advance(100.0);
-    assert!(store.expire().await.unwrap().is_empty());
+    assert!(store.expire_tries().await.unwrap().is_empty());
     let update = TryUpdate { status: Some(TryStatus::Running), ..TryUpdate::default() };
-    store.update_try(&running.id, &TryName::Latest, &update).await.unwrap();
+    store.update_try(&running.id, &TrySelector::Latest, &update).await.unwrap();
     store.add_spans(vec![span(&running, "late", None)]).await.unwrap();
     let found = store.rollout(&running.id).await.unwrap().unwrap();
     assert_eq!((found.status, found.end_time), (RolloutStatus::Cancelled, Some(1000.0)));
@@ -440,12 +446,12 @@ pub async fn cancelled_rollout_stays_cancelled(store: Store, clock: Arc<ManualCl
 pub async fn long_poll_wakes_on_enqueue_and_ends_at_deadline(store: Store, _: Arc<ManualClock>) {
     let request = |wait| LeaseRequest { wait, ..LeaseRequest::new(1, Some("w")) };
     let start = Instant::now();
-    assert!(store.lease(&request(Duration::from_millis(150))).await.unwrap().is_empty());
+    assert!(store.lease_rollouts(&request(Duration::from_millis(150))).await.unwrap().is_empty());
     assert!(start.elapsed() >= Duration::from_millis(150));
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);
         let request = request(Duration::from_secs(60));
-        async move { store.lease(&request).await.unwrap() }
+        async move { store.lease_rollouts(&request).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
     let start = Instant::now();
@@ -456,22 +462,24 @@ pub async fn long_poll_wakes_on_enqueue_and_ends_at_deadline(store: Store, _: Ar
 
 pub async fn changes_returns_each_rollout_once_in_order(store: Store, _: Arc<ManualClock>) {
     let created = store.enqueue(&[new(1), new(2), new(3)]).await.unwrap();
-    let (all, last) = store.changes(0, 10, Duration::ZERO).await.unwrap();
+    let (all, last) = store.wait_for_changes(0, 10, Duration::ZERO).await.unwrap();
     assert_eq!(inputs(&all), ["1", "2", "3"]);
-    assert!(store.changes(last, 10, Duration::from_millis(20)).await.unwrap().0.is_empty());
-    store.cancel(&[created[1].id.clone()]).await.unwrap();
+    assert!(
+        store.wait_for_changes(last, 10, Duration::from_millis(20)).await.unwrap().0.is_empty()
+    );
+    store.cancel_rollouts(&[created[1].id.clone()]).await.unwrap();
     let first = lease_one(&store, "w").await.unwrap();
-    store.finish(&lease_of(&first), LeaseEnd::Succeeded, None).await.unwrap();
-    let (changed, last) = store.changes(last, 1, Duration::ZERO).await.unwrap();
+    store.end_lease(&lease_of(&first), LeaseEnd::Succeeded, None).await.unwrap();
+    let (changed, last) = store.wait_for_changes(last, 1, Duration::ZERO).await.unwrap();
     assert_eq!(inputs(&changed), ["2"]);
-    let (changed, last) = store.changes(last, 10, Duration::ZERO).await.unwrap();
+    let (changed, last) = store.wait_for_changes(last, 10, Duration::ZERO).await.unwrap();
     assert_eq!((inputs(&changed), changed[0].status), (vec!["1"], RolloutStatus::Succeeded));
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);
-        async move { store.changes(last, 10, Duration::from_secs(60)).await.unwrap().0 }
+        async move { store.wait_for_changes(last, 10, Duration::from_secs(60)).await.unwrap().0 }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    store.cancel(&[created[2].id.clone()]).await.unwrap();
+    store.cancel_rollouts(&[created[2].id.clone()]).await.unwrap();
     assert_eq!(inputs(&waiting.await.unwrap()), ["3"]);
 }
 
@@ -481,16 +489,19 @@ pub async fn wait_finished_ignores_unknown_and_returns_at_deadline(
 ) {
     let created = store.enqueue(&[new(1), new(2)]).await.unwrap();
     let ids = vec![created[1].id.clone(), "ro-none".to_owned(), created[0].id.clone()];
-    assert!(store.wait_finished(&[], Duration::from_secs(60)).await.unwrap().is_empty());
-    store.cancel(&ids[2..]).await.unwrap();
-    assert_eq!(inputs(&store.wait_finished(&ids, Duration::from_millis(30)).await.unwrap()), ["1"]);
+    assert!(store.wait_until_finished(&[], Duration::from_secs(60)).await.unwrap().is_empty());
+    store.cancel_rollouts(&ids[2..]).await.unwrap();
+    assert_eq!(
+        inputs(&store.wait_until_finished(&ids, Duration::from_millis(30)).await.unwrap()),
+        ["1"]
+    );
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);
         let ids = ids.clone();
-        async move { store.wait_finished(&ids, Duration::MAX).await.unwrap() }
+        async move { store.wait_until_finished(&ids, Duration::MAX).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    store.cancel(&ids[..1]).await.unwrap();
+    store.cancel_rollouts(&ids[..1]).await.unwrap();
     assert_eq!(inputs(&waiting.await.unwrap()), ["2", "1"]);
 }
 
@@ -506,12 +517,12 @@ pub async fn concurrent_leasers_never_share_a_rollout(store: Store, _: Arc<Manua
             let mut leased = Vec::new();
             let request = LeaseRequest::new(1 + index * 4, Some(&format!("w{index}")));
             loop {
-                let batch = store.lease(&request).await.unwrap();
+                let batch = store.lease_rollouts(&request).await.unwrap();
                 if batch.is_empty() {
                     return leased;
                 }
                 for rollout in batch {
-                    store.finish(&lease_of(&rollout), LeaseEnd::Succeeded, None).await.unwrap();
+                    store.end_lease(&lease_of(&rollout), LeaseEnd::Succeeded, None).await.unwrap();
                     leased.push(rollout.id);
                 }
             }
@@ -530,6 +541,6 @@ pub async fn concurrent_leasers_never_share_a_rollout(store: Store, _: Arc<Manua
         ..RolloutFilter::default()
     };
     let page = PageRequest { limit: Some(1), ..PageRequest::default() };
-    assert_eq!(store.rollouts(&filter, &page).await.unwrap().total, COUNT as u64);
+    assert_eq!(store.query_rollouts(&filter, &page).await.unwrap().total, COUNT as u64);
     assert_eq!(store.statistics().await.unwrap().tries, COUNT as u64);
 }

@@ -30,76 +30,79 @@ use super::Span;
 pub use span::TRIPLET_REWARD;
 use span::{SpanReward, TracedSpan};
 
-/// Name of the spans that hold the calls which a client of Agent Lightning 0.1 reported.
+/// Name of the spans in which the store keeps the model calls that a client of Agent Lightning 0.1
+/// reported.
 pub const TRIPLET_SPAN: &str = "agentlightning.triplet";
 
-/// Prefix of the attributes by which Weave's tracer reports a call.
+/// Prefix of the attributes in which Weave's tracer reports a model call.
 const WEAVE: &str = "agentlightning.operation";
 
-/// Text that the names of spans of model calls contain.
+/// Text that the name of a span contains if the span is a model call.
 const CALL_NAME: &str = "openai.chat.completion";
 
-/// A reward that cannot be read. The try is then unscored.
+/// Error for a reported reward that is not a finite number. The try then counts as unscored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("span {span_id}: {text}")]
 pub struct UnreadableReward {
     /// Id of the span that reports the reward.
     pub span_id: String,
-    /// Reason why the reward is unusable.
+    /// Description of why the reported reward is unusable.
     text: String,
 }
 
-/// A model call that a span reports.
+/// A model call that a trace reports.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TracedCall {
-    /// Id of the span.
+    /// Id of the span that reports the call.
     pub span_id: String,
-    /// Name of the span.
+    /// Name of the span that reports the call.
     pub name: String,
-    /// Name of the innermost agent around the call, if a span names one.
+    /// Name of the innermost agent that encloses the call. `None` if no span names an agent.
     pub agent: Option<String>,
-    /// Id of the response, under which a gateway recorded the call.
+    /// Id of the response, under which a gateway recorded the call. `None` if the span has no
+    /// response id.
     pub response_id: Option<String>,
-    /// Token ids of the prompt. Empty if the tracer did not see them.
+    /// Token ids of the prompt. Empty if the tracer did not record them.
     pub prompt_token_ids: Vec<u32>,
-    /// Token ids of the completion. Empty if the tracer did not see them.
+    /// Token ids of the completion. Empty if the tracer did not record them.
     pub response_token_ids: Vec<u32>,
-    /// Messages of the prompt, as the tracer reports them.
+    /// Messages of the prompt as JSON, as the tracer reports them.
     pub prompt: Value,
-    /// Messages of the completion, as the tracer reports them.
+    /// Messages of the completion as JSON, as the tracer reports them.
     pub completion: Value,
-    /// Start of the span, by the client's clock.
+    /// Start of the call by the client's clock, as a Unix timestamp in seconds.
     pub start_time: f64,
-    /// End of the span, by the client's clock.
+    /// End of the call by the client's clock, as a Unix timestamp in seconds.
     pub end_time: f64,
     /// Reward that was reported for this call. `None` if no readable reward was reported.
     pub reward: Option<f64>,
 }
 
-/// A span or, if `span` is `None`, the lost parent of spans, in the tree of a trace.
+/// A node in the tree of a trace: a span, or a placeholder for a parent that is missing from the
+/// trace (`span` is `None`).
 #[derive(Debug)]
-struct Node {
+struct TraceNode {
     span: Option<usize>,
     children: Vec<usize>,
     start_time: f64,
     end_time: f64,
 }
 
-/// The spans of one try, as a tree.
+/// The spans of one try, arranged as a tree.
 #[derive(Debug)]
 pub struct Trace {
     spans: Vec<TracedSpan>,
-    nodes: Vec<Node>,
-    /// Nodes without a parent.
+    nodes: Vec<TraceNode>,
+    /// Indices of the nodes without a parent.
     roots: Vec<usize>,
 }
 
-/// Properties of a position in the tree that the enclosing spans determine.
+/// Context of a node in the tree of a trace, which its enclosing spans determine.
 #[derive(Clone, Copy)]
 struct EnclosingSpans<'a> {
-    /// Innermost enclosing agent. `None` outside of agents.
+    /// Name of the innermost enclosing agent. `None` outside of agents.
     agent: Option<&'a str>,
-    /// Whether calls at this position are selected.
+    /// Whether model calls in this context are selected.
     is_selected: bool,
     is_in_reward: bool,
     is_in_call: bool,
@@ -112,8 +115,8 @@ impl Trace {
     /// Returns an error if a body is not a span.
     pub fn from_spans(spans: &[Span]) -> serde_json::Result<Self> {
         let spans = spans.iter().map(TracedSpan::parse).collect::<Result<Vec<_>, _>>()?;
-        let mut nodes: Vec<Node> = (0..spans.len())
-            .map(|index| Node {
+        let mut nodes: Vec<TraceNode> = (0..spans.len())
+            .map(|index| TraceNode {
                 span: Some(index),
                 children: Vec::new(),
                 start_time: spans[index].start_time,
@@ -134,7 +137,7 @@ impl Trace {
             let parent = *by_id.entry(parent_id).or_insert_with(|| {
                 lost_roots.push(nodes.len());
                 let (start_time, end_time) = (f64::INFINITY, f64::NEG_INFINITY);
-                nodes.push(Node { span: None, children: Vec::new(), start_time, end_time });
+                nodes.push(TraceNode { span: None, children: Vec::new(), start_time, end_time });
                 nodes.len() - 1
             });
             if nodes[parent].span.is_none() {
@@ -146,30 +149,30 @@ impl Trace {
         // Spans whose parents form a cycle have no root, and stay outside.
         roots.append(&mut lost_roots);
         let mut trace = Trace { spans, nodes, roots };
-        trace.repair();
+        trace.restore_lost_parents();
         Ok(trace)
     }
 
-    /// Moves the topmost siblings below the shortest node that encloses them in time: frameworks
-    /// that trace by several systems lose the parents of their model calls.
-    fn repair(&mut self) {
+    /// Moves each topmost sibling below the shortest node that encloses it in time. A framework
+    /// that traces by several systems loses the parents of its model calls; this restores them.
+    fn restore_lost_parents(&mut self) {
         let mut parent = None;
         let mut siblings = self.roots.clone();
         while let [only] = siblings[..] {
             parent = Some(only);
             siblings = self.nodes[only].children.clone();
         }
-        let everything = self.preorder(&siblings);
+        let everything = self.preorder_nodes(&siblings);
         let mut left = siblings.len();
         let mut moved = HashSet::new();
         for &node in &siblings {
             if left == 1 {
                 break;
             }
-            let own: HashSet<usize> = self.preorder(&[node]).into_iter().collect();
-            let Node { start_time, end_time, .. } = self.nodes[node];
+            let own: HashSet<usize> = self.preorder_nodes(&[node]).into_iter().collect();
+            let TraceNode { start_time, end_time, .. } = self.nodes[node];
             let excess = |&at: &usize| {
-                let Node { start_time: start, end_time: end, .. } = self.nodes[at];
+                let TraceNode { start_time: start, end_time: end, .. } = self.nodes[at];
                 let excess = (end - start) - (end_time - start_time);
                 (start <= start_time && end >= end_time && excess > 0.0 && !own.contains(&at))
                     .then_some((excess, at))
@@ -188,8 +191,8 @@ impl Trace {
         siblings.retain(|node| !moved.contains(node));
     }
 
-    /// Returns the nodes of subtrees, parents before children.
-    fn preorder(&self, roots: &[usize]) -> Vec<usize> {
+    /// Returns the indices of all nodes below `roots`, each parent before its children.
+    fn preorder_nodes(&self, roots: &[usize]) -> Vec<usize> {
         let mut found = Vec::new();
         let mut open: Vec<usize> = roots.iter().rev().copied().collect();
         while let Some(node) = open.pop() {
@@ -199,8 +202,8 @@ impl Trace {
         found
     }
 
-    /// Returns the final reward: the primary value of the last span that reports a reward. Returns
-    /// `None` if no span does.
+    /// Returns the final reward of the try: the primary value of the last span that reports a
+    /// reward. Returns `None` if no span reports a reward.
     ///
     /// # Errors
     /// Returns an error if the last reward is not a finite number.
@@ -208,7 +211,8 @@ impl Trace {
         Ok(self.final_rewards()?.first().map(|(_, value)| *value))
     }
 
-    /// Returns the dimensions of the final reward, the primary one first.
+    /// Returns all dimensions of the final reward as (name, value), the primary dimension first.
+    /// Empty if no span reports a reward.
     ///
     /// # Errors
     /// Returns an error if a dimension of the last reward is not a finite number.
@@ -244,7 +248,7 @@ impl Trace {
             if let Some(index) = self.nodes[node].span {
                 let span = &self.spans[index];
                 let mut inner = scope;
-                if let Some(agent) = span.agent() {
+                if let Some(agent) = span.agent_name() {
                     inner.agent = Some(agent);
                     inner.is_selected = is_selected(Some(agent));
                 }
@@ -252,8 +256,8 @@ impl Trace {
                 if span.name == TRIPLET_SPAN {
                     scope = inner;
                 }
-                if scope.is_selected && !scope.is_in_reward && is_call(span) {
-                    let response_id = response_id(span);
+                if scope.is_selected && !scope.is_in_reward && is_model_call(span) {
+                    let response_id = find_response_id(span);
                     let is_new =
                         response_id.map_or(!scope.is_in_call, |id| response_ids.insert(id));
                     if is_new {
@@ -261,20 +265,23 @@ impl Trace {
                         inner.is_in_call = true;
                     }
                 }
-                inner.is_in_reward |= span.is_reward();
+                inner.is_in_reward |= span.is_reward_span();
                 scope = inner;
             }
             open.extend(self.nodes[node].children.iter().rev().map(|child| (*child, scope)));
         }
-        let rewards = self.rewards_of(&found.iter().map(|(node, _)| *node).collect::<Vec<_>>());
-        found.into_iter().filter_map(|(node, agent)| self.call(node, agent, &rewards)).collect()
+        let rewards = self.assign_rewards(&found.iter().map(|(node, _)| *node).collect::<Vec<_>>());
+        found
+            .into_iter()
+            .filter_map(|(node, agent)| self.build_traced_call(node, agent, &rewards))
+            .collect()
     }
 
-    /// Matches rewards with calls, in the order of time. A reward belongs to the latest call that
-    /// ended before it and has no reward yet.
-    fn rewards_of(&self, calls: &[usize]) -> HashMap<usize, Option<f64>> {
+    /// Assigns the reported rewards to model calls, in the order of time. A reward belongs to the
+    /// latest call that ended before the reward and has no reward yet.
+    fn assign_rewards(&self, calls: &[usize]) -> HashMap<usize, Option<f64>> {
         let calls: HashSet<usize> = calls.iter().copied().collect();
-        let mut by_time = self.preorder(&self.roots);
+        let mut by_time = self.preorder_nodes(&self.roots);
         by_time.sort_by(|a, b| self.nodes[*a].start_time.total_cmp(&self.nodes[*b].start_time));
         let mut rewards = HashMap::new();
         let mut earlier: Vec<usize> = Vec::new();
@@ -298,7 +305,7 @@ impl Trace {
         rewards
     }
 
-    fn call(
+    fn build_traced_call(
         &self,
         node: usize,
         agent: Option<&str>,
@@ -310,17 +317,20 @@ impl Trace {
             span_id: span.id.clone(),
             name: span.name.clone(),
             agent: agent.map(str::to_owned),
-            response_id: response_id(span).map(str::to_owned),
-            prompt_token_ids: span
-                .tokens(&["prompt_token_ids", &format!("{WEAVE}.output.prompt_token_ids")]),
-            response_token_ids: span.tokens(&[
+            response_id: find_response_id(span).map(str::to_owned),
+            prompt_token_ids: span.first_token_ids(&[
+                "prompt_token_ids",
+                &format!("{WEAVE}.output.prompt_token_ids"),
+            ]),
+            response_token_ids: span.first_token_ids(&[
                 "response_token_ids",
                 &format!("{WEAVE}.output.response_token_ids.0"),
                 &format!("{WEAVE}.output.choices.0.token_ids"),
                 &format!("{WEAVE}.output.choices.0.provider_specific_fields.token_ids"),
             ]),
-            prompt: span.nested(&["gen_ai.prompt", &format!("{WEAVE}.input.messages")]),
-            completion: span.nested(&["gen_ai.completion", &format!("{WEAVE}.output.choices")]),
+            prompt: span.nest_attributes(&["gen_ai.prompt", &format!("{WEAVE}.input.messages")]),
+            completion: span
+                .nest_attributes(&["gen_ai.completion", &format!("{WEAVE}.output.choices")]),
             start_time: span.start_time,
             end_time: span.end_time,
             reward: own.or_else(|| rewards.get(&node).copied().flatten()),
@@ -328,10 +338,10 @@ impl Trace {
     }
 }
 
-fn is_call(span: &TracedSpan) -> bool {
+fn is_model_call(span: &TracedSpan) -> bool {
     span.name.contains(CALL_NAME) || span.name == TRIPLET_SPAN
 }
 
-fn response_id(span: &TracedSpan) -> Option<&str> {
-    span.text(&["gen_ai.response.id", "agentlightning.operation.output.id"])
+fn find_response_id(span: &TracedSpan) -> Option<&str> {
+    span.first_text(&["gen_ai.response.id", "agentlightning.operation.output.id"])
 }

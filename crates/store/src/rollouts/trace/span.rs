@@ -5,19 +5,19 @@ use serde_json::{Map, Value};
 
 use crate::rollouts::Span;
 
-/// Prefix of the attributes that Agent Lightning 0.3 gives a reward: `PREFIX.INDEX.name` and
+/// Prefix of the attributes in which Agent Lightning 0.3 reports a reward: `PREFIX.INDEX.name` and
 /// `PREFIX.INDEX.value`. Index 0 is the primary reward.
 const REWARD: &str = "agentlightning.reward";
 
-/// Attribute with the reward of a call that a client of Agent Lightning 0.1 reported.
+/// Name of the attribute with the reward of a call that a client of Agent Lightning 0.1 reported.
 pub const TRIPLET_REWARD: &str = "agentlightning.triplet.reward";
 
-/// Reward that a span reports.
+/// The reward that a span reports, if any.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum SpanReward {
     /// The span reports no reward.
     Absent,
-    /// Dimensions with their values, the primary one first.
+    /// The span reports these dimensions of a reward as (name, value), the primary dimension first.
     Values(Vec<(String, f64)>),
     /// The span reports a reward that is not a finite number. The text contains the reported value.
     Malformed(String),
@@ -35,9 +35,9 @@ pub(super) struct TracedSpan {
     pub reward: SpanReward,
 }
 
-/// The fields of [`Span::body`] that are read.
+/// The fields of [`Span::body`] that rewards and calls are read from.
 #[derive(Deserialize)]
-struct Body {
+struct SpanBody {
     span_id: String,
     #[serde(default)]
     parent_id: Option<String>,
@@ -52,13 +52,14 @@ struct Body {
 }
 
 impl TracedSpan {
-    /// Parses a stored span. A missing time is the other time of the span, or 0.
+    /// Parses a stored span. If the span has only a start or only an end, both times are equal.
+    /// Without either, both are 0.
     ///
     /// # Errors
     /// Returns an error if the body is not a span.
     pub fn parse(span: &Span) -> serde_json::Result<Self> {
-        let body: Body = serde_json::from_str(span.body.get())?;
-        let reward = reward(&body.name, &body.attributes);
+        let body: SpanBody = serde_json::from_str(span.body.get())?;
+        let reward = parse_reward(&body.name, &body.attributes);
         let start_time = body.start_time.or(body.end_time).unwrap_or(0.0);
         Ok(TracedSpan {
             id: body.span_id,
@@ -71,23 +72,25 @@ impl TracedSpan {
         })
     }
 
-    /// Returns the text of the first of `names` that is set to a text.
-    pub fn text(&self, names: &[&str]) -> Option<&str> {
+    /// Returns the text of the first attribute among `names` that contains a text, or `None` if no
+    /// attribute does.
+    pub fn first_text(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.attributes.get(*name)?.as_str())
     }
 
-    /// Returns the token ids of the first of `names` that is set to a list of them.
-    pub fn tokens(&self, names: &[&str]) -> Vec<u32> {
+    /// Returns the token ids of the first attribute among `names` that contains a list of token
+    /// ids. Empty if no attribute does.
+    pub fn first_token_ids(&self, names: &[&str]) -> Vec<u32> {
         let mut lists = names.iter().filter_map(|name| self.attributes.get(*name)?.as_array());
         lists
             .find_map(|list| list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect())
             .unwrap_or_default()
     }
 
-    /// Returns the attributes below the first prefix of `prefixes` that has attributes. They are
-    /// nested at the dots of their names, and names that count from 0 become a list. Names with too
-    /// many dots are left out. Returns null if no prefix has attributes.
-    pub fn nested(&self, prefixes: &[&str]) -> Value {
+    /// Returns the attributes below the first prefix in `prefixes` that has attributes, as a JSON
+    /// tree: dots in the names separate levels, and names that count from 0 become a list. Names
+    /// with 64 or more dots are left out. Returns null if no prefix has attributes.
+    pub fn nest_attributes(&self, prefixes: &[&str]) -> Value {
         for prefix in prefixes {
             let mut root = Value::Null;
             for (name, value) in &self.attributes {
@@ -96,41 +99,43 @@ impl TracedSpan {
                     continue;
                 };
                 if path.matches('.').count() < MAX_DEPTH {
-                    insert(&mut root, path, value);
+                    insert_at_path(&mut root, path, value);
                 }
             }
             if !root.is_null() {
-                return with_lists(root);
+                return convert_to_lists(root);
             }
         }
         Value::Null
     }
 
-    /// Returns the agent that the span names, by the attributes of the frameworks that Agent
-    /// Lightning supports.
-    pub fn agent(&self) -> Option<&str> {
-        let is_agentops_agent = self.text(&["agentops.span.kind"]) == Some("agent");
-        let is_weave_agent = self.text(&["type"]) == Some("agent");
+    /// Returns the name of the agent that the span belongs to, from the attributes of the
+    /// frameworks that Agent Lightning supports. Returns `None` if the span names no agent.
+    pub fn agent_name(&self) -> Option<&str> {
+        let is_agentops_agent = self.first_text(&["agentops.span.kind"]) == Some("agent");
+        let is_weave_agent = self.first_text(&["type"]) == Some("agent");
         // OpenAI Agents SDK.
-        self.text(&["agent.name"])
+        self.first_text(&["agent.name"])
             // AgentOps' decorator `@agent`.
-            .or_else(|| self.text(&["operation.name"]).filter(|_| is_agentops_agent))
+            .or_else(|| self.first_text(&["operation.name"]).filter(|_| is_agentops_agent))
             // AutoGen, LangGraph and Agent Framework.
-            .or_else(|| self.text(&["recipient_agent_type", "langchain.chain.type", "executor.id"]))
+            .or_else(|| {
+                self.first_text(&["recipient_agent_type", "langchain.chain.type", "executor.id"])
+            })
             // Weave, without and with LangChain.
             .or_else(|| {
-                self.text(&["agentlightning.operation.input.name"]).filter(|_| is_weave_agent)
+                self.first_text(&["agentlightning.operation.input.name"]).filter(|_| is_weave_agent)
             })
             .or_else(|| {
-                self.text(&["lc_name"]).filter(|_| self.name.starts_with("langchain.Chain."))
+                self.first_text(&["lc_name"]).filter(|_| self.name.starts_with("langchain.Chain."))
             })
     }
 
     /// Returns whether the span computes or reports a reward.
-    pub fn is_reward(&self) -> bool {
+    pub fn is_reward_span(&self) -> bool {
         self.reward != SpanReward::Absent
             || self.name == "agentlightning.operation"
-                && self.text(&["agentlightning.operation.name"]) == Some(REWARD)
+                && self.first_text(&["agentlightning.operation.name"]) == Some(REWARD)
     }
 }
 
@@ -138,32 +143,33 @@ impl TracedSpan {
 /// and a client chooses the names.
 const MAX_DEPTH: usize = 64;
 
-/// Sets the value at a path of names that dots separate.
-fn insert(at: &mut Value, path: &str, value: &Value) {
+/// Sets the value at `path` in a JSON tree, and creates the objects on the way. Dots separate the
+/// names in the path.
+fn insert_at_path(at: &mut Value, path: &str, value: &Value) {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     if !at.is_object() {
         *at = Value::Object(Map::new());
     }
     match rest {
-        Some(rest) => insert(&mut at[name], rest, value),
+        Some(rest) => insert_at_path(&mut at[name], rest, value),
         None => at[name] = value.clone(),
     }
 }
 
-/// Replaces objects whose names are `0`, `1`, … by lists.
-fn with_lists(value: Value) -> Value {
+/// Converts every object in `value` whose keys are `0`, `1`, … to a list.
+fn convert_to_lists(value: Value) -> Value {
     let Value::Object(fields) = value else { return value };
     let count = fields.len();
     let fields: Map<String, Value> =
-        fields.into_iter().map(|(name, value)| (name, with_lists(value))).collect();
+        fields.into_iter().map(|(name, value)| (name, convert_to_lists(value))).collect();
     let list: Option<Vec<Value>> =
         (0..count).map(|index| fields.get(&index.to_string()).cloned()).collect();
     list.filter(|list| !list.is_empty()).map_or(Value::Object(fields), Value::Array)
 }
 
-/// Reads the reward of a span in the formats of Agent Lightning 0.3, of AgentOps and of Agent
-/// Lightning 0.2, in this order.
-fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
+/// Parses the reward that the attributes of a span report. The formats of Agent Lightning 0.3,
+/// AgentOps and Agent Lightning 0.2 are tried in this order.
+fn parse_reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
     let mut dimensions: Vec<(usize, &str)> = Vec::new();
     for (key, value) in attributes {
         let Some(rest) = key.strip_prefix(REWARD).and_then(|rest| rest.strip_prefix('.')) else {
@@ -184,7 +190,7 @@ fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
         }
         let read = |(index, key): (usize, &str)| {
             let title = attributes.get(&format!("{REWARD}.{index}.name")).and_then(Value::as_str);
-            Ok((title.unwrap_or("primary").to_owned(), number(key, &attributes[key])?))
+            Ok((title.unwrap_or("primary").to_owned(), parse_finite_number(key, &attributes[key])?))
         };
         return match dimensions.into_iter().map(read).collect() {
             Ok(values) => SpanReward::Values(values),
@@ -198,27 +204,28 @@ fn reward(name: &str, attributes: &Map<String, Value>) -> SpanReward {
             None => continue,
         };
         if parsed["type"] == "reward" {
-            return single(key, parsed.get("value"));
+            return parse_single_reward(key, parsed.get("value"));
         }
     }
     match name {
-        "agentlightning.annotation" => single("reward", attributes.get("reward")),
+        "agentlightning.annotation" => parse_single_reward("reward", attributes.get("reward")),
         _ => SpanReward::Absent,
     }
 }
 
-/// Converts a reward without dimensions. Returns `None` if the reward is missing or null.
-fn single(key: &str, value: Option<&Value>) -> SpanReward {
+/// Converts the value of a reward that has no named dimensions. Returns [`SpanReward::Absent`] if
+/// the value is missing or null.
+fn parse_single_reward(key: &str, value: Option<&Value>) -> SpanReward {
     match value {
         None | Some(Value::Null) => SpanReward::Absent,
-        Some(value) => match number(key, value) {
+        Some(value) => match parse_finite_number(key, value) {
             Ok(value) => SpanReward::Values(vec![("primary".to_owned(), value)]),
             Err(text) => SpanReward::Malformed(text),
         },
     }
 }
 
-fn number(key: &str, value: &Value) -> Result<f64, String> {
+fn parse_finite_number(key: &str, value: &Value) -> Result<f64, String> {
     let number = value.as_f64().filter(|number| number.is_finite());
     number.ok_or_else(|| format!("the reward {key} is {value}, but must be a finite number"))
 }

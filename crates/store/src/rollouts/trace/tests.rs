@@ -50,7 +50,7 @@ fn ids_and_rewards(calls: &[TracedCall]) -> Vec<(&str, Option<f64>)> {
 }
 
 #[test]
-fn attribute_with_many_dots_is_left_out() {
+fn span_attribute_with_too_many_dots_is_omitted() {
     let deep = ["gen_ai.prompt", &".a".repeat(1 << 20)].concat();
     let attributes = json!({ deep: 1, "gen_ai.prompt.0.content": "What is 1 + 1?" });
     let calls =
@@ -187,7 +187,7 @@ fn call_without_parent_belongs_to_enclosing_agent() {
 }
 
 #[test]
-fn repeated_responses_and_calls_of_rewards_are_left_out() {
+fn trace_omits_repeated_responses_and_calls_within_reward_operations() {
     let operation = json!({ "agentlightning.operation.name": "agentlightning.reward" });
     let without_id = span("d", Some("a"), "openai.chat.completion", (0.2, 0.3), json!({}));
     let spans = [
@@ -224,7 +224,7 @@ proptest! {
     /// Whatever the parents are, cycles and lost ones included, the reader ends, and returns each
     /// call at most once. A call whose ancestors reach a root is returned.
     #[test]
-    fn any_parents_yield_each_reachable_call_once(
+    fn spans_with_arbitrary_parents_yield_each_reachable_call_once(
         parents in prop::collection::vec(prop::option::of(0_usize..14), 1..12),
         times in prop::collection::vec((0_u8..8, 0_u8..8), 12),
     ) {

@@ -15,59 +15,66 @@ use rusqlite::{Connection, OpenFlags};
 use tempfile::TempDir;
 
 use super::super::schema::{
-    APPLICATION_ID, EXISTING_FILE_FLAGS, SCHEMA_VERSION, connect, identity, open_error, run_of,
+    APPLICATION_ID, EXISTING_FILE_FLAGS, SCHEMA_VERSION, connect, open_error, read_identity,
+    read_run_id,
 };
 use super::super::{attempts, checksum, migrate, opening, read_only};
 use crate::StoreError;
 use crate::error::Code;
 
-/// Size of a page, which SQLite chooses for new files.
+/// Page size of the files in bytes, which is SQLite's default for new files.
 const PAGE_SIZE: usize = 4096;
 
-/// Maximum number of attempts whose ids are compared with the run.
+/// Maximum number of attempts whose ids are compared with the id of the run.
 const MAX_COMPARED_ROWS: i64 = 1000;
 
-/// An open file, repaired if necessary.
+/// A possibly damaged file of a run, opened for reading, and repaired if necessary.
 pub(super) struct OpenedStore {
     pub connection: Connection,
-    /// Whether the header was replaced.
+    /// Whether the file header was replaced, because it was damaged.
     pub is_restored: bool,
-    /// Directory of the copy, if a copy is read.
+    /// Temporary directory of the copy that is read. `None` if the file itself is read.
     _copy: Option<TempDir>,
 }
 
-/// Opens a file for reading: the file itself or, if necessary, a copy with a restored header or
-/// with the schema of this build.
+/// Opens a possibly damaged file for reading: the file itself or, if necessary, a copy with a
+/// repaired header or with the current schema.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened or is not a store.
-pub(super) fn open(file: &Path, expected: Option<&RunId>) -> Result<OpenedStore, StoreError> {
+pub(super) fn open_damaged_file(
+    file: &Path,
+    expected: Option<&RunId>,
+) -> Result<OpenedStore, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let direct = connect(file, flags).and_then(|connection| {
-        let identity = identity(&connection)?;
+        let identity = read_identity(&connection)?;
         Ok((connection, None, identity))
     });
     let opened = match direct {
         Err(error) if read_only::is_permission_error(&error) && file.is_file() => {
             let (connection, copy) =
-                read_only::open(file).map_err(|source| unwritable(file, source))?;
-            let identity = checksum::register(&connection).and_then(|()| identity(&connection));
+                read_only::open_read_only(file).map_err(|source| unwritable_error(file, source))?;
+            let identity = checksum::register_checksum_function(&connection)
+                .and_then(|()| read_identity(&connection));
             identity.map(|identity| (connection, copy, identity))
         }
         direct => direct,
     };
     let opened = opened.map_err(|source| open_error(file, source));
     let error = match opened {
-        Ok((connection, copy, (APPLICATION_ID, SCHEMA_VERSION))) if can_query(&connection) => {
+        Ok((connection, copy, (APPLICATION_ID, SCHEMA_VERSION)))
+            if has_current_schema(&connection) =>
+        {
             return Ok(OpenedStore { connection, is_restored: false, _copy: copy });
         }
         Ok((_, _, (APPLICATION_ID, version)))
-            if migrate::is_known(version) && version < SCHEMA_VERSION =>
+            if migrate::is_known_version(version) && version < SCHEMA_VERSION =>
         {
-            let dir = copy_files(file).map_err(|source| unwritable(file, source))?;
+            let dir = copy_files(file).map_err(|source| unwritable_error(file, source))?;
             let connection = connect(&dir.path().join("run.db"), EXISTING_FILE_FLAGS);
             let mut connection = connection.map_err(|source| open_error(file, source))?;
-            migrate::run(&mut connection, file)?;
+            migrate::migrate_file(&mut connection, file)?;
             return Ok(OpenedStore { connection, is_restored: false, _copy: Some(dir) });
         }
         Ok((.., (APPLICATION_ID, SCHEMA_VERSION))) => {
@@ -83,18 +90,18 @@ pub(super) fn open(file: &Path, expected: Option<&RunId>) -> Result<OpenedStore,
         Err(error) if matches!(error.code(), Code::Corrupt | Code::Foreign) => error,
         Err(error) => return Err(error),
     };
-    match restore(file, expected) {
+    match restore_header(file, expected) {
         Ok(Some(restored)) => Ok(restored),
         _ => Err(error),
     }
 }
 
-fn unwritable(file: &Path, source: io::Error) -> StoreError {
+fn unwritable_error(file: &Path, source: io::Error) -> StoreError {
     StoreError::Unwritable { location: file.display().to_string(), source }
 }
 
-/// Returns whether all tables and columns are defined.
-fn can_query(connection: &Connection) -> bool {
+/// Returns whether SQLite can find all tables and columns of the current schema.
+fn has_current_schema(connection: &Connection) -> bool {
     let columns = [
         "id FROM run",
         "id, name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, \
@@ -110,7 +117,7 @@ fn can_query(connection: &Connection) -> bool {
     columns.iter().all(|columns| connection.prepare(&format!("SELECT {columns}")).is_ok())
 }
 
-/// Copies the file and its log to a temporary directory.
+/// Copies the database file and its write-ahead log to a temporary directory.
 fn copy_files(file: &Path) -> io::Result<TempDir> {
     let dir = TempDir::with_prefix("levade-check-")?;
     for suffix in ["", "-wal"] {
@@ -127,9 +134,10 @@ fn copy_files(file: &Path) -> io::Result<TempDir> {
     Ok(dir)
 }
 
-/// Repairs the header in a copy: first only the number of pages, which is wrong in a truncated
-/// file, then also the definitions of the tables. Returns `None` if the result is not a store.
-fn restore(
+/// Repairs the header in a copy of the file: first only the number of pages, which is wrong in a
+/// truncated file, and then also the definitions of the tables. Returns `None` if the result is
+/// still not a store of the run.
+fn restore_header(
     file: &Path,
     expected: Option<&RunId>,
 ) -> Result<Option<OpenedStore>, Box<dyn std::error::Error>> {
@@ -141,12 +149,12 @@ fn restore(
         }
         set_page_count(&copy)?;
         let connection = connect(&copy, EXISTING_FILE_FLAGS)?;
-        let stored = run_of(&connection, file).ok();
-        let is_store = can_query(&connection)
+        let stored = read_run_id(&connection, file).ok();
+        let is_store = has_current_schema(&connection)
             && [stored.as_ref(), expected]
                 .into_iter()
                 .flatten()
-                .any(|run| names_attempts(&connection, run, MAX_COMPARED_ROWS));
+                .any(|run| matches_attempt_ids(&connection, run, MAX_COMPARED_ROWS));
         if is_store {
             return Ok(Some(OpenedStore { connection, is_restored: true, _copy: Some(dir) }));
         }
@@ -154,11 +162,11 @@ fn restore(
     Ok(None)
 }
 
-/// Replaces all pages of `copy` that define tables by the same pages of an empty store.
+/// Overwrites the pages of `copy` that define tables with the same pages of an empty store.
 fn replace_tables(dir: &TempDir, copy: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let empty = dir.path().join("empty.db");
     // Dropped at once, so that the log is written to the file.
-    drop(opening::open(&empty, &RunId("empty".into()))?);
+    drop(opening::open_for_writing(&empty, &RunId("empty".into()))?);
     let roots = {
         let connection = connect(&empty, EXISTING_FILE_FLAGS)?;
         let mut statement = connection.prepare("SELECT rootpage FROM sqlite_schema")?;
@@ -175,7 +183,7 @@ fn replace_tables(dir: &TempDir, copy: &Path) -> Result<(), Box<dyn std::error::
     Ok(())
 }
 
-/// Sets the number of pages in the header to the number of pages in the file. Format of the header:
+/// Writes the actual number of pages to the file header. Format of the header:
 /// <https://sqlite.org/fileformat2.html#the_database_header>.
 fn set_page_count(file: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(file)?;
@@ -189,8 +197,9 @@ fn set_page_count(file: &Path) -> io::Result<()> {
     file.write_all(&change_counter)
 }
 
-/// Returns whether the id of an attempt in the first rows is derived from `run`.
-pub(super) fn names_attempts(connection: &Connection, run: &RunId, last_row: i64) -> bool {
+/// Returns whether an attempt in the first [`MAX_COMPARED_ROWS`] rows has an id that is derived
+/// from `run`.
+pub(super) fn matches_attempt_ids(connection: &Connection, run: &RunId, last_row: i64) -> bool {
     let rows = 1..=last_row.min(MAX_COMPARED_ROWS);
-    rows.into_iter().any(|row| attempts::slot_of(connection, run, row).is_some())
+    rows.into_iter().any(|row| attempts::read_slot_name(connection, run, row).is_some())
 }

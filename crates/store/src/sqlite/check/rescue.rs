@@ -9,66 +9,68 @@ use super::super::{attempts, evals, ledger, opening, segments, withdrawals};
 use crate::error::Failure;
 use crate::{Attempt, EvalKey, StepPlan, StoreError, Withdrawal};
 
-/// Number of values in a transaction.
+/// Number of values that are committed in one transaction.
 const BATCH: u32 = 256;
 
-/// A file that receives whole values.
-pub(super) struct Rescue {
+/// A new file that receives the intact values of a damaged file.
+pub(super) struct RescueFile {
     path: PathBuf,
     connection: Connection,
-    /// Number of values in the open transaction.
+    /// Number of values in the open transaction that are not committed yet.
     pending: u32,
 }
 
-impl Rescue {
-    /// Creates a store at `path`.
+impl RescueFile {
+    /// Creates an empty store of the run `run` at `path`.
     pub fn create(path: &Path, run: &RunId) -> Result<Self, StoreError> {
-        let (connection, _) = opening::open(path, run)?;
-        Ok(Rescue { path: path.to_owned(), connection, pending: 0 })
+        let (connection, _) = opening::open_for_writing(path, run)?;
+        Ok(RescueFile { path: path.to_owned(), connection, pending: 0 })
     }
 
-    /// Adds an attempt in any state.
+    /// Adds an attempt with its segments, whatever its status.
     pub fn add_attempt(&mut self, attempt: &Attempt) -> Result<(), StoreError> {
-        self.write(attempts::key(&attempt.id), |to| {
-            let row = attempts::insert(to, attempt)?;
-            segments::insert(to, row, attempt.trajectory.segments())
+        self.write_value(attempts::attempt_key(&attempt.id), |to| {
+            let row = attempts::insert_attempt(to, attempt)?;
+            segments::insert_segments(to, row, attempt.trajectory.segments())
         })
     }
 
-    /// Adds a step plan.
+    /// Adds a step plan with its sequences.
     pub fn add_plan(&mut self, plan: &StepPlan) -> Result<(), StoreError> {
-        self.write(ledger::key(plan.phase, plan.step), |to| ledger::write(to, plan))
+        self.write_value(ledger::plan_key(plan.phase, plan.step), |to| {
+            ledger::insert_plan(to, plan)
+        })
     }
 
     /// Adds the result of an evaluation, given as JSON text.
     pub fn add_eval(&mut self, key: EvalKey, text: &str) -> Result<(), StoreError> {
-        self.write(key.to_string(), |to| evals::record(to, key, text).map(drop))
+        self.write_value(key.to_string(), |to| evals::record_eval(to, key, text).map(drop))
     }
 
-    /// Adds the tombstone of an attempt that was added before.
+    /// Adds the tombstone of an attempt. The attempt must have been added before.
     pub fn add_withdrawal(&mut self, tombstone: &Withdrawal) -> Result<(), StoreError> {
-        self.write(attempts::key(&tombstone.id), |to| {
+        self.write_value(attempts::attempt_key(&tombstone.id), |to| {
             let query = "SELECT id FROM attempts WHERE name = ?1";
             let row = to.query_row(query, [tombstone.id.bytes()], |row| row.get(0))?;
-            withdrawals::insert(to, row, tombstone)
+            withdrawals::insert_tombstone(to, row, tombstone)
         })
     }
 
-    /// Commits everything and returns the path of the file.
+    /// Commits all pending values and returns the path of the file.
     pub fn finish(mut self) -> Result<PathBuf, StoreError> {
-        self.commit().map_err(|failure| self.error(failure, "the last values".into()))?;
+        self.commit().map_err(|failure| self.to_store_error(failure, "the last values".into()))?;
         Ok(self.path)
     }
 
-    fn write(
+    fn write_value(
         &mut self,
         key: String,
         work: impl FnOnce(&Connection) -> Result<(), Failure>,
     ) -> Result<(), StoreError> {
-        self.try_write(work).map_err(|failure| self.error(failure, key))
+        self.try_write_value(work).map_err(|failure| self.to_store_error(failure, key))
     }
 
-    fn try_write(
+    fn try_write_value(
         &mut self,
         work: impl FnOnce(&Connection) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
@@ -88,7 +90,7 @@ impl Rescue {
         Ok(())
     }
 
-    fn error(&self, failure: Failure, key: String) -> StoreError {
+    fn to_store_error(&self, failure: Failure, key: String) -> StoreError {
         failure.into_error(&self.path.display().to_string(), "rescue", key)
     }
 }

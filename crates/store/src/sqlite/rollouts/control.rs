@@ -8,23 +8,23 @@ use crate::error::Failure;
 use crate::rollouts::state::{RolloutState, TryState};
 use crate::rollouts::{Rollout, RolloutError, WorkerStatus};
 
-/// One call: its transaction and its time.
+/// Context of one call of the rollout store: its transaction and its time.
 #[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct CallContext<'a> {
     pub db: &'a Connection,
     pub now: f64,
 }
 
-/// Converts an error of the caller to a failure of the operation.
-pub(super) fn reject(error: RolloutError) -> Failure {
+/// Wraps an error of the caller in a failure, from which it is restored later.
+pub(super) fn to_failure(error: RolloutError) -> Failure {
     Failure::Backend(error.code(), error.into())
 }
 
-/// Columns of [`read_try`]. `t` is the try.
+/// Columns that [`read_try`] reads from the table of tries, which the query names `t`.
 const TRY_COLUMNS: &str = "t.seq, t.id, t.number, t.status, t.worker, t.start_time, t.end_time, t.heartbeat, t.ttl, \
     t.released";
 
-/// Reads the key of a try and its state.
+/// Reads a try from the columns that start at `index`. Returns its row id and its state.
 fn read_try(row: &Row<'_>, index: usize) -> rusqlite::Result<(i64, TryState)> {
     let state = TryState {
         id: row.get(index + 1)?,
@@ -40,8 +40,8 @@ fn read_try(row: &Row<'_>, index: usize) -> rusqlite::Result<(i64, TryState)> {
     Ok((row.get(index)?, state))
 }
 
-/// Writes the fields of a try that change.
-pub(super) fn save_try(call: Call<'_>, seq: i64, of: &TryState) -> Result<(), Failure> {
+/// Writes the changeable fields of the try in row `seq`.
+pub(super) fn save_try(call: CallContext<'_>, seq: i64, of: &TryState) -> Result<(), Failure> {
     let sql = "UPDATE tries SET status = ?2, worker = ?3, end_time = ?4, heartbeat = ?5, released = ?6 WHERE seq = ?1";
     call.db.prepare_cached(sql)?.execute(params![
         seq,
@@ -54,52 +54,54 @@ pub(super) fn save_try(call: Call<'_>, seq: i64, of: &TryState) -> Result<(), Fa
     Ok(())
 }
 
-/// A try of a rollout, by its key.
+/// A stored try of a rollout, with its row id.
 #[derive(Debug)]
 pub(super) enum StoredTry {
-    /// The latest try, with its key. The state of the rollout contains the state of this try.
+    /// The latest try of the rollout, by its row id. The state of the rollout contains the state of
+    /// this try.
     Latest(i64),
-    /// An earlier try, with its key and its state.
+    /// An earlier try of the rollout: its row id and its state.
     Earlier(i64, TryState),
 }
 
 impl StoredTry {
-    /// Returns the key of the try.
+    /// Returns the row id of the try.
     pub fn seq(&self) -> i64 {
         let (StoredTry::Latest(seq) | StoredTry::Earlier(seq, _)) = self;
         *seq
     }
 }
 
-/// A rollout as it is stored.
+/// A stored rollout with its latest try. Changes are written back with [`save`](Self::save).
 #[derive(Debug)]
 pub(super) struct StoredRollout {
     pub seq: i64,
     pub enqueued: i64,
-    /// Key of the latest try. 0 if no try has started.
+    /// Row id of the latest try. 0 if no try has started.
     pub latest_seq: i64,
     pub state: RolloutState,
-    /// Time until which timeouts were last computed.
+    /// Stored time at which the next timeout of the rollout expires. `None` if no timeout applies.
     expires: Option<f64>,
 }
 
 impl StoredRollout {
-    /// Returns a rollout, or `None` if it does not exist.
-    pub fn find(call: Call<'_>, id: &str) -> Result<Option<Self>, Failure> {
+    /// Reads the rollout with the id `id`. Returns `None` if it does not exist.
+    pub fn find(call: CallContext<'_>, id: &str) -> Result<Option<Self>, Failure> {
         let sql = format!("SELECT {} FROM {} WHERE r.id = ?1", Self::columns(), rows::ROLLOUT_FROM);
         Ok(call.db.prepare_cached(&sql)?.query_row([id], Self::read).optional()?)
     }
 
-    /// Reads the rollout with the id `id`.
+    /// Reads the rollout with the id `id`, which must exist.
     ///
     /// # Errors
     /// Returns [`RolloutError::UnknownRollout`] if the rollout does not exist.
-    pub fn get(call: Call<'_>, id: &str) -> Result<Self, Failure> {
+    pub fn get(call: CallContext<'_>, id: &str) -> Result<Self, Failure> {
         Self::find(call, id)?
-            .ok_or_else(|| reject(RolloutError::UnknownRollout { rollout_id: id.to_owned() }))
+            .ok_or_else(|| to_failure(RolloutError::UnknownRollout { rollout_id: id.to_owned() }))
     }
 
-    /// Columns of [`StoredRollout::read`], from [`rows::ROLLOUT_FROM`].
+    /// Returns the columns that [`StoredRollout::read`] reads from the tables
+    /// [`rows::ROLLOUT_FROM`].
     pub fn columns() -> String {
         format!(
             "r.seq, r.id, r.status, r.timeout, r.unresponsive, r.max_tries, r.retry_on, r.tries, r.released, r.enqueued, \
@@ -118,14 +120,14 @@ impl StoredRollout {
             released: row.get(8)?,
             latest,
             is_changed: false,
-            ..RolloutState::new(row.get(1)?, rows::config(row, 3)?)
+            ..RolloutState::new(row.get(1)?, rows::parse_config(row, 3)?)
         };
         let (enqueued, expires) = (row.get(9)?, row.get(11)?);
         Ok(StoredRollout { seq: row.get(0)?, enqueued, latest_seq, state, expires })
     }
 
-    /// Returns the try with this id, or `None` if the rollout has no such try.
-    pub fn find_try(&self, call: Call<'_>, id: &str) -> Result<Option<StoredTry>, Failure> {
+    /// Returns the try with the id `id`, or `None` if the rollout has no such try.
+    pub fn find_try(&self, call: CallContext<'_>, id: &str) -> Result<Option<StoredTry>, Failure> {
         if self.state.latest.as_ref().is_some_and(|latest| latest.id == id) {
             return Ok(Some(StoredTry::Latest(self.latest_seq)));
         }
@@ -135,10 +137,10 @@ impl StoredRollout {
         Ok(found.optional()?.map(|(seq, of)| StoredTry::Earlier(seq, of)))
     }
 
-    /// Starts a try, which becomes the latest one. Call [`save`](Self::save) next.
+    /// Inserts a try, which becomes the latest try. The caller must then call [`save`](Self::save).
     pub fn start_try(
         &mut self,
-        call: Call<'_>,
+        call: CallContext<'_>,
         worker: Option<&str>,
         ttl: Option<f64>,
     ) -> Result<(), Failure> {
@@ -155,20 +157,20 @@ impl StoredRollout {
         Ok(())
     }
 
-    /// Writes the latest try, which has changed, and then the rollout.
-    pub fn save_latest(&mut self, call: Call<'_>) -> Result<(), Failure> {
+    /// Writes the latest try and then the rollout.
+    pub fn save_latest(&mut self, call: CallContext<'_>) -> Result<(), Failure> {
         if let Some(latest) = &self.state.latest {
             save_try(call, self.latest_seq, latest)?;
         }
         self.save(call)
     }
 
-    /// Writes the fields of the rollout that change. A change of more than the timeout gets a
-    /// sequence number.
-    pub fn save(&mut self, call: Call<'_>) -> Result<(), Failure> {
+    /// Writes the changeable fields of the rollout. If anything except the timeout has changed, the
+    /// change gets the next sequence number.
+    pub fn save(&mut self, call: CallContext<'_>) -> Result<(), Failure> {
         let expires = self.state.expires();
         if self.state.is_changed {
-            let change = next_change(call)?;
+            let change = next_change_number(call)?;
             if self.state.moves_to_end {
                 self.enqueued = change;
             }
@@ -193,32 +195,33 @@ impl StoredRollout {
         Ok(())
     }
 
-    /// Brings the worker of the latest try up to date. `is_lease` states that the worker has just
-    /// leased it.
-    pub fn sync_latest(&self, call: Call<'_>, is_lease: bool) -> Result<(), Failure> {
+    /// Updates the record of the worker that executes the latest try. `is_lease` is `true` if the
+    /// worker has just leased it.
+    pub fn sync_latest(&self, call: CallContext<'_>, is_lease: bool) -> Result<(), Failure> {
         match &self.state.latest {
             Some(latest) => sync_worker(call, &self.state.id, latest, is_lease),
             None => Ok(()),
         }
     }
 
-    /// Reads the complete rollout.
-    pub fn load(&self, call: Call<'_>) -> Result<Rollout, Failure> {
+    /// Reads all fields of the rollout.
+    pub fn load_rollout(&self, call: CallContext<'_>) -> Result<Rollout, Failure> {
         let sql = format!("SELECT {} FROM {} WHERE r.seq = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
-        Ok(call.db.prepare_cached(&sql)?.query_row([self.seq], rows::rollout)?)
+        Ok(call.db.prepare_cached(&sql)?.query_row([self.seq], rows::parse_rollout)?)
     }
 }
 
-/// Returns the next sequence number of changes, which is also the end of every queue.
-pub(super) fn next_change(call: Call<'_>) -> Result<i64, Failure> {
+/// Returns the next sequence number of a change. The same number is the position at the end of
+/// every queue.
+pub(super) fn next_change_number(call: CallContext<'_>) -> Result<i64, Failure> {
     let sql = "SELECT coalesce(max(changed), 0) + 1 FROM rollouts";
     Ok(call.db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Brings the worker of a try up to date with the status of the try. `is_lease` states that the
+/// Updates the record of a try's worker to match the status of the try. `is_lease` is `true` if the
 /// worker has just leased it.
 pub(super) fn sync_worker(
-    call: Call<'_>,
+    call: CallContext<'_>,
     rollout_id: &str,
     of: &TryState,
     is_lease: bool,

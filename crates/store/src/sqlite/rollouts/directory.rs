@@ -2,14 +2,14 @@
 
 use rusqlite::{OptionalExtension, params};
 
-use super::control::Call;
+use super::control::CallContext;
 use super::rows;
 use crate::error::Failure;
 use crate::rollouts::{Json, Resources, Worker};
 
-/// Adds a version of resources.
+/// Adds a version of the resources with the id `id`. If `id` is `None`, an id is generated.
 pub(super) fn put_resources(
-    call: Call<'_>,
+    call: CallContext<'_>,
     id: Option<&str>,
     value: &Json,
 ) -> Result<Resources, Failure> {
@@ -17,7 +17,7 @@ pub(super) fn put_resources(
     let id = match id {
         Some(id) => id,
         None => {
-            generated = new_id(call)?;
+            generated = new_resources_id(call)?;
             &generated
         }
     };
@@ -45,8 +45,8 @@ pub(super) fn put_resources(
     })
 }
 
-/// Returns an id that no resources have. Clients expect `rs-` and 12 digits.
-fn new_id(call: Call<'_>) -> Result<String, Failure> {
+/// Generates an unused id for resources. Clients expect `rs-` and 12 digits.
+fn new_resources_id(call: CallContext<'_>) -> Result<String, Failure> {
     loop {
         let sql = "SELECT 'rs-' || lower(hex(randomblob(6)))";
         let id: String = call.db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
@@ -57,9 +57,9 @@ fn new_id(call: Call<'_>) -> Result<String, Failure> {
     }
 }
 
-/// Records a heartbeat of a worker.
-pub(super) fn beat_worker(
-    call: Call<'_>,
+/// Records a heartbeat of a worker. If `stats` is `None`, the previous statistics are kept.
+pub(super) fn record_worker_heartbeat(
+    call: CallContext<'_>,
     id: &str,
     stats: Option<&Json>,
 ) -> Result<Worker, Failure> {
@@ -70,5 +70,5 @@ pub(super) fn beat_worker(
         rows::WORKER
     );
     let stats = stats.map(|stats| stats.get());
-    Ok(call.db.prepare_cached(&sql)?.query_row(params![id, stats, call.now], rows::worker)?)
+    Ok(call.db.prepare_cached(&sql)?.query_row(params![id, stats, call.now], rows::parse_worker)?)
 }

@@ -27,45 +27,46 @@ use rusqlite::Connection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::worker::{JobReceiver, Worker as Thread, read as run_reads, write as run_writes};
+use super::worker::{DatabaseThread, JobReceiver, process_reads, process_writes};
 use super::{RESPONSE_TIMEOUT, run_on_worker, start_worker};
 use crate::error::Failure;
 use crate::rollouts::{
     Clock, Json, Lease, LeaseEnd, LeaseRequest, NewRollout, NewSpan, Page, PageRequest, Resources,
-    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutUpdate, Rollouts, Span, SpanFilter,
-    SpanOutcome, Statistics, Try, TryName, TryUpdate, Worker, WorkerFilter,
+    ResourcesFilter, Result, Rollout, RolloutFilter, RolloutStatistics, RolloutUpdate, Rollouts,
+    Span, SpanFilter, SpanOutcome, Try, TrySelector, TryUpdate, Worker, WorkerFilter,
 };
 use crate::{StoreError, WriteOutcome};
-use control::Call;
+use control::CallContext;
 
-/// Location of a store in the memory of the process.
+/// Location that selects a store in the memory of the process.
 const IN_MEMORY: &str = "memory:";
 
-/// Number of threads that read a file.
+/// Number of threads that read the database file.
 const READERS: usize = 2;
 
-/// Maximum interval between two polls of a wait, which bounds the delay until it sees writes of
-/// other processes.
+/// Maximum interval between two polls of a waiting call, which bounds the delay until the call sees
+/// writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Minimum interval between two looks of a wait, which bounds its load while many writes arrive.
+/// Minimum interval between two polls of a waiting call, which bounds the load while many writes
+/// arrive.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rollouts in an SQLite database.
+/// A store of rollouts in an SQLite database.
 struct SqliteRollouts {
     location: String,
     clock: Arc<dyn Clock>,
-    writer: Thread,
-    /// Empty if the store is in memory.
-    readers: Vec<Thread>,
+    writer: DatabaseThread,
+    /// Threads that read the file. Empty if the store is in memory; then the writer reads, too.
+    readers: Vec<DatabaseThread>,
     next_reader: AtomicUsize,
-    /// Notified of changes of rollouts. It wakes waits in their order, so that simulations are
-    /// repeatable.
+    /// Notified when rollouts change. It wakes waiting calls in their order, so that simulations
+    /// are repeatable.
     changes: Arc<Notify>,
 }
 
-/// Opens a store of rollouts: `memory:`, or the path of a file, which is created if it does not
-/// exist.
+/// Opens a store of rollouts. `location` is `memory:` or the path of a file. The file is created if
+/// it does not exist.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, belongs to another program, or has another schema
@@ -76,24 +77,28 @@ pub async fn open_rollouts(
 ) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
     let mut readers = Vec::new();
     let writer = if location == IN_MEMORY {
-        start_thread(location, "levade-rollouts", schema::in_memory, run_writes).await?
+        start_thread(location, "levade-rollouts", schema::open_in_memory, process_writes).await?
     } else {
         let path = PathBuf::from(location);
         let of_writer = path.clone();
-        let writer =
-            start_thread(location, "levade-rollouts", move || schema::file(&of_writer), run_writes)
-                .await?;
+        let writer = start_thread(
+            location,
+            "levade-rollouts",
+            move || schema::open_file(&of_writer),
+            process_writes,
+        )
+        .await?;
         for _ in 0..READERS {
             let path = path.clone();
-            let open = move || schema::reader(&path);
-            readers.push(start_thread(location, "levade-reader", open, run_reads).await?);
+            let open = move || schema::open_reader(&path);
+            readers.push(start_thread(location, "levade-reader", open, process_reads).await?);
         }
         writer
     };
     Ok(Arc::new(SqliteRollouts::new(location, clock, writer, readers)))
 }
 
-/// Opens a file of rollouts, or creates it. Every call runs in the task of its caller instead of a
+/// Opens or creates a file of rollouts. Every call runs in the task of its caller instead of on a
 /// thread, so that simulations are repeatable.
 ///
 /// # Errors
@@ -103,7 +108,7 @@ pub fn open_rollouts_in_caller(
     file: &std::path::Path,
     clock: Arc<dyn Clock>,
 ) -> std::result::Result<Arc<dyn Rollouts>, StoreError> {
-    let writer = Thread::in_caller(schema::file(file)?, run_writes);
+    let writer = DatabaseThread::in_caller(schema::open_file(file)?, process_writes);
     let location = file.display().to_string();
     Ok(Arc::new(SqliteRollouts::new(&location, clock, writer, Vec::new())))
 }
@@ -114,19 +119,20 @@ async fn start_thread(
     name: &str,
     open: impl FnOnce() -> std::result::Result<Connection, StoreError> + Send + 'static,
     run: fn(&mut Connection, &JobReceiver),
-) -> std::result::Result<Thread, StoreError> {
+) -> std::result::Result<DatabaseThread, StoreError> {
     let open = || Ok(((open()?, None), ()));
     let names = (name, "the rollouts");
     Ok(start_worker(location, names, RESPONSE_TIMEOUT, open, run).await?.0)
 }
 
-/// Announces a change when it is dropped. A job owns it, and is dropped after its commit.
-struct Announcement {
+/// Notifies waiting calls of a change when it is dropped. A job owns it, so the drop follows the
+/// commit of the job.
+struct ChangeAnnouncement {
     changes: Arc<Notify>,
     is_due: bool,
 }
 
-impl Drop for Announcement {
+impl Drop for ChangeAnnouncement {
     fn drop(&mut self) {
         if self.is_due {
             self.changes.notify_waiters();
@@ -141,33 +147,41 @@ impl fmt::Debug for SqliteRollouts {
 }
 
 impl SqliteRollouts {
-    fn new(location: &str, clock: Arc<dyn Clock>, writer: Thread, readers: Vec<Thread>) -> Self {
+    fn new(
+        location: &str,
+        clock: Arc<dyn Clock>,
+        writer: DatabaseThread,
+        readers: Vec<DatabaseThread>,
+    ) -> Self {
         let location = location.to_owned();
         let next_reader = AtomicUsize::new(0);
         let changes = Arc::new(Notify::new());
         SqliteRollouts { location, clock, writer, readers, next_reader, changes }
     }
 
-    /// Runs `work` on the writing thread, in a transaction. `work` returns whether a rollout
-    /// changed.
+    /// Runs `work` on the thread that writes, in a transaction. `work` returns its result and
+    /// whether a rollout changed.
     async fn write<T: Send + 'static>(
         &self,
         key: &str,
-        mut work: impl FnMut(Call<'_>) -> std::result::Result<(T, bool), Failure> + Send + 'static,
+        mut work: impl FnMut(CallContext<'_>) -> std::result::Result<(T, bool), Failure>
+        + Send
+        + 'static,
     ) -> Result<T> {
         let clock = Arc::clone(&self.clock);
-        let mut announcement = Announcement { changes: Arc::clone(&self.changes), is_due: false };
+        let mut announcement =
+            ChangeAnnouncement { changes: Arc::clone(&self.changes), is_due: false };
         let work = move |db: &Connection| {
             // The closure must own the complete value, and not only its field.
             let announcement = &mut announcement;
-            let (result, is_changed) = work(Call { db, now: clock.now() })?;
+            let (result, is_changed) = work(CallContext { db, now: clock.now() })?;
             announcement.is_due = is_changed;
             Ok(result)
         };
         self.run(&self.writer, "record", key, work).await
     }
 
-    /// Runs `work` on a reading thread, on one consistent snapshot.
+    /// Runs `work` on a thread that reads, on one consistent snapshot.
     async fn read<T: Send + 'static>(
         &self,
         key: &str,
@@ -179,7 +193,7 @@ impl SqliteRollouts {
 
     async fn run<T: Send + 'static>(
         &self,
-        thread: &Thread,
+        thread: &DatabaseThread,
         action: &'static str,
         key: &str,
         work: impl FnMut(&Connection) -> std::result::Result<T, Failure> + Send + 'static,
@@ -188,8 +202,8 @@ impl SqliteRollouts {
         Ok(run_on_worker(thread, operation, RESPONSE_TIMEOUT, work).await?)
     }
 
-    /// Calls `look` until it returns a value, or until `wait` is over. Looks again after every
-    /// change.
+    /// Calls `look` until it returns a value, or until `wait` is over. Calls it again after every
+    /// change of a rollout, and at least once per [`POLL_INTERVAL`].
     async fn poll<T, F>(
         &self,
         wait: Duration,
@@ -216,13 +230,13 @@ impl SqliteRollouts {
     }
 }
 
-/// Marks the result of an operation as a change of a rollout.
-fn changed<T>(result: T) -> (T, bool) {
+/// Returns `result` with the flag that a rollout changed.
+fn mark_changed<T>(result: T) -> (T, bool) {
     (result, true)
 }
 
-/// Marks the result of an operation as no change of a rollout.
-fn unchanged<T>(result: T) -> (T, bool) {
+/// Returns `result` with the flag that no rollout changed.
+fn mark_unchanged<T>(result: T) -> (T, bool) {
     (result, false)
 }
 
@@ -238,14 +252,15 @@ impl Rollouts for SqliteRollouts {
 
     async fn enqueue(&self, new: &[NewRollout]) -> Result<Vec<Rollout>> {
         let new = new.to_vec();
-        self.write("rollouts", move |call| queue::enqueue(call, &new).map(changed)).await
+        self.write("rollouts", move |call| queue::enqueue_rollouts(call, &new).map(mark_changed))
+            .await
     }
 
-    async fn start(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
+    async fn start_rollout(&self, new: &NewRollout, worker: Option<&str>) -> Result<Rollout> {
         let new = new.clone();
         let worker = worker.map(str::to_owned);
         self.write("a rollout", move |call| {
-            queue::start(call, &new, worker.as_deref()).map(changed)
+            queue::start_rollout(call, &new, worker.as_deref()).map(mark_changed)
         })
         .await
     }
@@ -253,19 +268,20 @@ impl Rollouts for SqliteRollouts {
     async fn start_try(&self, rollout_id: &str, worker: Option<&str>) -> Result<Rollout> {
         let id = rollout_id.to_owned();
         let worker = worker.map(str::to_owned);
-        let start =
-            move |call: Call<'_>| queue::start_try(call, &id, worker.as_deref()).map(changed);
+        let start = move |call: CallContext<'_>| {
+            queue::start_try(call, &id, worker.as_deref()).map(mark_changed)
+        };
         self.write(rollout_id, start).await
     }
 
-    async fn lease(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
+    async fn lease_rollouts(&self, request: &LeaseRequest) -> Result<Vec<Rollout>> {
         if request.max == 0 {
             return Ok(Vec::new());
         }
         let lease = || {
             let request = request.clone();
-            let lease = move |call: Call<'_>| {
-                let leased = queue::lease(call, &request)?;
+            let lease = move |call: CallContext<'_>| {
+                let leased = queue::lease_rollouts(call, &request)?;
                 let is_changed = !leased.is_empty();
                 Ok((leased, is_changed))
             };
@@ -278,7 +294,7 @@ impl Rollouts for SqliteRollouts {
         let look = || async {
             let request = request.clone();
             let can_lease =
-                move |db: &Connection| queue::can_lease(Call { db, now: 0.0 }, &request);
+                move |db: &Connection| queue::can_lease(CallContext { db, now: 0.0 }, &request);
             if !self.read("queues", can_lease).await? {
                 return Ok(None);
             }
@@ -289,78 +305,92 @@ impl Rollouts for SqliteRollouts {
         Ok(self.poll(request.wait, look).await?.unwrap_or_default())
     }
 
-    async fn heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
+    async fn record_heartbeat(&self, lease: &Lease) -> Result<Option<f64>> {
         let of = lease.clone();
-        self.write(&lease.rollout_id, move |call| reports::heartbeat(call, &of)).await
+        self.write(&lease.rollout_id, move |call| reports::record_heartbeat(call, &of)).await
     }
 
-    async fn finish(
+    async fn end_lease(
         &self,
         lease: &Lease,
         end: LeaseEnd,
         metadata: Option<Json>,
     ) -> Result<WriteOutcome> {
         let of = lease.clone();
-        let finish =
-            move |call: Call<'_>| reports::finish(call, &of, end, metadata.as_ref()).map(changed);
+        let finish = move |call: CallContext<'_>| {
+            reports::end_lease(call, &of, end, metadata.as_ref()).map(mark_changed)
+        };
         self.write(&lease.rollout_id, finish).await
     }
 
-    async fn cancel(&self, ids: &[String]) -> Result<u64> {
+    async fn cancel_rollouts(&self, ids: &[String]) -> Result<u64> {
         let ids = ids.to_vec();
-        self.write("rollouts", move |call| queue::cancel(call, &ids).map(changed)).await
+        self.write("rollouts", move |call| queue::cancel_rollouts(call, &ids).map(mark_changed))
+            .await
     }
 
-    async fn expire(&self) -> Result<Vec<Try>> {
+    async fn expire_tries(&self) -> Result<Vec<Try>> {
         let now = self.now();
-        if !self.read("timeouts", move |db| reports::has_expired(Call { db, now })).await? {
+        if !self.read("timeouts", move |db| reports::has_expired(CallContext { db, now })).await? {
             return Ok(Vec::new());
         }
-        self.write("timeouts", |call| reports::expire(call).map(changed)).await
+        self.write("timeouts", |call| reports::expire_tries(call).map(mark_changed)).await
     }
 
     async fn update_rollout(&self, rollout_id: &str, update: &RolloutUpdate) -> Result<Rollout> {
         let id = rollout_id.to_owned();
         let update = update.clone();
-        self.write(rollout_id, move |call| reports::update_rollout(call, &id, &update).map(changed))
-            .await
+        self.write(rollout_id, move |call| {
+            reports::update_rollout(call, &id, &update).map(mark_changed)
+        })
+        .await
     }
 
     async fn update_try(
         &self,
         rollout_id: &str,
-        name: &TryName,
+        name: &TrySelector,
         update: &TryUpdate,
     ) -> Result<Try> {
         let id = rollout_id.to_owned();
         let name = name.clone();
         let update = update.clone();
         self.write(rollout_id, move |call| {
-            reports::update_try(call, &id, &name, &update).map(changed)
+            reports::update_try(call, &id, &name, &update).map(mark_changed)
         })
         .await
     }
 
     async fn rollout(&self, rollout_id: &str) -> Result<Option<Rollout>> {
         let id = rollout_id.to_owned();
-        self.read(rollout_id, move |db| read::rollout(db, &id)).await
+        self.read(rollout_id, move |db| read::find_rollout(db, &id)).await
     }
 
-    async fn rollouts(&self, filter: &RolloutFilter, page: &PageRequest) -> Result<Page<Rollout>> {
+    async fn query_rollouts(
+        &self,
+        filter: &RolloutFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Rollout>> {
         let filter = filter.clone();
         let page = page.clone();
-        self.read("rollouts", move |db| read::rollouts(db, &filter, &page)).await
+        self.read("rollouts", move |db| read::query_rollouts(db, &filter, &page)).await
     }
 
-    async fn tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
+    async fn query_tries(&self, rollout_id: &str, page: &PageRequest) -> Result<Page<Try>> {
         let id = rollout_id.to_owned();
         let page = page.clone();
-        self.read(rollout_id, move |db| read::tries(db, &id, &page)).await
+        self.read(rollout_id, move |db| read::query_tries(db, &id, &page)).await
     }
 
-    async fn changes(&self, since: u64, max: usize, wait: Duration) -> Result<(Vec<Rollout>, u64)> {
+    async fn wait_for_changes(
+        &self,
+        since: u64,
+        max: usize,
+        wait: Duration,
+    ) -> Result<(Vec<Rollout>, u64)> {
         let look = || async {
-            let changes = self.read("changes", move |db| read::changes(db, since, max)).await?;
+            let changes =
+                self.read("changes", move |db| read::changed_rollouts(db, since, max)).await?;
             Ok((!changes.is_empty()).then_some(changes))
         };
         let changes = self.poll(wait, look).await?.unwrap_or_default();
@@ -368,10 +398,10 @@ impl Rollouts for SqliteRollouts {
         Ok((changes, last))
     }
 
-    async fn wait_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
+    async fn wait_until_finished(&self, ids: &[String], wait: Duration) -> Result<Vec<Rollout>> {
         let finished = || {
             let ids = ids.to_vec();
-            self.read("rollouts", move |db| read::finished(db, &ids))
+            self.read("rollouts", move |db| read::finished_rollouts(db, &ids))
         };
         let look = || async {
             let (finished, has_open) = finished().await?;
@@ -386,8 +416,8 @@ impl Rollouts for SqliteRollouts {
     async fn put_resources(&self, id: Option<&str>, value: &Json) -> Result<Resources> {
         let of = id.map(str::to_owned);
         let value = value.clone();
-        let put = move |call: Call<'_>| {
-            directory::put_resources(call, of.as_deref(), &value).map(unchanged)
+        let put = move |call: CallContext<'_>| {
+            directory::put_resources(call, of.as_deref(), &value).map(mark_unchanged)
         };
         self.write(id.unwrap_or("resources"), put).await
     }
@@ -395,7 +425,7 @@ impl Rollouts for SqliteRollouts {
     async fn resources(&self, id: Option<&str>, version: Option<u64>) -> Result<Option<Resources>> {
         let of = id.map(str::to_owned);
         let key = id.unwrap_or("the latest resources");
-        self.read(key, move |db| read::resources(db, of.as_deref(), version)).await
+        self.read(key, move |db| read::find_resources(db, of.as_deref(), version)).await
     }
 
     async fn query_resources(
@@ -408,40 +438,48 @@ impl Rollouts for SqliteRollouts {
         self.read("resources", move |db| read::query_resources(db, &filter, &page)).await
     }
 
-    async fn beat_worker(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
+    async fn record_worker_heartbeat(&self, id: &str, stats: Option<Json>) -> Result<Worker> {
         let of = id.to_owned();
-        let beat =
-            move |call: Call<'_>| directory::beat_worker(call, &of, stats.as_ref()).map(unchanged);
+        let beat = move |call: CallContext<'_>| {
+            directory::record_worker_heartbeat(call, &of, stats.as_ref()).map(mark_unchanged)
+        };
         self.write(id, beat).await
     }
 
     async fn worker(&self, id: &str) -> Result<Option<Worker>> {
         let of = id.to_owned();
-        self.read(id, move |db| read::worker(db, &of)).await
+        self.read(id, move |db| read::find_worker(db, &of)).await
     }
 
-    async fn workers(&self, filter: &WorkerFilter, page: &PageRequest) -> Result<Page<Worker>> {
+    async fn query_workers(
+        &self,
+        filter: &WorkerFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Worker>> {
         let filter = filter.clone();
         let page = page.clone();
-        self.read("workers", move |db| read::workers(db, &filter, &page)).await
+        self.read("workers", move |db| read::query_workers(db, &filter, &page)).await
     }
 
     async fn add_spans(&self, spans: Vec<NewSpan>) -> Result<Vec<SpanOutcome>> {
-        self.write("spans", move |call| spans::add(call, &spans)).await
+        self.write("spans", move |call| spans::add_spans(call, &spans)).await
     }
 
-    async fn spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
+    async fn query_spans(&self, filter: &SpanFilter, page: &PageRequest) -> Result<Page<Span>> {
         let of = filter.clone();
         let page = page.clone();
-        self.read(&filter.rollout_id, move |db| read::spans(db, &of, &page)).await
+        self.read(&filter.rollout_id, move |db| read::query_spans(db, &of, &page)).await
     }
 
     async fn reserve_span_numbers(&self, rollout_id: &str, count: u64) -> Result<u64> {
         let id = rollout_id.to_owned();
-        self.write(rollout_id, move |call| spans::reserve(call, &id, count).map(unchanged)).await
+        self.write(rollout_id, move |call| {
+            spans::reserve_numbers(call, &id, count).map(mark_unchanged)
+        })
+        .await
     }
 
-    async fn statistics(&self) -> Result<Statistics> {
-        self.read("the statistics", read::statistics).await
+    async fn statistics(&self) -> Result<RolloutStatistics> {
+        self.read("the statistics", read::count_rows).await
     }
 }

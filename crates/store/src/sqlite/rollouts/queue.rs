@@ -2,7 +2,7 @@
 
 use rusqlite::{OptionalExtension, named_params, params, params_from_iter};
 
-use super::control::{Call, StoredRollout, next_change, reject};
+use super::control::{CallContext, StoredRollout, next_change_number, to_failure};
 use super::rows;
 use crate::error::Failure;
 use crate::rollouts::state::{QueuePosition, check_config};
@@ -10,34 +10,38 @@ use crate::rollouts::{
     LeaseRequest, NewRollout, Rollout, RolloutConfig, RolloutError, RolloutStatus,
 };
 
-/// Time for which the leases of a request are remembered, in seconds. It must be longer than a
-/// client takes to repeat a request after a lost response.
+/// Time in seconds for which the leases of a request are kept for a repetition of the request. It
+/// must exceed the time in which a client repeats a request after a lost response.
 const REPEAT_SECONDS: f64 = 3600.0;
 
-/// Creates rollouts in their queues. Known keys return the rollouts that have them.
-pub(super) fn enqueue(call: Call<'_>, new: &[NewRollout]) -> Result<Vec<Rollout>, Failure> {
-    let latest = latest_resources(call)?;
-    new.iter().map(|new| Ok(create(call, new, latest.as_deref())?.0)).collect()
+/// Appends rollouts to their queues. For an id or a key that is already known, returns the existing
+/// rollout.
+pub(super) fn enqueue_rollouts(
+    call: CallContext<'_>,
+    new: &[NewRollout],
+) -> Result<Vec<Rollout>, Failure> {
+    let latest = read_latest_resources_id(call)?;
+    new.iter().map(|new| Ok(create_rollout(call, new, latest.as_deref())?.0)).collect()
 }
 
-/// Creates a rollout with its first try.
-pub(super) fn start(
-    call: Call<'_>,
+/// Creates a rollout and starts its first try.
+pub(super) fn start_rollout(
+    call: CallContext<'_>,
     new: &NewRollout,
     worker: Option<&str>,
 ) -> Result<Rollout, Failure> {
-    let latest = latest_resources(call)?;
-    let (rollout, is_new) = create(call, new, latest.as_deref())?;
+    let latest = read_latest_resources_id(call)?;
+    let (rollout, is_new) = create_rollout(call, new, latest.as_deref())?;
     if !is_new {
         let key = new.key.clone().or_else(|| new.id.clone()).unwrap_or_default();
-        return Err(reject(RolloutError::Conflict { key, rollout_id: rollout.id }));
+        return Err(to_failure(RolloutError::Conflict { key, rollout_id: rollout.id }));
     }
     start_try(call, &rollout.id, worker)
 }
 
-/// Starts another try of a rollout.
+/// Starts another try of the rollout with the id `id`.
 pub(super) fn start_try(
-    call: Call<'_>,
+    call: CallContext<'_>,
     id: &str,
     worker: Option<&str>,
 ) -> Result<Rollout, Failure> {
@@ -45,27 +49,27 @@ pub(super) fn start_try(
     rollout.start_try(call, worker, None)?;
     rollout.save(call)?;
     rollout.sync_latest(call, false)?;
-    rollout.load(call)
+    rollout.load_rollout(call)
 }
 
-fn latest_resources(call: Call<'_>) -> Result<Option<String>, Failure> {
-    let no_announcement = rows::no_announcement();
+fn read_latest_resources_id(call: CallContext<'_>) -> Result<Option<String>, Failure> {
+    let no_announcement = rows::no_announcement_condition();
     let sql = format!("SELECT id FROM resources WHERE {no_announcement} ORDER BY seq DESC LIMIT 1");
     Ok(call.db.prepare_cached(&sql)?.query_row([], |row| row.get(0)).optional()?)
 }
 
-/// Creates a rollout in its queue. Returns the rollout and `true`, or the existing rollout with the
-/// same id or key and `false`.
-fn create(
-    call: Call<'_>,
+/// Appends a rollout to its queue. Returns the new rollout and `true`, or the existing rollout with
+/// the same id or key and `false`.
+fn create_rollout(
+    call: CallContext<'_>,
     new: &NewRollout,
     latest_resources: Option<&str>,
 ) -> Result<(Rollout, bool), Failure> {
-    check_config(&new.config).map_err(reject)?;
+    check_config(&new.config).map_err(to_failure)?;
     let find = |column: &str, value: &str| {
         let sql =
             format!("SELECT {} FROM {} WHERE r.{column} = ?1", rows::ROLLOUT, rows::ROLLOUT_FROM);
-        call.db.prepare_cached(&sql)?.query_row([value], rows::rollout).optional()
+        call.db.prepare_cached(&sql)?.query_row([value], rows::parse_rollout).optional()
     };
     if let Some(id) = &new.id
         && let Some(known) = find("id", id)?
@@ -78,10 +82,10 @@ fn create(
         return if known.input.get() == new.input.get() {
             Ok((known, false))
         } else {
-            Err(reject(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
+            Err(to_failure(RolloutError::Conflict { key: key.clone(), rollout_id: known.id }))
         };
     }
-    let change = next_change(call)?;
+    let change = next_change_number(call)?;
     let resources_id = new.resources_id.as_deref().or(latest_resources);
     let metadata = new.metadata.as_ref().map_or("{}", |metadata| metadata.get());
     let sql = "INSERT INTO rollouts (id, key, queue, priority, enqueued, queued, status, input, mode, resources_id, timeout,
@@ -102,7 +106,7 @@ fn create(
             ":timeout": new.config.timeout_seconds,
             ":unresponsive": new.config.unresponsive_seconds,
             ":max_tries": new.config.max_tries,
-            ":retry_on": retry_text(&new.config),
+            ":retry_on": retry_statuses_json(&new.config),
             ":metadata": metadata,
             ":now": call.now,
         },
@@ -127,17 +131,20 @@ fn create(
     Ok((rollout, true))
 }
 
-/// Returns the statuses after which a rollout is queued again, as a JSON list.
-pub(super) fn retry_text(config: &RolloutConfig) -> String {
+/// Returns the statuses after which a rollout is queued again, as a JSON array.
+pub(super) fn retry_statuses_json(config: &RolloutConfig) -> String {
     let names = config.retry_on.iter().map(|status| format!("\"{}\"", status.name()));
     format!("[{}]", names.collect::<Vec<_>>().join(","))
 }
 
-/// Leases at most [`LeaseRequest::max`] rollouts, oldest first within a priority. A repeated
-/// request returns the leases that it made before.
-pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollout>, Failure> {
+/// Leases at most [`LeaseRequest::max`] rollouts, the oldest first within a priority. If a request
+/// is repeated, returns the leases that it made before.
+pub(super) fn lease_rollouts(
+    call: CallContext<'_>,
+    request: &LeaseRequest,
+) -> Result<Vec<Rollout>, Failure> {
     if let Some(key) = &request.key {
-        let leased = leased_before(call, key)?;
+        let leased = find_repeated_leases(call, key)?;
         if !leased.is_empty() {
             return Ok(leased);
         }
@@ -175,14 +182,15 @@ pub(super) fn lease(call: Call<'_>, request: &LeaseRequest) -> Result<Vec<Rollou
     match (leased.last(), worker) {
         // A worker is associated with one try: the last one.
         (Some(last), Some(_)) => last.sync_latest(call, true)?,
-        (None, Some(worker)) => mark_idle(call, worker)?,
+        (None, Some(worker)) => mark_worker_idle(call, worker)?,
         _ => {}
     }
-    leased.iter().map(|rollout| rollout.load(call)).collect()
+    leased.iter().map(|rollout| rollout.load_rollout(call)).collect()
 }
 
-/// Returns the rollouts that an earlier request with this key leased, if the lease is in progress.
-fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
+/// Returns the rollouts that an earlier request with the same key leased and that are still in
+/// progress.
+fn find_repeated_leases(call: CallContext<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
     let sql = format!(
         "SELECT {} FROM lease_requests l CROSS JOIN {} WHERE l.key = ?1 AND r.seq = l.rollout
              AND r.tries = l.number AND r.status IN ('preparing', 'running') ORDER BY l.seq",
@@ -190,12 +198,16 @@ fn leased_before(call: Call<'_>, key: &str) -> Result<Vec<Rollout>, Failure> {
         rows::ROLLOUT_FROM
     );
     let mut leased = call.db.prepare_cached(&sql)?;
-    let leased = leased.query_map([key], rows::rollout)?;
+    let leased = leased.query_map([key], rows::parse_rollout)?;
     Ok(leased.collect::<Result<_, _>>()?)
 }
 
-/// Records the leases of a request, and removes the leases of old requests.
-fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Result<(), Failure> {
+/// Stores the leases of a request under its key, and deletes the leases of expired requests.
+fn remember_leases(
+    call: CallContext<'_>,
+    key: &str,
+    leased: &[StoredRollout],
+) -> Result<(), Failure> {
     let sql = "DELETE FROM lease_requests WHERE time < ?1";
     call.db.prepare_cached(sql)?.execute([call.now - REPEAT_SECONDS])?;
     let sql = "INSERT INTO lease_requests (key, rollout, number, time) VALUES (?1, ?2, ?3, ?4)";
@@ -206,9 +218,9 @@ fn remember_leases(call: Call<'_>, key: &str, leased: &[StoredRollout]) -> Resul
     Ok(())
 }
 
-/// Returns whether a rollout waits in one of the queues, or whether an earlier copy of the request
-/// has leased one. A repeated request can arrive while the first one still waits.
-pub(super) fn can_lease(call: Call<'_>, request: &LeaseRequest) -> Result<bool, Failure> {
+/// Returns whether a rollout waits in one of the queues, or an earlier copy of the request has
+/// leased a rollout. A repeated request can arrive while the first one still waits.
+pub(super) fn can_lease(call: CallContext<'_>, request: &LeaseRequest) -> Result<bool, Failure> {
     let marks = vec!["?"; request.queues.len()].join(", ");
     let sql = format!(
         "SELECT EXISTS (SELECT 1 FROM rollouts WHERE queued = 1 AND queue IN ({marks}))
@@ -218,8 +230,8 @@ pub(super) fn can_lease(call: Call<'_>, request: &LeaseRequest) -> Result<bool, 
     Ok(call.db.prepare_cached(&sql)?.query_row(params_from_iter(values), |row| row.get(0))?)
 }
 
-/// Records that a worker found no rollout to lease.
-fn mark_idle(call: Call<'_>, worker: &str) -> Result<(), Failure> {
+/// Records that a worker requested a lease and found no rollout.
+fn mark_worker_idle(call: CallContext<'_>, worker: &str) -> Result<(), Failure> {
     let sql = "INSERT INTO workers (id, status, dequeue, idle) VALUES (?1, 'idle', ?2, ?2)
                ON CONFLICT (id) DO UPDATE SET dequeue = ?2, idle = CASE status WHEN 'idle' THEN idle ELSE ?2 END,
                    status = 'idle', current_rollout = NULL, current_try = NULL";
@@ -227,8 +239,8 @@ fn mark_idle(call: Call<'_>, worker: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Cancels rollouts that have not ended, and returns their number.
-pub(super) fn cancel(call: Call<'_>, ids: &[String]) -> Result<u64, Failure> {
+/// Cancels the rollouts in `ids` that have not ended, and returns the number of cancelled rollouts.
+pub(super) fn cancel_rollouts(call: CallContext<'_>, ids: &[String]) -> Result<u64, Failure> {
     let mut cancelled = 0;
     for id in ids {
         if let Some(mut rollout) = StoredRollout::find(call, id)?

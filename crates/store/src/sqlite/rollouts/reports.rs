@@ -2,34 +2,37 @@
 
 use rusqlite::{named_params, params};
 
-use super::control::{Call, StoredRollout, StoredTry, reject, save_try, sync_worker};
-use super::queue::retry_text;
+use super::control::{CallContext, StoredRollout, StoredTry, save_try, sync_worker, to_failure};
+use super::queue::retry_statuses_json;
 use super::rows;
 use crate::WriteOutcome;
 use crate::error::Failure;
 use crate::rollouts::state::{QueuePosition, check_config};
 use crate::rollouts::{
-    Json, Lease, LeaseEnd, Rollout, RolloutError, RolloutUpdate, Try, TryName, TryUpdate,
+    Json, Lease, LeaseEnd, Rollout, RolloutError, RolloutUpdate, Try, TrySelector, TryUpdate,
 };
 
-/// Records that a try is in progress. Returns the time until which the next report must arrive, and
-/// whether the status of the rollout changed.
-pub(super) fn heartbeat(call: Call<'_>, lease: &Lease) -> Result<(Option<f64>, bool), Failure> {
+/// Records a heartbeat of a worker for the try of `lease`. Returns the time until which the next
+/// progress report must arrive, and whether the status of the rollout changed.
+pub(super) fn record_heartbeat(
+    call: CallContext<'_>,
+    lease: &Lease,
+) -> Result<(Option<f64>, bool), Failure> {
     let mut rollout = StoredRollout::get(call, &lease.rollout_id)?;
-    let until = rollout.state.heartbeat(lease, call.now).map_err(reject)?;
+    let until = rollout.state.record_heartbeat(lease, call.now).map_err(to_failure)?;
     rollout.save_latest(call)?;
     Ok((until, rollout.state.is_changed))
 }
 
-/// Ends a lease, and the try with it.
-pub(super) fn finish(
-    call: Call<'_>,
+/// Ends a lease, and with it the try. `metadata` replaces the metadata of the try.
+pub(super) fn end_lease(
+    call: CallContext<'_>,
     lease: &Lease,
     end: LeaseEnd,
     metadata: Option<&Json>,
 ) -> Result<WriteOutcome, Failure> {
     let mut rollout = StoredRollout::get(call, &lease.rollout_id)?;
-    let outcome = rollout.state.finish(lease, end, call.now).map_err(reject)?;
+    let outcome = rollout.state.end_lease(lease, end, call.now).map_err(to_failure)?;
     if outcome == WriteOutcome::Written {
         rollout.save_latest(call)?;
         if let Some(metadata) = metadata {
@@ -40,29 +43,30 @@ pub(super) fn finish(
     Ok(outcome)
 }
 
-fn set_metadata(call: Call<'_>, seq: i64, metadata: &Json) -> Result<(), Failure> {
+fn set_metadata(call: CallContext<'_>, seq: i64, metadata: &Json) -> Result<(), Failure> {
     let sql = "UPDATE tries SET metadata = ?2 WHERE seq = ?1";
     call.db.prepare_cached(sql)?.execute(params![seq, metadata.get()])?;
     Ok(())
 }
 
-/// Replaces fields of a try. Its rollout follows if the try is the latest one.
+/// Replaces fields of a try. If the try is the latest one, the status of its rollout is updated to
+/// match.
 pub(super) fn update_try(
-    call: Call<'_>,
+    call: CallContext<'_>,
     rollout_id: &str,
-    name: &TryName,
+    name: &TrySelector,
     update: &TryUpdate,
 ) -> Result<Try, Failure> {
     let mut rollout = StoredRollout::get(call, rollout_id)?;
     let rollout_id = rollout_id.to_owned();
     if rollout.state.latest.is_none() {
-        return Err(reject(RolloutError::NoTries { rollout_id }));
+        return Err(to_failure(RolloutError::NoTries { rollout_id }));
     }
     let of = match name {
-        TryName::Latest => StoredTry::Latest(rollout.latest_seq),
-        TryName::Id(id) => rollout
-            .find_try(call, id)?
-            .ok_or_else(|| reject(RolloutError::UnknownTry { rollout_id, try_id: id.clone() }))?,
+        TrySelector::Latest => StoredTry::Latest(rollout.latest_seq),
+        TrySelector::Id(id) => rollout.find_try(call, id)?.ok_or_else(|| {
+            to_failure(RolloutError::UnknownTry { rollout_id, try_id: id.clone() })
+        })?,
     };
     let seq = of.seq();
     match of {
@@ -87,18 +91,18 @@ pub(super) fn update_try(
     load_try(call, seq)
 }
 
-/// Reads a complete try.
-fn load_try(call: Call<'_>, seq: i64) -> Result<Try, Failure> {
+/// Reads all fields of the try in row `seq`.
+fn load_try(call: CallContext<'_>, seq: i64) -> Result<Try, Failure> {
     let sql = format!(
         "SELECT {} FROM tries t JOIN rollouts r ON r.seq = t.rollout WHERE t.seq = ?1",
         rows::TRY
     );
-    Ok(call.db.prepare_cached(&sql)?.query_row([seq], rows::attempt)?)
+    Ok(call.db.prepare_cached(&sql)?.query_row([seq], rows::parse_try)?)
 }
 
-/// Replaces fields of a rollout.
+/// Replaces fields of the rollout with the id `id`.
 pub(super) fn update_rollout(
-    call: Call<'_>,
+    call: CallContext<'_>,
     id: &str,
     update: &RolloutUpdate,
 ) -> Result<Rollout, Failure> {
@@ -118,14 +122,14 @@ pub(super) fn update_rollout(
         ":metadata": update.metadata.as_ref().and_then(Option::as_ref).map(|metadata| metadata.get()),
     })?;
     if let Some(config) = &update.config {
-        check_config(config).map_err(reject)?;
+        check_config(config).map_err(to_failure)?;
         let sql = "UPDATE rollouts SET timeout = ?2, unresponsive = ?3, max_tries = ?4, retry_on = ?5 WHERE seq = ?1";
         call.db.prepare_cached(sql)?.execute(params![
             rollout.seq,
             config.timeout_seconds,
             config.unresponsive_seconds,
             config.max_tries,
-            retry_text(config)
+            retry_statuses_json(config)
         ])?;
         rollout.state.config = config.clone();
     }
@@ -134,17 +138,17 @@ pub(super) fn update_rollout(
         rollout.state.set_status(status, QueuePosition::End, call.now);
     }
     rollout.save(call)?;
-    rollout.load(call)
+    rollout.load_rollout(call)
 }
 
-/// Returns whether a try has exceeded a timeout.
-pub(super) fn has_expired(call: Call<'_>) -> Result<bool, Failure> {
+/// Returns whether any try has exceeded a timeout.
+pub(super) fn has_expired(call: CallContext<'_>) -> Result<bool, Failure> {
     let sql = "SELECT EXISTS (SELECT 1 FROM rollouts WHERE expires < ?1)";
     Ok(call.db.prepare_cached(sql)?.query_row([call.now], |row| row.get(0))?)
 }
 
-/// Ends the tries that exceeded a timeout, and returns them.
-pub(super) fn expire(call: Call<'_>) -> Result<Vec<Try>, Failure> {
+/// Ends all tries that exceeded a timeout, and returns them.
+pub(super) fn expire_tries(call: CallContext<'_>) -> Result<Vec<Try>, Failure> {
     let sql = format!(
         "SELECT {} FROM {} WHERE r.expires < ?1 ORDER BY r.expires",
         StoredRollout::columns(),
@@ -155,7 +159,7 @@ pub(super) fn expire(call: Call<'_>) -> Result<Vec<Try>, Failure> {
         query.query_map([call.now], StoredRollout::read)?.collect::<Result<_, _>>()?;
     let mut expired = Vec::new();
     for mut rollout in due {
-        if rollout.state.expire(call.now) {
+        if rollout.state.expire_latest_try(call.now) {
             rollout.save_latest(call)?;
             rollout.sync_latest(call, false)?;
             expired.push(load_try(call, rollout.latest_seq)?);

@@ -6,8 +6,8 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::StoreError;
 use crate::sqlite::schema::{
-    Contents, EXISTING_FILE_FLAGS, connect, connect_reader, contents, is_empty, keep_plans,
-    open_error, use_write_ahead_log,
+    EXISTING_FILE_FLAGS, FileFormat, connect, connect_reader, is_empty, keep_query_plans,
+    open_error, read_file_format, use_write_ahead_log,
 };
 
 /// Schema version of the tables that this build writes.
@@ -16,14 +16,14 @@ pub(super) const SCHEMA_VERSION: i32 = 1;
 /// SQLite application id that marks a file as a store of rollouts: "LVRO" in ASCII.
 const APPLICATION_ID: i32 = 0x4c56_524f;
 
-/// Number of prepared statements that a connection keeps.
+/// Maximum number of prepared statements that a connection caches.
 const STATEMENTS: usize = 256;
 
-/// Number of log pages at which SQLite moves them into the file. Each move flushes both files, so a
-/// small number slows bursts of spans down.
+/// Size of the write-ahead log, in pages, at which SQLite moves its pages into the database file.
+/// Each move flushes both files, so a small number slows down bursts of spans.
 const CHECKPOINT_PAGES: i64 = 8192;
 
-/// The tables. Every hot query is served by an index. Opaque values are JSON.
+/// SQL that creates the tables. Every hot query is served by an index. Opaque values are JSON.
 const TABLES: &str = "
 CREATE TABLE rollouts (
     seq          INTEGER PRIMARY KEY,       -- order of creation
@@ -118,7 +118,7 @@ CREATE TABLE totals (
 INSERT INTO totals VALUES (0);
 ";
 
-/// Tables that files of the same schema version can lack, because an earlier build made them.
+/// SQL that creates the tables that an earlier build with the same schema version did not create.
 const ADDED_TABLES: &str = "
 CREATE TABLE IF NOT EXISTS lease_requests (
     seq     INTEGER PRIMARY KEY,
@@ -131,23 +131,24 @@ CREATE INDEX IF NOT EXISTS lease_request_key ON lease_requests (key);
 CREATE INDEX IF NOT EXISTS lease_request_time ON lease_requests (time);
 ";
 
-/// Opens a store in the memory of the process.
-pub(super) fn in_memory() -> Result<Connection, StoreError> {
+/// Opens an empty rollout store in the memory of the process.
+pub(super) fn open_in_memory() -> Result<Connection, StoreError> {
     let location = Path::new("memory:");
     let mut connection =
         Connection::open_in_memory().map_err(|source| open_error(location, source))?;
-    keep_plans(&connection).map_err(|source| open_error(location, source))?;
-    create(&mut connection).map_err(|source| open_error(location, source))?;
+    keep_query_plans(&connection).map_err(|source| open_error(location, source))?;
+    create_tables(&mut connection).map_err(|source| open_error(location, source))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
 }
 
-/// Opens a file for writing, and creates it if it does not exist.
-pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
+/// Opens the file of a rollout store for writing. Creates the file if it does not exist.
+pub(super) fn open_file(file: &Path) -> Result<Connection, StoreError> {
     let opening = |source| open_error(file, source);
     let mut connection =
         connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE).map_err(opening)?;
-    let Contents { application, version, is_empty } = contents(&connection).map_err(opening)?;
+    let FileFormat { application, version, is_empty } =
+        read_file_format(&connection).map_err(opening)?;
     let location = || file.display().to_string();
     if !is_empty {
         if application != APPLICATION_ID {
@@ -163,25 +164,26 @@ pub(super) fn file(file: &Path) -> Result<Connection, StoreError> {
     }
     use_write_ahead_log(&connection).map_err(opening)?;
     connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES).map_err(opening)?;
-    create(&mut connection).map_err(opening)?;
-    tune(&connection).map_err(opening)?;
+    create_tables(&mut connection).map_err(opening)?;
+    tune_connection(&connection).map_err(opening)?;
     Ok(connection)
 }
 
-/// Opens, for reading, a file that a writer of this process has opened.
-pub(super) fn reader(file: &Path) -> Result<Connection, StoreError> {
+/// Opens the file of a rollout store for reading. A writer of this process must have opened it
+/// before.
+pub(super) fn open_reader(file: &Path) -> Result<Connection, StoreError> {
     connect_reader(file)
-        .and_then(|connection| tune(&connection).map(|()| connection))
+        .and_then(|connection| tune_connection(&connection).map(|()| connection))
         .map_err(|source| open_error(file, source))
 }
 
-fn tune(connection: &Connection) -> rusqlite::Result<()> {
+fn tune_connection(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.pragma_update(None, "cache_size", -64_000)
 }
 
-/// Creates the tables in an empty database.
-fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+/// Creates the tables of the rollout store if the database is empty.
+fn create_tables(connection: &mut Connection) -> rusqlite::Result<()> {
     // Immediate: if two processes open a new file at the same time, the second one waits and finds
     // tables.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

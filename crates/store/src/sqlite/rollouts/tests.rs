@@ -31,12 +31,12 @@ async fn reopened_file_keeps_rollouts_and_queue_order() {
     let file = dir.path().join("rollouts.db").display().to_string();
     let store = open_rollouts(&file, Arc::new(SystemClock::default())).await.unwrap();
     store.enqueue(&[new("1"), new("2"), new("3")]).await.unwrap();
-    let leased = store.lease(&LeaseRequest::new(1, Some("w"))).await.unwrap();
+    let leased = store.lease_rollouts(&LeaseRequest::new(1, Some("w"))).await.unwrap();
     drop(store);
     let store = open_rollouts(&file, Arc::new(SystemClock::default())).await.unwrap();
     let lease = leased[0].latest_try.as_ref().unwrap().lease();
-    store.finish(&lease, LeaseEnd::Released, None).await.unwrap();
-    let again = store.lease(&LeaseRequest::new(9, Some("w"))).await.unwrap();
+    store.end_lease(&lease, LeaseEnd::Released, None).await.unwrap();
+    let again = store.lease_rollouts(&LeaseRequest::new(9, Some("w"))).await.unwrap();
     assert_eq!(
         again.iter().map(|rollout| rollout.input.get()).collect::<Vec<_>>(),
         ["1", "2", "3"]
@@ -66,16 +66,16 @@ async fn open_rejects_foreign_files_and_unknown_versions() {
 
 /// Runs the operations that a busy server runs at every request.
 fn run_hot_operations(db: &Connection) {
-    let call = Call { db, now: 1000.0 };
+    let call = CallContext { db, now: 1000.0 };
     let mut keyed = new("1");
     keyed.key = Some("key".to_owned());
-    let created = queue::enqueue(call, &[keyed, new("2")]).unwrap();
+    let created = queue::enqueue_rollouts(call, &[keyed, new("2")]).unwrap();
     let keyed = LeaseRequest { key: Some("k".to_owned()), ..LeaseRequest::new(1, Some("w")) };
     assert!(queue::can_lease(call, &keyed).unwrap());
-    let leased = queue::lease(call, &LeaseRequest::new(1, Some("w"))).unwrap();
+    let leased = queue::lease_rollouts(call, &LeaseRequest::new(1, Some("w"))).unwrap();
     let id = &leased[0].id;
     let of = leased[0].latest_try.as_ref().unwrap();
-    reports::heartbeat(call, &of.lease()).unwrap();
+    reports::record_heartbeat(call, &of.lease()).unwrap();
     let span = NewSpan {
         rollout_id: id.clone(),
         try_id: of.id.clone(),
@@ -88,36 +88,36 @@ fn run_hot_operations(db: &Connection) {
         end_time: None,
         body: json("{}"),
     };
-    spans::add(call, &[span]).unwrap();
-    spans::reserve(call, id, 1).unwrap();
+    spans::add_spans(call, &[span]).unwrap();
+    spans::reserve_numbers(call, id, 1).unwrap();
     let update = TryUpdate { worker_id: Some("w".to_owned()), ..TryUpdate::default() };
-    reports::update_try(call, id, &TryName::Id(of.id.clone()), &update).unwrap();
+    reports::update_try(call, id, &TrySelector::Id(of.id.clone()), &update).unwrap();
     reports::update_rollout(call, id, &RolloutUpdate::default()).unwrap();
     reports::has_expired(call).unwrap();
-    reports::expire(call).unwrap();
-    reports::finish(call, &of.lease(), LeaseEnd::Succeeded, Some(&json("{}"))).unwrap();
-    queue::cancel(call, &[created[1].id.clone()]).unwrap();
+    reports::expire_tries(call).unwrap();
+    reports::end_lease(call, &of.lease(), LeaseEnd::Succeeded, Some(&json("{}"))).unwrap();
+    queue::cancel_rollouts(call, &[created[1].id.clone()]).unwrap();
     directory::put_resources(call, Some("r"), &json("{}")).unwrap();
-    directory::beat_worker(call, "w", None).unwrap();
+    directory::record_worker_heartbeat(call, "w", None).unwrap();
     let by_number =
         PageRequest { sort_by: Some("sequence_id".to_owned()), ..PageRequest::default() };
     let by_id = RolloutFilter { id_in: Some(vec![id.clone()]), ..RolloutFilter::default() };
-    read::rollout(db, id).unwrap();
-    read::rollouts(db, &by_id, &PageRequest::default()).unwrap();
-    read::tries(db, id, &by_number).unwrap();
-    read::changes(db, 0, 10).unwrap();
-    read::finished(db, std::slice::from_ref(id)).unwrap();
-    read::resources(db, None, None).unwrap();
-    read::resources(db, Some("r"), None).unwrap();
-    read::worker(db, "w").unwrap();
-    let latest = SpanFilter { try_name: Some(TryName::Latest), ..SpanFilter::new(id) };
-    read::spans(db, &latest, &by_number).unwrap();
-    read::spans(db, &SpanFilter::new(id), &by_number).unwrap();
+    read::find_rollout(db, id).unwrap();
+    read::query_rollouts(db, &by_id, &PageRequest::default()).unwrap();
+    read::query_tries(db, id, &by_number).unwrap();
+    read::changed_rollouts(db, 0, 10).unwrap();
+    read::finished_rollouts(db, std::slice::from_ref(id)).unwrap();
+    read::find_resources(db, None, None).unwrap();
+    read::find_resources(db, Some("r"), None).unwrap();
+    read::find_worker(db, "w").unwrap();
+    let latest = SpanFilter { try_name: Some(TrySelector::Latest), ..SpanFilter::new(id) };
+    read::query_spans(db, &latest, &by_number).unwrap();
+    read::query_spans(db, &SpanFilter::new(id), &by_number).unwrap();
 }
 
 #[test]
-fn hot_queries_scan_no_table() {
-    let mut db = schema::in_memory().unwrap();
+fn frequent_queries_use_indexes_not_table_scans() {
+    let mut db = schema::open_in_memory().unwrap();
     let (to, statements) = std::sync::mpsc::channel();
     let note = move |event: TraceEvent<'_>| {
         if let TraceEvent::Stmt(_, sql) = event {

@@ -126,7 +126,7 @@ impl Editor {
             attempt.status = Status::Failed;
         } else {
             attempt.status = Status::Completed;
-            store.end(&attempt.id, &attempt.end()).await?;
+            store.end_attempt(&attempt.id, &attempt.end()).await?;
         }
         Ok(attempt)
     }
