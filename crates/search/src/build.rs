@@ -141,7 +141,7 @@ impl BuildDir {
         std::fs::rename(&self.location, dir)
             .map_err(SearchError::io_error("rename", &self.location))?;
         let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
-        flush(parent.unwrap_or(Path::new(".")))
+        flush_to_disk(parent.unwrap_or(Path::new(".")))
     }
 
     fn remove(self) {
@@ -168,7 +168,7 @@ fn check_replaceable(dir: &Path) -> std::io::Result<()> {
 }
 
 /// Flushes a file, or the entries of a directory, to the disk.
-fn flush(path: &Path) -> Result<(), SearchError> {
+fn flush_to_disk(path: &Path) -> Result<(), SearchError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(SearchError::io_error("flush", path))
 }
 
@@ -273,7 +273,7 @@ fn list_files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
             if path.is_dir() || name.ends_with(".lock") {
                 continue;
             }
-            flush(&path)?;
+            flush_to_disk(&path)?;
             let bytes =
                 std::fs::metadata(&path).map_err(SearchError::io_error("read", &path))?.len();
             let name = format!("{prefix}{name}");

@@ -113,7 +113,9 @@ impl Index {
     /// Returns an error if the index is damaged.
     pub fn hits(&self, rows: &[(u32, f32)]) -> Result<Vec<Hit>, SearchError> {
         rows.iter()
-            .map(|(row, score)| Ok(Hit { passage: self.lexical.passage(*row)?, score: *score }))
+            .map(|(row, score)| {
+                Ok(Hit { passage: self.lexical.read_passage(*row)?, score: *score })
+            })
             .collect()
     }
 }

@@ -131,8 +131,8 @@ fn merged_segments_preserve_row_order() {
     let lexical = LexicalIndex::open(dir.path(), Analyzer::Plain, true, 50).unwrap();
     let rows: Vec<u32> = lexical.search("words", 50).unwrap().iter().map(|(row, _)| *row).collect();
     assert_eq!(rows, (0..50).collect::<Vec<u32>>());
-    assert_eq!(lexical.passage(33).unwrap().id, "33");
-    assert!(lexical.passage(50).is_err());
+    assert_eq!(lexical.read_passage(33).unwrap().id, "33");
+    assert!(lexical.read_passage(50).is_err());
     let other =
         LexicalIndex::open(dir.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
     assert!(

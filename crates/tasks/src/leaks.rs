@@ -100,7 +100,7 @@ impl HeldOutQuestions {
     pub fn near_copy(&self, task: &Task) -> Option<&str> {
         let turns = task.messages.iter().map(|turn| &*turn.content);
         let texts = turns.chain(task.messages.is_empty().then_some(&*task.question));
-        texts.into_iter().find_map(|text| self.near_copies.find(text))
+        texts.into_iter().find_map(|text| self.near_copies.find_near_copy(text))
     }
 }
 

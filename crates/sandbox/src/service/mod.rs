@@ -270,7 +270,7 @@ async fn run_cells(
             found.insert(name, BASE64_STANDARD.encode(content));
         }
     }
-    let mut driver = command(ended, &limits);
+    let mut driver = to_command_result(ended, &limits);
     driver.execution_time = Some(spent);
     Ok(JupyterResponse {
         status: if is_complete { Status::Success } else { Status::Failed },

@@ -151,7 +151,7 @@ fn prepare_advice(path: &Path) -> Option<String> {
 }
 
 /// Returns the extension that names the format of a file, without an extension for compression.
-pub(super) fn extension(path: &Path) -> String {
+pub(super) fn file_extension(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut endings = name.rsplit('.');
     let last = endings.next().unwrap_or_default();
@@ -185,7 +185,7 @@ fn is_named_after(file: &Path, splits: &[&str]) -> bool {
 fn is_data_file(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
-    !is_other && DATA_EXTENSIONS.contains(&extension(path).as_str())
+    !is_other && DATA_EXTENSIONS.contains(&file_extension(path).as_str())
 }
 
 /// Returns a file name without the extension of its format and without an extension for
