@@ -256,7 +256,7 @@ fn write_index(
     let text = serde_json::to_vec_pretty(&manifest)
         .map_err(|error| SearchError::Internal(error.to_string()))?;
     std::fs::write(&path, text).map_err(SearchError::io_error("write", &path))?;
-    [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush)?;
+    [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush_to_disk)?;
     Ok(manifest)
 }
 

@@ -38,7 +38,7 @@ pub use fusion::{
     CellResponse, CodeResponse, CommandResult, CommandStatus, Exception, JupyterResponse, RunCode,
     RunJupyter, Status,
 };
-use fusion::{LANGUAGES, command, decode_files};
+use fusion::{LANGUAGES, decode_files, to_command_result};
 
 /// Maximum size of a request body, in bytes.
 const MAX_BYTES: usize = 128 << 20;
