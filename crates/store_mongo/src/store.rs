@@ -308,8 +308,10 @@ impl Store for MongoStore {
         id: &AttemptId,
         segments: &[Segment],
     ) -> std::result::Result<WriteOutcome, StoreError> {
-        self.write(format!("attempt {id}"), || until_settled(|| self.try_append(id, segments)))
-            .await
+        self.write(format!("attempt {id}"), || {
+            retry_until_settled(|| self.try_append(id, segments))
+        })
+        .await
     }
 
     async fn end_attempt(
@@ -319,7 +321,7 @@ impl Store for MongoStore {
     ) -> std::result::Result<WriteOutcome, StoreError> {
         self.write(format!("attempt {id}"), || async {
             backend::check_end_values(end)?;
-            until_settled(|| self.try_end(id, end)).await
+            retry_until_settled(|| self.try_end(id, end)).await
         })
         .await
     }

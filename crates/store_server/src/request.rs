@@ -269,7 +269,7 @@ impl SpansQuery {
         let text = |exact, contains| TextFilter { exact, contains };
         Ok(SpanFilter {
             rollout_id: self.rollout_id.ok_or_else(missing)?,
-            try_name: self.attempt_id.map(try_name),
+            try_name: self.attempt_id.map(parse_try_selector),
             trace_id: text(self.trace_id, self.trace_id_contains),
             span_id: text(self.span_id, self.span_id_contains),
             parent_id: text(self.parent_id, self.parent_id_contains),

@@ -365,7 +365,7 @@ struct WaitBody {
 async fn wait_for_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: WaitBody = parse_body(request).await?;
     let store = service.checked().await?;
-    let wait = body.timeout.map_or(MAX_WAIT, seconds);
+    let wait = body.timeout.map_or(MAX_WAIT, to_duration);
     // If a try exceeds its timeout during the wait, the server's timer ends it, which also ends
     // this wait.
     let finished = tokio::select! {

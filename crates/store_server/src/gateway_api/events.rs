@@ -93,7 +93,8 @@ async fn add_event(
     attributes.insert(DATA.to_owned(), json!(Value::Object(data).to_string()));
     // The number is issued by the rollout's counter, so no other event has the same id.
     let number = store.reserve_span_numbers(&id, 1).await?;
-    let span = reported(of, name, attributes, FIRST_SPAN_ID + number as usize, store.now());
+    let span =
+        new_reported_span(of, name, attributes, FIRST_SPAN_ID + number as usize, store.now());
     store.add_spans(vec![NewSpan { number: Some(number), ..span }]).await?;
     ok_response(&event)
 }
