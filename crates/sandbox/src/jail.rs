@@ -162,7 +162,7 @@ impl Jail {
     ///
     /// # Errors
     /// Returns an error if the jail cannot be built, or its keeper process has exited.
-    pub(crate) async fn next(
+    pub(crate) async fn next_event(
         &mut self,
         deadline: &mut Deadline,
     ) -> Result<JailEvent, SandboxError> {
@@ -256,7 +256,7 @@ impl Jail {
         let Some(cells) = &self.cells else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
         let mut bytes = (cell.len() as u32).to_ne_bytes().to_vec();
         bytes.extend_from_slice(cell.as_bytes());
-        cells.write(&bytes).await
+        cells.write_bytes(&bytes).await
     }
 
     /// Observes the jail between two calls of a session, until `woken` is sent or an event occurs,
@@ -289,7 +289,7 @@ impl Jail {
         let mut last = None;
         let mut used = 0.0;
         loop {
-            let watch = match self.next(never).await? {
+            let watch = match self.next_event(never).await? {
                 JailEvent::Observed(watch) => watch,
                 event => return Ok(event),
             };
@@ -345,10 +345,10 @@ impl Jail {
     /// Requests the keeper to end all processes, and waits for its report. Returns `None` if the
     /// keeper does not send the report in time.
     pub(crate) async fn stop(&mut self) -> Option<JailReport> {
-        let _ = self.line.write(STOP).await;
+        let _ = self.line.write_bytes(STOP).await;
         let mut deadline = new_deadline(STOP_GRACE);
         loop {
-            match self.next(&mut deadline).await {
+            match self.next_event(&mut deadline).await {
                 Ok(JailEvent::Ended(report)) => return Some(report),
                 Ok(JailEvent::Late) | Err(_) => return self.kill_without_report(),
                 Ok(JailEvent::OverMemory) => return self.kill_without_report(),
@@ -367,7 +367,7 @@ impl Jail {
     ) -> Result<Vec<FetchedFile>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
-            let content = self.line.bytes(*size).await;
+            let content = self.line.read_bytes(*size).await;
             let content = content.map_err(|error| {
                 SandboxError::Broken(format!(
                     "cannot fetch the file {name:?} from the run: {error}"

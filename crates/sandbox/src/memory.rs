@@ -165,14 +165,14 @@ impl MemoryWatch {
             mappings += process.count_mappings();
         }
         let locks = count_locks(processes);
-        let (bytes, is_crowding) = self.descriptors(found);
+        let (bytes, is_crowding) = self.count_descriptor_memory(found);
         let is_crowding = is_crowding || mappings > MAX_MAPPED || locks > MAX_RECORDS;
         (bytes + mappings * MAPPING + locks * LOCK, is_crowding)
     }
 
     /// Returns the kernel memory of threads, page tables and descriptors, in bytes. The flag has
     /// the same meaning as in [`kernel_memory`](Self::kernel_memory).
-    fn descriptors(&self, processes: &[ObservedProcess]) -> (u64, bool) {
+    fn count_descriptor_memory(&self, processes: &[ObservedProcess]) -> (u64, bool) {
         let mut watched = 0;
         let mut is_crowding = false;
         let mut pipes = HashSet::new();
@@ -185,7 +185,7 @@ impl MemoryWatch {
             bytes += process.threads * MAX_THREAD_BYTES
                 + process.polled * MAX_POLLED_BYTES
                 + process.tables;
-            let Some(descriptors) = process.descriptors() else {
+            let Some(descriptors) = process.list_descriptors() else {
                 if !process.has_ended() {
                     bytes += process.table_size * MAX_PIPE_BYTES;
                 }
@@ -297,7 +297,7 @@ impl ObservedProcess {
 
     /// Returns the number and target of each descriptor of the process, or `None` if they cannot be
     /// read.
-    fn descriptors(&self) -> Option<Vec<(String, String)>> {
+    fn list_descriptors(&self) -> Option<Vec<(String, String)>> {
         let listed = fs::read_dir(format!("/proc/{}/fd", self.thread)).ok()?;
         let read = listed.flatten().filter_map(|entry| {
             let target = fs::read_link(entry.path()).ok()?;

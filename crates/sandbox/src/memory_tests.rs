@@ -26,7 +26,7 @@ fn memory_of_children_is_counted() {
     assert!(
         process.resident > 0 && process.tables > 0 && process.proportional_memory().unwrap() > 0
     );
-    assert!(process.count_mappings() > 5 && process.descriptors().unwrap().len() >= 3);
+    assert!(process.count_mappings() > 5 && process.list_descriptors().unwrap().len() >= 3);
     assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -278,7 +278,7 @@ fn mappings_of_process_are_counted() {
     let (pid, threads) = program.process();
     let found = ObservedProcess::read(pid, &threads);
     assert_eq!(
-        both - watch.descriptors(std::slice::from_ref(&found)).0,
+        both - watch.count_descriptor_memory(std::slice::from_ref(&found)).0,
         found.count_mappings() * MAPPING
     );
 }

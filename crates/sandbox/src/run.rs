@@ -172,7 +172,7 @@ pub(crate) async fn run_to_end(
     let files: Vec<&[u8]> =
         run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
     let group = zygote.create_cgroup(&run.limits)?;
-    let streams = zygote.spawn(order, &files, &run.stdin, group.as_ref()).await;
+    let streams = zygote.start_run(order, &files, &run.stdin, group.as_ref()).await;
     let streams =
         streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
     let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
@@ -204,7 +204,7 @@ async fn wait_for_end(
     mut until: Deadline,
 ) -> Result<(EndReason, Option<JailReport>), SandboxError> {
     loop {
-        let stopped = match jail.next(&mut until).await? {
+        let stopped = match jail.next_event(&mut until).await? {
             JailEvent::Ended(report) => return Ok((end_reason(&report), Some(report))),
             JailEvent::Cell(_) | JailEvent::NoCells | JailEvent::Observed(_) => continue,
             JailEvent::Late => EndReason::TimeLimit,

@@ -175,7 +175,7 @@ impl Sandbox {
         run.limits.check().map_err(SandboxError::Request)?;
         check_paths_and_variables(&run.files, &run.fetch, &run.environment)?;
         let _permit = self.0.acquire_permit().await?;
-        let zygote = self.0.zygote().await?;
+        let zygote = self.0.get_zygote().await?;
         let (outcome, jail) = run_to_end(&zygote, &self.0.to_order(run, false), run).await?;
         if self.0.config.full && !jail.missing.is_empty() {
             let missing = describe_missing_walls(&jail.missing);
@@ -216,7 +216,7 @@ impl SandboxInner {
     }
 
     /// Returns the fork server. If it has exited, starts another one.
-    pub(crate) async fn zygote(&self) -> Result<Arc<Zygote>, SandboxError> {
+    pub(crate) async fn get_zygote(&self) -> Result<Arc<Zygote>, SandboxError> {
         let mut zygote = self.zygote.lock().await;
         if let Some(zygote) = zygote.as_ref().filter(|zygote| zygote.is_alive()) {
             return Ok(Arc::clone(zygote));

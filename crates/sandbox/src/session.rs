@@ -156,7 +156,7 @@ impl Session {
         let ended = loop {
             let event = match happened.take() {
                 Some(happened) => happened?,
-                None => jail.next(&mut until).await?,
+                None => jail.next_event(&mut until).await?,
             };
             break match event {
                 JailEvent::Cell(response) => {
@@ -252,11 +252,11 @@ impl Session {
             limits: *limits,
             ..Run::new(Language::Python, "")
         };
-        let zygote = self.sandbox.0.zygote().await?;
+        let zygote = self.sandbox.0.get_zygote().await?;
         let order = self.sandbox.0.to_order(&run, true);
         let contents: Vec<&[u8]> = run.files.values().map(Vec::as_slice).collect();
         let group = zygote.create_cgroup(limits)?;
-        let streams = zygote.spawn(&order, &contents, &[], group.as_ref()).await;
+        let streams = zygote.start_run(&order, &contents, &[], group.as_ref()).await;
         let streams =
             streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
         Ok(Jail::new(streams, limits, zygote.jailed, group))

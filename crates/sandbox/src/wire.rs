@@ -47,14 +47,14 @@ impl FrameStream {
 
     /// Returns the next frame, or `None` at the end of the stream. This method is cancel safe.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Some(head) = self.take(4).await? else { return Ok(None) };
+        let Some(head) = self.read_exactly(4).await? else { return Ok(None) };
         let size = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
         if size > MAX_FRAME_BYTES {
             return Err(io::Error::other(format!(
                 "a frame has {size} bytes, but at most {MAX_FRAME_BYTES} bytes are permitted"
             )));
         }
-        if self.fill(4 + size).await? {
+        if self.fill_buffer(4 + size).await? {
             let frame = self.buffer[4..4 + size].to_vec();
             self.buffer.drain(..4 + size);
             return Ok(Some(frame));
@@ -64,20 +64,20 @@ impl FrameStream {
 
     /// Reads the next `size` bytes, which do not form a frame. Not cancel safe: the caller must
     /// await the future to its end.
-    pub(crate) async fn bytes(&mut self, size: usize) -> io::Result<Vec<u8>> {
-        if !self.fill(size).await? {
+    pub(crate) async fn read_bytes(&mut self, size: usize) -> io::Result<Vec<u8>> {
+        if !self.fill_buffer(size).await? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let rest = self.buffer.split_off(size);
         Ok(std::mem::replace(&mut self.buffer, rest))
     }
 
-    async fn take(&mut self, size: usize) -> io::Result<Option<Vec<u8>>> {
-        Ok(self.fill(size).await?.then(|| self.buffer[..size].to_vec()))
+    async fn read_exactly(&mut self, size: usize) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.fill_buffer(size).await?.then(|| self.buffer[..size].to_vec()))
     }
 
     /// Reads until `size` bytes are buffered. Returns `false` if the stream ends before that.
-    async fn fill(&mut self, size: usize) -> io::Result<bool> {
+    async fn fill_buffer(&mut self, size: usize) -> io::Result<bool> {
         while self.buffer.len() < size {
             let stream = &self.stream;
             let buffer = &mut self.buffer;
@@ -93,7 +93,7 @@ impl FrameStream {
     }
 
     /// Writes all of `bytes` to the stream.
-    pub(crate) async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn write_bytes(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.stream.writable().await?;
             match self.stream.try_write(bytes) {

@@ -238,7 +238,7 @@ impl Zygote {
     ///
     /// # Errors
     /// Returns an error if the fork server has exited, or this process has no free descriptors.
-    pub(crate) async fn spawn(
+    pub(crate) async fn start_run(
         &self,
         order: &RunOrder,
         files: &[&[u8]],

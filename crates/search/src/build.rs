@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use crate::corpus::Corpus;
 use crate::index::LEXICAL;
 use crate::lexical::{LexicalWriter, to_search_error};
-use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, checksum};
+use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, compute_checksum};
 use crate::vectors::VectorWriter;
 use crate::{Analyzer, Passage, SearchError};
 
@@ -83,11 +83,11 @@ pub fn build(
     let manifest = match built {
         Ok(manifest) => manifest,
         Err(error) => {
-            build_dir.remove();
+            build_dir.remove_files();
             return Err(error);
         }
     };
-    build_dir.publish(dir)?;
+    build_dir.move_to_index_dir(dir)?;
     Ok(manifest)
 }
 
@@ -126,7 +126,7 @@ impl BuildDir {
         match check_replaceable(dir) {
             Ok(()) => Ok(build_dir),
             Err(cause) => {
-                build_dir.remove();
+                build_dir.remove_files();
                 Err(SearchError::Stays { path: dir.to_owned(), cause })
             }
         }
@@ -134,17 +134,17 @@ impl BuildDir {
 
     /// Renames the temporary directory to the index directory `dir`, and flushes the parent
     /// directory.
-    fn publish(self, dir: &Path) -> Result<(), SearchError> {
+    fn move_to_index_dir(self, dir: &Path) -> Result<(), SearchError> {
         let lock = self.location.join(LOCK);
         std::fs::remove_file(&lock).map_err(SearchError::io_error("remove", &lock))?;
         crash_point("search_rename");
         std::fs::rename(&self.location, dir)
             .map_err(SearchError::io_error("rename", &self.location))?;
         let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
-        flush(parent.unwrap_or(Path::new(".")))
+        flush_to_disk(parent.unwrap_or(Path::new(".")))
     }
 
-    fn remove(self) {
+    fn remove_files(self) {
         // Only the original error is reported. Files that cannot be removed now are removed by the
         // next build.
         let _ = std::fs::remove_dir_all(&self.location);
@@ -168,7 +168,7 @@ fn check_replaceable(dir: &Path) -> std::io::Result<()> {
 }
 
 /// Flushes a file, or the entries of a directory, to the disk.
-fn flush(path: &Path) -> Result<(), SearchError> {
+fn flush_to_disk(path: &Path) -> Result<(), SearchError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(SearchError::io_error("flush", path))
 }
 
@@ -256,7 +256,7 @@ fn write_index(
     let text = serde_json::to_vec_pretty(&manifest)
         .map_err(|error| SearchError::Internal(error.to_string()))?;
     std::fs::write(&path, text).map_err(SearchError::io_error("write", &path))?;
-    [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush)?;
+    [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush_to_disk)?;
     Ok(manifest)
 }
 
@@ -273,11 +273,11 @@ fn list_files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
             if path.is_dir() || name.ends_with(".lock") {
                 continue;
             }
-            flush(&path)?;
+            flush_to_disk(&path)?;
             let bytes =
                 std::fs::metadata(&path).map_err(SearchError::io_error("read", &path))?.len();
             let name = format!("{prefix}{name}");
-            found.push(FileEntry { name, bytes, crc32c: checksum(&path)? });
+            found.push(FileEntry { name, bytes, crc32c: compute_checksum(&path)? });
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));

@@ -96,9 +96,11 @@ impl Client {
         let mut failed = 0;
         loop {
             let deadline = self.retries.deadline;
-            let tried =
-                process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count))
-                    .await;
+            let tried = process_time::with_timeout(
+                deadline,
+                self.send_queries(body.clone(), queries.len(), count),
+            )
+            .await;
             let error = match tried.unwrap_or_else(|| {
                 Err(self.server_error(format!("no response within {deadline:?}"), true))
             }) {
@@ -114,7 +116,7 @@ impl Client {
         }
     }
 
-    async fn send(
+    async fn send_queries(
         &self,
         body: Bytes,
         queries: usize,
@@ -150,7 +152,7 @@ impl Client {
         }
         let response: Value = serde_json::from_slice(&response).map_err(|error| {
             self.server_error(
-                format!("the answer is no JSON ({error}): {}", excerpt(&response)),
+                format!("the answer is no JSON ({error}): {}", response_excerpt(&response)),
                 false,
             )
         })?;
@@ -219,11 +221,12 @@ fn parse_hit(value: &Value) -> Result<Hit, String> {
 fn error_text(response: &[u8]) -> String {
     let value: Value = serde_json::from_slice(response).unwrap_or_default();
     let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());
-    message.map_or_else(|| excerpt(response), |message| excerpt(message.as_bytes()))
+    message
+        .map_or_else(|| response_excerpt(response), |message| response_excerpt(message.as_bytes()))
 }
 
 /// Returns the first characters of a response, followed by "…" if the response was truncated.
-fn excerpt(response: &[u8]) -> String {
+fn response_excerpt(response: &[u8]) -> String {
     let text = String::from_utf8_lossy(response);
     match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),

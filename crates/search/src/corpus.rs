@@ -160,7 +160,7 @@ fn parse_row(line: &[u8]) -> Result<Passage, String> {
         other => {
             return Err(format!(
                 "the field `id` is {}, but it must be a string or a whole number",
-                excerpt(&other)
+                value_excerpt(&other)
             ));
         }
     };
@@ -189,7 +189,9 @@ fn to_text(key: &str, value: Value) -> Result<Option<String>, String> {
     match value {
         Value::String(text) => Ok(Some(text)),
         Value::Null => Ok(None),
-        other => Err(format!("the field `{key}` is {}, but it must be a string", excerpt(&other))),
+        other => {
+            Err(format!("the field `{key}` is {}, but it must be a string", value_excerpt(&other)))
+        }
     }
 }
 
@@ -220,7 +222,7 @@ fn line_start(text: &str) -> String {
 }
 
 /// Returns the start of a JSON value as text, for an error message.
-fn excerpt(value: &Value) -> String {
+fn value_excerpt(value: &Value) -> String {
     line_start(&value.to_string())
 }
 

@@ -191,7 +191,7 @@ impl SearchService {
     }
 
     /// Runs a search request in Agent-R1's format, and returns the response body.
-    async fn search(&self, search: SearchRequest) -> Result<Json<Value>, ErrorResponse> {
+    async fn run_search(&self, search: SearchRequest) -> Result<Json<Value>, ErrorResponse> {
         let started = Instant::now();
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
@@ -250,7 +250,7 @@ async fn search(
     request: Request,
 ) -> Result<Json<Value>, ErrorResponse> {
     let search = service.read_json(request).await?;
-    service.search(search).await
+    service.run_search(search).await
 }
 
 async fn search_by_url(
@@ -276,7 +276,7 @@ async fn search_by_url(
             _ => {}
         }
     }
-    service.search(search).await
+    service.run_search(search).await
 }
 
 async fn health(State(service): State<SharedState>) -> Json<Value> {

@@ -252,7 +252,7 @@ impl LexicalIndex {
     ///
     /// # Errors
     /// Returns an error if the row does not exist, or the index is damaged.
-    pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
+    pub fn read_passage(&self, row: u32) -> Result<Passage, SearchError> {
         let found =
             catch_panic(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
         let found = found.map_err(|panic| SearchError::damaged_error(&self.dir, panic))?;

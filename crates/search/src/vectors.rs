@@ -315,9 +315,9 @@ impl Vectors {
             std::thread::scope(|scope| {
                 let handles: Vec<_> = (1..threads)
                     .map(|thread| rows.min(thread * fraction)..rows.min((thread + 1) * fraction))
-                    .map(|range| scope.spawn(|| self.scan(&queries, range, count)))
+                    .map(|range| scope.spawn(|| self.scan_rows(&queries, range, count)))
                     .collect();
-                let mut parts = vec![self.scan(&queries, 0..fraction.min(rows), count)];
+                let mut parts = vec![self.scan_rows(&queries, 0..fraction.min(rows), count)];
                 for handle in handles {
                     let part = handle.join();
                     parts.push(part.map_err(|_| {
@@ -352,7 +352,7 @@ impl Vectors {
     }
 
     /// Scans the codes of the rows in `rows`, and returns the candidates of each query.
-    fn scan(
+    fn scan_rows(
         &self,
         queries: &[PreparedQuery],
         rows: Range<usize>,

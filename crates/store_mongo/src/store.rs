@@ -87,18 +87,18 @@ impl MongoStore {
             (StoreAccess::Start(new) | StoreAccess::Resume(new), stored) => {
                 let run = stored.unwrap_or_else(|| new.clone());
                 run_lease::create_run(&connection, &run).await?;
-                connection.create_indexes(indexes()).await?;
+                connection.create_indexes(list_index_definitions()).await?;
                 (run, Some(RunLease::acquire(&connection, owner).await?))
             }
         };
         Ok(MongoStore { connection, run, lease })
     }
 
-    fn attempts(&self) -> Collection<Document> {
+    fn attempts_collection(&self) -> Collection<Document> {
         self.connection.collection("attempts")
     }
 
-    fn segments(&self) -> SegmentCollections<'_> {
+    fn segment_collections(&self) -> SegmentCollections<'_> {
         SegmentCollections::new(&self.connection)
     }
 
@@ -134,29 +134,30 @@ impl MongoStore {
             .await
     }
 
-    async fn head(&self, id: &AttemptId) -> Result<Option<AttemptHead>> {
-        let found = self.attempts().find_one(doc! { "_id": id.to_string() }).await?;
+    async fn read_attempt_head(&self, id: &AttemptId) -> Result<Option<AttemptHead>> {
+        let found = self.attempts_collection().find_one(doc! { "_id": id.to_string() }).await?;
         found.as_ref().map(attempts::parse_head).transpose()
     }
 
     /// Returns the fields of summaries and failed attempts that match `filter`, sorted by attempt
     /// slot and try.
-    async fn list(&self, filter: Document) -> Result<Vec<Document>> {
-        let attempts = self.attempts();
+    async fn find_attempts(&self, filter: Document) -> Result<Vec<Document>> {
+        let attempts = self.attempts_collection();
         let found = attempts.find(filter).sort(attempts::slot_order());
         Ok(collect_documents(found.projection(attempts::summary_fields()).await?).await?)
     }
 
-    async fn complete(&self, head: AttemptHead) -> Result<Attempt> {
+    async fn read_complete_attempt(&self, head: AttemptHead) -> Result<Attempt> {
         let AttemptHead { attempt, len, last } = head;
-        let trajectory = self.segments().read_trajectory(&attempt.id, len, last.as_deref()).await?;
+        let trajectory =
+            self.segment_collections().read_trajectory(&attempt.id, len, last.as_deref()).await?;
         Ok(Attempt { trajectory, ..attempt })
     }
 
     /// Appends segments to an attempt. Returns `None` if another call changed the attempt in the
     /// meantime.
     async fn try_append(&self, id: &AttemptId, given: &[Segment]) -> Result<Option<WriteOutcome>> {
-        let head = self.head(id).await?.ok_or(Failure::Unknown)?;
+        let head = self.read_attempt_head(id).await?.ok_or(Failure::Unknown)?;
         let AttemptHead { attempt, len, last } = &head;
         let stored = |id: &SegmentId| id.0 < *len;
         let parents = given.iter().filter_map(|segment| segment.parent);
@@ -167,7 +168,7 @@ impl MongoStore {
             .filter(stored)
             .map(|id| id.0)
             .collect();
-        let segments = self.segments();
+        let segments = self.segment_collections();
         let documents = match ids.is_empty() {
             true => BTreeMap::new(),
             false => segments.find(id, (*len, last.as_deref()), &ids).await?,
@@ -201,28 +202,29 @@ impl MongoStore {
             "$set": { "last": digest },
             "$inc": { "segments": new.len() as i64, "sampled_tokens": sampled, "tokens": tokens },
         };
-        let appended = self.attempts().update_one(unchanged, append).await?;
+        let appended = self.attempts_collection().update_one(unchanged, append).await?;
         Ok((appended.matched_count > 0).then_some(WriteOutcome::Written))
     }
 
     /// Ends an attempt. Returns `None` if another call changed the attempt in the meantime.
     async fn try_end(&self, id: &AttemptId, end: &AttemptEnd) -> Result<Option<WriteOutcome>> {
-        let AttemptHead { attempt, .. } = self.head(id).await?.ok_or(Failure::Unknown)?;
+        let AttemptHead { attempt, .. } =
+            self.read_attempt_head(id).await?.ok_or(Failure::Unknown)?;
         if backend::check_end(&attempt, end)? == WriteOutcome::AlreadyRecorded {
             return Ok(Some(WriteOutcome::AlreadyRecorded));
         }
         let unchanged = doc! { "_id": id.to_string(), "status": attempt.status.name() };
         let ending = doc! { "$set": attempts::end_fields(end)? };
-        let ended = self.attempts().update_one(unchanged, ending).await?;
+        let ended = self.attempts_collection().update_one(unchanged, ending).await?;
         Ok((ended.matched_count > 0).then_some(WriteOutcome::Written))
     }
 
     /// Records one complete attempt. Returns whether the attempt was not recorded before.
-    async fn record(&self, attempt: &Attempt) -> Result<bool> {
+    async fn record_complete_attempt(&self, attempt: &Attempt) -> Result<bool> {
         let segments = attempt.trajectory.segments();
-        let last = self.segments().write(&attempt.id, None, segments).await?;
+        let last = self.segment_collections().write(&attempt.id, None, segments).await?;
         let document = attempts::to_document(attempt, last.as_deref())?;
-        match insert_new(&self.attempts(), document).await? {
+        match insert_new(&self.attempts_collection(), document).await? {
             None => Ok(true),
             Some(found) => {
                 self.check_same(attempts::parse_head(&found)?, attempt).await.map(|()| false)
@@ -231,7 +233,7 @@ impl MongoStore {
     }
 
     async fn check_same(&self, stored: AttemptHead, attempt: &Attempt) -> Result<()> {
-        let stored = self.complete(stored).await?;
+        let stored = self.read_complete_attempt(stored).await?;
         match backend::find_attempt_difference(&stored, attempt) {
             None => Ok(()),
             Some(field) => Err(Failure::Conflict(attempt.slot.to_string(), field).into()),
@@ -240,7 +242,7 @@ impl MongoStore {
 }
 
 /// Returns the definitions of all indexes of a run's collections.
-fn indexes() -> Vec<IndexDefinition> {
+fn list_index_definitions() -> Vec<IndexDefinition> {
     let slot = doc! {
         "purpose": 1, "phase": 1, "step": 1, "group": 1, "sample": 1, "number": 1,
     };
@@ -291,7 +293,7 @@ impl Store for MongoStore {
         self.write(start.slot.to_string(), || async {
             backend::check_attempt_id(&self.run, &start.id, &start.slot, start.number)?;
             let document = attempts::to_document(&Attempt::from_start(start), None)?;
-            match insert_new(&self.attempts(), document).await? {
+            match insert_new(&self.attempts_collection(), document).await? {
                 None => Ok(WriteOutcome::Written),
                 Some(found) => {
                     Ok(backend::check_restart(&attempts::parse_head(&found)?.attempt, start)?)
@@ -306,8 +308,10 @@ impl Store for MongoStore {
         id: &AttemptId,
         segments: &[Segment],
     ) -> std::result::Result<WriteOutcome, StoreError> {
-        self.write(format!("attempt {id}"), || until_settled(|| self.try_append(id, segments)))
-            .await
+        self.write(format!("attempt {id}"), || {
+            retry_until_settled(|| self.try_append(id, segments))
+        })
+        .await
     }
 
     async fn end_attempt(
@@ -317,7 +321,7 @@ impl Store for MongoStore {
     ) -> std::result::Result<WriteOutcome, StoreError> {
         self.write(format!("attempt {id}"), || async {
             backend::check_end_values(end)?;
-            until_settled(|| self.try_end(id, end)).await
+            retry_until_settled(|| self.try_end(id, end)).await
         })
         .await
     }
@@ -326,7 +330,7 @@ impl Store for MongoStore {
         self.write("running attempts", || async {
             let running = doc! { "status": Status::Running.name() };
             let abandoned = doc! { "$set": { "status": Status::Abandoned.name() } };
-            Ok(self.attempts().update_many(running, abandoned).await?.matched_count)
+            Ok(self.attempts_collection().update_many(running, abandoned).await?.matched_count)
         })
         .await
     }
@@ -348,7 +352,7 @@ impl Store for MongoStore {
                     if let Some(field) = backend::find_attempt_difference(earlier, attempt) {
                         return Err(Failure::Conflict(attempt.slot.to_string(), field).into());
                     }
-                } else if let Some(stored) = self.head(&attempt.id).await? {
+                } else if let Some(stored) = self.read_attempt_head(&attempt.id).await? {
                     self.check_same(stored, attempt).await?;
                 } else {
                     new.insert(attempt.id, attempt);
@@ -356,7 +360,7 @@ impl Store for MongoStore {
             }
             let mut outcome = WriteOutcome::AlreadyRecorded;
             for attempt in new.into_values() {
-                if self.record(attempt).await? {
+                if self.record_complete_attempt(attempt).await? {
                     outcome = WriteOutcome::Written;
                 }
             }
@@ -367,8 +371,8 @@ impl Store for MongoStore {
 
     async fn attempt(&self, id: &AttemptId) -> std::result::Result<Option<Attempt>, StoreError> {
         self.read(format!("attempt {id}"), || async {
-            match self.head(id).await? {
-                Some(head) => self.complete(head).await.map(Some),
+            match self.read_attempt_head(id).await? {
+                Some(head) => self.read_complete_attempt(head).await.map(Some),
                 None => Ok(None),
             }
         })
@@ -382,8 +386,10 @@ impl Store for MongoStore {
         self.read(slot.to_string(), || async {
             let mut filter = attempts::slot_filter(slot);
             filter.insert("status", doc! { "$in": COUNTING.to_vec() });
-            match self.attempts().find_one(filter).sort(doc! { "number": -1 }).await? {
-                Some(found) => self.complete(attempts::parse_head(&found)?).await.map(Some),
+            match self.attempts_collection().find_one(filter).sort(doc! { "number": -1 }).await? {
+                Some(found) => {
+                    self.read_complete_attempt(attempts::parse_head(&found)?).await.map(Some)
+                }
                 None => Ok(None),
             }
         })
@@ -393,7 +399,7 @@ impl Store for MongoStore {
     async fn count_tries(&self, slot: &AttemptSlot) -> std::result::Result<TryCounts, StoreError> {
         self.read(slot.to_string(), || async {
             let names = doc! { "number": 1, "status": 1 };
-            let attempts = self.attempts();
+            let attempts = self.attempts_collection();
             let found = attempts.find(attempts::slot_filter(slot)).projection(names).await?;
             let mut tries = TryCounts::default();
             for document in collect_documents(found).await? {
@@ -416,7 +422,9 @@ impl Store for MongoStore {
                 doc! { "$group": { "_id": { "task": "$task", "task_text": "$task_text" } } },
             ];
             let mut tasks = BTreeMap::new();
-            for group in collect_documents(self.attempts().aggregate(pipeline).await?).await? {
+            for group in
+                collect_documents(self.attempts_collection().aggregate(pipeline).await?).await?
+            {
                 let text =
                     attempts::json_text(group.get_document("_id").unwrap_or(&group), "task")?;
                 let task = serde_json::from_str(&text)
@@ -435,7 +443,7 @@ impl Store for MongoStore {
         self.read(format!("attempts for {}", purpose.name()), || async {
             let filter = doc! { "purpose": purpose.name(), "status": { "$in": COUNTING.to_vec() } };
             let mut summaries: BTreeMap<AttemptSlot, AttemptSummary> = BTreeMap::new();
-            for document in self.list(filter).await? {
+            for document in self.find_attempts(filter).await? {
                 let summary = attempts::parse_summary(&document)?;
                 // Tries are in order, so the last one that counts replaces the earlier ones.
                 summaries.insert(summary.slot, summary);
@@ -454,7 +462,7 @@ impl Store for MongoStore {
                 { "status": { "$in": [Status::Failed.name(), Status::Superseded.name()] } },
                 { "status": Status::Abandoned.name(), "error": { "$ne": null } },
             ] };
-            self.list(filter).await?.iter().map(attempts::parse_failure).collect()
+            self.find_attempts(filter).await?.iter().map(attempts::parse_failure).collect()
         })
         .await
     }

@@ -91,7 +91,7 @@ impl HeldOutQuestions {
         }
         let question = (!self.contextual.is_empty()).then(|| task.question_key());
         let about = question.filter(|question| self.contextual.contains(question));
-        let about = about.map(|question| question.with_context(task.context()));
+        let about = about.map(|question| question.with_context(task.context_key()));
         task.shown_keys().into_iter().chain(about).any(|key| self.keys.contains(&key))
     }
 
@@ -100,7 +100,7 @@ impl HeldOutQuestions {
     pub fn near_copy(&self, task: &Task) -> Option<&str> {
         let turns = task.messages.iter().map(|turn| &*turn.content);
         let texts = turns.chain(task.messages.is_empty().then_some(&*task.question));
-        texts.into_iter().find_map(|text| self.near_copies.find(text))
+        texts.into_iter().find_map(|text| self.near_copies.find_near_copy(text))
     }
 }
 
@@ -122,7 +122,7 @@ pub(super) fn own_keys(
     }
     let keys = tasks.iter().zip(&question_sets).map(|(task, question_set)| {
         if contextual.contains(&question_set.question) {
-            return vec![question_set.question.with_context(task.context())];
+            return vec![question_set.question.with_context(task.context_key())];
         }
         let unambiguous =
             (!ambiguous.contains(&question_set.question)).then_some(question_set.question);
@@ -149,7 +149,7 @@ fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Qu
         if !wanted.contains(&question) {
             continue;
         }
-        let context = task.context();
+        let context = task.context_key();
         let answer = task.answer_with_options();
         match seen.get_mut(&question) {
             None => {

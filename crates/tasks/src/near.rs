@@ -172,7 +172,7 @@ impl NearCopies {
 
     /// Returns the question that `text` contains or nearly copies, or `None` if there is no such
     /// question.
-    pub fn find(&self, text: &str) -> Option<&str> {
+    pub fn find_near_copy(&self, text: &str) -> Option<&str> {
         if self.questions.is_empty() {
             return None;
         }
@@ -277,11 +277,14 @@ mod tests {
             ("who wrote that play about the prince of Denmark", 2),
             ("Janet has three apples and buys 4 more. How many apples does she have?", 3),
         ] {
-            assert_eq!(near_copies.find(text), Some(held_out[at]), "{text}");
+            assert_eq!(near_copies.find_near_copy(text), Some(held_out[at]), "{text}");
         }
         // A held-out question can contain a training question.
         let framed = NearCopies::new(["Please answer in one word: what is 2+2? Think first."]);
-        assert!(framed.find("What is 2+2?").is_some() && framed.find("What is 2+3?").is_none());
+        assert!(
+            framed.find_near_copy("What is 2+2?").is_some()
+                && framed.find_near_copy("What is 2+3?").is_none()
+        );
         for text in [
             "What is 2+2+5?",
             "What is 2+3?",
@@ -292,7 +295,7 @@ mod tests {
             "Who wrote the opera about the barber of Seville?",
             "",
         ] {
-            assert_eq!(near_copies.find(text), None, "{text}");
+            assert_eq!(near_copies.find_near_copy(text), None, "{text}");
         }
     }
 
@@ -301,8 +304,8 @@ mod tests {
         let held_out: Vec<String> =
             (0..20).map(|i| riddle(&format!("{0}{0} of {0}land", char::from(b'a' + i)))).collect();
         let near_copies = NearCopies::new(held_out.iter().map(String::as_str));
-        assert_eq!(near_copies.find(&riddle("zz of zland")), None);
-        assert!(near_copies.find(&format!("{} Think first.", held_out[3])).is_some());
+        assert_eq!(near_copies.find_near_copy(&riddle("zz of zland")), None);
+        assert!(near_copies.find_near_copy(&format!("{} Think first.", held_out[3])).is_some());
     }
 
     fn riddle(name: &str) -> String {

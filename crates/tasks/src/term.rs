@@ -47,13 +47,13 @@ impl Term {
     /// Formats the term in symbols, with `times` for multiplication, and with parentheses only if
     /// they change the value.
     pub fn to_symbols(&self, times: &str) -> String {
-        self.write(times, &mut |number| number.to_string())
+        self.format_infix(times, &mut |number| number.to_string())
     }
 
     /// Formats the term with letters in place of numbers, such as `(a + b) * c`.
     pub fn to_shape(&self) -> String {
         let mut letters = 'a'..='z';
-        self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
+        self.format_infix("*", &mut |_| letters.next().unwrap_or('?').to_string())
     }
 
     /// Moves a number that multiplies a longer term before that term: `(12 + 7) * 3` becomes `3 *
@@ -80,14 +80,14 @@ impl Term {
             .collect()
     }
 
-    fn write(&self, times: &str, leaf: &mut dyn FnMut(i128) -> String) -> String {
+    fn format_infix(&self, times: &str, leaf: &mut dyn FnMut(i128) -> String) -> String {
         match self {
             Term::Number(number) => leaf(*number),
             Term::Binary(operator, lhs, rhs) => {
-                let level = self.level();
+                let level = self.precedence();
                 let mut wrapped = |side: &Term, min_level: u8| {
-                    let text = side.write(times, leaf);
-                    if side.level() < min_level { format!("({text})") } else { text }
+                    let text = side.format_infix(times, leaf);
+                    if side.precedence() < min_level { format!("({text})") } else { text }
                 };
                 let lhs = wrapped(lhs, level);
                 // a − (b + c) needs its parentheses, a + (b + c) does not.
@@ -105,7 +105,7 @@ impl Term {
         }
     }
 
-    fn level(&self) -> u8 {
+    fn precedence(&self) -> u8 {
         match self {
             Term::Binary(ArithmeticOperator::Times, ..) => 2,
             Term::Binary(..) => 1,

@@ -254,7 +254,7 @@ impl CodeResponse {
 
     /// Creates the response for a run that has ended.
     pub(crate) fn from_outcome(outcome: &Outcome, limits: &Limits) -> Self {
-        let command = command(outcome.ended, limits);
+        let command = to_command_result(outcome.ended, limits);
         let is_good = outcome.ended == EndReason::Exit(0);
         let stderr = match memory_limit_text(outcome.ended, limits) {
             Some(why) => append_line(outcome.stderr.text(), &why),
@@ -318,7 +318,7 @@ impl Exception {
 }
 
 /// Creates the result of a command from the reason why it ended. The output is filled in later.
-pub(crate) fn command(ended: EndReason, limits: &Limits) -> CommandResult {
+pub(crate) fn to_command_result(ended: EndReason, limits: &Limits) -> CommandResult {
     let is_late = ended == EndReason::TimeLimit;
     CommandResult {
         status: if is_late { CommandStatus::TimeLimitExceeded } else { CommandStatus::Finished },

@@ -38,7 +38,7 @@ pub use fusion::{
     CellResponse, CodeResponse, CommandResult, CommandStatus, Exception, JupyterResponse, RunCode,
     RunJupyter, Status,
 };
-use fusion::{LANGUAGES, command, decode_files};
+use fusion::{LANGUAGES, decode_files, to_command_result};
 
 /// Maximum size of a request body, in bytes.
 const MAX_BYTES: usize = 128 << 20;
@@ -270,7 +270,7 @@ async fn run_cells(
             found.insert(name, BASE64_STANDARD.encode(content));
         }
     }
-    let mut driver = command(ended, &limits);
+    let mut driver = to_command_result(ended, &limits);
     driver.execution_time = Some(spent);
     Ok(JupyterResponse {
         status: if is_complete { Status::Success } else { Status::Failed },

@@ -34,7 +34,7 @@ impl MongoRollouts {
                 "_id": format!("{id}/{version}"),
                 "id": id,
                 "version": version,
-                "seq": self.next(RESOURCES, 1).await?,
+                "seq": self.reserve_numbers(RESOURCES, 1).await?,
                 "create_time": create_time,
                 "update_time": self.clock.now(),
             };

@@ -27,7 +27,7 @@ pub(super) const RESOURCES: &str = "resources";
 
 impl MongoRollouts {
     /// Reserves `count` consecutive numbers of a counter, and returns the first number.
-    pub(super) async fn next(&self, counter: &str, count: usize) -> Result<i64> {
+    pub(super) async fn reserve_numbers(&self, counter: &str, count: usize) -> Result<i64> {
         let count = count as i64;
         let counters = self.collection("counters");
         let last = loop {
@@ -55,13 +55,13 @@ impl MongoRollouts {
 
     /// Ensures that readers of changes see the changes that were just written, and wakes waiting
     /// calls of this process. Each change is a pair (rollout id, change number).
-    pub(super) async fn publish(&self, changes: &[(String, i64)]) -> Result<()> {
+    pub(super) async fn publish_changes(&self, changes: &[(String, i64)]) -> Result<()> {
         let read =
             if changes.is_empty() { return Ok(()) } else { self.read_announced_number().await? };
         for (id, number) in changes {
             let (mut number, mut read) = (*number, read);
             while number <= read {
-                let again = self.next(CHANGES, 1).await?;
+                let again = self.reserve_numbers(CHANGES, 1).await?;
                 let unchanged = doc! { "_id": id, "changed": number };
                 let renumber = doc! { "$set": { "changed": again }, "$inc": { "rev": 1_i64 } };
                 let renumbered =

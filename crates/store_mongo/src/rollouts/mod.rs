@@ -92,7 +92,7 @@ impl MongoRollouts {
             let location = connection.location.clone();
             return Err(StoreError::Version { location, found, expected: FORMAT });
         }
-        connection.create_indexes(indexes()).await?;
+        connection.create_indexes(list_index_definitions()).await?;
         Ok(MongoRollouts { connection, clock, changes: watch::Sender::new(0) })
     }
 
@@ -151,7 +151,7 @@ impl MongoRollouts {
 }
 
 /// Returns the definitions of all indexes of the rollout collections.
-fn indexes() -> Vec<IndexDefinition> {
+fn list_index_definitions() -> Vec<IndexDefinition> {
     let queue = doc! { "queue": 1, "queued": 1, "priority": -1, "enqueued": 1 };
     let span_id = doc! { "rollout": 1, "try": 1, "span_id": 1 };
     vec![

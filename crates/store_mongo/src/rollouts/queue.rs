@@ -58,7 +58,7 @@ impl MongoRollouts {
             }
             let mut number = match missing.len() {
                 0 => 0,
-                count => self.next(CHANGES, count).await?,
+                count => self.reserve_numbers(CHANGES, count).await?,
             };
             let mut documents = Vec::new();
             let mut changes = Vec::new();
@@ -76,7 +76,7 @@ impl MongoRollouts {
                 0 => Ok(()),
                 _ => rollouts.insert_many(documents).ordered(false).await.map(drop),
             };
-            self.publish(&changes).await?;
+            self.publish_changes(&changes).await?;
             match inserted {
                 // Another call has created a rollout with one of the ids or keys.
                 Err(error) if is_duplicate(&error) => {}
@@ -130,12 +130,12 @@ impl MongoRollouts {
         let now = self.clock.now();
         let mut created = StoredRollout::new(new, id.to_owned(), latest.as_deref(), now);
         created.start_try(new_id("at-", 6), worker, None, now);
-        let number = self.next(CHANGES, 1).await?;
+        let number = self.reserve_numbers(CHANGES, 1).await?;
         for name in ["seq", "enqueued", "changed"] {
             created.document.insert(name, number);
         }
         self.collection("rollouts").insert_one(created.document.clone()).await?;
-        self.publish(&[(id.to_owned(), number)]).await?;
+        self.publish_changes(&[(id.to_owned(), number)]).await?;
         self.sync_latest(&created, false).await?;
         created.to_rollout()
     }
@@ -155,7 +155,11 @@ impl MongoRollouts {
     /// Replaces the document of a rollout if its revision has not changed since it was read.
     /// `number` is the change number, or `None` if the change is not announced. Returns whether the
     /// document was replaced.
-    async fn replace(&self, changed: &mut StoredRollout, number: Option<i64>) -> Result<bool> {
+    async fn replace_if_unchanged(
+        &self,
+        changed: &mut StoredRollout,
+        number: Option<i64>,
+    ) -> Result<bool> {
         let revision: i64 = fields::read_integer(&changed.document, "rev")?;
         if let Some(number) = number {
             changed.document.insert("changed", number);
@@ -187,12 +191,12 @@ impl MongoRollouts {
                 return Ok((value, changed));
             }
             let number = match changed.state.is_changed {
-                true => Some(self.next(CHANGES, 1).await?),
+                true => Some(self.reserve_numbers(CHANGES, 1).await?),
                 false => None,
             };
-            if self.replace(&mut changed, number).await? {
+            if self.replace_if_unchanged(&mut changed, number).await? {
                 if let Some(number) = number {
-                    self.publish(&[(id.to_owned(), number)]).await?;
+                    self.publish_changes(&[(id.to_owned(), number)]).await?;
                 }
                 return Ok((value, changed));
             }
@@ -235,7 +239,7 @@ impl MongoRollouts {
             if candidates.is_empty() {
                 break;
             }
-            let mut number = self.next(CHANGES, candidates.len().min(needed)).await?;
+            let mut number = self.reserve_numbers(CHANGES, candidates.len().min(needed)).await?;
             for candidate in candidates {
                 if leased.len() == request.max {
                     break;
@@ -244,14 +248,14 @@ impl MongoRollouts {
                 started.start_try(new_id("at-", 6), worker, ttl, self.clock.now());
                 started.document.insert("lease_key", key);
                 // Another worker may have leased the rollout in the meantime.
-                if self.replace(&mut started, Some(number)).await? {
+                if self.replace_if_unchanged(&mut started, Some(number)).await? {
                     changes.push((started.state.id.clone(), number));
                     leased.push(started);
                     number += 1;
                 }
             }
         }
-        self.publish(&changes).await?;
+        self.publish_changes(&changes).await?;
         match (leased.last(), worker) {
             // A worker has one current try. Of several leased tries, it is the last one.
             (Some(last), Some(_)) => self.sync_latest(last, true).await?,

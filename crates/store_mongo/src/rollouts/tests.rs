@@ -105,7 +105,7 @@ async fn reopened_rollouts_keep_their_indexes_and_reject_other_formats() {
     let of = TestDatabase::new(url);
     drop(open(&of, Arc::new(ManualClock::new(1000.0))).await);
     let store = open(&of, Arc::new(ManualClock::new(1000.0))).await;
-    for IndexDefinition { collection, name, .. } in indexes() {
+    for IndexDefinition { collection, name, .. } in list_index_definitions() {
         let names = store.collection(collection).list_index_names().await.unwrap();
         assert!(names.iter().any(|found| found == name), "{name}: {names:?}");
     }

@@ -11,7 +11,7 @@ use super::json;
 ///
 /// # Errors
 /// Returns the expected form if the string was meant as a list of messages but is not valid.
-pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
+pub(super) fn parse_message_text(text: &str) -> Result<Option<Value>, &'static str> {
     let text = json::strip_byte_order_mark(text);
     if !text.trim_start().starts_with(['[', '{', '"', 'a', '(']) {
         return Ok(None);
@@ -60,7 +60,7 @@ fn find_messages(value: Value) -> Result<Option<Value>, &'static str> {
             }
         }
         // JSON of a string that is itself JSON.
-        Value::String(text) => messages(&text),
+        Value::String(text) => parse_message_text(&text),
         Value::Object(mut fields) if fields.len() == 1 => {
             let inner = ["messages", "conversations", "prompt"]
                 .iter()
@@ -170,7 +170,7 @@ mod tests {
             (sharegpt[0].to_string(), &sharegpt),
             (format!("\u{feff}{chat}"), &chat),
         ] {
-            assert_eq!(messages(&text).unwrap().as_ref(), Some(want), "{text}");
+            assert_eq!(parse_message_text(&text).unwrap().as_ref(), Some(want), "{text}");
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
             "\"Quoted\"",
             "What does [{'role': 'user', 'content': 'x'}] mean?",
         ] {
-            assert_eq!(messages(text), Ok(None), "{text}");
+            assert_eq!(parse_message_text(text), Ok(None), "{text}");
         }
         for text in [
             "[{'role': 'user', 'content': \"What's 1+1?\"}]",
@@ -200,14 +200,14 @@ mod tests {
             "[{\"role\": \"user\", \"content\": \"two\nlines\"}]",
             "[{\"content\": None, \"role\": \"user\"}]",
         ] {
-            assert!(messages(text).unwrap_err().contains("json.dumps"), "{text}");
+            assert!(parse_message_text(text).unwrap_err().contains("json.dumps"), "{text}");
         }
-        assert!(messages("[{\"role\": \"user\", \"content\": \"a\"}, 5]").is_err());
+        assert!(parse_message_text("[{\"role\": \"user\", \"content\": \"a\"}, 5]").is_err());
     }
     #[test]
     fn lone_surrogate_in_json_messages_is_replaced() {
         let text = r#"[{"role": "user", "content": "a \ud83d b"}]"#;
-        assert_eq!(messages(text).unwrap().unwrap()[0]["content"], "a \u{fffd} b");
+        assert_eq!(parse_message_text(text).unwrap().unwrap()[0]["content"], "a \u{fffd} b");
     }
 
     #[test]

@@ -105,10 +105,10 @@ impl FileOptions {
         split_seed: u64,
         matching: MatchingRule,
     ) -> Result<FileTasks, TaskError> {
-        let files = self.path.files()?;
+        let files = self.path.list_files()?;
         let mut loader = TaskLoader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
-            loader.file(number, file)?;
+            loader.read_file_rows(number, file)?;
         }
         let TaskLoader { mut ranked, mut tasks, unseen_choices, .. } = loader;
         if let Some(split) =
@@ -160,11 +160,11 @@ impl FileOptions {
     /// # Errors
     /// Returns an error if a file cannot be read, or there are no rows.
     pub fn rows(&self) -> Result<(Vec<FileRow>, Vec<String>), TaskError> {
-        let files = self.path.files()?;
+        let files = self.path.list_files()?;
         let mut loader = TaskLoader::new(self, files.len() > 1, 0, MatchingRule::default());
         loader.all = Some(Vec::new());
         for (number, file) in files.iter().enumerate() {
-            loader.file(number, file)?;
+            loader.read_file_rows(number, file)?;
         }
         let path = files.first().map_or(self.path.first(), |file| file).to_owned();
         let rows = loader.all.filter(|rows| !rows.is_empty()).ok_or(TaskError::Empty { path })?;
@@ -172,13 +172,13 @@ impl FileOptions {
     }
 
     /// Returns whether the field `field` can contain the question or the expected answer.
-    pub fn uses(&self, field: &str) -> bool {
+    pub fn uses_field(&self, field: &str) -> bool {
         template::list_field_paths(&self.question).contains(&field) || self.answer == field
     }
 
     /// Selects the training tasks from `rest`, the tasks that no source holds out: in random order,
     /// at most `limit` tasks, and each repeated `repeat` times.
-    pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
+    pub fn shuffle_training_tasks(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
         TaskRng::new(seed, RngPurpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
         std::iter::repeat_n(rest, self.repeat).flatten().collect()
@@ -286,10 +286,10 @@ impl<'o> TaskLoader<'o> {
         }
     }
 
-    fn file(&mut self, number: usize, path: &Path) -> Result<(), TaskError> {
+    fn read_file_rows(&mut self, number: usize, path: &Path) -> Result<(), TaskError> {
         let to_error = |why: String| TaskError::Format { path: path.to_owned(), why };
         let FileOptions { question, answer, person, .. } = self.options;
-        let ending = paths::extension(path);
+        let ending = paths::file_extension(path);
         let needed = |column: &str| {
             RowLayout::can_use_column(column, question, answer)
                 || person.as_deref().is_some_and(|path| fields::leads_to(column, path))
@@ -297,7 +297,7 @@ impl<'o> TaskLoader<'o> {
         let skipped_columns = match content::read_file(path)? {
             FileContent::Parquet(bytes) => {
                 parquet::read_all_rows(bytes, &needed, to_error, |location, fields, is_partial| {
-                    self.row(SourceRow {
+                    self.add_row(SourceRow {
                         number,
                         path,
                         location,
@@ -320,7 +320,7 @@ impl<'o> TaskLoader<'o> {
                     &needed,
                     to_error,
                     &mut |location, fields| {
-                        self.row(SourceRow {
+                        self.add_row(SourceRow {
                             number,
                             path,
                             location,
@@ -341,7 +341,7 @@ impl<'o> TaskLoader<'o> {
                         why,
                     },
                     &mut |location, json::ParsedValue { value, spelled }| match value {
-                        Value::Object(fields) => self.row(SourceRow {
+                        Value::Object(fields) => self.add_row(SourceRow {
                             number,
                             path,
                             location,
@@ -390,8 +390,8 @@ impl<'o> TaskLoader<'o> {
         Ok(())
     }
 
-    fn row(&mut self, mut row: SourceRow<'_>) -> Result<(), TaskError> {
-        let task = self.read(&mut row);
+    fn add_row(&mut self, mut row: SourceRow<'_>) -> Result<(), TaskError> {
+        let task = self.read_task(&mut row);
         if let Some(all) = &mut self.all {
             let id = task_id(&self.source, self.several, &row);
             let fields = TaskRow::from(row.fields);
@@ -424,7 +424,7 @@ impl<'o> TaskLoader<'o> {
     }
 
     /// Converts a row to a task, without the field [`Task::row`].
-    fn read(&mut self, row: &mut SourceRow<'_>) -> Result<Task, TaskError> {
+    fn read_task(&mut self, row: &mut SourceRow<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let path = row.path;
         let location = row.location;
@@ -465,7 +465,7 @@ impl<'o> TaskLoader<'o> {
             layout
         });
         if let Some(Value::String(text)) = row.fields.get(&layout.question)
-            && let Ok(Some(messages)) = json_text::messages(text)
+            && let Ok(Some(messages)) = json_text::parse_message_text(text)
         {
             self.halves += json::count_surrogates(json::strip_byte_order_mark(text));
             row.fields.insert(layout.question.clone(), messages);
@@ -480,7 +480,8 @@ impl<'o> TaskLoader<'o> {
                 ));
             }
         }
-        let task = options.task(row, layout, &mut self.tasks.demonstrations, &mut self.blanks)?;
+        let task =
+            options.build_task(row, layout, &mut self.tasks.demonstrations, &mut self.blanks)?;
         if let Some(path) = &options.person {
             row.set_person(path)?;
         }

@@ -162,7 +162,7 @@ impl FileOptions {
 
     /// Converts a row to a task, without the field [`Task::row`]. Updates the counts of
     /// demonstrations. Increments `blanks` if the list of right answers has empty items.
-    pub(super) fn task(
+    pub(super) fn build_task(
         &self,
         row: &SourceRow<'_>,
         layout: &RowLayout,
@@ -258,7 +258,9 @@ fn read_question(row: &SourceRow<'_>, path: &str) -> Result<(String, Vec<Message
     let opened;
     let found = match found {
         Value::String(text) => {
-            match json_text::messages(text).map_err(|must| row.type_error(path, found, must))? {
+            match json_text::parse_message_text(text)
+                .map_err(|must| row.type_error(path, found, must))?
+            {
                 Some(messages) => {
                     opened = messages;
                     &opened

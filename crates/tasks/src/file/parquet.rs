@@ -173,7 +173,7 @@ fn read_columns(
                 // Members of a needed column can be unneeded.
                 let is_needed = needed(&name);
                 let as_null = is_needed && !matches!(field, Field::Bytes(_));
-                match convert_value(field, shape.member(&name), as_null) {
+                match convert_value(field, shape.member_shape(&name), as_null) {
                     Ok(value) => {
                         fields.insert(name, value);
                     }
@@ -205,7 +205,7 @@ fn convert_fields(
     let fields = row.into_columns().into_iter();
     fields
         .map(|(name, field)| {
-            let value = convert_value(field, shape.member(&name), as_null)?;
+            let value = convert_value(field, shape.member_shape(&name), as_null)?;
             Ok((name, value))
         })
         .collect()
@@ -262,7 +262,7 @@ fn convert_value(
     shape: &ColumnShape,
     as_null: bool,
 ) -> Result<Value, UnsupportedValue> {
-    if let Some(text) = shape.text(&field) {
+    if let Some(text) = shape.to_text(&field) {
         return text.map(Value::from).map_err(UnsupportedValue);
     }
     Ok(match field {
@@ -298,7 +298,7 @@ fn convert_value(
         Field::Group(row) => Value::Object(convert_fields(row, shape, as_null)?),
         Field::ListInternal(list) => {
             let elements = list.elements().iter().cloned();
-            let shape = shape.element();
+            let shape = shape.element_shape();
             Value::Array(
                 elements
                     .map(|element| convert_value(element, shape, as_null))
@@ -307,7 +307,7 @@ fn convert_value(
         }
         Field::MapInternal(map) => {
             let entries = map.entries().iter().cloned();
-            let (keys, values) = shape.entry();
+            let (keys, values) = shape.entry_shapes();
             let entries = entries.map(|(key, of)| {
                 Ok((
                     to_key_name(convert_value(key, keys, as_null)?),

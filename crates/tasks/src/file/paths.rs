@@ -53,7 +53,7 @@ impl Paths {
     ///
     /// # Errors
     /// Returns an error if a path matches no file.
-    pub fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
+    pub fn list_files(&self) -> Result<Vec<PathBuf>, TaskError> {
         let mut files: Vec<PathBuf> = Vec::new();
         for path in &self.0 {
             for file in find_files(path)? {
@@ -151,7 +151,7 @@ fn prepare_advice(path: &Path) -> Option<String> {
 }
 
 /// Returns the extension that names the format of a file, without an extension for compression.
-pub(super) fn extension(path: &Path) -> String {
+pub(super) fn file_extension(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut endings = name.rsplit('.');
     let last = endings.next().unwrap_or_default();
@@ -185,7 +185,7 @@ fn is_named_after(file: &Path, splits: &[&str]) -> bool {
 fn is_data_file(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
-    !is_other && DATA_EXTENSIONS.contains(&extension(path).as_str())
+    !is_other && DATA_EXTENSIONS.contains(&file_extension(path).as_str())
 }
 
 /// Returns a file name without the extension of its format and without an extension for
@@ -264,7 +264,7 @@ mod tests {
         }
         let files = |paths: &[&str]| {
             let paths = Paths(paths.iter().map(|path| root.join(path)).collect());
-            let files = paths.files().map_err(|error| error.to_string())?;
+            let files = paths.list_files().map_err(|error| error.to_string())?;
             let short = files
                 .iter()
                 .map(|file| file.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/"));
@@ -313,11 +313,11 @@ mod tests {
         ] {
             fs::write(root.join(name), "{}").unwrap();
         }
-        let all = Paths::from(root).files().unwrap();
+        let all = Paths::from(root).list_files().unwrap();
         assert_eq!(all, [root.join("test.json"), root.join("train.json")]);
         assert_eq!(find_mixed_split(&all), Some(&*root.join("test.json")));
         assert_eq!(find_mixed_split(&all[1..]), None);
-        assert_eq!(Paths::from(root.join("**/t*.json")).files().unwrap(), all);
+        assert_eq!(Paths::from(root.join("**/t*.json")).list_files().unwrap(), all);
     }
 
     #[test]

@@ -91,7 +91,9 @@ pub(super) fn to_question_text(value: &Value) -> Result<String, &'static str> {
     let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
     let lines = match value {
         Value::Array(list) if list.iter().any(is_message) => return Err(NO_MESSAGES),
-        Value::String(text) if json_text::messages(text) != Ok(None) => return Err(NO_MESSAGES),
+        Value::String(text) if json_text::parse_message_text(text) != Ok(None) => {
+            return Err(NO_MESSAGES);
+        }
         Value::String(text) => return Ok(text.clone()),
         Value::Array(list) => option_lines(list)?,
         Value::Object(table) => match table.get("text").map(|texts| (texts, table.get("label"))) {

@@ -66,25 +66,25 @@ impl ColumnShape {
     }
 
     /// Returns the shape of the struct member `name`.
-    pub fn member(&self, name: &str) -> &ColumnShape {
+    pub fn member_shape(&self, name: &str) -> &ColumnShape {
         match self {
             ColumnShape::Struct(members) => members
                 .iter()
                 .find(|(member, _)| member == name)
                 .map_or(&ColumnShape::Other, |(_, shape)| shape),
             // Lists of structs from old writers.
-            ColumnShape::List(element) => element.member(name),
+            ColumnShape::List(element) => element.member_shape(name),
             _ => &ColumnShape::Other,
         }
     }
 
     /// Returns the shape of a list's elements.
-    pub fn element(&self) -> &ColumnShape {
+    pub fn element_shape(&self) -> &ColumnShape {
         if let ColumnShape::List(element) = self { element } else { self }
     }
 
     /// Returns the shapes of a map's keys and values.
-    pub fn entry(&self) -> (&ColumnShape, &ColumnShape) {
+    pub fn entry_shapes(&self) -> (&ColumnShape, &ColumnShape) {
         if let ColumnShape::Map(entry) = self {
             (&entry.0, &entry.1)
         } else {
@@ -96,7 +96,7 @@ impl ColumnShape {
     ///
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
-    pub fn text(&self, field: &Field) -> Option<Result<String, String>> {
+    pub fn to_text(&self, field: &Field) -> Option<Result<String, String>> {
         let kind = match (self, field) {
             (ColumnShape::Temporal(kind), _) => *kind,
             (_, Field::Date(_)) => TemporalType::Date,
@@ -115,7 +115,7 @@ impl ColumnShape {
             | Field::TimestampMicros(value) => *value,
             _ => return None,
         };
-        Some(kind.text(value))
+        Some(kind.to_text(value))
     }
 }
 
@@ -175,7 +175,7 @@ impl TemporalType {
     ///
     /// # Errors
     /// Returns a description of the value if it is not in the years 0 to 9999.
-    pub fn text(self, value: i64) -> Result<String, String> {
+    pub fn to_text(self, value: i64) -> Result<String, String> {
         let beyond = || format!("contains {value}, which is not a valid date or time");
         match self {
             TemporalType::Date => format_date(value).ok_or_else(beyond),
@@ -276,19 +276,19 @@ mod tests {
             (NANOS, 1, "2026-01-02 03:04:05.000000001"),
         ] {
             let value = seconds * unit + fraction;
-            assert_eq!(TemporalType::Timestamp(unit, false).text(value).unwrap(), want);
+            assert_eq!(TemporalType::Timestamp(unit, false).to_text(value).unwrap(), want);
             assert_eq!(
-                TemporalType::Timestamp(unit, true).text(value).unwrap(),
+                TemporalType::Timestamp(unit, true).to_text(value).unwrap(),
                 format!("{want}+00:00")
             );
         }
         assert_eq!(
-            TemporalType::Timestamp(MILLIS, false).text(-1).unwrap(),
+            TemporalType::Timestamp(MILLIS, false).to_text(-1).unwrap(),
             "1969-12-31 23:59:59.999"
         );
-        assert_eq!(TemporalType::Time(NANOS).text(3_723 * NANOS).unwrap(), "01:02:03");
+        assert_eq!(TemporalType::Time(NANOS).to_text(3_723 * NANOS).unwrap(), "01:02:03");
         assert_eq!(
-            TemporalType::Time(MICROS).text(86_399 * MICROS + 500_000).unwrap(),
+            TemporalType::Time(MICROS).to_text(86_399 * MICROS + 500_000).unwrap(),
             "23:59:59.5"
         );
         for (days, want) in [
@@ -299,7 +299,7 @@ mod tests {
             (-719_528, "0000-01-01"),
             (2_932_896, "9999-12-31"),
         ] {
-            assert_eq!(TemporalType::Date.text(days).unwrap(), want);
+            assert_eq!(TemporalType::Date.to_text(days).unwrap(), want);
         }
         for (kind, value) in [
             (TemporalType::Date, 2_932_897),
@@ -310,7 +310,7 @@ mod tests {
             (TemporalType::Time(MILLIS), 86_400_000),
         ] {
             assert!(
-                kind.text(value).unwrap_err().contains("not a valid date or time"),
+                kind.to_text(value).unwrap_err().contains("not a valid date or time"),
                 "{kind:?} {value}"
             );
         }
