@@ -11,82 +11,83 @@ use levade_tree::{
     MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory, agent_of,
 };
 
-/// A leaf of a trajectory and the trained actions on its sequence.
+/// A sequence of a trajectory (root to leaf), with the tokens that are trained on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedSequence {
     pub leaf: SegmentId,
-    /// Number of earlier turns on the sequence that another leaf's sequence trains.
+    /// Number of earlier trained turns of this sequence that belong to another leaf's sequence.
     pub turns_before: usize,
-    /// Trained actions on the sequence, in order.
+    /// Trained turns of the sequence, in order.
     pub turns: Vec<TurnTokens>,
 }
 
 /// The trained tokens of one turn on a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TurnTokens {
-    /// Index of the model call.
+    /// Index of the turn (model call) within the attempt.
     pub turn: u32,
     /// Agent that sampled the tokens.
     pub agent: String,
-    /// Segments with their numbers of tokens.
+    /// Trained segments of the turn, each with its number of tokens.
     pub segments: Vec<(SegmentId, usize)>,
 }
 
 impl TurnTokens {
-    /// Returns the number of tokens.
+    /// Returns the number of trained tokens in this turn.
     pub fn tokens(&self) -> usize {
         self.segments.iter().map(|(_, tokens)| tokens).sum()
     }
 }
 
 impl TrainedSequence {
-    /// Returns the number of trained tokens.
+    /// Returns the number of trained tokens on this sequence.
     pub fn tokens(&self) -> usize {
         self.turns.iter().map(TurnTokens::tokens).sum()
     }
 }
 
-/// Definition of the training targets: the tokens of one policy, except the tokens of untrained
+/// Selects the training targets of a step: the tokens of one policy, except the tokens of untrained
 /// agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Targets<'a> {
-    /// Name of the policy.
+    /// Name of the policy whose tokens are targets.
     pub policy: &'a str,
-    /// Names of the agents that are not trained, in all their seats.
+    /// Names of the agents that are not trained, whichever seat they take in a game.
     pub untrained: &'a [String],
-    /// Whether an attempt in which only other policies acted is excluded from the samples of the
-    /// policy. False in runs that an earlier build started.
+    /// Whether an attempt counts as a sample of the policy only if the policy acted in the attempt.
+    /// False in runs that an earlier build started.
     pub requires_acting: bool,
 }
 
 #[cfg(test)]
 impl Targets<'static> {
-    /// All tokens of the policy that a recipe has if it names none.
+    /// Targets of a recipe that names no policies: all tokens of the default policy.
     pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[], requires_acting: true };
 }
 
 impl Targets<'_> {
-    /// Returns whether sampled tokens in such a segment would be targets of the policy.
+    /// Returns whether sampled tokens in `segment` would be training targets, by the segment's
+    /// policy and agent.
     pub fn can_contain(&self, segment: &Segment) -> bool {
         let is_untrained =
             |name: &String| *name == segment.agent || name == agent_of(&segment.agent);
         segment.policy == self.policy && !self.untrained.iter().any(is_untrained)
     }
 
-    /// Returns whether a segment contains targets of the policy.
+    /// Returns whether `segment` contains training targets.
     pub fn contains_targets(&self, segment: &Segment) -> bool {
         segment.is_target() && self.can_contain(segment)
     }
 }
 
-/// Numbers of segments and of their tokens.
+/// Number of segments, and the total number of their tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub segments: u64,
     pub tokens: u64,
 }
 
-/// Counts of trainable tokens, and of tokens that are recorded but masked.
+/// Numbers of trainable tokens and, by reason, of recorded tokens that are masked.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     pub trainable: Count,
@@ -94,7 +95,7 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    /// Counts the segments for which `trained` returns true.
+    /// Counts the trainable and the masked tokens of the segments for which `trained` returns true.
     pub fn count<'a>(
         trajectories: impl Iterator<Item = &'a Trajectory>,
         trained: impl Fn(&Segment) -> bool,
@@ -122,8 +123,8 @@ impl Census {
         }
     }
 
-    /// Returns the reasons for masking, each with its number of tokens, if no trainable token is
-    /// left. Returns `None` if there are trainable tokens or nothing is masked.
+    /// Returns a list of the mask reasons, each with its number of tokens, if masks leave no
+    /// trainable token. Returns `None` if there are trainable tokens or if nothing is masked.
     pub fn masked_reasons(&self) -> Option<String> {
         if self.trainable.segments > 0 || self.masked.is_empty() {
             return None;
@@ -142,8 +143,8 @@ impl Count {
     }
 }
 
-/// Returns the sequences that train every target segment exactly once. Masked segments are context
-/// here, as in [`AttemptSequences::input`]: they precede the following tokens and are not targets.
+/// Returns the sequences of `trajectory` that together train every target segment exactly once.
+/// Masked segments stay as context for later tokens, but are no targets.
 pub(crate) fn trained_sequences(
     trajectory: &Trajectory,
     targets: Targets<'_>,
@@ -179,12 +180,12 @@ pub(crate) fn trained_sequences(
     sequences
 }
 
-/// The sequences of one trajectory, which share its tokens in memory.
+/// The sequences of one trajectory. They share the trajectory's tokens in memory.
 pub(crate) struct AttemptSequences<'a> {
     trajectory: &'a Trajectory,
-    /// The leaf whose sequence trains each segment.
+    /// Leaf of the sequence that trains each segment, by segment index.
     owners: Vec<SegmentId>,
-    /// Tokens of each segment.
+    /// Token ids of each segment, by segment index.
     tokens: Vec<Arc<[u32]>>,
 }
 
@@ -194,8 +195,8 @@ impl<'a> AttemptSequences<'a> {
         AttemptSequences { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
     }
 
-    /// Returns a planned sequence with its tokens, up to the last target, because later tokens have
-    /// no effect. `version` is the version of the weights that are trained.
+    /// Builds the learner's input from a planned sequence. The input ends at the last target,
+    /// because later tokens have no effect. `version` is the weight version before the update.
     pub fn input(
         &self,
         planned: &PlannedSequence,

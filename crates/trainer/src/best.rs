@@ -10,31 +10,32 @@ use levade_rl::Interval;
 
 use crate::eval_result::EvalResult;
 
-/// The checkpoint with the best result on the selection tasks.
+/// The checkpoint with the best evaluation result on the selection tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Best {
     /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
-    /// Label of its evaluation, such as `grpo, step 20`.
+    /// Label of the checkpoint's evaluation, such as `grpo, step 20`.
     pub label: String,
     /// Number of checkpoints among which the best one was selected.
     pub candidates: usize,
-    /// Success rate on the tasks that are reported.
+    /// Success rate of the checkpoint on the reported tasks.
     pub success: Interval,
-    /// Whether the checkpoint was selected on separate tasks (`eval.select`). If not, `success` is
-    /// the success rate on the selection tasks, and is biased upwards.
+    /// Whether the checkpoint was selected on separate tasks (`eval.select`). If false, `success`
+    /// is the success rate on the selection tasks themselves, and is biased upwards.
     pub uses_selection_tasks: bool,
 }
 
-/// Returns the evaluation with the highest mean score on the selection tasks. Of equal evaluations,
-/// returns the first.
+/// Returns the evaluation with the highest mean score on the selection tasks. If several
+/// evaluations are equal, returns the first of them.
 pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
     evals.iter().reduce(|best, eval| if eval.selection() > best.selection() { eval } else { best })
 }
 
 impl Best {
-    /// Returns the best of `evals`, whose checkpoint is `checkpoint`. Returns `None` if fewer than
-    /// two checkpoints were evaluated, or if the best evaluation was made before training.
+    /// Returns the best evaluation among `evals`. `checkpoint` is the directory of its weights.
+    /// Returns `None` if fewer than two checkpoints were evaluated, or if the evaluation before
+    /// training is the best.
     pub(crate) fn select(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
         let best = best_of(evals)?;
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;

@@ -37,21 +37,20 @@ const TEMPORARY: &str = ".tmp-";
 /// Version of each policy by name: the number of steps that have trained it.
 pub(crate) type Versions = BTreeMap<String, u64>;
 
-/// Progress of a run.
+/// Position of a run in its phases and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Position {
     /// Index of the phase, from 0.
     pub phase: u32,
-    /// Number of finished steps of the phase.
+    /// Number of finished steps of the current phase.
     pub step: u32,
-    /// Number of finished steps over all phases. The resulting weights are published as this
-    /// version.
+    /// Number of finished steps over all phases, which is also the number in a checkpoint's name.
     pub global_step: u32,
     /// Whether the metrics file contains the evaluation due at this position.
     pub evaluated: bool,
 }
 
-/// Contents of `trainer.json`.
+/// Contents of the checkpoint file `trainer.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
@@ -61,37 +60,37 @@ struct State {
     /// builds, which had one policy that every step trained.
     #[serde(default)]
     versions: Versions,
-    /// Texts that phases have improved.
+    /// Prompt texts that phases have improved so far.
     #[serde(default, skip_serializing_if = "Prompts::is_empty")]
     prompts: Prompts,
-    /// Whether the phase ended here. Such checkpoints are kept, because the next phase starts from
-    /// them.
+    /// Whether the checkpoint was written at the end of a phase. Such checkpoints are kept, because
+    /// the next phase starts from them.
     phase_end: bool,
-    /// Length of the metrics file at this point, in bytes.
+    /// Length of the run's metrics file when the checkpoint was written, in bytes.
     metrics_bytes: u64,
-    /// All other files of the checkpoint.
+    /// Sizes and checksums of all other files of the checkpoint.
     files: Vec<SavedFile>,
 }
 
-/// A complete checkpoint in a run directory.
+/// Metadata of a complete checkpoint in a run directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// Directory of the checkpoint.
     pub dir: PathBuf,
     /// Progress of the run at this checkpoint.
     pub position: Position,
-    /// Number of steps that had trained each policy, by name.
+    /// Number of steps that had trained each policy, by policy name.
     pub versions: BTreeMap<String, u64>,
-    /// Texts that phases have improved.
+    /// Prompt texts that phases had improved when the checkpoint was written.
     pub prompts: Prompts,
-    /// Whether the phase ended here.
+    /// Whether the checkpoint was written at the end of a phase.
     pub phase_end: bool,
-    /// Length of the metrics file at this point, in bytes.
+    /// Length of the run's metrics file when the checkpoint was written, in bytes.
     pub metrics_bytes: u64,
 }
 
 impl Checkpoint {
-    /// Returns the number of steps that had trained a policy.
+    /// Returns the weight version of a policy: the number of steps that had trained the policy.
     pub(crate) fn version(&self, policy: &str) -> u64 {
         let every_step = u64::from(self.position.global_step);
         if self.versions.is_empty() {
@@ -101,10 +100,10 @@ impl Checkpoint {
         }
     }
 
-    /// Reads every file and compares its checksum.
+    /// Verifies the checksum of every file of the checkpoint.
     ///
     /// # Errors
-    /// Returns a message that names the file if one has changed since it was written.
+    /// Returns a message that names the file if a file cannot be read or has changed.
     pub(crate) fn verify(&self) -> Result<(), String> {
         for SavedFile { name, crc32c, .. } in read_state(&self.dir)?.files {
             let file =
@@ -118,7 +117,7 @@ impl Checkpoint {
     }
 }
 
-/// The checkpoints of a run.
+/// The directory of a run's checkpoints, in which they are written, listed and removed.
 pub(crate) struct Checkpoints {
     root: PathBuf,
 }
@@ -135,30 +134,31 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
     Ok(Checkpoints::read_only(root).find()?.complete)
 }
 
-/// Returns the texts that phases had improved when a checkpoint was written.
+/// Returns the prompt texts that phases had improved when the checkpoint in the directory
+/// `checkpoint` was written.
 ///
 /// # Errors
-/// Returns a message that names the file of the checkpoint that cannot be read.
+/// Returns a message that names the checkpoint's file if it cannot be read.
 pub fn improved_prompts(checkpoint: &Path) -> Result<Prompts, String> {
     read_state(checkpoint).map(|state| state.prompts)
 }
 
-/// A policy's part of a checkpoint.
+/// The models of one policy that a checkpoint saves.
 pub(crate) struct PolicyContent<'a> {
-    /// Directory within the checkpoint.
+    /// Directory of the policy's files, relative to the checkpoint.
     pub subdir: PathBuf,
     /// The learner of the policy.
     pub learner: &'a dyn Learner,
-    /// The critic, if one is trained.
+    /// The critic of the policy. `None` if no critic is trained.
     pub critic: Option<&'a dyn Learner>,
-    /// The reference, if its weights are neither the policy's nor in an earlier checkpoint that is
-    /// kept.
+    /// The reference model. `None` if its weights equal the policy's, or are in an earlier
+    /// checkpoint that is kept.
     pub reference: Option<&'a dyn Learner>,
     /// Writes the remaining files of a model directory.
     pub write_extra_files: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
 }
 
-/// Metadata of a checkpoint.
+/// Metadata that a new checkpoint records.
 pub(crate) struct CheckpointMeta {
     pub position: Position,
     pub versions: Versions,
@@ -167,19 +167,20 @@ pub(crate) struct CheckpointMeta {
     pub metrics_bytes: u64,
 }
 
-/// Name of the file that names the best checkpoint.
+/// Name of the file that contains the name of the best checkpoint.
 const BEST: &str = "best";
 
-/// Checkpoints found in a directory.
+/// The complete checkpoints of a directory, and messages about the damaged checkpoints.
 pub(crate) struct FoundCheckpoints {
-    /// The complete checkpoints, oldest first.
+    /// Metadata of the complete checkpoints, oldest first.
     pub complete: Vec<Checkpoint>,
     /// Messages about the damaged checkpoints.
     pub damaged: Vec<String>,
 }
 
 impl Checkpoints {
-    /// Opens the directory and removes temporary directories that an earlier process left in it.
+    /// Opens the directory `root`, which is created if it does not exist. Removes temporary
+    /// directories that an earlier process left in it.
     pub fn open(root: PathBuf) -> Result<Self, TrainerError> {
         fs::create_dir_all(&root).map_err(|source| file_error("create", &root, source))?;
         let checkpoints = Checkpoints { root };
@@ -192,7 +193,7 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// Opens a directory for reading, without any change to it.
+    /// Opens the directory `root` for reading. The directory is not changed.
     pub fn read_only(root: PathBuf) -> Self {
         Checkpoints { root }
     }
@@ -207,7 +208,7 @@ impl Checkpoints {
         Ok(names)
     }
 
-    /// Reads the metadata of every checkpoint, and compares file sizes.
+    /// Reads the metadata of every checkpoint, and compares the sizes of the checkpoint's files.
     pub fn find(&self) -> Result<FoundCheckpoints, TrainerError> {
         let mut found = FoundCheckpoints { complete: Vec::new(), damaged: Vec::new() };
         for name in self.names()?.into_iter().filter(|name| name.starts_with("step-")) {
@@ -222,13 +223,13 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Returns a directory for temporary files. Its leftovers are removed when the checkpoint
-    /// directory is next opened.
+    /// Returns the path of a directory for temporary files. [`Checkpoints::open`] removes what is
+    /// left in it.
     pub fn scratch(&self) -> PathBuf {
         self.root.join(format!("{TEMPORARY}scratch"))
     }
 
-    /// Writes a checkpoint.
+    /// Writes a checkpoint. Its directory becomes visible only when the checkpoint is complete.
     pub async fn write(
         &self,
         contents: &[PolicyContent<'_>],
@@ -348,8 +349,7 @@ impl Checkpoints {
         write_atomically(&dir.join(STATE), text.as_bytes())
     }
 
-    /// Returns the newest checkpoint whose checksums match, and messages about newer ones that are
-    /// damaged.
+    /// Returns the newest checkpoint whose checksums match, and messages about newer damaged ones.
     pub fn newest(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
         let mut damaged = Vec::new();
         for checkpoint in self.find()?.complete.into_iter().rev() {
@@ -369,13 +369,14 @@ impl Checkpoints {
         Ok((None, damaged))
     }
 
-    /// Marks a checkpoint as the best so far.
+    /// Marks a checkpoint as the best checkpoint so far.
     pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
         let name = checkpoint.dir.file_name().unwrap_or_default().to_string_lossy();
         write_atomically(&self.root.join(BEST), format!("{name}\n").as_bytes())
     }
 
-    /// Returns the best checkpoint so far, if one is marked and exists.
+    /// Returns the directory of the best checkpoint so far. Returns `None` if no checkpoint is
+    /// marked, or if the marked checkpoint does not exist.
     pub fn best(&self) -> Option<PathBuf> {
         let name = fs::read_to_string(self.root.join(BEST)).ok()?;
         Some(self.root.join(name.trim())).filter(|path| path.is_dir())
@@ -397,8 +398,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes a checkpoint. It is renamed first, so that a partly removed checkpoint is never
-    /// visible.
+    /// Removes a checkpoint. Renames it first, so that a partly removed checkpoint is never visible.
     fn remove(&self, path: &Path) -> Result<(), TrainerError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let renamed = self.root.join(format!("{TEMPORARY}old-{name}"));
@@ -408,7 +408,7 @@ impl Checkpoints {
     }
 }
 
-/// Returns all files below a directory, sorted, with their relative names.
+/// Returns all files below `dir`, sorted, each with its relative and its full path.
 fn files_of(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -438,7 +438,7 @@ fn read_state(path: &Path) -> Result<State, String> {
     Ok(state)
 }
 
-/// Reads a checkpoint's metadata, and checks by size that all of its files exist.
+/// Reads a checkpoint's metadata, and checks that all of its files exist with the recorded sizes.
 fn read(path: &Path) -> Result<Checkpoint, String> {
     let state = read_state(path)?;
     for SavedFile { name, bytes, .. } in &state.files {

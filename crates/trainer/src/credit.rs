@@ -26,34 +26,36 @@ use levade_tree::{Kind, Segment, SegmentId, Trajectory, is_seat};
 use crate::batch::TrainedSequence;
 use crate::signals::Signals;
 
-/// A trained token: the index of its sequence in the attempt, and its index among the trained
-/// tokens of that sequence.
+/// Position of a trained token: the index of its sequence in the attempt, and the token's index
+/// among the trained tokens of that sequence.
 type SequencePosition = (usize, usize);
 
-/// The reward of an attempt, divided into parts by the tokens that earned them.
+/// The reward of an attempt, divided into the final reward and the rewards that single tokens,
+/// seats or agents earned earlier.
 pub(crate) struct CreditedReward {
-    /// Part that is not earned before the end.
+    /// Part of the reward that is earned at the end of the attempt.
     outcome: f64,
     /// Part of `outcome` that is the score of the final answer.
     answer_score: f64,
-    /// Parts that are earned before the end, each with the tokens that it is assigned to.
+    /// Rewards that are earned before the end, each with the positions of the tokens to which it is
+    /// credited.
     parts: Vec<(f64, Vec<SequencePosition>)>,
-    /// Parts of seats without trained tokens and, if agents are compared within their role, of
-    /// agents without any.
+    /// Rewards that cannot be credited to a trained token: rewards of seats and, if agents are
+    /// compared within their role, of agents without trained tokens.
     unplaced: Vec<(f64, CreditTarget)>,
 }
 
-/// One sample for an advantage estimator: an attempt, or one agent's part of an attempt.
+/// One sample for an advantage estimator: a complete attempt, or one agent's part of an attempt.
 pub(crate) struct Sample {
-    /// Name of the agent if agents are compared within their role, otherwise `None`.
+    /// Name of the sample's agent if agents are compared within their role, otherwise `None`.
     pub agent: Option<String>,
-    /// Total reward of the sample.
+    /// Total reward of the sample, including rewards that its tokens earned before the end.
     score: f64,
-    /// Indices of the sample's tokens, by sequence.
+    /// Indices of the sample's tokens in each of its sequences, with the index of the sequence.
     pub tokens: Vec<(usize, Vec<usize>)>,
 }
 
-/// Returns the last token of every trained segment, with its turn and agent.
+/// Returns every trained segment with the position of its last token, its turn and its agent.
 fn trained_segments(
     sequences: &[TrainedSequence],
 ) -> impl Iterator<Item = (SegmentId, SequencePosition, u32, &str)> {
@@ -70,7 +72,8 @@ fn trained_segments(
     })
 }
 
-/// Returns the tokens to which a reward earned by `by` is assigned.
+/// Returns the tokens to which the reward of the credit target `by` is assigned. Returns no tokens
+/// if no trained token belongs to the target.
 fn credited_positions(
     trajectory: &Trajectory,
     sequences: &[TrainedSequence],
@@ -107,7 +110,8 @@ fn credited_positions(
     }
 }
 
-/// Returns whether an agent whose name `accepts` accepts acted and earned a reward.
+/// Returns whether `by` refers to a part of the attempt in which an agent acted whose name
+/// `accepts` accepts.
 fn is_reward_of(
     trajectory: &Trajectory,
     by: &CreditTarget,
@@ -127,13 +131,15 @@ fn is_reward_of(
     }
 }
 
-/// Returns whether a seat of a game earned a reward. A seat can earn a reward without having acted.
+/// Returns whether the credit target `by` is a seat of a game. A seat can earn a reward without
+/// having acted.
 fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
     matches!(by, CreditTarget::Agent(name) if is_seat(name))
         || is_reward_of(trajectory, by, is_seat)
 }
 
-/// Returns whether an agent without a trained token in `sequences` acted and earned a reward.
+/// Returns whether the credit target `by` belongs to an agent that acted but has no trained token
+/// in `sequences`.
 fn is_of_untrained_agent(
     trajectory: &Trajectory,
     sequences: &[TrainedSequence],
@@ -144,8 +150,8 @@ fn is_of_untrained_agent(
 }
 
 impl CreditedReward {
-    /// Divides the total `reward` of an attempt. `answer_score` is the part for its final answer.
-    /// `group_by` decides whether agents share the rewards of agents that are not trained here.
+    /// Divides the total `reward` of an attempt. `answer_score` is the part for the final answer.
+    /// `group_by` determines whether agents share the rewards of agents that are not trained here.
     pub fn new(
         trajectory: &Trajectory,
         sequences: &[TrainedSequence],
@@ -172,9 +178,12 @@ impl CreditedReward {
         credited
     }
 
-    /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
-    /// `agents`, which act in other attempts of the group, because the next agent to act is
-    /// unknown. A seat among `agents` that did not act is a sample in any case.
+    /// Returns the advantage estimator's samples of an attempt. `agents` are the agents that act in
+    /// the attempts of the group.
+    ///
+    /// An attempt without trained tokens becomes a sample of each of `agents`, because the agent
+    /// that would have acted next is unknown. A seat among `agents` that did not act is always a
+    /// sample.
     pub fn samples(
         &self,
         sequences: &[TrainedSequence],
@@ -242,7 +251,8 @@ impl CreditedReward {
         samples
     }
 
-    /// Returns the sample of an agent that did not act.
+    /// Creates the sample of an agent that did not act, from the final reward and the agent's own
+    /// earlier rewards.
     fn sample_without_tokens(&self, agent: &str) -> Sample {
         let is_own = |by: &CreditTarget| matches!(by, CreditTarget::Agent(name) if name == agent);
         let own = self.unplaced.iter().filter(|(_, by)| is_own(by)).map(|(reward, _)| *reward);
@@ -250,9 +260,10 @@ impl CreditedReward {
         Sample { agent: Some(agent.to_owned()), score, tokens: Vec::new() }
     }
 
-    /// Converts a sample for the estimators. `extra_rewards` is added to the rewards of the tokens
-    /// of each sequence, and so to the score. `signals` are the values that models computed for
-    /// each sequence. `masked` returns whether an agent's tokens are left out of training.
+    /// Converts a sample into the input of the advantage estimators. `extra_rewards` contains
+    /// further rewards of each sequence's tokens, which also add to the score. `signals` contains
+    /// the values that models computed for each sequence. `masked` returns whether the tokens of an
+    /// agent are left out of training.
     pub fn rollout(
         &self,
         sample: &Sample,

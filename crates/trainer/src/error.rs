@@ -27,13 +27,13 @@ pub enum TrainerError {
     /// The tasks cannot be loaded.
     #[error(transparent)]
     Tasks(#[from] TaskError),
-    /// An environment cannot be used.
+    /// An environment that the recipe names cannot be used.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The tools conflict with each other.
+    /// The tools of an agent conflict with each other.
     #[error(transparent)]
     Tools(#[from] ToolError),
-    /// A tool's options conflict with each other.
+    /// A tool cannot be used as the recipe configures it.
     #[error("the tool {name:?} cannot be used: {why}")]
     Tool {
         /// Name of the tool.
@@ -44,12 +44,12 @@ pub enum TrainerError {
     /// The recipe names a tool that does not exist.
     #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
     UnknownTool {
-        /// Name that does not exist.
+        /// Name in the recipe to which no tool belongs.
         name: String,
-        /// The names of the tools that exist.
+        /// The tools that exist, as the end of the message.
         known: String,
     },
-    /// The environment variable with headers for the collector of traces is malformed.
+    /// The environment variable that contains the headers for the trace collector is malformed.
     #[error(
         "the environment variable {variable}, which `metrics.traces.headers_env` names, cannot \
              be used: {why}"
@@ -88,7 +88,7 @@ pub enum TrainerError {
     Differs {
         /// Directory of the run.
         run_dir: PathBuf,
-        /// The first key that differs.
+        /// The first recipe key whose value differs from the run's recipe.
         difference: Box<Difference>,
     },
     /// The directory contains no record of sessions.
@@ -102,7 +102,7 @@ pub enum TrainerError {
     OtherModel {
         /// Directory of the record.
         record: PathBuf,
-        /// File of the model that differs.
+        /// Name of the model or tokenizer file that differs.
         name: String,
     },
     /// The run cannot go back to a step, because it has no such step, or no intact checkpoint of
@@ -113,7 +113,7 @@ pub enum TrainerError {
         step: u32,
         /// Number of steps of the run, including one that is recorded but not finished.
         num_steps: u32,
-        /// Number of finished steps of each checkpoint.
+        /// Number of finished steps at each checkpoint of the run.
         kept: Vec<u32>,
         /// Directory of the run.
         run_dir: PathBuf,
@@ -157,30 +157,30 @@ pub enum TrainerError {
     PhaseFinished {
         /// Index of the phase.
         phase: usize,
-        /// Index of a later phase that has already started.
+        /// Index of a later phase, which has already started.
         later: u32,
     },
-    /// A file or a tool has changed since the run started.
+    /// A file or a tool differs from the one with which the run started.
     #[error(
         "{name} of `{of}` differs from what the run in {} started with: it was changed, added or \
          removed. Undo the change, or start another run in a directory named with --run",
         run_dir.display()
     )]
     Changed {
-        /// Owner: `model`, the source of tasks, or an agent.
+        /// Owner of the file or tool: `model`, a source of tasks such as `tasks.0`, or an agent.
         of: String,
-        /// Name of the file or the tool.
+        /// Name of the file or of the tool.
         name: String,
         /// Directory of the run.
         run_dir: PathBuf,
     },
-    /// There are no held-out tasks, so nothing can be evaluated.
+    /// The sources of tasks hold out no task, so nothing can be evaluated.
     #[error(
         "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of \
          tasks, or set `eval.tasks` to 0 to disable evaluation"
     )]
     NoHeldOutTasks,
-    /// There are no training tasks. The text contains the reason and a remedy.
+    /// There are no training tasks. The field contains the reason and a remedy.
     #[error("{0}")]
     NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
@@ -209,7 +209,8 @@ pub enum TrainerError {
         /// Number of tasks that the agent has.
         found: usize,
     },
-    /// A prompt phase would need a scorer that compares the attempts of a group.
+    /// The attempts of a prompt phase cannot be scored, because the phase scores prompts by single
+    /// attempts, but a scorer compares the attempts of a group.
     #[error(
         "phase {phase} scores prompts by single attempts, but the scorer {scorer} compares the \
          attempts of a group; use another scorer"
@@ -220,7 +221,7 @@ pub enum TrainerError {
         /// Name of the scorer.
         scorer: String,
     },
-    /// A teacher reached the minimum score in too few attempts.
+    /// Too few attempts of a teacher reached the minimum score of a demonstration.
     #[error(
         "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but \
          `phase.{phase}.demonstrations` is {wanted}; lower it, lower \
@@ -229,13 +230,13 @@ pub enum TrainerError {
     TooFewLessons {
         /// Index of the phase.
         phase: u32,
-        /// The teacher: `the policy NAME`, or `the field NAME`.
+        /// The teacher, in the form `the policy NAME` or `the field NAME`.
         teacher: String,
-        /// Minimum score of a demonstration.
+        /// Minimum score of an attempt that serves as a demonstration.
         min_score: f64,
         /// Number of attempts that reached the minimum score.
         found: usize,
-        /// Number of attempts made.
+        /// Number of attempts that the teacher made.
         tried: usize,
         /// Number of demonstrations requested.
         wanted: usize,
@@ -245,15 +246,15 @@ pub enum TrainerError {
     UnsupportedLoop {
         /// Name of the agent.
         agent: String,
-        /// The teacher: `the policy NAME`, or `the field NAME`.
+        /// The teacher, in the form `the policy NAME` or `the field NAME`.
         teacher: String,
     },
-    /// The completions of a task cannot be imitated.
+    /// The written completions of a task's row cannot be imitated.
     #[error("task {task}: {why}")]
     WrittenCompletion {
         /// Name of the task.
         task: String,
-        /// Reason why they cannot be imitated.
+        /// Reason why the completions cannot be imitated.
         why: String,
     },
     /// The demonstration of a task cannot be imitated.
@@ -261,7 +262,7 @@ pub enum TrainerError {
     Demonstration {
         /// Name of the task.
         task: String,
-        /// Reason why it cannot be imitated.
+        /// Reason why the demonstration cannot be imitated.
         source: DemonstrationError,
     },
     /// The prompt of a task exceeds the recipe's limit.
@@ -273,7 +274,7 @@ pub enum TrainerError {
     PromptOverLimit {
         /// Name of the task.
         task: String,
-        /// Number of tokens of its prompt.
+        /// Number of tokens of the task's prompt.
         tokens: usize,
         /// Maximum number of prompt tokens.
         max_tokens: usize,
@@ -287,7 +288,7 @@ pub enum TrainerError {
     PromptOverContext {
         /// Name of the task.
         task: String,
-        /// Number of tokens of its prompt.
+        /// Number of tokens of the task's prompt.
         tokens: usize,
         /// Maximum number of context tokens.
         max_tokens: usize,
@@ -300,7 +301,7 @@ pub enum TrainerError {
     PromptTooLong {
         /// Name of the task.
         task: String,
-        /// Number of tokens of its prompt.
+        /// Number of tokens of the task's prompt.
         tokens: usize,
         /// Context size in tokens.
         context: usize,
@@ -310,7 +311,7 @@ pub enum TrainerError {
     AnswerKey {
         /// Name of the task.
         task: String,
-        /// Reason why it cannot be scored.
+        /// Reason why the task cannot be scored.
         source: ScoreError,
     },
     /// A task names a scorer that does not exist.
@@ -323,7 +324,7 @@ pub enum TrainerError {
         task: String,
         /// Name of the unknown scorer.
         name: String,
-        /// The scorers of the recipe.
+        /// Names of the scorers that the recipe defines.
         known: String,
     },
     /// No scorer of the recipe applies to a task.
@@ -334,14 +335,14 @@ pub enum TrainerError {
     NoScorer {
         /// Name of the task.
         task: String,
-        /// Source of the task.
+        /// Name of the task's source.
         of: String,
         /// Names of all sources of tasks.
         sources: String,
-        /// The scorers of the recipe.
+        /// Names of the scorers that the recipe defines.
         known: String,
     },
-    /// A length penalty would start below 0 tokens for an agent.
+    /// The length penalty of a phase would start below 0 tokens for an agent.
     #[error(
         "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the \
          agent {agent}, {max_tokens}, because this agent performs the task {task}"
@@ -349,7 +350,7 @@ pub enum TrainerError {
     OverlongBuffer {
         /// Index of the phase.
         phase: usize,
-        /// Size of the buffer in tokens.
+        /// Length of the range below `max_tokens` in which the penalty rises, in tokens.
         buffer: u64,
         /// Name of the agent.
         agent: String,
@@ -358,8 +359,8 @@ pub enum TrainerError {
         /// A task that the agent performs.
         task: String,
     },
-    /// The advantage estimator of a phase needs greedy attempts, which belong to no group, but a
-    /// scorer compares the attempts of a group.
+    /// A scorer compares the attempts of a group, but the advantage estimator of the phase needs
+    /// greedy attempts, which belong to no group.
     #[error(
         "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it \
          compares attempts at one task with each other. Choose another advantage or scorer"
@@ -383,7 +384,7 @@ pub enum TrainerError {
         seconds: f64,
         /// Number of attempts, or groups of attempts, that wait for the scorer.
         waiting: usize,
-        /// Reason of the last failure.
+        /// Reason of the scorer's last failure.
         why: String,
     },
     /// The curriculum of a phase does not fit the tasks.
@@ -394,13 +395,13 @@ pub enum TrainerError {
         /// Reason why the curriculum does not fit the tasks.
         why: String,
     },
-    /// A snapshot of a pool of past versions cannot be loaded.
+    /// A snapshot of a past version of a policy cannot be loaded.
     #[error("version {version} of the policy {pool} cannot be loaded from {}: {why}; put the files \
              back, or go back to a step before this version with --from", dir.display())]
     Snapshot {
-        /// Name of the pool.
+        /// Name of the pool of past versions.
         pool: String,
-        /// Version of the trained policy.
+        /// Version of the trained policy that the snapshot contains.
         version: u64,
         /// Directory of the snapshot.
         dir: PathBuf,
@@ -410,7 +411,7 @@ pub enum TrainerError {
     /// A phase has a KL penalty, but no reference model was loaded.
     #[error("phase {0} has a KL penalty, but no reference model was loaded")]
     NoReference(usize),
-    /// The caller did not provide a component that the recipe names.
+    /// The program did not provide a component that the recipe names, such as an agent or a policy.
     #[error("the recipe requires {0}, which was not provided; this is a defect of the program")]
     MissingPart(String),
     /// A task names an agent that does not exist.
@@ -423,7 +424,7 @@ pub enum TrainerError {
         task: String,
         /// Name of the unknown agent.
         name: String,
-        /// The agents of the recipe.
+        /// Names of the agents that the recipe defines.
         known: String,
     },
     /// A step waits for an attempt, but no attempt is in progress.
@@ -442,7 +443,7 @@ pub enum TrainerError {
         phase: u32,
         /// Index of the step within the phase.
         step: u32,
-        /// The reasons, each with the number of tokens that it masks.
+        /// The reasons for masking, each with the number of tokens that it masks.
         masked: String,
     },
     /// A plan names an attempt that the store does not contain.
@@ -451,14 +452,14 @@ pub enum TrainerError {
          incomplete"
     )]
     Unrecorded(AttemptId),
-    /// A step needs an attempt that was withdrawn.
+    /// A step that must be repeated was trained on an attempt that has been withdrawn.
     #[error(
         "{0} was withdrawn, so the step that trained on it cannot be repeated; continue from an \
          earlier or a later checkpoint, or start another run in a directory named with --run"
     )]
     Withdrawn(AttemptSlot),
-    /// The run would use a task that was withdrawn. The text is the quoted id of the task, with the
-    /// person if the task has one.
+    /// The run would use a task that has been withdrawn. The field contains the quoted id of the
+    /// task and, if a person withdrew, the person.
     #[error(
         "the task {0} was withdrawn from this run; remove it from its source, and start another \
          run in a directory named with --run"
@@ -474,7 +475,7 @@ pub enum TrainerError {
         /// Index of the step within the phase.
         step: u32,
     },
-    /// A planned step used an attempt that the store does not contain.
+    /// A recorded step took a group with an attempt that the store does not contain.
     #[error("a planned step uses {0}, which is not in the store; the store is incomplete")]
     MissingAttempt(AttemptSlot),
     /// Every attempt of a batch failed.
@@ -500,7 +501,7 @@ pub enum TrainerError {
     /// An operation on a file of the run failed.
     #[error("cannot {action} {}: {source}{}", path.display(), way_out(source))]
     File {
-        /// The action that failed, as an infinitive.
+        /// The action that failed, as an infinitive such as `write`.
         action: &'static str,
         /// Path of the file or directory.
         path: PathBuf,
@@ -518,8 +519,7 @@ pub enum TrainerError {
 }
 
 impl TrainerError {
-    /// Returns whether the user can fix the cause (the input, the disk), as opposed to a failure of
-    /// the run.
+    /// Returns whether the user can fix the cause, such as wrong input or a full disk.
     pub fn is_user_error(&self) -> bool {
         use TrainerError as E;
         match self {

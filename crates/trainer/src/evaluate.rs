@@ -12,11 +12,12 @@ use crate::observe::{Observer, StopFlag};
 use crate::rollout::AttemptMaker;
 use crate::tasks::EvalSlice;
 
-/// Evaluates the published policy. Returns the result and the attempts, in the order of the tasks.
-/// Returns `None` if the run is stopped.
+/// Evaluates the published policy on the tasks of `slices`. Returns the result and the attempts, in
+/// the order of the tasks. Returns `None` if the run is stopped.
 ///
 /// # Errors
-/// Returns an error if there are no tasks, if recording fails, or if every attempt failed.
+/// Returns an error if there are no tasks, if the store cannot be written, or if every attempt
+/// failed.
 pub async fn evaluate(
     rollouts: &AttemptMaker,
     slices: &[EvalSlice],
@@ -68,8 +69,8 @@ pub async fn evaluate(
     Ok(Some((EvalResult { phase, step, label, overall, slices: results, uncalled }, attempts)))
 }
 
-/// Returns the first completion of the first attempt that sampled a token. Returns `None` if there
-/// are no tools.
+/// Finds the first completion of the first attempt whose agent has tools, and explains why the
+/// completion called none of them. Returns `None` if no agent has tools.
 fn find_uncalled(
     rollouts: &AttemptMaker,
     wanted: &[(AttemptSlot, Task)],

@@ -2,11 +2,11 @@
 
 use crate::TrainerError;
 
-/// A reason to leave the loop of phases and steps early.
+/// Reason why the loop over phases and steps ends early.
 pub(crate) enum Exit {
-    /// A [`StopFlag`](crate::StopFlag) requested the stop.
+    /// A stop was requested through a [`StopFlag`](crate::StopFlag).
     Stopped,
-    /// A failure that is not limited to one attempt.
+    /// A failure that affects the complete run rather than a single attempt.
     Failed(TrainerError),
 }
 

@@ -9,26 +9,28 @@ use levade_tree::Purpose;
 use crate::TrainerError;
 use crate::eval_result::{EvalResult, NUM_RESAMPLES};
 
-/// The improvement from one evaluation to a later one, on the same tasks.
+/// The improvement of the mean score from one evaluation to a later evaluation on the same tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gain {
     /// Label of the earlier evaluation.
     pub from: String,
     /// Label of the later evaluation.
     pub to: String,
-    /// Difference of the mean scores, which are success rates if every score is 0 or 1, with its
-    /// 95 % bootstrap interval over tasks. Slices that are reported separately do not count.
+    /// Difference of the two mean scores, with its 95 % bootstrap interval over tasks. If every
+    /// score is 0 or 1, it is the difference of the success rates. Slices that are reported
+    /// separately do not count.
     pub difference: Interval,
-    /// Whether there are scores other than 0 and 1, so that the difference is not a
-    /// difference of success rates.
+    /// Whether some scores are neither 0 nor 1. If so, `difference` is not a difference of success
+    /// rates.
     pub graded: bool,
 }
 
 impl Gain {
-    /// Returns the gain from each of `evals` to the next. All must have the same tasks.
+    /// Returns the gain from each evaluation in `evals` to the next. All evaluations must have the
+    /// same tasks.
     ///
     /// # Errors
-    /// Returns an error if the attempts cannot be read.
+    /// Returns an error if the attempts of the evaluations cannot be read from the store.
     pub(crate) async fn between(
         evals: &[&EvalResult],
         store: &dyn Store,

@@ -22,12 +22,12 @@ use crate::policies::Models;
 use crate::prepare::{Inputs, Preparer};
 use crate::queries::{Question, query};
 
-/// Results of the optimizer steps that a plan consists of.
+/// Results of training a policy on the plan of one step: sums over all its optimizer steps.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UpdateOutcome {
-    /// Sums over all updates.
+    /// Sums of the policy's loss statistics over all updates.
     pub all: ForwardBackward,
-    /// Sums over the first update, which is on policy.
+    /// Sums of the policy's loss statistics over the first update, which is on policy.
     pub first: ForwardBackward,
     /// Number of optimizer steps that changed the weights.
     pub applied: u32,
@@ -37,29 +37,32 @@ pub(crate) struct UpdateOutcome {
     grad_norms: f64,
     /// Number of tokens saved by merging sequences into trees.
     merged_tokens: u64,
-    /// Time that the log-probabilities of the reference took, in seconds.
+    /// Time spent on the reference model's log-probabilities, in seconds.
     pub reference_seconds: f64,
-    /// Time that forward passes before the training passes took, in seconds.
+    /// Time spent on forward passes before the training passes, in seconds.
     pub prepare_seconds: f64,
-    /// Sums of the critic's loss.
+    /// Sums of the critic's loss statistics over all updates.
     values: ForwardBackward,
-    /// The critic's values of all trained tokens, and the returns they should match.
+    /// Values that the critic had predicted for all trained tokens, and the returns that these
+    /// tokens got.
     values_before: Vec<f64>,
     returns: Vec<f64>,
     /// Number of optimizer steps that changed the critic.
     critic_updates: u32,
     /// Sum of the global gradient norms of the critic's applied optimizer steps.
     critic_grad_norms: f64,
-    /// Time that the critic took, in seconds.
+    /// Time spent on training the critic, in seconds.
     pub critic_seconds: f64,
-    /// Time that the policy's optimizer steps took, in seconds, without the three times above.
+    /// Time spent on the policy's optimizer steps, in seconds, without the times for reference,
+    /// preparation and critic.
     pub update_seconds: f64,
-    /// Mismatch between the policies that sampled the tokens and the weights that are trained.
-    /// `None` if it was not computed.
+    /// Mismatch between the policies that sampled the tokens and the weights at the start of the
+    /// step. `None` if it was not computed.
     mismatch: Option<(Mismatch, MismatchBreakdown)>,
-    /// Fraction of tokens beyond the bounds of the correction.
+    /// Fraction of tokens whose importance ratio is beyond the bounds of the correction. `None` if
+    /// it was not computed.
     out_of_bounds_fraction: Option<f64>,
-    /// Number of tokens that a correction or a rejection left out.
+    /// Number of tokens that an importance correction or a rejection left out of training.
     rejected: u64,
 }
 
@@ -71,7 +74,8 @@ pub(crate) fn loss_of(phase: &Phase) -> Loss {
     }
 }
 
-/// Returns the optimizer's parameters for one step.
+/// Returns the optimizer's parameters for step `step` (from 0) of a phase with `steps` steps.
+/// `peak` is the maximum learning rate of the schedule.
 fn optim_params(keys: &OptimizerKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
     OptimParams {
         learning_rate: peak * fraction_of_peak(keys, step, steps),
@@ -83,9 +87,9 @@ fn optim_params(keys: &OptimizerKeys, peak: f32, step: u32, steps: u32) -> Optim
     }
 }
 
-/// Returns the fraction of the peak learning rate at `step`, from 0, of `steps`. It rises linearly
-/// over the warm-up, whose last step has the peak. Then it follows the schedule, which would reach
-/// its end one step after the last.
+/// Returns the learning rate at `step` (from 0) of `steps`, as a fraction of the peak learning
+/// rate. The rate rises linearly and reaches its peak in the last warm-up step. Then it follows the
+/// schedule, which would reach its end one step after the last step.
 fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
     if step < keys.warmup {
         return (f64::from(step + 1) / f64::from(keys.warmup)) as f32;
@@ -101,29 +105,29 @@ fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
     (last + (1.0 - last) * remaining) as f32
 }
 
-/// Parameters for the execution of a plan.
+/// Parameters with which [`run_plan`] executes a plan.
 pub(crate) struct UpdateSettings<'a> {
     pub phase: &'a Phase,
-    /// Selects the tokens that are trained.
+    /// Selects the tokens on which the policy is trained.
     pub targets: Targets<'a>,
-    /// Random stream for the choices of the step.
+    /// Random stream of the step, for random choices such as which tokens a loss selects.
     pub stream: u64,
-    /// Optimizer parameters of the policy. `None` while only the critic learns.
+    /// Optimizer parameters of the policy. `None` while only the critic is trained.
     pub policy: Option<OptimParams>,
-    /// Optimizer parameters of the critic. `None` without a critic.
+    /// Optimizer parameters of the critic. `None` if there is no critic.
     pub critic: Option<OptimParams>,
-    /// Version of the weights that are trained.
+    /// Weight version of the policy at the start of the step.
     pub version: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// Whether the log-probabilities at sampling are bitwise equal to those that training computes
-    /// with the same weights.
+    /// Whether the log-probabilities that the sampler recorded are bitwise equal to those that
+    /// training computes with the same weights.
     pub exact: bool,
 }
 
 impl<'a> UpdateSettings<'a> {
-    /// Returns the parameters for a step of a phase. `origin` holds the recorded inputs of the run,
-    /// if it has any.
+    /// Creates the parameters for one step of a phase. `origin` is the record of the run's inputs,
+    /// or `None` if there is no such record.
     pub fn new(
         (index, phase): (u32, &'a Phase),
         step: u32,
@@ -167,14 +171,14 @@ impl<'a> UpdateSettings<'a> {
     }
 }
 
-/// Number of processed micro-batches of a step, and the total over all its policies.
+/// Number of micro-batches that a step has processed, and the total number over all its policies.
 pub(crate) struct Progress {
     done: usize,
     total: usize,
 }
 
 impl Progress {
-    /// Returns the progress at the start of a step.
+    /// Creates the progress of a step that has not processed a micro-batch yet.
     pub fn new(plan: &StepPlan) -> Self {
         let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
         Progress {
@@ -184,7 +188,8 @@ impl Progress {
     }
 }
 
-/// Executes the plan of a policy. `trajectories` contains every attempt that the plan names.
+/// Trains one policy by executing its part of a step plan. `trajectories` must contain every
+/// attempt that the plan names.
 ///
 /// # Errors
 /// Returns an error if an attempt is missing, or if the learner fails.
@@ -316,7 +321,7 @@ pub(crate) async fn run_plan(
     Ok(outcome)
 }
 
-/// Returns the sequences of an update by micro-batch.
+/// Returns the learner's inputs for an update, grouped by micro-batch.
 fn inputs_of(
     update: &Update,
     trajectories: &HashMap<AttemptId, &Trajectory>,
@@ -342,7 +347,7 @@ fn inputs_of(
         .collect()
 }
 
-/// Returns the sequences of micro-batches in the order of the update.
+/// Returns the sequences of all micro-batches in the order in which the update lists them.
 fn input_order(plan: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<SequenceInput> {
     let indices = plan.micro_batches.iter().flat_map(|batch| &batch.paths);
     let inputs = batches.into_iter().flatten().map(|(_, input)| input);
@@ -367,7 +372,7 @@ async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(
 }
 
 impl UpdateOutcome {
-    /// Adds the results to the metrics of a step.
+    /// Adds the results to the metrics of a step, under verl's metric names where they exist.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
         let updates = self.applied + self.skipped;
@@ -461,7 +466,7 @@ fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
     }
 }
 
-/// Returns the mean loss over updates: each is a loss over its fraction of the attempts.
+/// Returns the mean loss per update. Each update's loss covers only a fraction of the attempts.
 fn per_update(sum: f64, updates: u32) -> f64 {
     sum / f64::from(updates.max(1))
 }

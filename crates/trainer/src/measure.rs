@@ -17,7 +17,7 @@ use crate::progress::RunProgress;
 use crate::reporter::Reporter;
 use crate::save::save_checkpoint;
 
-/// Returns whether the best evaluation was made with the current weights.
+/// Returns whether the current weights are those of the best evaluation so far.
 async fn is_best(run: &RunContext, progress: &RunProgress) -> Result<bool, TrainerError> {
     let Some(best) = best_of(&progress.evals) else { return Ok(false) };
     let best = EvalKey { phase: best.phase, step: best.step };
@@ -28,15 +28,16 @@ async fn is_best(run: &RunContext, progress: &RunProgress) -> Result<bool, Train
 
 /// Returns whether an evaluation was made with the weights at `position`. The start of a phase has
 /// the same weights as the end of the previous phase. `planned` is the number of planned steps in
-/// the phase of the evaluation; an ended phase has finished all of them. A prompt phase plans no
-/// steps.
+/// the phase of the evaluation. An ended phase has finished all of its planned steps. A prompt
+/// phase plans no steps.
 fn is_current(eval: EvalKey, position: Position, planned: u32) -> bool {
     let Position { phase, step, .. } = position;
     (eval.phase, eval.step) == (phase, step)
         || (step == 0 && eval.phase + 1 == phase && eval.step == planned)
 }
 
-/// Saves and marks the current weights if their mean score is the highest so far.
+/// If the mean score of the current weights is the highest so far, saves the weights in a
+/// checkpoint and marks it as the best.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read or a checkpoint cannot be written.
@@ -59,7 +60,7 @@ pub(crate) async fn keep_best(
     }
 }
 
-/// Restores the evaluations that an earlier process of the run made before the current position.
+/// Loads the evaluations before the current position, which an earlier process of the run recorded.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
@@ -80,7 +81,8 @@ pub(crate) async fn restore_evals(
     Ok(())
 }
 
-/// Returns the label of the evaluation that is due at a position, or `None` if none is due.
+/// Returns the label of the evaluation that is due at `position`, or `None` if no evaluation is due
+/// there.
 fn due(run: &RunContext, position: Position) -> Option<String> {
     let Position { phase, step, evaluated, .. } = position;
     let eval = &run.recipe.eval;

@@ -31,48 +31,48 @@ use crate::run_dir::RECIPE;
 use crate::tasks::{ListedTasks, Tasks};
 
 const FILE: &str = "origin.json";
-/// Owner of the model's files.
+/// Value of the field `of` in the record for files of the model.
 const MODEL: &str = "model";
-/// Name of the file in a merged model's directory that names its run.
+/// Name of the file in a merged model's directory that records the run of the merged adapter.
 const MERGED: &str = "merged.json";
 
-/// Version of both files that this build reads and writes.
+/// Schema version of `origin.json` and `merged.json` that this build reads and writes.
 const SCHEMA: u32 = 1;
 
-/// Inputs of a run as they were when it started.
+/// Record of a run's inputs as they were when it started, which is stored in `origin.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     schema: u32,
-    /// Start of the run as a Unix timestamp in seconds. Chat templates see it as the current time,
-    /// including after a resume.
+    /// Start of the run as a Unix timestamp in seconds. Chat templates see this time as the current
+    /// time, including after a resume.
     #[serde(rename = "begun")]
     started_at: u64,
     /// Version of Levade that started the run.
     version: String,
-    /// Files of tasks and of the model, and task lists of environments.
+    /// Checksums of the task files, the model files and the task lists of environments.
     files: Vec<Input>,
-    /// Tools that attempts have access to. `None` if an older build, which did not record them,
-    /// started the run.
+    /// Tools that the agents of the tasks have. `None` if the run was started by an older build,
+    /// which did not record tools.
     #[serde(default)]
     tools: Option<Vec<OfferedTool>>,
-    /// Earlier lengths of phases whose length was changed.
+    /// Former lengths of phases whose number of steps was changed while the run was stopped.
     #[serde(default)]
     lengths: Vec<Length>,
-    /// Rules that decide which tasks are duplicates or leak held-out tasks.
+    /// Rule that decides which tasks are duplicates or leak held-out tasks.
     #[serde(default = "earlier_matching")]
     matching: MatchingRule,
-    /// Rules that earlier builds did not have.
+    /// Rules with which the run started, where earlier builds behaved differently.
     #[serde(default)]
     pub rules: Rules,
 }
 
-/// Returns the rules of builds that did not record them.
+/// Returns the rule by which builds that did not record their rule compared tasks.
 fn earlier_matching() -> MatchingRule {
     MatchingRule::Questions
 }
 
-/// Returns the rules by which the run in `dir` compares tasks, or the rules of new runs if the
-/// directory contains none.
+/// Returns the rule by which the run in `dir` compares tasks. If the directory contains no run,
+/// returns the rule of new runs.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
@@ -83,19 +83,19 @@ pub fn matching(dir: &Path) -> Result<MatchingRule, TrainerError> {
     Ok(Origin::read(dir)?.map_or_else(earlier_matching, |origin| origin.matching))
 }
 
-/// A file that a run reads but does not write.
+/// A file that a run reads but does not write, with its size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Input {
-    /// Owner: `model`, or the source of tasks.
+    /// What the file belongs to: `model`, or a source of tasks such as `tasks.0`.
     #[serde(rename = "of")]
     source: String,
-    /// Name without its directory, because model caches move.
+    /// Name of the file without its directory, because model caches move.
     name: String,
     bytes: u64,
     crc32c: u32,
 }
 
-/// Description of a tool, as an agent sees it.
+/// A tool that an agent was given, with the checksum of its description as the agent sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OfferedTool {
     agent: String,
@@ -104,7 +104,7 @@ pub(crate) struct OfferedTool {
 }
 
 impl OfferedTool {
-    /// Returns the tools of the attempts at a run's tasks, in the order of their first use, without
+    /// Returns the tools that the agents of `tasks` have, in the order of their first use, without
     /// duplicates. The tools must have been resolved.
     ///
     /// # Errors
@@ -125,7 +125,8 @@ impl OfferedTool {
     }
 }
 
-/// A former length of a phase: steps below `until` were scheduled for a phase of `steps` steps.
+/// A former length of a phase: the steps before `until` were scheduled for a phase of `steps`
+/// steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Length {
     phase: u32,
@@ -133,9 +134,9 @@ struct Length {
     steps: u32,
 }
 
-/// Returns the start of the run in `dir` as a Unix timestamp in seconds, or `None` if the
-/// directory contains no run. Older builds did not record the start; for their runs, returns the
-/// modification time of the recipe.
+/// Returns when the run in `dir` started, as a Unix timestamp in seconds, or `None` if the
+/// directory contains no run. Older builds did not record the start. For a run of such a build,
+/// returns the modification time of the recipe.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
@@ -156,14 +157,15 @@ pub fn seconds(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A model that was merged from a run's adapter.
+/// Contents of `merged.json`: the run whose adapter was merged into a model.
 #[derive(Serialize, Deserialize)]
 struct MergedModel {
     schema: u32,
     run: PathBuf,
 }
 
-/// Writes a file into the directory of a merged model that names the run of its adapter.
+/// Records in the directory `dir` of a merged model that the model was merged from the adapter of
+/// `run`.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
@@ -175,8 +177,8 @@ pub fn write_merged_from(dir: &Path, run: &Path) -> Result<(), TrainerError> {
     write_atomically(&path, text.as_bytes())
 }
 
-/// Returns the run that the model in a directory was merged from, or `None` if the directory names
-/// none.
+/// Returns the directory of the run whose adapter was merged into the model in `dir`, or `None` if
+/// `dir` contains no merged model.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
@@ -184,7 +186,8 @@ pub fn merged_from(dir: &Path) -> Result<Option<PathBuf>, TrainerError> {
     Ok(read_versioned::<MergedModel>(&dir.join(MERGED))?.map(|merged| merged.run))
 }
 
-/// Reads a JSON file that contains its schema version. Returns `None` if the file does not exist.
+/// Reads a JSON file whose field `schema` must be the schema version of this build. Returns `None`
+/// if the file does not exist.
 fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TrainerError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -207,12 +210,12 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
     serde_json::from_str(&text).map(Some).map_err(parsed)
 }
 
-/// Records the model that samples the sessions of a record in `dir`. If the record exists, checks
-/// that its sessions were sampled by the same model.
+/// Records in `dir` which model samples the recorded sessions there. If `dir` already contains
+/// sessions, checks that the same model sampled them.
 ///
 /// # Errors
-/// Returns [`TrainerError::OtherModel`] if they were not, and an error if a file cannot be read or
-/// written.
+/// Returns [`TrainerError::OtherModel`] if another model sampled the existing sessions, and an
+/// error if a file cannot be read or written.
 pub fn record_model(dir: &Path, recipe: &Recipe, files: &[PathBuf]) -> Result<(), TrainerError> {
     let now = seconds(SystemTime::now());
     let (tools, listings) = (Vec::new(), Vec::new());
@@ -224,12 +227,13 @@ pub fn record_model(dir: &Path, recipe: &Recipe, files: &[PathBuf]) -> Result<()
 }
 
 impl Origin {
-    /// Checks that the sessions of a record were sampled by the model of these inputs. If not
-    /// `with_weights`, the weights can differ, but the tokenizer and the chat template cannot.
+    /// Checks that the model of this run sampled the sessions in the directory `record`. If
+    /// `with_weights` is false, the weights can differ, but the tokenizer and the chat template
+    /// cannot.
     ///
     /// # Errors
-    /// Returns [`TrainerError::OtherModel`] if they were not, and an error if the record cannot be
-    /// read.
+    /// Returns [`TrainerError::OtherModel`] if another model sampled the sessions, and an error if
+    /// the record cannot be read.
     pub fn check_sessions(&self, record: &Path, with_weights: bool) -> Result<(), TrainerError> {
         let served = Origin::read(record)?;
         let served = served.ok_or_else(|| TrainerError::NoSessions(record.to_owned()))?;
@@ -247,8 +251,8 @@ impl Origin {
         }
     }
 
-    /// Returns the inputs of a run of `recipe` as they are now, with these tools and task lists.
-    /// Reads every file.
+    /// Collects the current inputs of a run of `recipe`: reads every task and model file, and adds
+    /// `tools` and the task lists `listings`.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read.
@@ -295,8 +299,8 @@ impl Origin {
         Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching, rules })
     }
 
-    /// Reads the recorded inputs of the run in `dir`. Returns `None` if an older build started
-    /// the run.
+    /// Reads the record of inputs of the run in `dir`. Returns `None` if an older build, which made
+    /// no such record, started the run.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
@@ -311,7 +315,8 @@ impl Origin {
         write_atomically(&path, text.as_bytes())
     }
 
-    /// Forgets the earlier lengths of steps from `step` of `phase` on, which are made anew.
+    /// Removes the former phase lengths that concern steps from `step` of `phase` on, because these
+    /// steps are repeated.
     pub fn forget_steps_from(&mut self, phase: u32, step: u32) {
         self.lengths.retain(|length| length.phase <= phase);
         for length in self.lengths.iter_mut().filter(|length| length.phase == phase) {
@@ -319,11 +324,11 @@ impl Origin {
         }
     }
 
-    /// Checks that a run with these inputs can resume with the inputs `collect`, and returns notes
-    /// for the user.
+    /// Checks that a run that started with these inputs can resume with the inputs `current`.
+    /// Returns notes for the user.
     ///
     /// # Errors
-    /// Returns [`TrainerError::Changed`] if a file or a tool differs. The error names it.
+    /// Returns [`TrainerError::Changed`] with the name of the file or tool if one differs.
     pub fn check_unchanged(
         &mut self,
         current: &Origin,
@@ -367,19 +372,19 @@ impl Origin {
         Ok(notes)
     }
 
-    /// Returns the number of steps for which the schedule of step `step` was made. `steps` is the
-    /// current number of steps of the phase.
+    /// Returns the number of steps for which the learning-rate schedule of step `step` was made.
+    /// `steps` is the number of steps that the recipe now sets for the phase.
     pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
         let earlier =
             self.lengths.iter().find(|length| length.phase == phase && step < length.until);
         earlier.map_or(steps, |length| length.steps)
     }
 
-    /// Changes the lengths of phases from those of `earlier` to those of `recipe`, for the run
-    /// whose attempts are in `store`. Returns notes for the user.
+    /// Records that phases have other lengths in `recipe` than in `earlier`, the former recipe of
+    /// the run in `store`. Returns notes for the user.
     ///
     /// # Errors
-    /// Returns [`TrainerError::PhaseFinished`] if such a phase has ended and a later phase has
+    /// Returns [`TrainerError::PhaseFinished`] if a changed phase has ended and a later phase has
     /// started from its result.
     pub async fn update_lengths(
         &mut self,
@@ -420,19 +425,20 @@ impl Origin {
     }
 }
 
-/// Returns the first item that is not in `other_items`.
+/// Returns the first item of `all` that is not in `other_items`.
 fn first_missing<'a, T: PartialEq>(all: &'a [T], other_items: &[T]) -> Option<&'a T> {
     all.iter().find(|one| !other_items.contains(one))
 }
 
-/// Returns whether a file of a model contains only weights, or their shapes and defaults.
+/// Returns whether a model file contains only weights, or the shapes and defaults that describe
+/// weights. Such a file does not affect how text is tokenized.
 fn has_weights(name: &str) -> bool {
     let is_config =
         ["config.json", "generation_config.json", "adapter_config.json"].contains(&name);
     is_config || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
 }
 
-/// Returns whether the learning rate depends on the number of steps of the phase.
+/// Returns whether the learning rate of a phase depends on the phase's number of steps.
 fn has_decay(phase: &Phase) -> bool {
     let critic = match phase {
         Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimizer.schedule,

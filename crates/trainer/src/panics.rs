@@ -2,10 +2,10 @@
 
 use tokio::task::JoinSet;
 
-/// Runs a future that may panic.
+/// Runs a future of external code in a separate task, so that a panic in it does not end the run.
 ///
 /// # Errors
-/// Returns the panic as a message if the future panics.
+/// Returns the panic's message if the future panics.
 pub(crate) async fn catch_panic<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, String> {

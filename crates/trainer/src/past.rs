@@ -38,14 +38,14 @@ use crate::metrics::Metrics;
 use crate::policies::Policies;
 use crate::random::pool_counter;
 
-/// Name of the directory of all pools in the directory of a run.
+/// Name of the directory, within a run directory, that contains the snapshots of all pools.
 pub(crate) const DIR: &str = "past";
-/// Name of the file that lists the files of a snapshot.
+/// Name of the file that lists the files of a snapshot with their checksums.
 const SNAPSHOT: &str = "snapshot.json";
-/// Version of the file that this build reads and writes.
+/// Schema version of `snapshot.json` that this build reads and writes.
 const SCHEMA: u32 = 1;
 
-/// The file [`SNAPSHOT`].
+/// Contents of `snapshot.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Snapshot {
@@ -54,33 +54,36 @@ struct Snapshot {
     files: Vec<SavedFile>,
 }
 
-/// The snapshots of one policy.
+/// A pool of past versions of one policy, which play against the policy as opponents. A past
+/// version is stored as a snapshot of the policy's weights.
 pub(crate) struct PastPool {
     name: String,
     keys: PastKeys,
-    /// Samplers of the snapshots, by slot.
+    /// Samplers that serve the snapshots, by slot of the pool.
     samplers: Vec<Arc<dyn Sampler>>,
-    /// Directory of the snapshots.
+    /// Directory that contains the pool's snapshots.
     dir: PathBuf,
     /// Timeout for a sampler to load a snapshot.
     timeout: Duration,
-    /// Random counter of the selection.
+    /// Counter of the random number that selects a snapshot for an attempt.
     counter: u64,
-    /// Agent whose rewards are the score of an attempt.
+    /// Agent whose rewards are the score of an attempt, by which wins are counted.
     scored_agent: String,
     state: Mutex<PoolState>,
 }
 
-/// The part of a pool that steps change.
+/// The part of a pool's state that changes while the run trains.
 #[derive(Default)]
 struct PoolState {
-    /// Number of steps that had trained the policy when the pool last changed.
+    /// Weight version of the trained policy when the pool last took a snapshot: the number of steps
+    /// that had trained it.
     trained: u64,
-    /// Results of the phase by version, for [`PastDraw::Hardest`].
+    /// Results against each past version in the current phase, by version. [`PastDraw::Hardest`]
+    /// selects by them.
     results: BTreeMap<u64, Results>,
 }
 
-/// Number of attempts against a version, and how many of them the trained policy won.
+/// Number of attempts against a past version, and how many of them the trained policy won.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Results {
     attempts: u64,
@@ -96,12 +99,13 @@ impl PastPool {
         self.dir.join(format!("{version:06}"))
     }
 
-    /// Returns the number of samplers.
+    /// Returns the number of slots: the maximum number of snapshots that the pool can load at once.
     pub fn slots(&self) -> usize {
         self.samplers.len()
     }
 
-    /// Returns the slot of the snapshot that plays in the attempts of a random stream.
+    /// Selects a past version for the attempt with this random stream, and returns the version's
+    /// slot.
     pub fn pick(&self, seed: u64, stream: u64) -> usize {
         let state = self.state();
         let versions = self.keys.versions(state.trained);
@@ -127,7 +131,8 @@ impl PastPool {
         self.keys.slot(picked.unwrap_or(newest))
     }
 
-    /// Writes a snapshot of the policy's current weights, and loads it into its sampler.
+    /// Saves the policy's current weights as a snapshot, and loads the snapshot into the sampler of
+    /// its slot.
     async fn take(&self, learner: &dyn Learner, version: u64) -> Result<(), TrainerError> {
         let dir = self.snapshot_dir(version);
         let temporary = self.dir.join(format!(".tmp-{version:06}"));
@@ -148,7 +153,7 @@ impl PastPool {
         Ok(())
     }
 
-    /// Loads a snapshot into its sampler.
+    /// Loads the snapshot of `version` into the sampler of its slot.
     async fn load(&self, version: u64) -> Result<(), TrainerError> {
         let dir = self.snapshot_dir(version);
         let unusable = |why: String| TrainerError::Snapshot {
@@ -177,15 +182,16 @@ impl PastPool {
         })
     }
 
-    /// Returns the version that played in an attempt, or `None` if none sampled a token.
+    /// Returns the past version that played in an attempt, or `None` if no past version sampled a
+    /// token there.
     fn version_in(&self, attempt: &Attempt) -> Option<u64> {
         let segments = attempt.trajectory.segments().iter();
         let mut own = segments.filter(|segment| segment.policy == self.name);
         own.find_map(|segment| Some(segment.versions.first()?.version))
     }
 
-    /// Returns the version that played against the trained policy in an attempt, and whether the
-    /// trained policy won. Returns `None` if the two did not play against each other, or if both
+    /// Returns which past version played against the trained policy in an attempt, and whether the
+    /// trained policy won. Returns `None` if they did not play against each other, or if both
     /// played the agent whose score counts.
     fn result_of(&self, attempt: &Attempt) -> Option<(u64, bool)> {
         let version = self.version_in(attempt)?;
@@ -201,7 +207,7 @@ impl PastPool {
         Some((version, (score > 0.0) != past))
     }
 
-    /// Removes the snapshots of other versions.
+    /// Removes all snapshots except those of `versions`.
     fn retain(&self, versions: &[u64]) -> Result<(), TrainerError> {
         let failed = |source| file_error("list", &self.dir, source);
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
@@ -215,7 +221,7 @@ impl PastPool {
     }
 }
 
-/// Removes a directory, if it exists.
+/// Removes a directory with its contents, if it exists.
 fn remove(dir: &Path) -> Result<(), TrainerError> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -225,15 +231,16 @@ fn remove(dir: &Path) -> Result<(), TrainerError> {
     }
 }
 
-/// All pools of a run.
+/// The pools of past versions of a run's policies.
 #[derive(Clone, Default)]
 pub(crate) struct PastPolicies(Vec<Arc<PastPool>>);
 
 impl PastPolicies {
-    /// Creates the pools of a recipe, over the policies of their names.
+    /// Creates the pools of a recipe. The policies with a pool's name provide its samplers, one for
+    /// each slot.
     ///
     /// # Errors
-    /// Returns an error if a pool has fewer policies than snapshots.
+    /// Returns an error if a pool has fewer samplers than snapshots.
     pub fn new(recipe: &Recipe, policies: &Policies) -> Result<Self, TrainerError> {
         let of = recipe.reward.of.as_str();
         let scored_agent = if of.is_empty() { DEFAULT } else { of };
@@ -257,17 +264,18 @@ impl PastPolicies {
         Ok(PastPolicies(pools.collect::<Result<_, _>>()?))
     }
 
-    /// Returns the pool with this name.
+    /// Returns the pool called `name`.
     pub fn get(&self, name: &str) -> Option<&Arc<PastPool>> {
         self.0.iter().find(|pool| pool.name == name)
     }
 
-    /// Loads the snapshots that the pools contained at the checkpoint with these versions. If there
-    /// is no checkpoint, takes the first snapshots.
+    /// Loads the snapshots that each pool contained at a checkpoint. `versions` are the policies'
+    /// versions in that checkpoint. If it is `None`, no checkpoint exists, and the initial weights
+    /// become the first snapshots.
     ///
     /// # Errors
-    /// Returns an error that names the snapshot if one is missing or damaged, and an error if a
-    /// file cannot be written.
+    /// Returns an error that names the snapshot if a snapshot is missing or damaged, and an error
+    /// if a file cannot be written.
     pub async fn restore(
         &self,
         policies: &Policies,
@@ -287,7 +295,7 @@ impl PastPolicies {
         Ok(())
     }
 
-    /// Takes the snapshots that are due after a policy has published a new version.
+    /// Takes the snapshots that are due after `policy` has published the weight version `version`.
     ///
     /// # Errors
     /// Returns an error if a snapshot cannot be written, or if its sampler fails to load it.
@@ -305,7 +313,7 @@ impl PastPolicies {
         Ok(())
     }
 
-    /// Removes the snapshots that neither the pools nor a checkpoint need.
+    /// Removes the snapshots that neither a pool nor one of the checkpoints `kept` needs.
     ///
     /// # Errors
     /// Returns an error if a directory cannot be listed or removed.
@@ -320,17 +328,18 @@ impl PastPolicies {
         Ok(())
     }
 
-    /// Returns whether a selection depends on earlier results.
+    /// Returns whether the selection of past versions depends on the results of earlier attempts.
     pub fn needs_results(&self) -> bool {
         self.0.iter().any(|pool| pool.keys.draw == PastDraw::Hardest)
     }
 
-    /// Forgets the results, at the start of a phase.
+    /// Clears the results against past versions. A phase starts without results.
     pub fn reset_results(&self) {
         self.0.iter().for_each(|pool| pool.state().results.clear());
     }
 
-    /// Adds the results of attempts that a step has taken.
+    /// Counts the results of attempts that a training step has used, in pools that select by
+    /// results.
     pub fn measure<'a>(&self, attempts: impl Iterator<Item = &'a Attempt> + Clone) {
         for pool in self.0.iter().filter(|pool| pool.keys.draw == PastDraw::Hardest) {
             let mut state = pool.state();
@@ -343,8 +352,8 @@ impl PastPolicies {
         }
     }
 
-    /// Adds the metrics of the attempts of a step against each pool. `versions` are those that
-    /// sampled the attempts.
+    /// Adds metrics of a step's attempts against each pool: their number, the age of the past
+    /// versions, and the mean score. `version` returns the current weight version of a policy.
     pub fn describe<'a>(
         &self,
         attempts: impl Iterator<Item = &'a Attempt> + Clone,

@@ -39,29 +39,29 @@ use crate::scoring::sum_of_components;
 use crate::signals::Signals;
 use update::{UnitCounting, update};
 
-/// Looks up the signals of a sequence by its attempt and leaf.
+/// Function that returns the signals (model values) of a sequence by attempt and leaf.
 pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
 
-/// An attempt as the plan uses it.
+/// An attempt that is being planned, with its sequences.
 struct Rollout<'a> {
     id: AttemptId,
     slot: AttemptSlot,
     trajectory: &'a Trajectory,
     sequences: Vec<SequenceDraft>,
-    /// Whether its tokens are trained. If not, the attempt still counts in the comparison with
-    /// other attempts.
+    /// Whether the tokens of the attempt are trained. If not, the attempt still counts when
+    /// advantages are computed within its group.
     trained: bool,
-    /// Seats that are samples of the rollout, but did not act.
+    /// Seats that are samples of the attempt although they did not act.
     silent_seats: Vec<String>,
 }
 
-/// A sequence of a rollout.
+/// A sequence of an attempt, with the weights and advantages that the plan assigns to its tokens.
 struct SequenceDraft {
     sequence: TrainedSequence,
     signals: Signals,
     advantages: PerToken,
     returns: Option<PerToken>,
-    /// Factor of the token weights of each action. 0 if the action is not trained.
+    /// Weight factor of each turn on the sequence. 0 if the turn is not trained.
     turn_weights: Vec<f32>,
 }
 
@@ -70,7 +70,8 @@ impl SequenceDraft {
         self.weights_times(|_| 1.0)
     }
 
-    /// Returns the weight of each token, multiplied by a factor of its agent.
+    /// Returns the weight of each token: the turn's weight, multiplied by `factor` of the turn's
+    /// agent.
     fn weights_times<'a>(
         &'a self,
         factor: impl Fn(&str) -> f32 + 'a,
@@ -101,8 +102,8 @@ impl<'a> Rollout<'a> {
         }
     }
 
-    /// Returns the names of the units that a normalizer counts: the agents of the rollout, or one
-    /// empty name for the complete rollout.
+    /// Returns the units that a loss normalizer counts in this attempt, by name: its agents or, if
+    /// the complete attempt is one unit, a single empty name.
     fn units(&self, unit: Unit) -> Vec<&str> {
         let actions = self.sequences.iter().flat_map(|draft| &draft.sequence.turns);
         let mut agents: Vec<&str> = Vec::new();
@@ -117,8 +118,8 @@ impl<'a> Rollout<'a> {
         if agents.is_empty() { vec![""] } else { agents }
     }
 
-    /// Returns the number of tokens of trained agents in a unit. Actions that the limit of trained
-    /// turns leaves out are counted.
+    /// Returns the number of tokens of trained agents in the unit called `name`. Turns that
+    /// `max_trained_turns` leaves out also count.
     fn tokens(&self, only: &TrainFilterKeys, name: &str) -> u64 {
         let actions = self.sequences.iter().filter(|_| self.trained);
         let actions = actions.flat_map(|draft| &draft.sequence.turns);
@@ -128,8 +129,9 @@ impl<'a> Rollout<'a> {
         counted.map(TurnTokens::tokens).sum::<usize>() as u64
     }
 
-    /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
-    /// sequences. Both are empty or 0 if the recipe does not apply the penalty to rewards.
+    /// Returns the KL penalty on each token of every sequence, and the mean KL divergence over the
+    /// sequences. If the recipe does not apply the penalty to rewards, the lists are empty and the
+    /// mean is 0.
     fn kl_rewards(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
         let Some(kl) = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward) else {
             return (vec![Vec::new(); self.sequences.len()], 0.0);
@@ -153,9 +155,9 @@ impl<'a> Rollout<'a> {
         (rewards, Counting::Exact.mean(found.into_iter()))
     }
 
-    /// Sets the factor of untrained actions to 0. If more than `max_turns` turns remain, keeps a
-    /// random sample of `max_turns` turns and scales their factors by `total / most`, so that the
-    /// total weight stays the same. 0 disables the limit.
+    /// Sets the weight factor of untrained turns to 0. If more than `max_turns` turns remain, keeps
+    /// a random sample of `max_turns` turns. Their factors are scaled so that the total weight
+    /// stays the same. 0 disables the limit.
     fn select(&mut self, only: &TrainFilterKeys, max_turns: usize, seed: u64) {
         let mut turn_weights: Vec<&mut f32> = Vec::new();
         for draft in &mut self.sequences {
@@ -180,9 +182,10 @@ impl<'a> Rollout<'a> {
     }
 }
 
-/// Returns the reward of the greedy attempt that serves as a baseline. It is computed like the
-/// rewards of samples, except that neither its length nor other policies that acted exclude it.
-/// Returns `None` if the attempt failed, or if another policy was selected to make it.
+/// Returns the reward of the greedy attempt that serves as the group's baseline. The reward is
+/// computed like the rewards of samples, except that the attempt counts whatever its length and
+/// whichever policies acted in it. Returns `None` if the attempt failed, or if another policy was
+/// selected for it.
 fn rival_score(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
     let keys = plan_input.keys;
     // Without a baseline, the complete group would be left out.
@@ -194,29 +197,29 @@ fn rival_score(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
     }
 }
 
-/// Inputs of an RL step's plan other than the attempts.
+/// Inputs for the plan of an RL step, in addition to the attempts.
 pub(crate) struct PlanInput<'a> {
-    /// Selects the tokens that are trained.
+    /// Selects the tokens on which the policy is trained.
     pub targets: Targets<'a>,
-    /// Version of the policy's weights.
+    /// Weight version of the policy before the step.
     pub version: u64,
     pub keys: &'a RlKeys,
     /// Seed of the run.
     pub seed: u64,
     /// Maximum number of sampled tokens per attempt, by agent.
     pub limits: &'a TokenLimits,
-    /// The largest of these limits among the agents of the training tasks. Some algorithms divide
-    /// the sum over an attempt's tokens by this constant.
+    /// Maximum number of sampled tokens per attempt: the largest limit among the agents of the
+    /// training tasks. Some algorithms divide the sum over an attempt's tokens by this constant.
     pub constant_length: usize,
-    /// Coefficient of a KL penalty that is applied to the reward.
+    /// Coefficient of a KL penalty that is applied to rewards. 0 if there is no such penalty.
     pub kl_coefficient: f64,
-    /// The greedy attempt of each group, if the advantage estimator uses one.
+    /// The greedy baseline attempt of each group. `None` if a group has no baseline.
     pub baselines: &'a [Option<Attempt>],
-    /// Looks up the numbers that critic, policy and reference computed for a sequence.
+    /// Returns the values that critic, policy and reference computed for a sequence.
     pub signals: SignalsOf<'a>,
 }
 
-/// Counts the tokens of attempts with a reward that could be targets, in a phase with these keys.
+/// Counts the trainable and the masked tokens of a policy in attempts that have a reward.
 pub(crate) fn census<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     targets: Targets<'_>,
@@ -228,23 +231,24 @@ pub(crate) fn census<'a>(
     Census::count(rewarded.map(|attempt| &attempt.trajectory), trained)
 }
 
-/// The attempts of a step, collected for the advantage estimator.
+/// The attempts of a step, grouped for the advantage estimator.
 #[derive(Default)]
 struct GroupedSamples<'a> {
     groups: Vec<Vec<Rollout<'a>>>,
-    /// The estimator's samples of each rollout, in order. A rollout has one or several.
+    /// The advantage estimator's samples of each attempt, in order. An attempt has one or several
+    /// samples.
     samples: Vec<Vec<Sample>>,
     /// All samples as the estimator's input.
     rollouts: Vec<levade_rl::Rollout>,
-    /// KL divergence of each rollout from the reference.
+    /// Mean KL divergence from the reference in each attempt.
     divergences: Vec<f64>,
-    /// Numbers of the groups by agent, for `group_by = "agent"`.
+    /// Group number of each agent within each group, for `group_by = "agent"`.
     agents: HashMap<(usize, String), u64>,
 }
 
 impl<'a> GroupedSamples<'a> {
-    /// Adds a group. Skips a group that has no training signal, or that needs a baseline and has
-    /// none.
+    /// Adds a group of attempts. Skips a group without training signal, and a group without the
+    /// baseline that the estimator needs.
     fn add_group(&mut self, plan_input: &PlanInput<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = plan_input.keys;
         if belongs_to_other_policies(attempts, plan_input.targets) {
@@ -338,7 +342,7 @@ impl<'a> GroupedSamples<'a> {
         rollout
     }
 
-    /// Returns the number of the group in which a sample is compared.
+    /// Returns the number of the group within which the advantage estimator compares `sample`.
     fn group_number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
         match (by, &sample.agent) {
             (GroupBy::Step, _) => 0,
@@ -350,7 +354,8 @@ impl<'a> GroupedSamples<'a> {
         }
     }
 
-    /// Assigns the estimator's advantages and returns of the samples to the tokens of the rollouts.
+    /// Assigns the advantages and returns that the estimator computed to the tokens of the
+    /// sequences.
     fn set_advantages(&mut self, found: Vec<Vec<SequenceAdvantages>>) {
         let mut found = found.into_iter();
         for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
@@ -379,8 +384,8 @@ impl<'a> GroupedSamples<'a> {
     }
 }
 
-/// Returns whether other policies acted in a group of attempts and no segment is a target of this
-/// policy. Such a group trains other policies, and does not count for this one.
+/// Returns whether only other policies have training targets in a group of attempts. Such a group
+/// does not count for this policy.
 fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
     let is_generated = |kind| kind != Kind::Context;
@@ -388,7 +393,8 @@ fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool
         && !segments().any(|s| targets.contains_targets(s))
 }
 
-/// Returns the agents that are trained in any of the attempts, in the order of their first actions.
+/// Returns the names of the agents that are trained in any of the attempts, in the order of their
+/// first turns.
 fn agents_of<'a>(
     attempts: impl Iterator<Item = &'a Trajectory>,
     targets: Targets<'_>,
@@ -403,24 +409,24 @@ fn agents_of<'a>(
     agents
 }
 
-/// A plan whose updates are not yet divided into micro-batches.
+/// A step plan for one policy whose updates are not yet divided into micro-batches.
 pub(crate) struct Draft {
-    /// The plan without its updates.
+    /// The plan, with an empty list of updates.
     plan: PolicyPlan,
-    /// The optimizer steps of one epoch, by groups.
+    /// Sequences of each optimizer step of one epoch, by group.
     updates: Vec<Vec<GroupSequences>>,
     epochs: u32,
 }
 
-/// Sequences of one group, each with its part of the plan and the input of the learner.
+/// Sequences of one group: each as the plan records it, and as input of the learner.
 type GroupSequences = Vec<(PlannedSequence, SequenceInput)>;
 
 impl Draft {
-    /// Returns the plan, with the updates divided into micro-batches by the models that learn from
-    /// them. `budget` is the maximum number of tokens in a micro-batch.
+    /// Completes the plan: the models that are trained divide its updates into micro-batches.
+    /// `budget` is the maximum number of tokens per micro-batch.
     ///
     /// # Errors
-    /// Returns an error if a learner fails, or if its division does not cover the update.
+    /// Returns an error if a learner fails, or if its micro-batches do not cover the update.
     pub async fn into_plan(
         self,
         models: Models<'_>,
@@ -454,7 +460,7 @@ impl Draft {
     }
 }
 
-/// Returns the plan of an RL step for one policy, over groups of attempts, each in order.
+/// Plans an RL step for one policy. `groups` are the groups of attempts that the step trains on.
 ///
 /// # Errors
 /// Returns an error if a reward is not finite.
@@ -496,7 +502,7 @@ pub(crate) fn draft_rl(
     Ok(Draft { plan, updates: epoch_updates, epochs: keys.epochs })
 }
 
-/// Returns the plan of a step that imitates demonstrations, for one policy.
+/// Plans a step that imitates demonstrations, for one policy.
 pub(crate) fn draft_sft(
     targets: Targets<'_>,
     version: u64,
@@ -513,9 +519,9 @@ pub(crate) fn draft_sft(
     Draft { plan, updates, epochs: 1 }
 }
 
-/// Keeps the advantages of the fraction `turn_weight` of an update's trained tokens with the
-/// highest entropies, and sets the remaining ones to 0. Denominators, penalties and a critic still
-/// count all tokens.
+/// Keeps the advantages of the trained tokens with the highest entropies, and sets the advantages
+/// of the other tokens to 0. `fraction` is the fraction of an update's tokens that keep their
+/// advantages. Denominators, penalties and a critic still count all tokens.
 fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut HighEntropy) {
     let trained = |draft: &SequenceDraft| {
         let entropies_and_weights =

@@ -26,26 +26,28 @@ use crate::TrainerError;
 use crate::mismatch::MismatchBreakdown;
 use crate::queries::{Question, SequenceKey, query};
 
-/// The sequences of one micro-batch.
+/// The sequences of one micro-batch, as inputs of the learner.
 pub(crate) type Inputs = Vec<(SequenceKey, SequenceInput)>;
 
-/// Computes the inputs that updates need.
+/// Computes what the losses of a step's updates need: proximal log-probabilities, importance
+/// weights, and selections of tokens.
 pub(crate) struct Preparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
-    /// Log-probabilities under the weights at the start of the step, by sequence.
+    /// Log-probabilities of each sequence's trained tokens under the weights at the start of the
+    /// step.
     proximal: HashMap<SequenceKey, Vec<f32>>,
-    /// Seed of the run and random stream of the step, for random choices.
+    /// Seed of the run and random stream of the step, from which tokens are selected.
     random: (u64, u64),
-    /// Whether the log-probabilities at sampling are bitwise equal to those that the learner
-    /// computes with the same weights. They are not equal if a completion continues after an update
-    /// with the keys and values of the earlier weights.
+    /// Whether the log-probabilities that the sampler recorded are bitwise equal to those that the
+    /// learner computes with the same weights. They differ if a completion continues after an
+    /// update with the keys and values of the earlier weights.
     exact: bool,
-    /// Log-probabilities of the trained tokens of each sequence: proximal, behavior.
+    /// Proximal and behavior log-probability of each trained token, by sequence.
     pairs: Vec<Vec<(f64, f64)>>,
-    /// Mismatch between proximal and behavior policy by class.
+    /// Mismatch between proximal and behavior policy, by age and position of the token.
     breakdown: MismatchBreakdown,
-    /// Number of trained tokens that a correction or a rejection left out.
+    /// Number of trained tokens that an importance correction or a rejection left out.
     pub rejected: u64,
 }
 
@@ -68,17 +70,17 @@ impl<'a> Preparer<'a> {
         }
     }
 
-    /// Returns whether the recorded log-probabilities equal the learner's at the start of the step:
-    /// the weights in training sampled every token.
+    /// Returns whether the recorded log-probabilities can replace those of the learner at the start
+    /// of the step: they are bitwise exact, and the current weights sampled every token.
     fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
         let terms =
             || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
         self.exact && terms().all(|term| term.age == 0 && term.behavior.is_some())
     }
 
-    /// Computes the log-probabilities under the weights at the start of the step, before the first
-    /// update. For tokens that these weights sampled, uses the recorded log-probabilities, because
-    /// they are bitwise equal.
+    /// Computes the log-probabilities under the weights at the start of the step. Must be called
+    /// before the first update. If the current weights sampled the tokens, their recorded
+    /// log-probabilities are used instead, because they are bitwise equal.
     pub async fn start(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != ProximalPolicy::Recompute {
             return Ok(());
@@ -112,16 +114,17 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Returns the mismatch between the policies that sampled the tokens of all updates and the
-    /// proximal policy, overall and by class. Returns `None` if the proximal policy is not
-    /// recomputed.
+    /// Returns the mismatch between the policies that sampled the step's tokens and the proximal
+    /// policy, overall and by class of tokens. Returns `None` if the recipe does not recompute the
+    /// proximal policy.
     pub fn mismatch(&self) -> Option<(Mismatch, MismatchBreakdown)> {
         (self.keys.proximal == ProximalPolicy::Recompute)
             .then(|| (Mismatch::new(&self.pairs, Counting::Exact), self.breakdown.clone()))
     }
 
-    /// Returns the fraction of tokens whose ratio of proximal to behavior policy is beyond the
-    /// bounds of the correction. Returns `None` if it was not computed.
+    /// Returns the fraction of tokens whose ratio of proximal to behavior probability is beyond the
+    /// bounds of the importance correction. Returns `None` if the recipe has no correction, or does
+    /// not recompute the proximal policy.
     pub fn out_of_bounds_fraction(&self) -> Option<f64> {
         let correction =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)?;
@@ -131,8 +134,8 @@ impl<'a> Preparer<'a> {
         correction.out_of_bounds_fraction(&log_ratios)
     }
 
-    /// Adds the inputs that an update's loss needs. `first` is whether no update has changed the
-    /// weights since the start of the step.
+    /// Adds to the sequences of an update what its loss needs. `first` is true if no update has
+    /// changed the weights since the start of the step.
     pub async fn update(
         &mut self,
         batches: &mut [Inputs],
@@ -210,8 +213,9 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0. If
-    /// the proximal policy is only approximated, the loss corrects each token itself.
+    /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0.
+    /// Does nothing if the proximal policy is only approximated, because the loss then corrects
+    /// each token.
     fn correct(&mut self, inputs: &mut [&mut SequenceInput]) {
         let Some(correction) =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)
@@ -242,7 +246,7 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Returns the terms of the trained tokens.
+/// Returns the loss terms of the trained tokens, whose weights are not 0.
 fn trained(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
     targets.iter_mut().map(|target| &mut target.term).filter(|term| term.weight != 0.0)
 }
@@ -255,7 +259,7 @@ fn points_of(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {
     input.targets.iter().zip(logps).map(|(target, logp)| loss.point(*logp, &target.term)).collect()
 }
 
-/// Applies `choose` to the points of all sequences together.
+/// Applies `choose` once to the points of all sequences, joined into one list.
 fn update_points(sequences: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
     let mut all = sequences.concat();
     choose(&mut all);

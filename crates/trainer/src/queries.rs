@@ -9,20 +9,20 @@ use levade_tree::{AttemptId, SegmentId, SequenceInput, TreeBatch};
 
 use crate::TrainerError;
 
-/// Identifies a sequence: attempt and leaf.
+/// Identifies a sequence by its attempt and leaf.
 pub(crate) type SequenceKey = (AttemptId, SegmentId);
 
-/// A query to a model.
+/// What a query asks of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
     /// Log-probabilities of the trained tokens.
     Logprobs,
-    /// A critic's values of the states before the trained tokens.
+    /// Values that a critic assigns to the states before the trained tokens.
     Values,
 }
 
-/// Returns a number for every trained token of every sequence. Micro-batches have at most `budget`
-/// tokens, unless a single sequence is longer.
+/// Queries a model about every trained token of every sequence, in micro-batches. A micro-batch has
+/// at most `budget` tokens, or a single longer sequence.
 pub(crate) async fn query_in_batches(
     learner: &dyn Learner,
     question: Question,
@@ -39,8 +39,8 @@ pub(crate) async fn query_in_batches(
     Ok(found)
 }
 
-/// Returns a policy's predictions for every trained token of every sequence, in the same
-/// micro-batches as [`query_in_batches`].
+/// Returns the log-probabilities, entropies and concentrations of a policy for every trained token
+/// of every sequence, in the same micro-batches as [`query_in_batches`].
 pub(crate) async fn predictions(
     learner: &dyn Learner,
     sequences: &[(SequenceKey, SequenceInput)],
@@ -64,8 +64,8 @@ pub(crate) async fn predictions(
     Ok(found)
 }
 
-/// Divides sequences into consecutive micro-batches of at most `budget` tokens, or of a single
-/// longer sequence.
+/// Divides sequences into consecutive micro-batches. A micro-batch has at most `budget` tokens, or
+/// a single longer sequence.
 fn micro_batches(
     sequences: &[(SequenceKey, SequenceInput)],
     budget: usize,
@@ -86,7 +86,7 @@ fn micro_batches(
     found
 }
 
-/// Queries a model about one batch of sequences.
+/// Queries a model about one batch of sequences. Returns one value per trained token, by sequence.
 pub(crate) async fn query(
     learner: &dyn Learner,
     question: Question,
@@ -100,7 +100,7 @@ pub(crate) async fn query(
     Ok(by_sequence(&batch, &results, inputs.len()))
 }
 
-/// Returns the numbers of a batch's targets, for every sequence in the order of its targets.
+/// Splits the values of a batch's targets by sequence, in the order of each sequence's targets.
 fn by_sequence(batch: &TreeBatch, numbers: &[f32], num_sequences: usize) -> Vec<Vec<f32>> {
     let mut found = vec![Vec::new(); num_sequences];
     // Targets are sorted by packed index, which on any sequence is the order of its tokens.

@@ -5,8 +5,8 @@ use levade_policy::uniform;
 use levade_tree::AttemptSlot;
 use sha2::{Digest, Sha256};
 
-/// Returns the random stream for a purpose: the first 8 bytes of the SHA-256 of its name and
-/// numbers. The probability that two of a million streams coincide is 3 in 10⁸.
+/// Returns the random stream of a purpose, which is given by a name and numbers: the first 8 bytes
+/// of their SHA-256. The probability that two of a million streams coincide is 3 in 10⁸.
 fn stream(name: &str, numbers: &[u32]) -> u64 {
     let mut hash = Sha256::new();
     hash.update(name.as_bytes());
@@ -16,8 +16,8 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// Returns the random stream from which the tokens of a try are sampled, after `failed` failed
-/// tries of the same attempt slot.
+/// Returns the random stream from which a try samples its tokens. `failed` is the number of failed
+/// tries before it in the same attempt slot.
 pub(crate) fn try_stream(index: &AttemptSlot, failed: u32) -> u64 {
     let AttemptSlot { purpose, phase, step, group, sample } = *index;
     let numbers = [phase, step, group, sample, failed];
@@ -41,7 +41,8 @@ pub(crate) fn pool_counter(name: &str) -> u64 {
     stream(&format!("past {name}"), &[]) | 1 << 63
 }
 
-/// Returns a random permutation of `0..n` for a purpose (Fisher–Yates, as in Knuth 3.4.2 P).
+/// Returns a random permutation of `0..n`. The seed, the purpose `name` and `numbers` determine it
+/// (Fisher–Yates, as in Knuth 3.4.2 P).
 pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
     let stream = stream(name, numbers);
     let mut order: Vec<u32> = (0..n as u32).collect();

@@ -4,7 +4,8 @@ use std::io;
 
 use levade_recipe::Difference;
 
-/// Describes how a run can continue with another reward.
+/// Returns the part of an error message that explains how a run can continue with another reward.
+/// Empty if `difference` does not concern the reward.
 pub(crate) fn way_back(difference: &Difference) -> &'static str {
     match difference.key.split('.').next() {
         Some("reward") => "name the step from which the new reward applies with --from, ",
@@ -12,7 +13,8 @@ pub(crate) fn way_back(difference: &Difference) -> &'static str {
     }
 }
 
-/// Describes why a run of `num_steps` steps, with checkpoints at `kept`, cannot go back to `step`.
+/// Describes why a run of `num_steps` steps with checkpoints at the steps `kept` cannot go back to
+/// `step`.
 pub(crate) fn missing_checkpoint(step: u32, num_steps: u32, kept: &[u32]) -> String {
     if step > num_steps {
         return format!(
@@ -23,7 +25,7 @@ pub(crate) fn missing_checkpoint(step: u32, num_steps: u32, kept: &[u32]) -> Str
     format!("has no checkpoint at step {step} or before; {}", listed_steps(kept))
 }
 
-/// Describes the steps at which checkpoints exist.
+/// Lists the steps at which checkpoints exist, with advice on what to do.
 fn listed_steps(kept: &[u32]) -> String {
     let steps: Vec<String> = kept.iter().map(u32::to_string).collect();
     if steps.is_empty() {
@@ -32,7 +34,8 @@ fn listed_steps(kept: &[u32]) -> String {
     format!("it has those at {}; name one of them, or a later step, with --from", steps.join(", "))
 }
 
-/// Describes how a run can continue after a file could not be written.
+/// Returns the part of an error message that explains how to continue after a file could not be
+/// written. Empty if the disk is not full.
 pub(crate) fn way_out(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

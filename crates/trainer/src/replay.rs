@@ -26,24 +26,24 @@ use crate::policies::{CRITIC, ExtraFiles, Models, Policies, Policy, REFERENCE};
 use crate::reference::copy_weights;
 use crate::terms::{PolicyTerms, RecordingLearner};
 
-/// Result of the comparison of a checkpoint with the replayed weights.
+/// Result of comparing a checkpoint with the weights of a replayed run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplayComparison {
     /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
     /// Number of finished steps at the checkpoint.
     pub step: u32,
-    /// The first file that differs in any byte. `None` if all files are identical.
+    /// Path of the first file that differs in any byte. `None` if all files are identical.
     pub differs: Option<String>,
 }
 
-/// Replays the steps of the run in `dir`, compares the weights with every checkpoint that still
-/// exists, and calls `compared` for each. `policies` have the initial weights of the run. Returns
-/// the number of replayed steps.
+/// Replays the recorded steps of the run in `dir`, and compares the weights with every checkpoint
+/// that still exists. Calls `compared` with the result of each comparison. `policies` must have the
+/// initial weights of the run. Returns the number of replayed steps.
 ///
 /// # Errors
-/// Returns an error if the store is damaged, if it does not contain an attempt that a step trained
-/// on, or if a learner fails.
+/// Returns an error if the store is damaged, if the store lacks an attempt that a step trained on,
+/// or if a learner fails.
 pub async fn replay(
     recipe: &Recipe,
     dir: &Path,
@@ -84,12 +84,12 @@ pub async fn replay(
     Ok(done)
 }
 
-/// Computes the loss terms of a recorded step, by replaying the run up to it: from the newest
-/// checkpoint of the same phase, or from the start.
+/// Computes the loss terms of the recorded step `step` of phase `phase`. Replays the run up to this
+/// step, from the newest usable checkpoint of the phase or from the start of the run.
 ///
 /// # Errors
-/// Returns an error if the step is not recorded, if a learner does not report terms, or if a
-/// learner fails.
+/// Returns an error if the step is not recorded, if a learner fails, or if a learner does not
+/// report loss terms.
 pub async fn terms(
     recipe: &Recipe,
     dir: &Path,
@@ -162,7 +162,8 @@ impl<'a> ReplayRun<'a> {
         Ok(ReplayRun { recipe, store, origin, policies, untrained, scratch })
     }
 
-    /// Initializes the models of a phase's policies, as the run did.
+    /// Initializes the models for the phase with this index, as the run did at the start of the
+    /// phase.
     async fn enter(&self, index: usize) -> Result<(), TrainerError> {
         let before = &self.recipe.phase[..index];
         let phase = &self.recipe.phase[index];
@@ -180,7 +181,7 @@ impl<'a> ReplayRun<'a> {
         Ok(())
     }
 
-    /// Loads the models of a phase from a checkpoint within it.
+    /// Loads the models of the phase with this index from a checkpoint within the phase.
     async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[index];
         for (name, policy_learner) in
@@ -199,7 +200,7 @@ impl<'a> ReplayRun<'a> {
         Ok(())
     }
 
-    /// Replays a step. If `terms` is set, adds the terms of the step's losses to it.
+    /// Replays a recorded step. If `terms` is set, appends the loss terms of the step's policies.
     async fn step(
         &self,
         plan: &StepPlan,
@@ -256,7 +257,8 @@ impl<'a> ReplayRun<'a> {
         Ok(())
     }
 
-    /// Returns the first file of a checkpoint that differs from the current weights.
+    /// Compares the current weights with a checkpoint, and returns the path of the first file that
+    /// differs.
     async fn compare(
         &self,
         index: usize,
@@ -279,9 +281,9 @@ impl<'a> ReplayRun<'a> {
     }
 }
 
-/// Initializes the models of a policy for a phase, as the run did. The optimizers are reset, and
-/// the reference gets the policy's weights. The critic also gets the policy's weights, unless an
-/// earlier phase has trained it (`trained`).
+/// Initializes the models of one policy for a phase, as the run did at the start of the phase. The
+/// optimizers are reset, and the reference gets the policy's weights. The critic also gets the
+/// policy's weights, unless an earlier phase has trained the critic (`trained`).
 async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
     let Models { policy, reference, critic } = models;
     create_empty_dir(scratch)?;
@@ -300,11 +302,12 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Returns the first file of a policy that differs from its file at `policy_dir` in a checkpoint. A
-/// policy that the phase does not train has no optimizer moments to compare.
+/// Compares the models of one policy with its files at `policy_dir` in a checkpoint, and returns
+/// the path of the first file that differs. If `trains` is false, the phase does not train the
+/// policy, so its optimizer moments are not compared.
 ///
-/// `extra_files` writes the remaining files as it did in the checkpoint: a learner in another
-/// process writes the tokenizer in its own format, which the checkpoint has replaced.
+/// `extra_files` must write the same further files as in the checkpoint: a learner in another
+/// process saves the tokenizer in its own format, which the checkpoint has replaced.
 async fn compare(
     models: Models<'_>,
     extra_files: &ExtraFiles,
@@ -340,12 +343,12 @@ async fn compare(
     Ok(None)
 }
 
-/// A temporary directory of this process. It is removed when the value is dropped.
+/// A temporary directory, which is removed when the value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates the directory below `run` if a remote learner is restricted to that path, otherwise
-    /// in the system's temporary directory.
+    /// Creates the directory within the run directory `run` if a remote learner may only access
+    /// files there, otherwise in the system's temporary directory.
     fn new(recipe: &Recipe, run: &Path) -> Result<Self, TrainerError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);

@@ -13,14 +13,14 @@ use levade_tree::{Finish, Kind, Trajectory};
 use crate::agents::TokenLimits;
 use crate::batch::Targets;
 
-/// Returns whether an attempt was truncated: by a limit on tokens, turns, context or time.
+/// Returns whether a limit on tokens, turns, context or time ended the attempt.
 pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
     let finish = attempt.outcome.finish;
     !finish.is_complete() && finish != Finish::Failed
 }
 
 /// Returns the reward of an attempt under the recipe's rule for overlong attempts, and whether the
-/// attempt is trained. Returns `None` if the attempt does not count.
+/// attempt is trained. Returns `None` if the attempt has no reward, or if the rule drops it.
 pub(crate) fn reward_of(
     attempt: &Attempt,
     keys: &RlKeys,
@@ -39,9 +39,9 @@ pub(crate) fn reward_of(
     }
 }
 
-/// Returns whether an attempt is a sample of a policy. It is not if the policy did not act and
-/// another policy acted or was selected for an agent, because the completions of the policy cannot
-/// have changed the reward. An attempt in which no policy acted is a sample of every policy.
+/// Returns whether an attempt is a sample of the targets' policy. An attempt is no sample if the
+/// policy did not act but another policy acted or was selected for an agent, because the policy
+/// cannot have changed the reward. An attempt in which no policy acted is a sample of every policy.
 pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     let is_other = |policy: &String| policy != targets.policy;
     let is_selected = attempt.outcome.cast.values().any(is_other);
@@ -50,8 +50,8 @@ pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     !(is_selected || is_acting) || acts(&attempt.trajectory, targets)
 }
 
-/// Returns whether a trajectory contains a completion of the policy by a trained agent. Greedy
-/// completions count, too.
+/// Returns whether a trained agent acted in a trajectory with the targets' policy. Greedy
+/// completions also count.
 fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
     trajectory
         .segments()
@@ -59,7 +59,8 @@ fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
         .any(|segment| segment.kind != Kind::Context && targets.can_contain(segment))
 }
 
-/// Returns the attempts of a group that count, with their rewards and whether they are trained.
+/// Returns the attempts of a group that count for training, each with its reward and whether it is
+/// trained.
 pub(crate) fn with_rewards<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     keys: &RlKeys,
@@ -75,7 +76,8 @@ pub(crate) fn with_rewards<'a>(
         .collect()
 }
 
-/// Returns whether a group has no gradient, because all its attempts have the same reward.
+/// Returns whether a group has no gradient because all its attempts have the same reward.
+/// `rewarded` contains the attempts with their rewards.
 pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     keys.zero_variance_has_no_gradient()

@@ -40,22 +40,22 @@ use crate::phase::positions_of;
 use crate::run_dir::LockedRunDir;
 use crate::superseded::{RewindRecord, finish_rewind, partial_dir, superseded_dir, sync_parent};
 
-/// Files that are copied if they exist. The metrics after the checkpoint are removed when the run
-/// resumes. The file `mlflow.json` is not copied, because the server already has the later steps.
+/// Files that are copied into the rewound run directory if they exist. The metrics after the
+/// checkpoint are removed when the run resumes. The file `mlflow.json` is not copied, because the
+/// MLflow server already has the later steps.
 const COPIED: [&str; 5] =
     ["engine.json", "learner.json", "metrics.jsonl", "events.jsonl", TimesFile::NAME];
-/// Maximum number of tokens that one write to the new store contains, unless a single attempt has
-/// more.
+/// Maximum number of tokens per write to the new store. A single attempt can have more.
 const MAX_WRITE_TOKENS: usize = 1 << 20;
 
-/// A run that was set back to an earlier step.
+/// Result of setting a run back to an earlier step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewound {
     /// Number of finished steps at the checkpoint from which the run continues.
     pub step: u32,
-    /// Number of finished steps that were superseded.
+    /// Number of finished steps that were discarded from the run.
     pub superseded_steps: u32,
-    /// Directory that contains the run as it was before.
+    /// Directory that contains the former run with the discarded steps.
     pub superseded: PathBuf,
 }
 
@@ -63,10 +63,13 @@ pub struct Rewound {
 /// finished steps. The run can then be resumed with `recipe`.
 ///
 /// # Errors
-/// Returns an error if the directory contains no run or another process works on it, if no
-/// checkpoint is that old, if the run has fewer steps, if the recipe differs from the run's in a
-/// key that must not change, if the store is outside the directory and `run.store` names no other
-/// store, or if a file cannot be written. The run is then unchanged.
+/// Returns an error in the following cases, in which the run stays unchanged:
+///
+/// - The directory contains no run, or another process works on the run.
+/// - No checkpoint has at most `step` finished steps, or the run has fewer than `step` steps.
+/// - The recipe differs from the run's recipe in a key that must not change.
+/// - The store is outside the directory, and `run.store` names no other store.
+/// - A file cannot be written.
 pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError> {
     let root = &recipe.run.folder;
     // A symbolic link to the directory must not be exchanged instead of the directory.
@@ -130,22 +133,22 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     Ok(Rewound { step, superseded_steps: newest - step, superseded })
 }
 
-/// The change of a run that goes back to a checkpoint.
+/// Builds the directory of a run that goes back to a checkpoint.
 struct Rewind<'a> {
     old: &'a LockedRunDir,
-    /// Recipe of the run before.
+    /// Recipe with which the run was last started or resumed.
     earlier: &'a Recipe,
-    /// Recipe of the run from the checkpoint on.
+    /// Recipe with which the run continues from the checkpoint.
     next: &'a Recipe,
     /// Checkpoints up to the checkpoint from which the run continues, oldest first.
     kept: &'a [Checkpoint],
-    /// Position of the last of them.
+    /// Position of the last checkpoint in `kept`.
     position: Position,
 }
 
 impl Rewind<'_> {
-    /// Writes the new directory, with its recipe last, and locks it. `store_dir` is the directory
-    /// against which the location of the store is resolved.
+    /// Writes the new run directory `dir`, with its recipe last, and returns it locked. A relative
+    /// location of the new store is resolved against `store_dir`.
     async fn build(
         &self,
         dir: &Path,
@@ -178,7 +181,8 @@ impl Rewind<'_> {
         Ok(lock)
     }
 
-    /// Copies the part of the record on which the checkpoint depends into a new store.
+    /// Copies the attempts, step plans, evaluations and withdrawals on which the checkpoint depends
+    /// into a new store.
     async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
         let location = &self.earlier.run.store;
         let from = levade_store_client::open(location, self.old.root(), Access::Read).await?;
@@ -264,9 +268,10 @@ impl Rewind<'_> {
     }
 }
 
-/// The attempts that a run keeps when it goes back to a step.
+/// Selects the attempts that a run keeps when it goes back to an earlier step.
 struct Selection<'a> {
-    /// Phase, and position in its task order, of every group that a kept step took.
+    /// Phase of every group that a kept step took, and the group's position in the task order of
+    /// the phase.
     taken: HashSet<(u32, u64)>,
     phase: u32,
     step: u32,
@@ -307,7 +312,8 @@ fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
     })
 }
 
-/// Rejects the exchange: this operating system cannot exchange directories atomically.
+/// Returns [`TrainerError::ExchangeUnsupported`]: this operating system cannot exchange directories
+/// atomically.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
     let _ = fs::remove_dir_all(new);
@@ -322,8 +328,8 @@ fn copy_if_exists(from: &Path, to: &Path) -> Result<(), TrainerError> {
     }
 }
 
-/// Creates a directory with hard links to all files of another one, or with copies if the file
-/// system has no links. Does nothing if the other one does not exist.
+/// Creates the directory `to` with hard links to all files in `from`, or with copies if the file
+/// system has no hard links. Does nothing if `from` does not exist.
 fn link_dir(from: &Path, to: &Path) -> Result<(), TrainerError> {
     let entries = match fs::read_dir(from) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

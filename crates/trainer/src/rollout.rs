@@ -29,11 +29,11 @@ use crate::scoring::{Scorers, ScoringFailure};
 use crate::sessions::{SessionRecords, own_task};
 use crate::tracer::Tracer;
 
-/// Maximum number of lost tries of an attempt slot in this process. Another loss counts as a
-/// failure: the attempt itself may end the processes that make it.
+/// Maximum number of lost tries of an attempt slot in this process. A further lost try counts as
+/// failed, because the attempt itself may be what ends the processes that make it.
 const MAX_LOST_TRIES: u32 = 8;
 
-/// Generates attempts and records them.
+/// Generates attempts of agents at tasks, scores them, and records them in the store.
 #[derive(Clone)]
 pub struct AttemptMaker {
     /// The agents that make the attempts.
@@ -46,24 +46,24 @@ pub struct AttemptMaker {
     pub concurrency: usize,
     /// Store in which attempts are recorded.
     pub store: Arc<dyn Store>,
-    /// Receives every attempt that counts when it has ended.
+    /// Receives every attempt that counts, when the attempt has ended.
     pub tracer: Tracer,
-    /// Records of sessions, from which the attempts of session tasks are copied.
+    /// Stores of recorded sessions. Attempts at session tasks are copied from them.
     pub sessions: SessionRecords,
-    /// Subjects of withdrawals from the run: ids of tasks, and people by their key
-    /// ([`person_subject`]). No further attempt at their tasks is made.
+    /// Subjects that were withdrawn from the run: ids of tasks, and keys of people
+    /// ([`person_subject`]). No further attempts are made at their tasks.
     pub withdrawn: Arc<BTreeSet<String>>,
 }
 
 impl AttemptMaker {
-    /// Makes one attempt for each slot, at the task of the same index, and returns the attempts in
-    /// this order. The attempts are not for training. Attempts that are already recorded are not
-    /// repeated. Returns `None` if the run is stopped; the attempts that were recorded until then
-    /// stay.
+    /// Makes one attempt in each slot at the slot's task, and returns the attempts in the order of
+    /// `wanted`. The attempts are not for training. An attempt that is already recorded is not
+    /// repeated. Returns `None` if the run is stopped. Attempts that were recorded until then
+    /// remain recorded.
     ///
     /// # Errors
-    /// Returns an error if recording fails, if a task names an unknown agent, or if every attempt
-    /// failed.
+    /// Returns an error if the store cannot be written, if a task names an unknown agent, or if
+    /// every attempt failed.
     pub async fn run(
         &self,
         wanted: &[(AttemptSlot, Task)],
@@ -161,14 +161,15 @@ impl AttemptMaker {
         Ok(Some(attempts))
     }
 
-    /// Generates one attempt, for training if `trains`. The attempt is not scored yet, and its
-    /// record is still running. A failed try is recorded as superseded and repeated, as often as
-    /// the recipe allows. A lost try is recorded as abandoned and repeated with the same random
-    /// stream.
+    /// Generates one attempt, without its score. `trains` states whether the attempt is for
+    /// training. When the future ends, the store still lists the attempt as running.
+    ///
+    /// A failed try is recorded as superseded, and repeated as often as the recipe allows. A lost
+    /// try is recorded as abandoned, and repeated with the same random stream.
     ///
     /// # Errors
-    /// Returns an error if the task names an unknown agent. The future returns an error if
-    /// recording fails.
+    /// Returns an error if the task names an unknown agent or was withdrawn. The future returns an
+    /// error if the store cannot be written.
     pub(crate) fn attempt(
         &self,
         slot: &AttemptSlot,
@@ -216,7 +217,7 @@ impl AttemptMaker {
         })
     }
 
-    /// Prepares a recorded attempt without a score for scoring.
+    /// Prepares a recorded attempt that has no score yet for scoring.
     ///
     /// # Errors
     /// Returns an error if the task names an unknown agent, or if the store cannot be read.
@@ -230,7 +231,7 @@ impl AttemptMaker {
         Ok(GeneratedAttempt { attempt, may_retry: failed < retries })
     }
 
-    /// Returns the superseded tries before these attempts.
+    /// Returns the superseded tries that preceded these attempts in their slots.
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.
@@ -246,8 +247,8 @@ impl AttemptMaker {
         Ok(found)
     }
 
-    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_failed_attempts`]
-    /// records failed attempts.
+    /// Records the end of a completed attempt. [`AttemptMaker::record_failed_attempts`] records
+    /// failed attempts.
     pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end(&attempt.id, &attempt.end()).await?;
@@ -257,15 +258,15 @@ impl AttemptMaker {
         Ok(())
     }
 
-    /// Records the ends of the attempts that failed.
+    /// Records the ends of the failed attempts among `attempts`.
     ///
-    /// If all of them failed, the cause lies outside the run (for example, the sampler is
-    /// unreachable), and a resumed run must repeat them. They are then recorded as abandoned, so
-    /// that `inspect` can list them with their errors.
+    /// If all attempts failed, the cause lies outside the run (for example, the sampler is
+    /// unreachable), and a resumed run must repeat the attempts. They are then recorded as
+    /// abandoned, so that `inspect` can list them with their errors.
     ///
     /// # Errors
-    /// Returns [`TrainerError::AllFailed`] if every attempt failed, and an error if recording
-    /// fails.
+    /// Returns [`TrainerError::AllFailed`] if every attempt failed, and an error if the store
+    /// cannot be written.
     pub(crate) async fn record_failed_attempts(
         &self,
         attempts: &[Attempt],
@@ -292,22 +293,22 @@ impl AttemptMaker {
     }
 }
 
-/// The tries at one slot.
+/// Executes the tries of one attempt slot, until a try succeeds or no retry is left.
 pub(crate) struct SlotTries {
     pub slot: AttemptSlot,
-    /// Number of failed tries that are repeated.
+    /// Maximum number of retries after failed tries.
     pub retries: u32,
     /// Whether a try without sampled tokens counts as failed.
     pub needs_tokens: bool,
     pub agent_loop: Arc<dyn AgentLoop>,
-    /// Input of every try. Each try sets its own name and random stream.
+    /// Input of every try. Each try replaces the name and the random stream.
     pub context: AttemptContext,
 }
 
 impl SlotTries {
-    /// Executes tries until one does not fail or no retry is left. Returns the last try, unscored
-    /// and still recorded as running, with the number of failed tries before it. A failed try is
-    /// recorded as superseded, and a lost try as abandoned.
+    /// Executes tries until a try does not fail or no retry is left. Returns the last try, without
+    /// a score and still recorded as running, and the number of failed tries before it. A failed
+    /// try is recorded as superseded, and a lost try as abandoned.
     pub async fn run(self, store: &dyn Store) -> Result<(Attempt, u32), StoreError> {
         let SlotTries { slot, retries, needs_tokens, agent_loop, context } = self;
         let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
@@ -348,9 +349,9 @@ impl SlotTries {
     }
 }
 
-/// Returns an error if a task was withdrawn from the run, by its id or by a person. `subjects` are
-/// the subjects of all withdrawals, `id` is the id of the task, and `persons` are the keys of the
-/// task's people.
+/// Checks that a task was not withdrawn from the run, neither by its id nor by a person. `subjects`
+/// are the subjects of all withdrawals, `id` is the id of the task, and `persons` are the keys of
+/// the task's people.
 ///
 /// # Errors
 /// Returns [`TrainerError::WithdrawnTask`] if the task was withdrawn.
@@ -368,14 +369,15 @@ pub(crate) fn reject_withdrawn_task(
     }
 }
 
-/// Runs an attempt. If it panics, returns it as a failed attempt.
+/// Runs an attempt of `agent`. If the agent loop panics, returns a failed attempt with the panic's
+/// message.
 async fn run_guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
     let made = catch_panic(async move { agent.run(context).await }).await;
     made.unwrap_or_else(|panic| levade_agent::Attempt::failed("attempt", panic))
 }
 
-/// Unavailable scorers, each of which is reported once.
+/// Scorers that are or were unavailable. Each scorer is reported to the user once.
 #[derive(Debug, Default)]
 pub(crate) struct ScorerOutage {
     known: BTreeSet<String>,
@@ -383,7 +385,7 @@ pub(crate) struct ScorerOutage {
 }
 
 impl ScorerOutage {
-    /// Records that a scorer is unavailable.
+    /// Notes that the scorer of this failure is unavailable.
     pub fn add(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
         if self.known.insert(scorer.clone()) {
             self.unreported
@@ -391,18 +393,19 @@ impl ScorerOutage {
         }
     }
 
-    /// Reports the unavailable scorers that have not been reported yet.
+    /// Reports unavailable scorers to `observer` that have not been reported yet.
     pub fn report(&mut self, observer: &mut dyn Observer) {
         self.unreported.drain(..).for_each(|note| observer.event(&Event::Note(note)));
     }
 }
 
-/// Failures around the model, by source: their number, and the message of the first one.
+/// Failures of components around the model, by source. Each source has its number of failures and
+/// the message of its first failure.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct AttemptWarnings(BTreeMap<String, (u64, String)>);
 
 impl AttemptWarnings {
-    /// Adds the warnings of `attempts`. Returns a message for each source that had no warning
+    /// Counts the warnings of `attempts`. Returns a message for each source that had no warning
     /// before.
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
@@ -418,7 +421,7 @@ impl AttemptWarnings {
         new
     }
 
-    /// Returns each source with its number of failures and the message of the first one.
+    /// Returns each source with its number of failures and the message of its first failure.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64, &str)> {
         self.0.iter().map(|(source, (count, first))| (source.as_str(), *count, first.as_str()))
     }

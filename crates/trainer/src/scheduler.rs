@@ -55,20 +55,20 @@ pub(crate) struct GroupScheduler {
     order: TaskOrder,
     /// Number of completed steps of the phase.
     step: u32,
-    /// Versions of the policies that the phase trains, at the start of the phase.
+    /// Versions of the policies that the phase trains, when the phase started.
     initial_versions: Versions,
-    /// Number of groups that steps have taken, replaced groups included.
+    /// Number of groups that steps have taken, including replaced groups.
     taken: u64,
-    /// Number of taken groups that had been replaced.
+    /// Number of taken groups that had been replaced by another group.
     spent: u64,
-    /// Number of admitted positions in the task order.
+    /// Number of admitted groups: they have the first positions in the task order.
     admitted: u64,
     /// Admitted groups that no step has taken yet, by position in the task order.
     open: BTreeMap<u64, Group>,
-    /// Attempts of admitted groups that have not been started.
+    /// Attempts of admitted groups that have not started yet.
     waiting: VecDeque<(u64, GroupMember)>,
     in_flight: InFlight<(u64, GroupMember)>,
-    /// A finished attempt that is being recorded. Stored here, because the caller of
+    /// A finished attempt that is being recorded. It is stored here because the caller of
     /// [`GroupScheduler::next`] may drop the future during the write.
     ended: Option<((u64, GroupMember), Attempt)>,
     /// Scorers that are unavailable.
@@ -79,16 +79,17 @@ pub(crate) struct GroupScheduler {
     rules: Rules,
 }
 
-/// The groups that a step takes.
+/// The groups of attempts that a step trains on.
 pub(crate) struct StepGroups {
     /// Positions of the groups in the task order.
     pub positions: Vec<u64>,
     /// Attempts of each group.
     pub groups: Vec<Vec<Attempt>>,
     /// Attempts that were started for each group but do not belong to it. Empty if the step was
-    /// planned before.
+    /// planned by an earlier process.
     pub excluded: Vec<ExcludedAttempts>,
-    /// The greedy attempt of each group, if the advantage estimator uses one.
+    /// The greedy baseline attempt of each group. `None` if the advantage estimator uses no
+    /// baseline.
     pub baselines: Vec<Option<Attempt>>,
     /// Number of groups without training signal that were not replaced, because the refill budget
     /// was exhausted.
@@ -96,8 +97,9 @@ pub(crate) struct StepGroups {
 }
 
 impl GroupScheduler {
-    /// Creates a scheduler for a phase whose policies had the versions `initial_versions` at its
-    /// start. `step` steps are completed, and took the groups at the positions `taken`.
+    /// Creates the scheduler of a phase. `initial_versions` are the versions of the phase's
+    /// policies at its start, `step` is the number of completed steps, and `taken` are the
+    /// positions of the groups that these steps took.
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.
@@ -141,8 +143,8 @@ impl GroupScheduler {
         self.order.describe(metrics);
     }
 
-    /// Returns the slot of an attempt. Its step and group encode the group's position in the task
-    /// order. That step is not necessarily the step that trains on the attempt.
+    /// Returns the slot of an attempt. The step and the group in the slot encode the position of
+    /// the attempt's group in the task order. The attempt may be trained on in another step.
     fn slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
         let groups = self.keys.groups as u64;
         let step = (position / groups) as u32;
@@ -154,8 +156,8 @@ impl GroupScheduler {
         AttemptSlot { purpose, phase: self.phase, step, group, sample }
     }
 
-    /// Opens the group at a position with its recorded attempts, and queues the missing ones. The
-    /// scheduler does not change until all reads have succeeded.
+    /// Admits the group at a position: reads its recorded attempts, and queues the missing
+    /// attempts. The scheduler does not change until all reads have succeeded.
     async fn open(
         &mut self,
         position: u64,
@@ -224,8 +226,8 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Admits all positions below `end` except the positions in `taken`. A resumed run thereby
-    /// restores groups that an earlier process had started while it took later groups.
+    /// Admits all groups at positions below `end`, except the positions in `taken`. A resumed run
+    /// thereby restores groups that an earlier process had started while it took later groups.
     async fn admit_until(
         &mut self,
         end: u64,
@@ -242,8 +244,8 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Returns the number of groups that the staleness bound admits so far. Each replaced group
-    /// raises it by one.
+    /// Returns the number of groups that the staleness bound allows to start so far. Each replaced
+    /// group raises the number by one.
     fn capacity(&self) -> u64 {
         let groups = self.keys.groups as u64;
         let steps = u64::from(self.keys.steps);
@@ -278,7 +280,7 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Returns the index of the first waiting attempt that can start.
+    /// Returns the queue index of the first waiting attempt that can start.
     fn next_waiting(&self) -> Option<usize> {
         let experience = self.keys.experience.as_ref();
         self.waiting.iter().position(|(position, member)| {
@@ -289,8 +291,8 @@ impl GroupScheduler {
     /// Waits for the next event of an attempt in progress, and records the attempt if it has ended.
     /// Returns `false` if no attempt is in progress.
     ///
-    /// If a step `needs` the attempts and all of them wait for unavailable scorers, the wait is
-    /// limited to the outage timeout.
+    /// `needs` states whether a step waits for the attempts. If so, and if all attempts wait for
+    /// unavailable scorers, the wait is limited to the outage timeout.
     ///
     /// This method is cancel safe: if the future is dropped, the next call continues from the same
     /// state.
@@ -360,7 +362,7 @@ impl GroupScheduler {
         Ok(true)
     }
 
-    /// Returns whether a group still needs an attempt that was started for it.
+    /// Returns whether a group still needs one of the attempts that were started for it.
     fn is_needed(&self, position: u64, member: GroupMember) -> bool {
         self.open.get(&position).is_some_and(|group| match member {
             GroupMember::Sample(sample) if group.full => group.compared.contains(&sample),
@@ -425,7 +427,8 @@ impl GroupScheduler {
         }
     }
 
-    /// Returns whether a group carries no training signal and the recipe replaces such groups.
+    /// Returns whether the group at a position carries no training signal and the recipe replaces
+    /// such groups.
     fn is_uninformative(&self, position: u64) -> bool {
         let refills = self.keys.zero_variance_groups() == ZeroVarianceGroups::Refill;
         self.open.get(&position).filter(|_| refills).is_some_and(|group| {
@@ -443,8 +446,8 @@ impl GroupScheduler {
         })
     }
 
-    /// Returns the positions of the groups that the next step takes, or `None` until all of them
-    /// are complete. Replaced groups are included.
+    /// Returns the positions of the groups that the next step takes, including replaced groups.
+    /// Returns `None` until all groups of the step are complete.
     fn next_positions(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
         let is_due =
@@ -490,7 +493,7 @@ impl GroupScheduler {
         Some(chosen)
     }
 
-    /// Takes the groups of the next step, if they are complete.
+    /// Takes the groups of the next step. Returns `None` if the groups are not complete yet.
     pub fn take(&mut self) -> Option<StepGroups> {
         let positions = self.next_positions()?;
         let uninformative =
@@ -518,18 +521,20 @@ impl GroupScheduler {
         })
     }
 
-    /// Records that a step has taken these positions.
+    /// Counts the groups at these positions as taken by a step.
     fn count_taken(&mut self, positions: &[u64]) {
         self.taken += positions.len() as u64;
         self.spent += (positions.len() as u64).saturating_sub(self.keys.groups as u64);
     }
 
-    /// Sets the number of completed steps, once the weights of the last one are published.
+    /// Sets the number of completed steps. Must be called once the weights of the last step are
+    /// published.
     pub fn advance(&mut self, step: u32) {
         self.step = step;
     }
 
-    /// Returns the number of finished attempts for the next step, and the number that it needs.
+    /// Returns the number of finished attempts for the next step, and the number of attempts that
+    /// the step needs.
     fn progress(&self) -> (usize, usize) {
         let total = self.keys.groups * self.keys.group_size;
         let done: usize = self
@@ -541,21 +546,20 @@ impl GroupScheduler {
         (done.min(total), total)
     }
 
-    /// Returns whether an attempt is in progress or being recorded.
+    /// Returns whether an attempt is in progress or is being recorded.
     pub fn is_running(&self) -> bool {
         !self.in_flight.is_empty() || self.ended.is_some()
     }
 }
 
-/// Returns the last position plus one.
+/// Returns the highest position plus one, or 0 if there are no positions.
 fn end_position(positions: &[u64]) -> u64 {
     positions.iter().map(|position| position + 1).max().unwrap_or(0)
 }
 
-/// Returns the lowest number of completed steps at which a token of these attempts was sampled by a
-/// policy that the phase trains. `initial_versions` holds the versions of these policies at the
-/// start of the phase. Policies that the phase does not train are ignored, because their weights do
-/// not age.
+/// Returns the number of completed steps at which the oldest token of these attempts was sampled.
+/// `initial_versions` contains the versions of the phase's policies at its start. Tokens of other
+/// policies are ignored, because the weights of these policies do not age.
 fn oldest_sampled_step(attempts: &[Option<Attempt>], initial_versions: &Versions) -> u64 {
     let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
     let steps =

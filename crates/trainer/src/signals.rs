@@ -16,31 +16,33 @@ use crate::policies::Models;
 use crate::queries::{Question, SequenceKey, predictions, query_in_batches};
 use crate::rewards::is_truncated;
 
-/// Values that models compute for a sequence, one for every trained token. A list is empty if the
-/// loss does not need it.
+/// Values that models computed for a sequence, one per trained token in each list. A list is empty
+/// if the loss does not need it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Signals {
-    /// Values of the critic.
+    /// Values that the critic predicted.
     pub values: Vec<f32>,
-    /// Value of the critic for the state in which the sequence was truncated.
+    /// Value that the critic predicted for the state in which the sequence was truncated. `None` if
+    /// the sequence was not truncated or no critic is used.
     pub truncation_value: Option<f32>,
-    /// Log-probabilities under the weights at the start of the step.
+    /// Log-probabilities of the tokens under the policy's weights at the start of the step.
     pub logprobs: Vec<f32>,
-    /// Log-probabilities under the reference.
+    /// Log-probabilities of the tokens under the reference model.
     pub reference: Vec<f32>,
-    /// Entropies of the distributions under the weights at the start of the step, in nats.
+    /// Entropies of the predicted distributions under the policy's weights at the start of the
+    /// step, in nats.
     pub entropies: Vec<f32>,
-    /// Σ p² of these distributions.
+    /// Sums of squared probabilities Σ p² of the same distributions.
     pub concentrations: Vec<f32>,
 }
 
-/// The signals of all sequences of a step.
+/// The model values of all sequences of a step, by sequence.
 #[derive(Default)]
 pub(crate) struct SignalTable(HashMap<SequenceKey, Signals>);
 
 impl SignalTable {
-    /// Queries the models for the numbers that the advantage estimator needs. `context` is the
-    /// maximum sequence length of the models, and `budget` the maximum number of tokens in a
+    /// Queries the models for the values that the advantage estimator needs. `context` is the
+    /// maximum sequence length of the models, and `budget` the maximum number of tokens per
     /// micro-batch.
     ///
     /// # Errors
@@ -91,7 +93,7 @@ impl SignalTable {
         Ok(heard)
     }
 
-    /// Returns the signals of one sequence.
+    /// Returns the model values of one sequence. The lists are empty if there are none.
     pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> Signals {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
@@ -100,7 +102,7 @@ impl SignalTable {
         self.0.entry(key).or_default()
     }
 
-    /// Computes the critic's values of the states in which attempts were truncated.
+    /// Queries the critic for the values of the states in which attempts were truncated.
     async fn bootstrap(
         &mut self,
         critic: &dyn levade_policy::Learner,
@@ -130,7 +132,8 @@ impl SignalTable {
     }
 }
 
-/// Returns every trainable sequence of the attempts, with all of its targets.
+/// Returns the learner's input for every trainable sequence of attempts that have a reward, with
+/// all targets.
 pub(crate) fn all_sequences(
     groups: &[&[Attempt]],
     targets: Targets<'_>,
@@ -153,9 +156,9 @@ pub(crate) fn all_sequences(
     found
 }
 
-/// Returns the sequence of an attempt that contains the last target, extended by one token, which
-/// is the only target. A critic's value for this token is the value of the state in which the
-/// attempt ended. Returns `None` if nothing was sampled.
+/// Returns the sequence of an attempt that contains the last target, extended by one token as the
+/// only target. The critic's value of this token is the value of the state in which the attempt
+/// ended. Returns `None` if nothing was sampled.
 fn end_input(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, SequenceInput)> {
     let sequence = trained_sequences(trajectory, targets).into_iter().max_by_key(|sequence| {
         sequence.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()

@@ -45,8 +45,8 @@ use crate::scoring::{CustomScorers, Scorers};
 use crate::tasks::{Tasks, check_tasks};
 use crate::tracer::Tracer;
 
-/// Components that the caller provides to a [`Trainer`]: policies, agents, scorers, environments,
-/// teachers.
+/// Components that the program provides to a [`Trainer`]: policies, agents, scorers, environments
+/// and teachers.
 pub struct RunParts {
     /// The policies of the recipe.
     pub policies: Vec<Policy>,
@@ -57,36 +57,38 @@ pub struct RunParts {
     /// The environments of the recipe, which provide its tasks.
     pub environments: Environments,
     /// Start of the run as a Unix timestamp in seconds, which chat templates see as the current
-    /// time: [`started_at`](crate::started_at) for a run to resume, and the present for a new run.
+    /// time. For a run to resume, it is the value of [`started_at`](crate::started_at). For a new
+    /// run, it is the present.
     pub started_at: u64,
-    /// Files that the model was loaded from. A run resumes only with the same files.
+    /// Files from which the model was loaded. A run can be resumed only with the same files.
     pub model_files: Vec<PathBuf>,
-    /// External policies that phases imitate, by name.
+    /// External policies that phases imitate, by policy name.
     pub teachers: BTreeMap<String, Teacher>,
 }
 
-/// The outcome of [`Trainer::run`].
+/// Outcome of a call of [`Trainer::run`].
 #[derive(Debug)]
 pub enum RunEnd {
     /// All phases have finished.
     Finished(Summary),
-    /// The run stopped at a step boundary, on request.
+    /// The run stopped at a step boundary, because a stop was requested.
     Stopped {
         /// Checkpoint from which the run can resume. `None` if no step was finished yet.
         checkpoint: Option<PathBuf>,
-        /// Number of finished steps.
+        /// Number of finished steps over all phases.
         done: u32,
         /// Number of steps of all phases.
         steps: u32,
     },
 }
 
-/// Results of a finished run.
+/// Results of a run that has finished all phases.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// All evaluations in order, the first before training and the last after it.
+    /// All evaluations of the run in order, from before training to after the last phase.
     pub evals: Vec<EvalResult>,
-    /// Gains in success, for each phase.
+    /// Gain in the mean score from each compared evaluation to the next, usually one for each
+    /// phase.
     pub gains: Vec<Gain>,
     /// Last checkpoint. `None` if the recipe has no phases.
     pub checkpoint: Option<PathBuf>,
@@ -95,9 +97,9 @@ pub struct Summary {
     pub best: Option<Best>,
     /// Number of finished steps over all phases.
     pub steps: u32,
-    /// Duration of this process. Time that earlier processes of the run took is excluded.
+    /// Duration of this process's part of the run. The time of earlier processes is not included.
     pub elapsed: Duration,
-    /// Failures around the model during the run, such as failed tool calls.
+    /// Failures of components around the model during the run, such as failed tool calls.
     pub warnings: AttemptWarnings,
 }
 
@@ -111,9 +113,9 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Prepares a run: validates its inputs before anything is sampled, locks the run directory,
-    /// and, when resuming, loads the newest complete checkpoint. Cancel safe: a new run whose store
-    /// is not open yet leaves no recipe in its directory.
+    /// Prepares a run: validates its inputs before anything is sampled, and locks the run
+    /// directory. To resume a run, also loads the newest complete checkpoint. Cancel safe: if the
+    /// future is dropped before the store of a new run is open, the directory contains no recipe.
     ///
     /// # Errors
     /// Returns an error if the recipe, the tasks or the directory do not allow the run. Nothing is
@@ -245,7 +247,7 @@ impl Trainer {
         Ok(Trainer { run, progress, reporter, notes })
     }
 
-    /// Returns the directory of the run.
+    /// Returns the locked directory of the run.
     pub fn run_dir(&self) -> &LockedRunDir {
         &self.run.run_dir
     }
@@ -255,16 +257,16 @@ impl Trainer {
         self.run.recipe.phase.iter().map(Phase::steps).collect()
     }
 
-    /// Returns the number of steps of all phases together.
+    /// Returns the total number of steps over all phases.
     fn all_steps(&self) -> u32 {
         self.steps().into_iter().fold(0, u32::saturating_add)
     }
 
-    /// Trains until all phases are finished or `stop` requests a stop.
+    /// Trains until all phases are finished, or until `stop` requests a stop.
     ///
     /// # Errors
-    /// Returns an error if a failure is not limited to one attempt. Every attempt, and all progress
-    /// up to the newest checkpoint, is kept, so the run can be resumed.
+    /// Returns an error if a failure is not limited to one attempt. The run can be resumed, because
+    /// every recorded attempt, and all progress up to the newest checkpoint, is kept.
     pub async fn run(
         &mut self,
         observer: &mut dyn Observer,
@@ -384,8 +386,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns whether the current evaluation reached the success rate at which the phase stops
-    /// early. If the store has a further step, the phase did not stop there.
+    /// Returns whether the latest evaluation reached the success rate at which the phase stops
+    /// early. Returns false if the store contains a further step, because the phase then did not
+    /// stop here.
     async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.progress.position;
         let here = self
@@ -397,8 +400,8 @@ impl Trainer {
         Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
     }
 
-    /// Ends a phase before its last step. The next phase starts from a checkpoint that records this
-    /// end.
+    /// Ends a phase before its last step. Writes a checkpoint that marks the end of the phase, from
+    /// which the next phase starts.
     async fn end_early(
         &mut self,
         keys: &Phase,
@@ -478,8 +481,8 @@ impl Trainer {
     }
 }
 
-/// Opens the directory and store of a run to resume, and updates the lengths of its phases to those
-/// of the current recipe. Also returns notes for the user.
+/// Opens the directory and the store of a run to resume, and applies the phase lengths of the
+/// current recipe. Also returns the record of the run's inputs, and notes for the user.
 async fn resume_run(
     recipe: &Recipe,
     current: Origin,

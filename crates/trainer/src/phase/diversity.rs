@@ -12,11 +12,13 @@ use serde_json::Value;
 
 use crate::metrics::Metrics;
 
-/// Name of the metric over all agents. That of one agent has the agent's name after it.
+/// Name of the diversity metric over all agents. The metric of a single agent is named
+/// `diversity/calls/AGENT`.
 const NAME: &str = "diversity/calls";
 
-/// Adds the diversity of the calls in groups: over all agents, and separately for each agent if
-/// several make calls. Attempts without a reward do not count.
+/// Adds metrics of how much the attempts of a group differ in their tool calls or game moves: over
+/// all agents and, if several agents make calls, for each agent. Attempts without a reward do not
+/// count.
 pub(super) fn report(groups: &[&[Attempt]], chats: &Chats, metrics: &mut Metrics) {
     let calls_of = |attempt: &Attempt| {
         let moves = attempt.outcome.scorer_inputs.get("game").and_then(moves);
@@ -28,8 +30,8 @@ pub(super) fn report(groups: &[&[Attempt]], chats: &Chats, metrics: &mut Metrics
     add(&groups.iter().map(rewarded).collect::<Vec<_>>(), metrics);
 }
 
-/// Returns the moves of each seat in the record of a game, without statements. Returns `None` if
-/// `record` is not one.
+/// Returns the moves of each seat from the record of a game, without spoken statements. Returns
+/// `None` if `record` is not the record of a game.
 fn moves(record: &Value) -> Option<AgentCalls> {
     let seats = record["seats"].as_array()?.iter();
     let seats: Vec<&str> = seats.map(|seat| seat["agent"].as_str()).collect::<Option<_>>()?;
@@ -43,7 +45,8 @@ fn moves(record: &Value) -> Option<AgentCalls> {
     Some(calls)
 }
 
-/// Adds the diversity of the calls in groups of attempts.
+/// Adds the diversity metrics of groups of attempts. Each attempt is given as the calls of its
+/// agents.
 fn add(groups: &[Vec<AgentCalls>], metrics: &mut Metrics) {
     // An agent that did not act and one that acted without a call do the same.
     let all = |attempt: &AgentCalls| -> AgentCalls {
@@ -74,9 +77,9 @@ fn add(groups: &[Vec<AgentCalls>], metrics: &mut Metrics) {
     }
 }
 
-/// Returns the fraction of attempts, apart from the first one, whose sequence no earlier attempt
-/// has: 0 if all sequences are equal, and 1 if all are distinct. Returns `None` for fewer than two
-/// attempts.
+/// Returns the fraction of attempts after the first one whose sequence differs from the sequences
+/// of all earlier attempts. It is 0 if all sequences are equal, and 1 if all are distinct. Returns
+/// `None` for fewer than two attempts.
 fn distinct_fraction<T: Ord>(sequences: impl Iterator<Item = T>) -> Option<f64> {
     let sequences: Vec<T> = sequences.collect();
     let distinct: BTreeSet<&T> = sequences.iter().collect();
@@ -84,7 +87,7 @@ fn distinct_fraction<T: Ord>(sequences: impl Iterator<Item = T>) -> Option<f64> 
     (all > 1).then(|| (distinct.len() - 1) as f64 / (all - 1) as f64)
 }
 
-/// Adds the mean of `values`. Adds nothing if there are no values.
+/// Adds the mean of `values` as the metric `name`. Adds nothing if there are no values.
 fn add_mean(name: String, values: impl IntoIterator<Item = f64>, metrics: &mut Metrics) {
     let values: Vec<f64> = values.into_iter().collect();
     if !values.is_empty() {

@@ -6,8 +6,9 @@ use crate::context::RunContext;
 use crate::policies::{CRITIC, Models};
 use crate::progress::RunProgress;
 
-/// Starts a phase, unless the run is in the middle of it: the optimizer is reset, and a KL penalty
-/// is measured from the weights that the phase starts with.
+/// Loads the models with which a phase starts. The optimizer is reset, and the reference of a KL
+/// penalty gets the weights at the start of the phase. If the run resumes within the phase, only
+/// the reference is loaded.
 ///
 /// # Errors
 /// Returns an error if the checkpoint at the end of the previous phase is missing or damaged, or if
@@ -64,8 +65,8 @@ pub(crate) async fn enter(
     Ok(())
 }
 
-/// Returns the checkpoint from which a phase starts: the one at the end of the previous phase. The
-/// first phase has none: it starts from the model.
+/// Returns the checkpoint at the end of the phase before `phase`, from which `phase` starts.
+/// Returns `None` for the first phase, which starts from the model.
 pub(super) fn start_of(checkpoints: &[Checkpoint], phase: u32) -> Option<&Checkpoint> {
     checkpoints.iter().rfind(|before| before.phase_end && before.position.phase + 1 == phase)
 }

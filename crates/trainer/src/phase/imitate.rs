@@ -13,8 +13,9 @@ use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose, RunId, Segment, Traject
 use crate::TrainerError;
 use crate::agents::Agents;
 
-/// Returns whether the opening of an attempt can be replaced: it has one conversation, which is
-/// never rebuilt, and no branch starts within its opening.
+/// Returns whether the opening of an attempt (the context tokens before the first completion) can
+/// be replaced. The attempt must be a single conversation that is never rebuilt, and no branch may
+/// start within the opening.
 pub(super) fn has_one_opening(trajectory: &Trajectory) -> bool {
     let mut roots = trajectory.segments().iter().filter(|segment| segment.parent.is_none());
     let Some(root) = roots.next().filter(|root| root.kind == Kind::Context) else { return false };
@@ -22,8 +23,8 @@ pub(super) fn has_one_opening(trajectory: &Trajectory) -> bool {
     roots.next().is_none() && !trajectory.segments().iter().any(branches)
 }
 
-/// Copies attempts as demonstrations. If `agents` are given, each copy starts as an attempt of
-/// these agents would, with their system prompts.
+/// Copies attempts as demonstrations. If `agents` is set, the opening of each copy is replaced by
+/// the opening that these agents, with their system prompts, would have.
 ///
 /// # Errors
 /// Returns an error if an opening cannot be rendered.
@@ -41,8 +42,8 @@ pub(super) fn copies(
     attempts.into_iter().map(copy).collect()
 }
 
-/// Returns the recorded attempts among `ids`, together with their copies and, for copies, their
-/// originals, because these contain the same tokens.
+/// Returns the recorded attempts among `ids`, together with the other recorded attempts that
+/// contain the same tokens: the copy of an original, and the original of a copy.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
@@ -63,7 +64,7 @@ pub async fn with_copies(
     Ok(found)
 }
 
-/// Returns the tokens with which an attempt of these agents at a task starts.
+/// Renders the tokens with which an attempt of the task's agent starts.
 fn opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
     let named = agents.agent_for(task)?;
     let messages = named.keys.initial_messages(task);
@@ -74,8 +75,8 @@ fn opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
     })
 }
 
-/// Returns a trajectory whose sampled completions are demonstrated. A given opening replaces that
-/// of the conversation.
+/// Returns a copy of a trajectory in which sampled completions are demonstrated ones. If `opening`
+/// is set, it replaces the first tokens of the conversation.
 fn imitated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajectory {
     let mut copy = Trajectory::new();
     for segment in trajectory.segments() {

@@ -32,18 +32,18 @@ use rl::Rl;
 pub(crate) use rl::positions_of;
 use sft::Sft;
 
-/// A phase in progress.
+/// A phase that the run currently executes, by kind.
 pub(crate) enum PhaseRun {
     Sft(Box<Sft>),
     Rl(Box<Rl>),
     Prompt(Box<PromptPhase>),
 }
 
-/// Checks for problems that would stop phases later: no training tasks, too few demonstrations, or
-/// a curriculum that does not fit the tasks.
+/// Checks that no phase will fail for lack of input: training tasks must exist, demonstrations must
+/// suffice, and curricula must fit the tasks.
 ///
 /// # Errors
-/// Returns an error for the first such phase.
+/// Returns the error of the first phase that would fail.
 pub fn check_phases(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
     if tasks.train_len() == 0 && !recipe.phase.is_empty() {
         return Err(TrainerError::NothingToTrainOn(missing_tasks(recipe, tasks)));
@@ -52,7 +52,7 @@ pub fn check_phases(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(
     phases.try_for_each(|(index, phase)| PhaseRun::check(index, phase, recipe, tasks, agents))
 }
 
-/// Returns why there are no training tasks, and what the user can do.
+/// Describes why there are no training tasks, and what the user can do.
 fn missing_tasks(recipe: &Recipe, tasks: &Tasks) -> String {
     if !recipe.has_sessions() {
         return "every task is held out, so there is nothing to train on: hold out fewer tasks, or \
@@ -96,7 +96,7 @@ impl PhaseRun {
         }
     }
 
-    /// Starts or resumes a phase.
+    /// Starts the phase with this index, or resumes it at the step in `progress`.
     pub async fn new(
         index: usize,
         phase: &Phase,
@@ -121,7 +121,8 @@ impl PhaseRun {
         })
     }
 
-    /// Runs a step up to its last optimizer step. Also returns the attempts that were made for it.
+    /// Runs a step up to its last optimizer step. Returns the metrics of the step and the attempts
+    /// that were made for it.
     pub async fn step(
         &mut self,
         run: &RunContext,
@@ -139,8 +140,8 @@ impl PhaseRun {
         }
     }
 
-    /// Returns the best version so far of the text that the phase changes. Returns `None` if the
-    /// phase changes no text of an agent, or has not found one yet.
+    /// Returns the best prompt that the phase has found so far. Returns `None` if the phase changes
+    /// no prompt of an agent, or has not found a prompt yet.
     pub fn best_prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
         match self {
             PhaseRun::Rl(_) => None,
@@ -150,7 +151,7 @@ impl PhaseRun {
     }
 }
 
-/// Rejects a step that needs a withdrawn attempt.
+/// Checks that none of the attempts that a step needs was withdrawn.
 ///
 /// # Errors
 /// Returns [`TrainerError::Withdrawn`] if one of the attempts `ids` was withdrawn.

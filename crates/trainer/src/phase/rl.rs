@@ -28,7 +28,7 @@ pub(crate) struct Rl {
     index: u32,
     keys: RlKeys,
     scheduler: GroupScheduler,
-    /// Formats in which tool calls are read.
+    /// Chat formats with which tool calls are parsed from attempts.
     chats: Chats,
 }
 
@@ -200,13 +200,14 @@ impl Rl {
     }
 }
 
-/// Returns the positions of a step's groups if the store does not contain them: those in order.
+/// Returns the positions of a step's groups in the task order if the recorded plan does not contain
+/// them: the next `groups` positions.
 fn default_positions(keys: &RlKeys, step: u32) -> Vec<u64> {
     let groups = keys.groups as u64;
     (u64::from(step) * groups..(u64::from(step) + 1) * groups).collect()
 }
 
-/// Returns the positions of the groups that a planned step takes.
+/// Returns the positions, in the task order, of the groups that a planned step trains on.
 pub(crate) fn positions_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
     if plan.group_positions.is_empty() {
         default_positions(keys, plan.step)
@@ -215,7 +216,7 @@ pub(crate) fn positions_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
     }
 }
 
-/// Waits for the groups of the next step.
+/// Waits until the groups of the next step are complete, and takes them from the scheduler.
 async fn collect(
     scheduler: &mut GroupScheduler,
     run: &RunContext,
@@ -239,7 +240,7 @@ async fn collect(
     }
 }
 
-/// Runs `work` while attempts continue, are recorded, and new ones start.
+/// Runs the future `work` while the scheduler continues to start, score and record attempts.
 async fn run_alongside<T>(
     scheduler: &mut GroupScheduler,
     run: &RunContext,
@@ -257,7 +258,7 @@ async fn run_alongside<T>(
     }
 }
 
-/// Parameters of a phase's steps.
+/// The parts of a phase and its run that plan and train a step.
 struct PhaseContext<'a> {
     phase: &'a Phase,
     index: u32,
@@ -297,7 +298,7 @@ impl PhaseContext<'_> {
         UpdateSettings::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
     }
 
-    /// Returns the metrics of a policy.
+    /// Computes the metrics of one policy in a step.
     fn describe(
         &self,
         step: u32,
@@ -324,8 +325,8 @@ impl PhaseContext<'_> {
         metrics
     }
 
-    /// Returns the coefficient of a KL penalty that is applied to the reward: the recipe's, or, if
-    /// it is adaptive, the value that results from the previous step.
+    /// Returns the coefficient of a KL penalty that is applied to rewards: the recipe's coefficient
+    /// or, if the penalty is adaptive, the coefficient that follows from the previous step.
     async fn kl_coefficient(&self, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
@@ -340,8 +341,8 @@ impl PhaseContext<'_> {
         }))
     }
 
-    /// Plans a step for each policy, after querying its models for the numbers that the advantage
-    /// estimator needs.
+    /// Makes the plan of a step for each policy. First queries each policy's models for the values
+    /// that the advantage estimator needs.
     async fn plan(
         &self,
         step: u32,

@@ -32,11 +32,12 @@ pub(crate) struct Sft {
     demonstrations: Vec<Attempt>,
 }
 
-/// Number of tasks that are considered per demonstration, so that rare kinds are included.
+/// Number of tasks with demonstrations that are read per selected demonstration, so that rare kinds
+/// of tasks are included.
 const POOL: usize = 32;
 
-/// Interleaves items by kind, one of each kind in turn. Kinds are in order of first appearance, and
-/// items of a kind keep their order.
+/// Interleaves items by kind: the result alternates between the kinds. Kinds are in order of first
+/// appearance, and items of a kind keep their order.
 fn interleave_kinds<T, K: PartialEq>(
     items: impl Iterator<Item = T>,
     kind: impl Fn(&T) -> K,
@@ -56,8 +57,8 @@ fn interleave_kinds<T, K: PartialEq>(
     mixed
 }
 
-/// Returns the demonstrations of a phase as they are recorded, evenly distributed over the kinds of
-/// tasks.
+/// Creates the demonstrations of a phase from the tasks' worked solutions, as attempts to record.
+/// The demonstrations are evenly distributed over the kinds of tasks.
 pub(super) fn demonstrations(
     index: usize,
     keys: &SftKeys,
@@ -112,11 +113,11 @@ pub(super) fn demonstrations(
     Ok(found)
 }
 
-/// Records demonstrations, and returns them.
+/// Records demonstrations in the store, and returns them.
 ///
 /// # Errors
-/// Returns [`TrainerError::Withdrawn`] if one of them was withdrawn, and
-/// [`TrainerError::WithdrawnTask`] if its task was withdrawn before the demonstration was made.
+/// Returns [`TrainerError::Withdrawn`] if a demonstration was withdrawn, and
+/// [`TrainerError::WithdrawnTask`] if its task was withdrawn before the demonstration was recorded.
 async fn recorded(
     rollouts: &AttemptMaker,
     demonstrations: Vec<Attempt>,
@@ -180,7 +181,8 @@ impl Sft {
         Ok(Sft { phase, index, keys, demonstrations })
     }
 
-    /// Returns the system prompt that the agent uses from the first step on, if the phase sets one.
+    /// Returns the system prompt that the agent gets from this phase, or `None` if the phase sets
+    /// no system prompt.
     pub fn prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
         let text = self.keys.system.clone()?;
         let version = u32::from(text != recipe.agent.system);

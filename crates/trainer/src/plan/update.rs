@@ -9,18 +9,18 @@ use levade_store::{PerToken, PlannedSequence};
 use super::{GroupSequences, Rollout};
 use crate::batch::{AttemptSequences, Targets};
 
-/// How an update averages its loss.
+/// How an update averages its loss over tokens and rollouts.
 #[derive(Clone, Copy)]
 pub(super) struct UnitCounting<'a> {
     pub normalizer: Normalizer,
-    /// Unit that the normalizer counts as one rollout.
+    /// Unit that the loss normalizer counts as one rollout: an attempt or a sample.
     pub unit: Unit,
     pub only: &'a TrainFilterKeys,
 }
 
-/// Returns the plan of one optimizer step. Rollouts without advantage are left out unless they have
-/// another source of gradient (`train_all`), but still count in the denominators. Untrained
-/// rollouts do not count.
+/// Plans one optimizer step: computes the token weights of the groups' sequences. Sequences without
+/// advantage are left out unless they have another source of gradient (`train_all`), but they still
+/// count in the denominators. Rollouts that are not trained do not count.
 pub(super) fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,

@@ -6,8 +6,8 @@ use levade_tools::{ResultTruncation, Side};
 use super::*;
 
 impl Group {
-    /// Returns whether an attempt can start: with `experience`, after all earlier samples of the
-    /// group have ended.
+    /// Returns whether an attempt of the group can start. If `experience` is set, all earlier
+    /// samples of the group must have ended.
     pub(super) fn can_start(
         &self,
         member: GroupMember,
@@ -16,13 +16,14 @@ impl Group {
         experience.is_none() || self.earlier(member).iter().all(Option::is_some)
     }
 
-    /// Returns the task of an attempt, with the text about earlier attempts that the attempt reads.
+    /// Returns the task of an attempt. If `experience` is set, the task contains a description of
+    /// the group's earlier attempts.
     pub(super) fn task_of(&self, member: GroupMember, experience: Option<&ExperienceKeys>) -> Task {
         let experience = experience.and_then(|keys| describe(self.earlier(member), keys));
         Task { experience, ..self.task.clone() }
     }
 
-    /// Returns the samples of the group that start before an attempt.
+    /// Returns the sampled attempts of the group that start before the attempt `member`.
     fn earlier(&self, member: GroupMember) -> &[Option<Attempt>] {
         match member {
             GroupMember::Sample(sample) => &self.attempts[..sample as usize],
@@ -31,7 +32,8 @@ impl Group {
     }
 }
 
-/// Describes earlier attempts. Returns `None` if each of them failed or is still in progress.
+/// Describes the final answers of earlier attempts, for the prompt of a later attempt. Returns
+/// `None` if all of them failed or are still in progress.
 fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
     let ended = earlier.iter().zip(1..).filter_map(|(attempt, number)| {
         let attempt = attempt.as_ref().filter(|attempt| attempt.status != Status::Failed)?;

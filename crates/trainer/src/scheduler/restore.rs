@@ -3,8 +3,8 @@
 use super::*;
 
 impl GroupScheduler {
-    /// Passes to a curriculum the groups that completed steps have taken, in the order of the
-    /// steps.
+    /// Updates a curriculum with the results of the groups that completed steps have taken, in the
+    /// order of the steps.
     pub(super) async fn measure_taken(
         &mut self,
         taken: &[u64],
@@ -20,7 +20,7 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Returns the recorded attempts of a group that a step has taken.
+    /// Reads the recorded attempts of a group that a step has taken.
     pub async fn recorded_samples(
         &self,
         position: u64,
@@ -39,7 +39,7 @@ impl GroupScheduler {
         Ok(attempts.into_iter().flatten().collect())
     }
 
-    /// Restores the groups of a step that was planned before from the store.
+    /// Reads the groups of a step that an earlier process planned from the store.
     pub async fn restore_step(
         &mut self,
         positions: &[u64],

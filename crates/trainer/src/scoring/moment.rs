@@ -6,23 +6,25 @@ use levade_recipe::WhenKeys;
 use levade_store::Attempt;
 use levade_tree::{AttemptSlot, Purpose};
 
-/// Success of a task without a measurement, as in a curriculum.
+/// Success that is assumed for a task without a measurement. A curriculum assumes the same value.
 const UNMEASURED_SUCCESS: f64 = 0.5;
 
-/// Moment at which an attempt was started.
+/// Moment of the training at which an attempt was started. The conditions of scorers refer to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Moment {
     phase: u32,
     step: u32,
-    /// Success at the task that was measured before, in 0..=1.
+    /// Success at the attempt's task that was measured before, in 0..=1.
     success: f64,
 }
 
 impl Moment {
-    /// Returns the moment at which an attempt was started. Two kinds of attempts are compared over
-    /// several steps, and therefore have a fixed moment, so that the same scorers apply to them:
-    /// an evaluation counts as made after the last phase, and an attempt of a prompt phase as made
-    /// in the first step of the phase.
+    /// Returns the moment of the training that counts for an attempt: phase and step at which it
+    /// was started.
+    ///
+    /// Two kinds of attempts have a fixed moment, because they are compared over several steps and
+    /// must have the same scorers: an evaluation counts as made after the last phase, and an
+    /// attempt of a prompt phase as made in the first step of the phase.
     pub fn of_attempt(attempt: &Attempt) -> Self {
         let success = attempt.task["measured_success"].as_f64().unwrap_or(UNMEASURED_SUCCESS);
         let AttemptSlot { purpose, phase, step, .. } = attempt.slot;
@@ -35,7 +37,7 @@ impl Moment {
         }
     }
 
-    /// Returns whether a scorer with these conditions applies.
+    /// Returns whether the conditions `when` of a scorer include this moment.
     pub fn is_in(self, when: &WhenKeys) -> bool {
         when.includes(self.phase, self.step, self.success)
     }
@@ -48,7 +50,8 @@ impl fmt::Display for Moment {
     }
 }
 
-/// Returns the first moment that none of these conditions includes, or `None` if there is none.
+/// Returns the first moment of the training that none of these conditions includes, or `None` if
+/// every moment is included.
 ///
 /// Ranges contain their start and not their end. Their bounds therefore divide the moments into
 /// cells, and each cell contains its first moment.

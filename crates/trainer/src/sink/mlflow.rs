@@ -21,33 +21,34 @@ use ureq::http::Response;
 use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
 
-/// Timeout for a response of the server.
+/// Timeout for each response of the MLflow server.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending the remaining metrics at the end of a run.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of metrics in a request, a limit of the server.
+/// Maximum number of metrics per request. The MLflow server sets this limit.
 const MAX_BATCH_METRICS: usize = 1000;
-/// Initial and maximum pause before a retry when the server is unavailable.
+/// Minimum and maximum pause before a retry when the MLflow server is unavailable.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Messages to the thread.
+/// Messages to the thread that sends metrics.
 enum Message {
     Metrics(Vec<Value>),
     Close { finished: bool },
 }
 
-/// A run on an MLflow server.
+/// Sink that sends metrics to a run on an MLflow server.
 pub(crate) struct Mlflow {
     server: String,
     messages: Sender<Message>,
     thread: Option<JoinHandle<Result<(), String>>>,
-    /// Disconnected when the thread ends.
+    /// Channel that is disconnected when the sending thread ends.
     ended: Mutex<Receiver<()>>,
 }
 
 impl Mlflow {
-    /// Starts to send the metrics of a run. A resumed run continues the same run on the server.
+    /// Starts a thread that sends the metrics of a run to MLflow. A resumed run continues its run
+    /// on the server.
     pub fn open(recipe: &Recipe, dir: &Path) -> Self {
         Mlflow::with(Client {
             server: recipe.metrics.mlflow.trim_end_matches('/').to_owned(),
@@ -71,14 +72,14 @@ impl Mlflow {
         Mlflow { server, messages, thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
-    /// Returns the thread's error if the thread has ended.
+    /// Returns an error if the sending thread has ended with an error.
     fn complaint(&mut self) -> Result<(), String> {
         self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), wait_for_thread)
     }
 }
 
-/// Creates an HTTP client that returns error statuses as responses, because their message is
-/// needed.
+/// Creates an HTTP client for the MLflow server. Error statuses are returned as responses, because
+/// their bodies contain the error messages.
 fn agent() -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(RESPONSE_TIMEOUT))
@@ -120,29 +121,29 @@ impl Sink for Mlflow {
     }
 }
 
-/// State of the sending thread.
+/// State of the thread that sends metrics to MLflow.
 struct Client {
     server: String,
     agent: ureq::Agent,
     experiment: String,
-    /// File that stores the run's id on the server.
+    /// File that stores the id of the run on the server.
     file: PathBuf,
-    /// Keys and values.
+    /// Names and values of the recipe's keys, which are sent as parameters.
     parameters: Vec<(String, String)>,
     /// Initial pause before a retry when the server is unavailable. It doubles with each retry, up
     /// to [`MAX_RETRY_INTERVAL`].
     pause: Duration,
 }
 
-/// Reason why a request failed.
+/// Reason why a request to the MLflow server failed.
 enum Failure {
     /// The server is unreachable, or its status indicates a temporary failure.
     Unavailable(String),
-    /// The server rejected the request. A retry would be rejected again.
+    /// The server rejected the request. A retry would also be rejected.
     Rejected(Rejection),
 }
 
-/// Status and message of a rejected request.
+/// HTTP status and message of a rejected request.
 struct Rejection {
     status: u16,
     why: String,
@@ -163,7 +164,7 @@ impl From<Failure> for String {
     }
 }
 
-/// A run on the server, and the last step that the server has of each metric.
+/// A run on the MLflow server, with the last step that the server has for each metric.
 struct Run {
     id: String,
     known: HashMap<String, u64>,
@@ -199,8 +200,8 @@ impl Client {
         }
     }
 
-    /// Returns the run on the server: the run that an earlier process created, if it still exists,
-    /// or a new one.
+    /// Returns the run on the server. It is the run that an earlier process created, if that run
+    /// still exists, or a new run.
     fn run(&self) -> Result<Run, String> {
         if let Some(id) = self.start_run() {
             // If the server rejects it, a user has deleted the run.
@@ -225,14 +226,16 @@ impl Client {
         Ok(Run { id, known: HashMap::new() })
     }
 
-    /// Returns the id of the run that an earlier process created on this server.
+    /// Returns the id of the run that an earlier process created on this server, or `None` if there
+    /// was no such process.
     fn start_run(&self) -> Option<String> {
         let known: Value = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
         let same = known["server"] == self.server.as_str();
         known["run_id"].as_str().filter(|_| same).map(str::to_owned)
     }
 
-    /// Marks a run as running again. Returns the last step that the server has of each metric.
+    /// Marks a run on the server as running again. Returns the last step that the server has for
+    /// each metric.
     fn reopen_run(&self, id: &str) -> Result<HashMap<String, u64>, Failure> {
         self.post("runs/update", &json!({"run_id": id, "status": "RUNNING"}))?;
         let found = self.get("runs/get", ("run_id", id))?;
@@ -245,7 +248,7 @@ impl Client {
         Ok(metrics.into_iter().flatten().filter_map(last).collect())
     }
 
-    /// Returns the id of the experiment, which is created if it does not exist.
+    /// Returns the id of the experiment, which is created on the server if it does not exist.
     fn experiment(&self) -> Result<String, Failure> {
         match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
             Ok(found) => id_in(&found, "/experiment/experiment_id"),
@@ -267,7 +270,7 @@ impl Client {
         }
     }
 
-    /// Retries a request until the server is available.
+    /// Sends a request, and repeats it until the server is available.
     fn send_with_retries<T>(
         &self,
         request: impl Fn() -> Result<T, Failure>,
@@ -296,7 +299,7 @@ impl Client {
     }
 }
 
-/// Converts the response of a server.
+/// Converts an HTTP response of the MLflow server to JSON, or to the reason of the failure.
 fn read_response(
     verb: &str,
     body_text: Result<Response<Body>, ureq::Error>,
@@ -318,7 +321,8 @@ fn read_response(
     Err(Failure::Rejected(Rejection { status, why: format!("{verb}: {why}") }))
 }
 
-/// Returns the id of an experiment on an MLflow server, which is created if it does not exist.
+/// Returns the id of the experiment called `name` on an MLflow server. The experiment is created if
+/// it does not exist.
 ///
 /// # Errors
 /// Returns an error if the server is unavailable or rejects the name.
@@ -337,13 +341,13 @@ pub fn mlflow_experiment(server: &str, name: &str) -> Result<String, CollectorEr
     })
 }
 
-/// Returns an id in a response. A response without the id is not that of an MLflow server.
+/// Returns the id at `pointer` in a response. If the id is missing, the server is treated as
+/// unavailable, because the response does not come from MLflow.
 fn id_in(answer: &Value, pointer: &str) -> Result<String, Failure> {
     text(answer, pointer).map_err(Failure::Unavailable)
 }
 
-/// Returns a metric name with only the characters that the server allows: letters, digits and
-/// `_-. /`.
+/// Converts a metric name to the characters that MLflow allows: letters, digits and `_-. /`.
 fn key(name: &str) -> String {
     name.replace('@', "_at_")
         .chars()
@@ -356,7 +360,7 @@ fn text(answer: &Value, pointer: &str) -> Result<String, String> {
     found.map(str::to_owned).ok_or_else(|| format!("the response has no {pointer}: {answer}"))
 }
 
-/// Returns the milliseconds since 1970.
+/// Returns the current time as a Unix timestamp in milliseconds.
 fn unix_millis() -> u64 {
     wire::unix_time().as_millis() as u64
 }

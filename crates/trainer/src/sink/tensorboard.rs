@@ -12,27 +12,29 @@ use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// Field numbers of `Event`. Fields that are neither bytes nor integers include the wire type.
+/// Field numbers of TensorBoard's message `Event`. A field that is neither bytes nor an integer
+/// includes the wire type.
 const WALL_TIME: u8 = 1 << 3 | 1;
 const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;
 const SUMMARY: u32 = 5;
 const SESSION_LOG: u32 = 7;
-/// Field numbers of `Summary`, `Summary.Value` and `SessionLog`.
+/// Field numbers of TensorBoard's messages `Summary`, `Summary.Value` and `SessionLog`.
 const VALUE: u32 = 1;
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u8 = 2 << 3 | 5;
 const STATUS: u8 = 1 << 3;
-/// `SessionLog.SessionStatus.START`: invalidates the data of other files from this step on.
+/// Value `SessionLog.SessionStatus.START`, which invalidates the data of other event files from
+/// this step on.
 const START: u8 = 1;
 
-/// A TensorBoard event file.
+/// Sink that writes metrics to a TensorBoard event file.
 pub(crate) struct TensorBoard {
     file: File,
 }
 
 impl TensorBoard {
-    /// Creates a file in `dir`, for a run that starts or resumes after `step` steps.
+    /// Creates an event file in `dir`, for a run that starts or resumes after `step` steps.
     pub fn open(dir: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(dir).map_err(|source| file_error("create", dir, source))?;
         let now = wire::unix_time().as_secs();
@@ -80,7 +82,7 @@ impl Sink for TensorBoard {
     }
 }
 
-/// Returns an `Event` with one field in addition to time and step.
+/// Encodes an `Event` message with one field in addition to time and step.
 fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     let mut event = vec![WALL_TIME];
     event.extend(wire::unix_time().as_secs_f64().to_le_bytes());
@@ -89,8 +91,8 @@ fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     event
 }
 
-/// Returns the CRC-32C, rotated and shifted, so that data that contains checksums has a different
-/// checksum.
+/// Returns the masked CRC-32C of TensorBoard records: rotated and shifted, so that data that
+/// contains checksums has a different checksum.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

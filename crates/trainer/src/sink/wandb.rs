@@ -15,22 +15,22 @@ use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// File header: name, magic number, version.
+/// Header of a W&B log file: name, magic number and version.
 const IDENT: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
 const BLOCK: usize = 32 * 1024;
-/// Length of a chunk's header in bytes: checksum, length and type.
+/// Length of the header of a log chunk in bytes: checksum, length and type.
 const HEADER: usize = 7;
-/// Types of a record's chunks.
+/// Types of the chunks into which a log record is divided.
 const FULL: u8 = 1;
 const FIRST: u8 = 2;
 const MIDDLE: u8 = 3;
 const LAST: u8 = 4;
-/// Field numbers of `Record`.
+/// Field numbers of W&B's message `Record`.
 const NUMBER: u32 = 1;
 const HISTORY: u32 = 2;
 const RUN: u32 = 17;
 const EXIT: u32 = 18;
-/// Field numbers of `RunRecord`.
+/// Field numbers of W&B's message `RunRecord`.
 const RUN_ID: u32 = 1;
 const PROJECT: u32 = 3;
 const CONFIG: u32 = 4;
@@ -38,34 +38,35 @@ const DISPLAY_NAME: u32 = 8;
 const STARTING_STEP: u32 = 14;
 const START_TIME: u32 = 17;
 const RESUMED: u32 = 18;
-/// Field numbers of `ConfigRecord`, of its items and of the items of `HistoryRecord`.
+/// Field numbers of W&B's messages `ConfigRecord` and its items, and of the items of
+/// `HistoryRecord`.
 const UPDATE: u32 = 1;
 const KEY: u32 = 1;
 const VALUE_JSON: u32 = 16;
-/// Field numbers of `HistoryRecord`.
+/// Field numbers of W&B's message `HistoryRecord`.
 const ITEM: u32 = 1;
 const STEP: u32 = 2;
-/// Field number in `HistoryStep` (a number), `Timestamp` (seconds) and `RunExitRecord` (the exit
-/// code).
+/// Number of the first field in W&B's messages `HistoryStep` (a number), `Timestamp` (seconds) and
+/// `RunExitRecord` (the exit code).
 const FIRST_FIELD: u32 = 1;
 
-/// The log of a run.
+/// Sink that writes metrics to an offline log of Weights & Biases.
 pub(crate) struct Wandb {
     file: File,
-    /// Number of bytes written.
+    /// Number of bytes written to the log file.
     written: usize,
-    /// Number of records written.
+    /// Number of records written to the log file.
     records: u64,
     /// Start of this process as a Unix timestamp in seconds.
     start: f64,
-    /// Items of the newest step. An evaluation after the step adds to them, because each step has
-    /// one row.
+    /// Step of the newest row, with its encoded items. An evaluation after the step adds its
+    /// metrics to the same row, because W&B has one row per step.
     row: Option<(u32, Vec<u8>)>,
 }
 
 impl Wandb {
-    /// Creates a directory within `dir`, for a run that starts or resumes after `step` steps.
-    /// All directories of a run contain its id.
+    /// Creates the log in a new directory within `dir`, for a run that starts or resumes after
+    /// `step` steps. The names of all log directories of a run contain the same id.
     pub fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Self, TrainerError> {
         let now = wire::unix_time();
         let known = fs::read_dir(dir).ok().and_then(|entries| {
@@ -113,7 +114,7 @@ impl Wandb {
         self.file.write_all(bytes)
     }
 
-    /// Writes a `Record` with one field in addition to its number.
+    /// Writes a `Record` message with one field in addition to its number.
     fn record(&mut self, field: u32, content: &[u8]) -> io::Result<()> {
         self.records += 1;
         let mut record = Vec::with_capacity(content.len() + 16);
@@ -151,7 +152,7 @@ impl Wandb {
 }
 
 impl Wandb {
-    /// Writes the row of the newest step.
+    /// Writes the row of the newest step to the log.
     fn finish_row(&mut self) -> io::Result<()> {
         let Some((step, mut history)) = self.row.take() else { return Ok(()) };
         let now = wire::unix_time().as_secs_f64();
@@ -193,7 +194,7 @@ impl Sink for Wandb {
     }
 }
 
-/// Returns an item: a key and its value as JSON.
+/// Encodes an item of a W&B message: a key and its value as JSON.
 fn item(key: &str, value: &str) -> Vec<u8> {
     let mut item = Vec::new();
     wire::bytes(&mut item, KEY, key.as_bytes());
@@ -201,8 +202,8 @@ fn item(key: &str, value: &str) -> Vec<u8> {
     item
 }
 
-/// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss`, UTC. The conversion of days to dates
-/// follows the algorithm `civil_from_days` (Howard Hinnant).
+/// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss` in UTC. Days are converted to dates by
+/// the algorithm `civil_from_days` (Howard Hinnant).
 fn clock(seconds: u64) -> String {
     let days = seconds / 86_400;
     let rest = seconds % 86_400;

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Appends a length-delimited field: bytes, a text or a message.
+/// Appends a length-delimited protocol buffer field: bytes, a text or a message.
 pub(super) fn bytes(to: &mut Vec<u8>, field: u32, content: &[u8]) {
     varint(to, u64::from(field << 3 | 2));
     varint(to, content.len() as u64);
     to.extend(content);
 }
 
-/// Appends an integer field.
+/// Appends an integer field of a protocol buffer.
 pub(super) fn number(to: &mut Vec<u8>, field: u32, value: u64) {
     varint(to, u64::from(field << 3));
     varint(to, value);
@@ -23,7 +23,7 @@ fn varint(to: &mut Vec<u8>, mut number: u64) {
     to.push(number as u8);
 }
 
-/// Returns the time since 1970.
+/// Returns the time since the Unix epoch.
 pub(super) fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -25,42 +25,48 @@ use serde_json::Value;
 use super::{Task, Tasks};
 use crate::random::{curriculum_stream, order};
 
-/// Maximum number of tasks with estimates, which are kept in memory and summed for each sample.
+/// Maximum number of training tasks for a curriculum. Their estimates are kept in memory and summed
+/// for each sampled task.
 const MAX_TASKS: usize = 1 << 20;
-/// Number of the last measured tasks of a pool whose mean success opens and closes its gate.
+/// Number of most recently measured tasks in a pool whose mean success opens and closes the pool's
+/// gate.
 const GATE_TASKS: usize = 64;
-/// Minimum number of measured tasks of a pool before its gate can open, unless the pool is smaller.
+/// Minimum number of measured tasks before the gate of a pool can open, unless the pool has fewer
+/// tasks.
 const MIN_GATE_TASKS: usize = 8;
-/// Minimum weight of a task within the band, for tasks that always or never succeed.
+/// Minimum sampling weight of a task within the band. It applies to tasks that always or never
+/// succeed.
 const MIN_WEIGHT: f64 = 0.1;
 
-/// Curriculum of a phase.
+/// Curriculum of a phase: samples training tasks by their pools and by the measured success at each
+/// task.
 pub(super) struct Curriculum {
     keys: CurriculumKeys,
     seed: u64,
     phase: u32,
-    /// Estimates of all training tasks, by index.
+    /// Estimated success at each training task, by task index.
     tasks: Vec<Estimate>,
-    /// Indices of the tasks with an id, in order.
+    /// Task indices by task id. Several tasks can have the same id.
     by_id: HashMap<String, Vec<usize>>,
     /// Pools in the order of their stages, or of their first task if there are no stages.
     pools: Vec<Pool>,
-    /// Number of measurements so far.
+    /// Number of measurements so far. A measurement is the result of one group.
     measurements: u64,
-    /// Index of the task at each position whose group no step has taken yet.
+    /// Index of the task that was chosen for each position in the task order, until a step takes
+    /// the group.
     chosen: BTreeMap<u64, usize>,
 }
 
-/// Estimated success at a task.
+/// Estimate of the success at a task.
 #[derive(Debug, Clone, Copy, Default)]
 struct Estimate {
     pool: usize,
-    /// Sum of the scores, in which earlier groups have smaller weights.
+    /// Weighted sum of the scores. Earlier groups have smaller weights.
     successes: f64,
-    /// Number of attempts, in which earlier groups have smaller weights. 0 before the first
+    /// Weighted number of attempts. Earlier groups have smaller weights. 0 before the first
     /// measurement.
     attempts: f64,
-    /// Number of the last measurement, from 1.
+    /// Number of the last measurement of this task, from 1. 0 before the first measurement.
     measured_at: u64,
 }
 
@@ -71,21 +77,21 @@ impl Estimate {
     }
 }
 
-/// Tasks with one value of `pool_by`.
+/// A pool of tasks: the tasks with one value of the field `pool_by`.
 struct Pool {
     name: String,
     weight: f64,
     tasks: Vec<usize>,
-    /// Whether the gate to the next stage is open.
+    /// Whether the gate from this pool's stage to the next stage is open.
     is_open: bool,
-    /// Positions that were assigned to the pool, in order.
+    /// Positions in the task order that were assigned to the pool, in ascending order.
     positions: Vec<u64>,
-    /// Most recently used epoch, with the order of the pool's tasks in it.
+    /// Most recently used epoch, with the order of the pool's tasks in that epoch.
     epoch: Option<(u32, Vec<u32>)>,
 }
 
 impl Curriculum {
-    /// Creates the curriculum of a phase, without estimates.
+    /// Creates the curriculum of a phase, without measurements.
     ///
     /// # Errors
     /// Returns a message if there are too many tasks, or if `weights` or `stages` do not name the
@@ -148,8 +154,9 @@ impl Curriculum {
         })
     }
 
-    /// Returns the index of the task at a position: the recorded task, or else a choice that avoids
-    /// the tasks in `busy` if possible.
+    /// Returns the index of the task at a position in the task order: the task of a recorded
+    /// attempt or, if there is none, a sampled task. Sampling avoids the tasks in `busy` if
+    /// possible.
     pub fn choose(&mut self, position: u64, recorded: Option<&Value>, busy: &[usize]) -> usize {
         let index = match recorded.and_then(|task| self.find(task)) {
             Some(index) => index,
@@ -160,7 +167,8 @@ impl Curriculum {
         index
     }
 
-    /// Adds the scores of a group that a step has taken. `task` is its recorded task.
+    /// Updates the estimate of a task with the scores of a group that a step has taken. `task` is
+    /// the recorded task of the group.
     pub fn measure(&mut self, position: u64, task: Option<&Value>, scores: &[f64]) {
         let chosen = self.chosen.remove(&position);
         let Some(index) = chosen.or_else(|| self.find(task?)) else { return };
@@ -183,15 +191,15 @@ impl Curriculum {
             if pool.is_open { success >= self.keys.back } else { success >= self.keys.gate };
     }
 
-    /// Returns the estimated success at a task, rounded to four decimals: the number is recorded,
-    /// and must be read back unchanged.
+    /// Returns the estimated success at a task, rounded to four decimals. The number is recorded,
+    /// and must be equal when it is read back.
     pub fn success(&self, task_index: usize) -> Option<f64> {
         let success = self.tasks.get(task_index)?.success()?;
         Some((success * 1e4).round() / 1e4)
     }
 
-    /// Returns the metrics of the estimates: how many tasks are in each class, and how many stages
-    /// are reached.
+    /// Returns the metrics of the curriculum: the number of tasks in each class of difficulty, and
+    /// the number of reached stages.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {
         let [low, high] = self.keys.band.unwrap_or([0.0, 1.0]);
         let count = |is_counted: &dyn Fn(Option<f64>) -> bool| {
@@ -209,12 +217,13 @@ impl Curriculum {
         ]
     }
 
-    /// Returns the index of a recorded task, or `None` if the run has no such task.
+    /// Returns the index of the training task that a recorded task has by its id, or `None` if the
+    /// run has no such task.
     fn find(&self, task: &Value) -> Option<usize> {
         self.by_id.get(task["id"].as_str()?)?.first().copied()
     }
 
-    /// Notes that a position belongs to the pool of a task.
+    /// Assigns a position in the task order to the pool of the task with this index.
     fn assign(&mut self, position: u64, index: usize) {
         let positions = &mut self.pools[self.tasks[index].pool].positions;
         let at = positions.partition_point(|earlier| *earlier < position);
@@ -223,7 +232,7 @@ impl Curriculum {
         }
     }
 
-    /// Returns the pools whose stage is reached, by index.
+    /// Returns the indices of the pools whose stages are reached.
     fn reached(&self) -> Vec<usize> {
         if self.keys.stages.is_empty() {
             return (0..self.pools.len()).collect();
@@ -232,8 +241,8 @@ impl Curriculum {
         (0..self.pools.len().min(open + 1)).collect()
     }
 
-    /// Returns the mean success at the tasks of a pool that were measured last, or `None` if too
-    /// few were measured.
+    /// Returns the mean success at the most recently measured tasks of a pool, or `None` if too few
+    /// tasks were measured.
     fn pool_success(&self, pool: usize) -> Option<f64> {
         let tasks = &self.pools[pool].tasks;
         let mut measured: Vec<&Estimate> = tasks.iter().map(|index| &self.tasks[*index]).collect();
@@ -247,7 +256,7 @@ impl Curriculum {
         Some(sum / measured.len() as f64)
     }
 
-    /// Samples a task for a position.
+    /// Samples a task for a position in the task order. Avoids the tasks in `busy` if possible.
     fn sample_task(&mut self, position: u64, busy: &[usize]) -> usize {
         let stream = curriculum_stream(self.phase);
         let number = |index: u64| uniform(self.seed, stream, position * 3 + index);
@@ -277,7 +286,8 @@ impl Curriculum {
         }
     }
 
-    /// Returns the next task of a pool, every task once per epoch.
+    /// Returns the next task of the pool with this index. Each task of the pool occurs once per
+    /// epoch.
     fn next_of_epoch(&mut self, index: usize, position: u64) -> usize {
         let pool = &mut self.pools[index];
         let before = pool.positions.partition_point(|earlier| *earlier < position);
@@ -298,7 +308,8 @@ impl Pool {
     }
 }
 
-/// Returns the value of a task's field `pool_by`, or `None` if the task has no such field.
+/// Returns the name of a task's pool: the value of its field `pool_by`. Returns `None` if the task
+/// has no such field.
 fn pool_of(task: &Task, pool_by: &str) -> Option<String> {
     match pool_by {
         "" => Some(String::new()),
@@ -312,10 +323,11 @@ fn pool_of(task: &Task, pool_by: &str) -> Option<String> {
     }
 }
 
-/// Checks that a key, if it is set, names exactly the pools.
+/// Checks that a recipe key, if it is set, names all pools and nothing else.
 ///
 /// # Errors
-/// Returns a message with the key, and with a name that is missing in the key or among the pools.
+/// Returns a message that contains the key, and a name that is missing in the key or among the
+/// pools.
 fn check_names<'k>(
     key: &str,
     names: impl Iterator<Item = &'k String> + Clone,
@@ -339,8 +351,8 @@ fn check_names<'k>(
     }
 }
 
-/// Returns the index that `number`, in 0..1, selects in proportion to `weights`, at least one of
-/// which must be positive.
+/// Returns the index that the random number `number`, in 0..1, selects in proportion to `weights`.
+/// At least one weight must be positive.
 fn pick(weights: &[f64], number: f64) -> usize {
     let mut rest = number * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {

@@ -51,56 +51,59 @@ use editor::Editor;
 use search::{Candidate, is_better, mean_score, parents, ranked};
 use texts::Wording;
 
-/// A prompt phase in progress.
+/// A prompt phase in progress: an editor rewrites the prompt of an agent, and attempts with the
+/// prompts score them.
 pub(crate) struct PromptPhase {
     index: u32,
     keys: PromptKeys,
     /// Name of the agent whose prompt is improved.
     agent: String,
     editor: Editor,
-    /// Formats in which attempts are described.
+    /// Chat formats with which attempts are decoded for the editor.
     chats: Chats,
     tasks: PhaseTasks,
     pool: Vec<Candidate>,
     next_version: u32,
 }
 
-/// Training tasks of a phase.
+/// Training tasks that a prompt phase uses, by purpose.
 struct PhaseTasks {
-    /// Tasks that score prompts.
+    /// Tasks on which prompts are scored.
     selection: Vec<Task>,
-    /// Tasks that critiques are based on.
+    /// Tasks whose attempts the editor criticizes.
     gradient: Vec<Task>,
 }
 
-/// A prompt that a step makes.
+/// A new prompt that a step makes from a parent prompt.
 struct Child {
     parent: Candidate,
     tasks: Vec<Task>,
-    /// Attempts with the parent prompt.
+    /// Attempts with the parent prompt, which the editor criticizes.
     attempts: Vec<Attempt>,
-    /// The new prompt. `None` until it is made, or if the editor's completion has none.
+    /// The new prompt. `None` until the editor has written it, or if the editor's completion
+    /// contains no usable prompt.
     text: Option<String>,
-    /// Scores of the new prompt at the selection tasks. Empty if it was not kept.
+    /// Scores of the new prompt on the selection tasks. Empty if the prompt was not kept.
     scores: Vec<Option<f64>>,
 }
 
-/// Kinds of attempts of a prompt in a step, in the order of their groups.
+/// Purpose of an attempt in a step of a prompt phase. Variants are in the order of the attempts'
+/// group indices.
 #[derive(Clone, Copy)]
 enum Part {
     Gradient,
     Critique,
     Edit,
-    /// Attempts with the new prompt at the tasks of the critique.
+    /// Attempts with the new prompt at the tasks whose attempts were criticized.
     Trial,
     Selection,
 }
 
-/// Checks that a phase has enough training tasks for its agent, and that the agent has and reads
-/// the text that the phase improves.
+/// Checks that a phase has enough training tasks for its agent, and that the agent reads the text
+/// that the phase improves.
 ///
 /// # Errors
-/// Returns an error if it has not.
+/// Returns an error if there are too few tasks, or if the agent's prompts do not contain the text.
 pub(super) fn check(
     phase: usize,
     keys: &PromptKeys,
@@ -115,22 +118,24 @@ pub(super) fn check(
     agent.check_shown(&keys.target, &key)
 }
 
-/// Returns the key of a recipe that names the text that a phase improves.
+/// Returns the recipe key of phase `phase` that names the text to improve, such as
+/// `phase.1.target`.
 fn target_key(phase: usize) -> String {
     format!("phase.{phase}.target")
 }
 
-/// Returns the name of the agent whose prompt a phase improves.
+/// Returns the name of the agent whose prompt the phase improves. It is the first agent if the
+/// recipe names none.
 fn agent_name<'a>(keys: &'a PromptKeys, agents: &'a Agents) -> &'a str {
     if keys.agent.is_empty() { &agents.first().agent.name } else { &keys.agent }
 }
 
 impl PhaseTasks {
-    /// Selects tasks of the agent in a seeded order: first those of the selection, then as many as
-    /// all critiques of the phase can use.
+    /// Selects tasks of the phase's agent in a seeded order: first the tasks that score prompts,
+    /// then as many tasks as all critiques of the phase can use.
     ///
     /// # Errors
-    /// Returns [`TrainerError::TooFewPromptTasks`] if there are too few for one critique.
+    /// Returns [`TrainerError::TooFewPromptTasks`] if there are too few tasks for one critique.
     fn select(
         phase: u32,
         keys: &PromptKeys,
@@ -154,7 +159,8 @@ impl PhaseTasks {
         Ok(PhaseTasks { selection, gradient })
     }
 
-    /// Returns the tasks of the critique with this number in the phase.
+    /// Returns the `count` tasks of the critique with index `number` in the phase. If the tasks are
+    /// used up, they repeat.
     fn of_critique(&self, number: usize, count: usize) -> Vec<Task> {
         let tasks = self.gradient.iter().cycle().skip(number * count % self.gradient.len());
         tasks.take(count).cloned().collect()
@@ -162,7 +168,8 @@ impl PhaseTasks {
 }
 
 impl PromptPhase {
-    /// Starts or resumes a phase after `done` steps, which are read from the record.
+    /// Starts a phase, or resumes it after `done` finished steps. These steps are repeated from the
+    /// store.
     pub async fn new(
         index: u32,
         keys: PromptKeys,
@@ -191,7 +198,7 @@ impl PromptPhase {
         Ok(phase)
     }
 
-    /// Returns the best prompt, or `None` if no prompt has a score.
+    /// Returns the prompt with the highest mean score, or `None` if no prompt has a mean score.
     pub fn best(&self) -> Option<PromptVersion> {
         let best = ranked(&self.pool).into_iter().find(|candidate| candidate.mean().is_some())?;
         Some(PromptVersion {
@@ -202,7 +209,7 @@ impl PromptPhase {
         })
     }
 
-    /// Runs a step. Also returns the attempts of the agent.
+    /// Runs a step. Returns its metrics and the attempts of the agent whose prompt is improved.
     pub async fn step(
         &mut self,
         run: &RunContext,
@@ -225,9 +232,10 @@ impl PromptPhase {
         Ok((metrics, attempts))
     }
 
-    /// Returns the prompt with which the phase starts: the one that earlier phases left, or else
-    /// that of the recipe. The agents of a resumed run already have a prompt that the phase found,
-    /// so it is read from the checkpoint at the end of the previous phase.
+    /// Returns the prompt with which the phase starts: the result of earlier phases, or else the
+    /// prompt of the recipe. When a run resumes, its agents may already have a prompt of this
+    /// phase, so the result of earlier phases is read from the checkpoint at the end of the
+    /// previous phase.
     fn start_prompt(&self, run: &RunContext) -> Result<String, TrainerError> {
         let checkpoints = run.checkpoints.find()?.complete;
         let start = start_of(&checkpoints, self.index).filter(|_| run.origin.rules.chained_prompts);
@@ -243,7 +251,8 @@ impl PromptPhase {
         }
     }
 
-    /// Scores the prompt with which the phase starts, and the candidates of the recipe.
+    /// Scores the prompt with which the phase starts, and the candidate prompts of the recipe.
+    /// Returns the attempts.
     async fn score_given(
         &mut self,
         run: &RunContext,
@@ -262,7 +271,8 @@ impl PromptPhase {
         Ok(attempts.concat())
     }
 
-    /// Makes new prompts and scores them.
+    /// Makes new prompts from the best prompts so far, and scores them. Returns the agent's
+    /// attempts.
     async fn round(
         &mut self,
         run: &RunContext,
@@ -329,7 +339,8 @@ impl PromptPhase {
         Ok(attempts)
     }
 
-    /// Makes the critiques and the new prompts of all children.
+    /// Lets the editor write a critique for each child's parent prompt, and then the new prompt of
+    /// each child.
     async fn rewrite(
         &self,
         run: &RunContext,
@@ -371,14 +382,16 @@ impl PromptPhase {
         Ok(())
     }
 
-    /// Returns the new prompt in the editor's completion, or `None` if it cannot be a candidate.
+    /// Returns the new prompt in the editor's completion, or `None` if the completion contains no
+    /// usable prompt.
     fn read_prompt(&self, completion: &str) -> Option<String> {
         let read = texts::read_prompt(completion, &self.keys.target);
         read.inspect_err(|why| debug!(phase = self.index, why, "a rewrite was dropped")).ok()
     }
 
-    /// Makes requests to the editor, and returns its completions. A completion is `None` if there
-    /// is no request, if the request failed or if the completion has no text.
+    /// Sends requests to the editor concurrently, and returns its completions in the same order. A
+    /// completion is `None` if there is no request, if the request failed, or if the completion has
+    /// no text.
     async fn complete_all(
         &self,
         run: &RunContext,
@@ -403,8 +416,9 @@ impl PromptPhase {
         Ok(completions.into_iter().map(|attempt| attempt.and_then(text)).collect())
     }
 
-    /// Scores a new prompt, and returns the attempts with it. Returns no scores if there is no
-    /// prompt, or if evolution drops it because it is not better than its parent.
+    /// Scores the new prompt of a child on the selection tasks. Returns its scores and the attempts
+    /// with it. Returns no scores if the child has no prompt, or if the algorithm GEPA drops the
+    /// prompt because it is not better than its parent.
     async fn score(
         &self,
         run: &RunContext,
@@ -432,8 +446,8 @@ impl PromptPhase {
         Ok((scores, made))
     }
 
-    /// Makes attempts of the agent with a prompt, one at each task. `num_siblings` is the number of
-    /// prompts that are tried at the same time.
+    /// Makes one attempt of the agent at each task, with the given prompt. `num_siblings` prompts
+    /// are tried at the same time and share the concurrency limit.
     async fn attempts(
         &self,
         run: &RunContext,
@@ -459,7 +473,7 @@ impl PromptPhase {
         made.ok_or(Exit::Stopped)
     }
 
-    /// Returns the slot of the `n`th attempt of a part, for the prompt `index` of a step.
+    /// Returns the slot of attempt `n` of one purpose, for the prompt with index `index` in a step.
     fn slot(&self, step: u32, index: usize, part: Part, n: usize) -> AttemptSlot {
         let PromptKeys { gradient_tasks, selection_tasks, .. } = self.keys;
         let offset = match part {
@@ -480,7 +494,8 @@ impl PromptPhase {
         self.next_version += 1;
     }
 
-    /// Writes all prompts with their scores to the run directory, the best first.
+    /// Writes all prompts with their scores to a JSON file in the run directory, the best prompt
+    /// first.
     fn write_pool(&self, run: &RunContext) -> Result<(), TrainerError> {
         let dir = run.run_dir.root().join("prompts");
         std::fs::create_dir_all(&dir).map_err(|source| file_error("create", &dir, source))?;
@@ -502,7 +517,7 @@ impl PromptPhase {
     }
 }
 
-/// Returns the scores of attempts.
+/// Returns the score of each attempt. `None` if the attempt has no score.
 fn scores_of(attempts: &[Attempt]) -> Vec<Option<f64>> {
     attempts.iter().map(|attempt| attempt.score).collect()
 }

@@ -7,34 +7,36 @@
 use levade_policy::uniform;
 use levade_recipe::{PromptAlgorithm, PromptKeys};
 
-/// A version of a prompt.
+/// A version of a prompt, with its scores.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Candidate {
-    /// Number of the version: 0 is the prompt with which the phase started.
+    /// Number of the version. 0 is the prompt with which the phase started.
     pub version: u32,
-    /// Version that this one was rewritten from. `None` for a given prompt.
+    /// Version of the prompt from which the editor wrote this prompt. `None` for a prompt that the
+    /// editor did not write.
     pub parent: Option<u32>,
     pub text: String,
-    /// Score at each selection task. `None` if the attempt has no score.
+    /// Score of the attempt at each selection task. `None` if the attempt has no score.
     pub scores: Vec<Option<f64>>,
 }
 
 impl Candidate {
-    /// Returns the mean score, or `None` if fewer than half of the attempts have a score.
+    /// Returns the mean score over the selection tasks, or `None` if fewer than half of the
+    /// attempts have a score.
     pub fn mean(&self) -> Option<f64> {
         mean_score(&self.scores)
     }
 }
 
-/// Returns the mean of the scores that exist, or `None` if fewer than half of them do.
+/// Returns the mean of the existing scores, or `None` if fewer than half of the scores exist.
 pub(super) fn mean_score(scores: &[Option<f64>]) -> Option<f64> {
     let known: Vec<f64> = scores.iter().flatten().copied().collect();
     let is_enough = !known.is_empty() && 2 * known.len() >= scores.len();
     is_enough.then(|| known.iter().sum::<f64>() / known.len() as f64)
 }
 
-/// Returns the prompts by mean score, the best first. Of equal prompts the older one is better; a
-/// prompt without a mean is last.
+/// Returns the prompts by mean score, the best first. Of two equal prompts, the older prompt comes
+/// first. Prompts without a mean score come last.
 pub(super) fn ranked(pool: &[Candidate]) -> Vec<&Candidate> {
     let mut ranked: Vec<&Candidate> = pool.iter().collect();
     let key = |candidate: &Candidate| candidate.mean().unwrap_or(f64::NEG_INFINITY);
@@ -42,8 +44,9 @@ pub(super) fn ranked(pool: &[Candidate]) -> Vec<&Candidate> {
     ranked
 }
 
-/// Returns the prompts that are best at some task, each with the number of these tasks. A prompt is
-/// left out if another one is at least as good at every task and better at one.
+/// Returns the Pareto front: the prompts that are best at one or more tasks, each with the number
+/// of these tasks. A prompt is left out if another prompt is at least as good at every task and
+/// better at one.
 pub(super) fn pareto_front(pool: &[Candidate]) -> Vec<(&Candidate, usize)> {
     let score = |candidate: &Candidate, task: usize| {
         candidate.scores.get(task).copied().flatten().unwrap_or(f64::NEG_INFINITY)
@@ -69,7 +72,8 @@ pub(super) fn pareto_front(pool: &[Candidate]) -> Vec<(&Candidate, usize)> {
         .collect()
 }
 
-/// Returns the parent of each new prompt of a round. `stream` is the random stream of the round.
+/// Selects the parent prompts of a round, one for each new prompt. `stream` is the random stream of
+/// the round.
 pub(super) fn parents<'a>(
     pool: &'a [Candidate],
     keys: &PromptKeys,
@@ -104,7 +108,8 @@ pub(super) fn parents<'a>(
     }
 }
 
-/// Returns whether a new prompt is better than its parent, by their mean scores at the same tasks.
+/// Returns whether a new prompt is better than its parent. `child` and `parent` are their mean
+/// scores on the same tasks.
 pub(super) fn is_better(child: Option<f64>, parent: Option<f64>) -> bool {
     child.is_some_and(|child| parent.is_none_or(|parent| child > parent))
 }

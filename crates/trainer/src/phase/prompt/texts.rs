@@ -5,14 +5,16 @@ use levade_store::Attempt;
 use levade_traces::{CallTree, Chats};
 use serde_json::json;
 
-/// Maximum number of characters of one text of an attempt in a critique.
+/// Maximum number of characters of one text (such as a completion or a tool result) in the
+/// description of an attempt.
 const MAX_TEXT_CHARS: usize = 2_000;
 
-/// Tags around a new prompt in the editor's completion.
+/// Tags that enclose the new prompt in the editor's completion.
 const OPEN: &str = "<prompt>";
 const CLOSE: &str = "</prompt>";
 
-/// Instructions for critiques, from which each critique samples one. [`Wording`] fills the braces.
+/// Instructions for critiques. Each critique samples one of them, in which [`Wording`] fills the
+/// braces.
 pub(super) const CRITIQUES: [&str; 3] = [
     "Below are the {subject} of an agent and several of its attempts at tasks, each with its \
      score from 0 to 1. List the weaknesses of the {noun} that explain the low scores, as short \
@@ -27,7 +29,8 @@ pub(super) const CRITIQUES: [&str; 3] = [
      that is not met. Do not write a new {noun}.",
 ];
 
-/// Instructions for new prompts, from which each edit samples one. [`Wording`] fills the braces.
+/// Instructions for writing new prompts. Each request samples one of them, in which [`Wording`]
+/// fills the braces.
 pub(super) const EDITS: [&str; 2] = [
     "Rewrite the {subject} of an agent so that it follows the advice. Keep what works. State \
      general rules, and never solutions of single tasks.",
@@ -35,20 +38,20 @@ pub(super) const EDITS: [&str; 2] = [
      most. Leave the rest of the {noun} as it is, word for word.",
 ];
 
-/// How messages to the editor name a text that is improved.
+/// Words by which messages to the editor refer to the text that is improved.
 pub(super) struct Wording {
-    /// The text: `system prompt`.
+    /// Name of the text, such as `system prompt`.
     subject: String,
-    /// The text in the instruction for reviews.
+    /// Name of the text in the instruction to review it, such as `instructions`.
     reviewed: String,
-    /// The text, once it has been named.
+    /// Short noun for the text once its name has been mentioned, such as `prompt`.
     noun: &'static str,
-    /// Criteria of a good text, as questions.
+    /// Criteria of a good text, as questions to the editor.
     criteria: &'static str,
 }
 
 impl Wording {
-    /// Creates the wording for a text.
+    /// Creates the wording for the text that `target` selects.
     pub fn new(target: &PromptTarget) -> Self {
         let subject = target.to_string();
         let (reviewed, noun, criteria) = match target {
@@ -79,7 +82,7 @@ impl Wording {
         Wording { subject, reviewed, noun, criteria }
     }
 
-    /// Returns an instruction with this wording.
+    /// Fills the braces of an instruction template with these words.
     fn fill(&self, instruction: &str) -> String {
         instruction
             .replace("{subject}", &self.subject)
@@ -88,7 +91,8 @@ impl Wording {
             .replace("{criteria}", self.criteria)
     }
 
-    /// Returns the title of the section with the text: its name, with a capital letter.
+    /// Returns the title of the request's section that contains the text: the text's name with a
+    /// capital letter.
     fn title(&self) -> String {
         let mut chars = self.subject.chars();
         let first = chars.next().map(|first| first.to_ascii_uppercase());
@@ -102,7 +106,7 @@ impl Wording {
         }
     }
 
-    /// Returns the request for a critique of `prompt` in view of attempts with it.
+    /// Builds the request for a critique of `prompt`, with descriptions of attempts that used it.
     pub fn critique(&self, instruction: &str, prompt: &str, attempts: &[String]) -> String {
         format!(
             "{}\n\n# {}\n\n{}\n\n# Attempts\n\n{}",
@@ -113,7 +117,7 @@ impl Wording {
         )
     }
 
-    /// Returns the request for a new prompt that follows `advice`.
+    /// Builds the request for a new version of `prompt` that follows `advice`.
     pub fn edit(&self, instruction: &str, prompt: &str, advice: &str) -> String {
         format!(
             "{}\n\n# {}\n\n{}\n\n# Advice\n\n{}\n\nReply with the complete new {} between \
@@ -127,8 +131,8 @@ impl Wording {
     }
 }
 
-/// Describes an attempt of `agent` for a critique: its question, completions, tool calls, results
-/// and score. Completions of other agents, such as summaries, have the agent's name.
+/// Describes an attempt of `agent` for the editor: question, completions, tool calls, tool results
+/// and score. Completions of other agents, such as summaries, are prefixed with the agent's name.
 pub(super) fn describe(
     index: usize,
     question: &str,
@@ -157,7 +161,7 @@ pub(super) fn describe(
     text
 }
 
-/// Returns the beginning of a text that is too long, with a note.
+/// Truncates a text to [`MAX_TEXT_CHARS`] characters and marks the truncation with `[…]`.
 fn truncated(text: &str) -> String {
     match text.char_indices().nth(MAX_TEXT_CHARS) {
         None => text.to_owned(),
@@ -165,11 +169,12 @@ fn truncated(text: &str) -> String {
     }
 }
 
-/// Returns the new prompt in the editor's completion: the text between the last pair of tags, or
-/// the whole completion if it has no tag.
+/// Extracts the new prompt from the editor's completion: the text between the last pair of tags, or
+/// the complete completion if it has no tag.
 ///
 /// # Errors
-/// Returns a message if the prompt is truncated, or if it cannot be the text `target`.
+/// Returns a message if the completion ends before the closing tag, or if the text `target` must
+/// not have this value.
 pub(super) fn read_prompt(completion: &str, target: &PromptTarget) -> Result<String, String> {
     let prompt = match (completion.rfind(CLOSE), completion.find(OPEN)) {
         (Some(end), _) => {
