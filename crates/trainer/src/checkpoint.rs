@@ -110,7 +110,7 @@ impl Checkpoint {
                 File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
-                return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
+                return Err(format!("{name} has the checksum {found:08x}, expected {crc32c:08x}"));
             }
         }
         Ok(())
@@ -398,7 +398,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes a checkpoint. Renames it first, so that a partly removed checkpoint is never visible.
+    /// Removes a checkpoint. It is renamed first, so that no partly removed checkpoint is visible.
     fn remove(&self, path: &Path) -> Result<(), TrainerError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let renamed = self.root.join(format!("{TEMPORARY}old-{name}"));
@@ -431,7 +431,7 @@ fn read_state(path: &Path) -> Result<State, String> {
     let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
     if state.schema != SCHEMA {
         return Err(format!(
-            "{STATE} has schema version {}, but this build reads version {SCHEMA}",
+            "the file {STATE} has schema version {}, but this build reads version {SCHEMA}",
             state.schema
         ));
     }
@@ -445,7 +445,7 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
         let found =
             fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
         if found != *bytes {
-            return Err(format!("{name} has {found} bytes instead of {bytes}"));
+            return Err(format!("the file {name} has {found} bytes, but {bytes} were recorded"));
         }
     }
     Ok(Checkpoint {

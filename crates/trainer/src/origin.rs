@@ -204,7 +204,8 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
     let parsed = |error: serde_json::Error| damaged(error.to_string());
     let SchemaVersion { schema } = serde_json::from_str(&text).map_err(parsed)?;
     if schema != SCHEMA {
-        let why = format!("the schema version is {schema}, but this build reads version {SCHEMA}");
+        let why =
+            format!("the file has schema version {schema}, but this build reads version {SCHEMA}");
         return Err(damaged(why));
     }
     serde_json::from_str(&text).map(Some).map_err(parsed)
@@ -565,7 +566,7 @@ mod tests {
         ] {
             let error = goes_on(now).unwrap_err();
             let start = format!(
-                "the tool {name} of `agent solver` differs from what the run in runs/x started with"
+                "cannot resume the run in runs/x: the tool {name} of `agent solver` was changed"
             );
             assert!(error.starts_with(&start), "{error}");
         }

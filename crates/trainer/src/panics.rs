@@ -14,6 +14,6 @@ pub(crate) async fn catch_panic<T: Send + 'static>(
     set.spawn(work);
     match set.join_next().await {
         Some(done) => done.map_err(|error| error.to_string()),
-        None => Err("the task was never started".into()),
+        None => Err("the spawned task ended without a result".into()),
     }
 }

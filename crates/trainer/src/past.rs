@@ -168,7 +168,8 @@ impl PastPool {
             .map_err(|error| unusable(format!("{SNAPSHOT}: {error}")))?;
         if schema != SCHEMA {
             return Err(unusable(format!(
-                "{SNAPSHOT} has schema version {schema}, but this build reads version {SCHEMA}"
+                "the file {SNAPSHOT} has schema version {schema}, but this build reads version \
+                 {SCHEMA}"
             )));
         }
         let manifest = Manifest { location: WeightsLocation::Local(dir.clone()), content, files };
@@ -247,8 +248,11 @@ impl PastPolicies {
         let pools = recipe.past_policies().map(|(name, keys)| {
             let samplers: Vec<_> = policies.samplers(name).take(keys.keep as usize).collect();
             if (samplers.len() as u64) < keys.keep {
-                let missing = format!("sampler {} of the policy {name}", samplers.len() + 1);
-                return Err(TrainerError::MissingPart(missing));
+                let (found, keep) = (samplers.len(), keys.keep);
+                return Err(TrainerError::MissingPart(format!(
+                    "the past versions of the policy {name} need {keep} samplers, but {found} were \
+                     provided"
+                )));
             }
             Ok(Arc::new(PastPool {
                 name: name.to_owned(),

@@ -128,7 +128,7 @@ impl NamedScorer {
             let Component { name, value, .. } = &component;
             if !value.is_finite() {
                 return Err(unusable(format!(
-                    "the component {name} is {value}, but must be finite"
+                    "the component {name} is {value}, but scores must be finite"
                 )));
             }
             let is_score = name == Component::SCORE;
@@ -143,7 +143,7 @@ impl NamedScorer {
         // Without a component for the score, the attempt would count as worthless.
         if scores == 0 && self.weight != 0.0 {
             return Err(unusable(format!(
-                "no component called `{}` was returned",
+                "the result has no component called `{}`",
                 Component::SCORE
             )));
         }
@@ -198,8 +198,7 @@ impl NamedScorer {
                 self.scorer.score(&scorer_input).await
             }
         };
-        let late =
-            || Err(ScoreError::Unavailable(format!("no response within {DRY_RUN_TIMEOUT:?}")));
+        let late = || Err(ScoreError::Unavailable(format!("timed out after {DRY_RUN_TIMEOUT:?}")));
         let components =
             process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
         self.add_names(components)

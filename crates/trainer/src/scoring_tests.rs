@@ -102,7 +102,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(
         error
             .to_string()
-            .contains("task t of the source more has no scorer: none of file matches it"),
+            .contains("task t of the source more has no scorer: `when` of file excludes the task"),
         "{error}"
     );
     assert!(error.to_string().ends_with("the sources are rows, more"), "{error}");
@@ -117,7 +117,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(
         error
             .to_string()
-            .contains("names the scorer \"wrods\", but the recipe has maths, words, form"),
+            .contains("names the scorer \"wrods\", but the scorers of the recipe are maths, words"),
         "{error}"
     );
     let error = all.check_task("t", &json!({"answer": "many"}), &[]).unwrap_err();
@@ -214,11 +214,11 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
     let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) =
         (Arc::new(PanickingScorer), Arc::new(HangingScorer));
     for (scorer_of, again, want) in [
-        (gives(vec![]), false, "no component called `score` was returned"),
+        (gives(vec![]), false, "the result has no component called `score`"),
         (
             gives(vec![Component::new("scroe", 1.0)]),
             false,
-            "no component called `score` was returned",
+            "the result has no component called `score`",
         ),
         (gives(vec![Component::score(f64::NAN)]), false, "the component score is NaN"),
         (panics, false, "panicked"),

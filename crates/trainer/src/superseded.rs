@@ -59,7 +59,7 @@ impl RewindRecord {
             serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
         if record.schema != SCHEMA {
             return Err(damaged(format!(
-                "the schema version is {}, but this build reads version {SCHEMA}",
+                "the file has schema version {}, but this build reads version {SCHEMA}",
                 record.schema
             )));
         }
@@ -124,7 +124,7 @@ pub(crate) fn sync_parent(root: &Path) -> Result<(), TrainerError> {
 fn sibling(root: &Path, suffix: &str) -> Result<PathBuf, TrainerError> {
     let mut name = root.file_name().unwrap_or_default().to_owned();
     if name.is_empty() {
-        let why = io::Error::other("the root of a file system has no neighbors");
+        let why = io::Error::other("no directory can exist next to the root of a file system");
         return Err(file_error("exchange", root, why));
     }
     name.push(".");

@@ -196,7 +196,8 @@ impl Tasks {
                     let name = options.common().name.to_owned();
                     let found = environments.find(&name);
                     let found = found.ok_or_else(|| {
-                        TrainerError::MissingPart(format!("the environment {name}"))
+                        let missing = format!("the environment {name} was not provided");
+                        TrainerError::MissingPart(missing)
                     })?;
                     let listed = found.tasks(seed, split_seed).await?;
                     listings.push(ListedTasks::new(i, &listed));

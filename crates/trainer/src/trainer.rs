@@ -162,7 +162,8 @@ impl Trainer {
                 && !teachers.contains_key(name)
                 && !recipe.trained_policies().iter().any(|own| own == name)
             {
-                return Err(TrainerError::MissingPart(format!("the teacher {name}")));
+                let missing = format!("the teacher {name} was not provided");
+                return Err(TrainerError::MissingPart(missing));
             }
         }
         let current = {

@@ -149,7 +149,8 @@ impl Sft {
             let own = recipe.trained_policies();
             let is_own = source.policy.as_ref().is_some_and(|name| own.contains(name));
             if teacher.is_none() && !is_own && !source.sessions {
-                return Err(TrainerError::MissingPart(source.to_string()).into());
+                let missing = format!("{source} was not provided as a source of demonstrations");
+                return Err(TrainerError::MissingPart(missing).into());
             }
             let keys_and_source = (&keys, source);
             let found = teacher::demonstrations(

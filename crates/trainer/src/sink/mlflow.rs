@@ -88,7 +88,7 @@ fn agent() -> ureq::Agent {
 }
 
 fn wait_for_thread(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {
-    thread.join().unwrap_or_else(|_| Err("the sending thread panicked".into()))
+    thread.join().unwrap_or_else(|_| Err("the thread that sends the metrics panicked".into()))
 }
 
 impl Sink for Mlflow {
@@ -109,7 +109,7 @@ impl Sink for Mlflow {
         let ended = process_time::receive(ended, CLOSE_TIMEOUT);
         if ended == Err(RecvTimeoutError::Timeout) {
             return Err(format!(
-                "not all metrics were accepted within {CLOSE_TIMEOUT:?}: the server is slow or \
+                "the server did not accept all metrics within {CLOSE_TIMEOUT:?}: it is slow or \
                  unavailable"
             ));
         }

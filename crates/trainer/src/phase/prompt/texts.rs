@@ -178,11 +178,14 @@ fn truncated(text: &str) -> String {
 pub(super) fn read_prompt(completion: &str, target: &PromptTarget) -> Result<String, String> {
     let prompt = match (completion.rfind(CLOSE), completion.find(OPEN)) {
         (Some(end), _) => {
-            let start =
-                completion[..end].rfind(OPEN).ok_or_else(|| format!("{OPEN} is missing"))?;
+            let start = completion[..end]
+                .rfind(OPEN)
+                .ok_or_else(|| format!("the tag {OPEN} is missing"))?;
             &completion[start + OPEN.len()..end]
         }
-        (None, Some(_)) => return Err(format!("{CLOSE} is missing: the completion was truncated")),
+        (None, Some(_)) => {
+            return Err(format!("the completion was truncated before the tag {CLOSE}"));
+        }
         (None, None) => completion,
     };
     let prompt = prompt.trim();
