@@ -24,13 +24,12 @@ pub(super) fn is_http(url: &str) -> bool {
     url.starts_with("http://") || url.starts_with("https://")
 }
 
-/// Returns a URL as it can be shown in messages. A URL with a user may contain a password, and is
-/// hidden.
+/// Formats a URL for messages. A URL with a user name is hidden, because it may contain a password.
 pub(super) fn display_url(url: &str) -> String {
     if url.contains('@') { "an address with a user name".into() } else { format!("\"{url}\"") }
 }
 
-/// Checks values, and turns the first invalid value into an error.
+/// Checks the values of one recipe file. Each check returns an error for the first invalid value.
 pub(super) struct Checker<'a> {
     file: &'a Path,
 }
@@ -59,7 +58,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks the filters of evaluation sampling: their ranges, and that greedy sampling has no
+    /// Checks the sampling filters of evaluations: their ranges, and that greedy sampling has no
     /// filter.
     fn eval_sampling(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
@@ -73,7 +72,7 @@ impl Checker<'_> {
         self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{greedy_note}"))
     }
 
-    /// Checks that a phase with early stopping has evaluations between its steps.
+    /// Checks that a phase with a success rate for early stopping is evaluated between its steps.
     fn early_stopping(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
         let Some(until) = phase.early_stop_success() else { return Ok(()) };
         let measured = eval.every > 0 && eval.tasks > 0;
@@ -124,7 +123,8 @@ impl Checker<'_> {
         self.parameter(phase, keys.normalizer.check())
     }
 
-    /// Converts a parameter error of `levade_rl` into an error of the recipe.
+    /// Converts an error about a loss or advantage parameter into an error about the recipe key
+    /// that sets the parameter.
     fn parameter(&self, phase: usize, found: Result<(), RlError>) -> Result<(), RecipeError> {
         match found {
             Err(RlError::Parameter { name, value, range }) => {
@@ -134,8 +134,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that a loss works with tokens whose advantages are set to 0 if the fraction is below
-    /// 1.
+    /// Checks, if `high_entropy_fraction` is below 1, that the loss works with tokens whose
+    /// advantages are set to 0.
     fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let fraction = keys.high_entropy_fraction;
         let loss = match keys.loss().policy {
@@ -339,7 +339,7 @@ impl Checker<'_> {
     }
 }
 
-/// Returns the key of a recipe that sets a parameter of `levade_rl`.
+/// Returns the recipe key that sets the `levade_rl` parameter `name`.
 fn key_of(name: &str) -> String {
     let first = name.split(' ').next().unwrap_or(name);
     let nested_key = |table: &str, key: &str| format!("{table}.{key}");
@@ -360,7 +360,7 @@ fn key_of(name: &str) -> String {
 }
 
 impl Recipe {
-    /// Checks that the name of the run can be the name of a directory below `runs`.
+    /// Checks that the name of the run is valid as the name of a directory within `runs`.
     pub(super) fn check_name(&self, file: &Path) -> Result<(), RecipeError> {
         let name = &self.run.name;
         let is_path = name.contains(['/', '\\']) || [".", ".."].contains(&name.trim());
@@ -370,7 +370,7 @@ impl Recipe {
         Checker { file }.check(ok, "run.name", format_args!("{name:?}"), range)
     }
 
-    /// Checks every value of the recipe.
+    /// Checks every value of the recipe. `file` names the recipe in errors.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
         let Recipe { run, model, tasks, eval, phase, .. } = self;

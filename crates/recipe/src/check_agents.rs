@@ -14,7 +14,7 @@ use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
 use super::tools::ToolKeys;
 
-/// Returns names as the end of an error message.
+/// Formats the allowed names as a list for the end of an error message.
 pub(super) fn format_choices<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     format!("one of {}", names.join(", "))
@@ -25,14 +25,16 @@ fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> 
 }
 
 impl Checker<'_> {
-    /// Checks that a name can be a directory name and a part of a URL.
+    /// Checks that the name of an agent, a policy or a user is valid as a directory name and in a
+    /// URL. `table` is the recipe table of the name.
     pub(super) fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
         let ok = !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
         self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
     }
 
-    /// Checks policies. If the recipe has phases, at least one policy must be trained.
+    /// Checks the policies of a recipe. If the recipe has phases, at least one policy must be
+    /// trained.
     pub(super) fn policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.policy {
             self.name("policy", name)?;
@@ -60,7 +62,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks a pool of past versions.
+    /// Checks the keys of a pool of past versions.
     fn past(
         &self,
         recipe: &Recipe,
@@ -84,7 +86,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks an external policy.
+    /// Checks the keys of an external policy.
     fn external(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -100,8 +102,8 @@ impl Checker<'_> {
         self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name of the model at `url`")
     }
 
-    /// Checks an agent with an external policy: only a program or an environment can call it, and
-    /// only as an additional agent.
+    /// Checks an agent that an external policy may play. It must be an additional agent, and only a
+    /// program or an environment can call it.
     fn check_external_policy(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -129,7 +131,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks toolboxes, each of which needs a unique name.
+    /// Checks the toolboxes of a recipe. Each toolbox needs a unique name.
     pub(super) fn tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
         for (i, keys) in tools.iter().enumerate() {
             let table = format!("tool.{i}");
@@ -154,7 +156,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks the policies and agents that a phase names, and that the phase trains some of them.
+    /// Checks the policies and agents that a phase names. The phase must train at least one policy
+    /// and one agent.
     pub(super) fn phase_names(
         &self,
         recipe: &Recipe,
@@ -215,7 +218,7 @@ impl Checker<'_> {
         self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
 
-    /// Checks keys that only a program has, and that a program needs.
+    /// Checks the keys that only agents of kind `program` may have, and those that they must have.
     fn program(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
         let is_program = agent.kind == AgentKind::Program;
         let named = agent.command.first().is_some_and(|program| !program.is_empty());
@@ -237,7 +240,7 @@ impl Checker<'_> {
         self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
     }
 
-    /// Checks the weights of a mixture of policies.
+    /// Checks the policy weights of an agent that is played by several policies.
     fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
         let weights = agent.policy.weights();
         for (at, PolicyWeight { name, weight, .. }) in weights.iter().enumerate() {
@@ -255,7 +258,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks the agent that writes summaries.
+    /// Checks that the agent that `context.agent` names exists and can write summaries.
     fn context(
         &self,
         recipe: &Recipe,
@@ -278,7 +281,7 @@ impl Checker<'_> {
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
-    /// Checks one agent, whose keys are in `table`.
+    /// Checks all keys of one agent. `table` is the recipe table of the agent.
     pub(super) fn agent(
         &self,
         recipe: &Recipe,

@@ -9,7 +9,7 @@ use super::cluster::{InFlightKey, LearnerKeys, Placement, TorchKeys};
 use super::keys::{Phase, Recipe};
 
 impl Checker<'_> {
-    /// Checks the keys of the learner.
+    /// Checks the keys of `[cluster.learner]`.
     pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(()) };
         let key = |name: &str| format!("cluster.learner.{name}");
@@ -82,8 +82,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that learner and samplers can share devices if the recipe places them on the same
-    /// ones.
+    /// Checks, if learner and samplers are colocated, that both can share the same devices.
     pub(super) fn placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let cluster = &recipe.cluster;
         if cluster.placement == Placement::Disaggregated {
@@ -139,7 +138,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that a recipe trains exactly one policy, which this part of a cluster requires.
+    /// Checks that a recipe trains exactly one policy, which the table `key` of the cluster
+    /// requires. `range` describes the requirement in the error.
     pub(super) fn requires_one_trained_policy(
         &self,
         recipe: &Recipe,
@@ -150,7 +150,7 @@ impl Checker<'_> {
         self.check(trained == 1, key, format!("set, and {trained} policies are trained"), range)
     }
 
-    /// Checks that an interpreter is named.
+    /// Checks that the key `key` names a Python interpreter.
     pub(super) fn interpreter(&self, key: String, python: &Path) -> Result<(), RecipeError> {
         self.check(!python.as_os_str().is_empty(), key, "empty", "a program or its path")
     }

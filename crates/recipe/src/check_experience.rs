@@ -7,7 +7,8 @@ use super::keys::{Recipe, TaskSource};
 use super::rl::RlKeys;
 
 impl Checker<'_> {
-    /// Checks that the attempts of a phase can run one after another.
+    /// Checks that the attempts of a group can run one after another, so that each reads the
+    /// answers of earlier attempts.
     pub(super) fn experience(
         &self,
         recipe: &Recipe,

@@ -16,11 +16,11 @@ use super::read::ReadError;
 use super::rl::{GroupBy, RlKeys};
 
 impl Recipe {
-    /// Returns the loop that plays the recipe's game. `workers` starts the program of a game that
-    /// is not built in.
+    /// Creates the agent loop that plays the recipe's game. `workers` starts the program of a game
+    /// that is not built in.
     ///
     /// # Errors
-    /// Returns a message if no built-in game has this name.
+    /// Returns a message if no built-in game has the name in the recipe.
     pub fn game_loop(
         &self,
         workers: impl FnOnce(&GameKeys, Duration) -> GameWorkers,
@@ -34,7 +34,7 @@ impl Recipe {
         Ok(GameLoop { options: self.game_options(rules).into() })
     }
 
-    /// Returns the options of the recipe's game loop with these rules.
+    /// Returns the options of the recipe's game loop. `rules` are the rules of the game.
     pub fn game_options(&self, rules: Rules) -> GameOptions {
         let keys = &self.game;
         let mut agents = keys.agents.clone();
@@ -66,7 +66,8 @@ impl Recipe {
 }
 
 impl Checker<'_> {
-    /// Checks the game, the agents of its seats, and that tasks of its agents are seeds.
+    /// Checks the keys of the game, the agents of its seats, and that the tasks of these agents are
+    /// seeds.
     pub(super) fn game(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let keys = &recipe.game;
         let agents = recipe.agents();
@@ -146,7 +147,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the keys of an agent that mean something else in a game, or only something there.
+    /// Checks the keys of an agent that have another meaning in a game, or that exist only for
+    /// games.
     fn seated_agent(
         &self,
         name: &str,
@@ -185,7 +187,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that a group of seats can be compared.
+    /// Checks that groups have at least two attempts if advantages compare a seat with the same
+    /// seat of other attempts.
     pub(super) fn seat_groups(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         self.check(
             keys.group_by != GroupBy::Agent || keys.group_size >= 2,
@@ -196,7 +199,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks the name of an agent, which may be left out.
+    /// Checks that `name`, the value of the recipe key `key`, is empty or the name of an agent.
     fn seats_of(&self, recipe: &Recipe, name: &str, key: &str) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         let found = name.is_empty() || agents.iter().any(|(agent, _)| *agent == name);
@@ -205,5 +208,5 @@ impl Checker<'_> {
     }
 }
 
-/// Placeholder in `game.format`.
+/// Placeholder in `game.format` for the description of the output format.
 const FORMAT: &str = "{format}";

@@ -8,7 +8,7 @@ use super::check::Checker;
 use super::keys::Recipe;
 use super::tools::ToolKeys;
 
-/// Returns the agents that a toolbox calls, each with the key that names it.
+/// Returns the agents that a toolbox calls, each with the toolbox key that names the agent.
 fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     let mut agents = Vec::new();
     if let ToolKind::Agent(keys) = &keys.options {
@@ -20,7 +20,8 @@ fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     agents
 }
 
-/// Returns whether an agent calls another agent through its tools, directly or indirectly.
+/// Returns whether an agent calls the agent `other` through its tools, directly or indirectly.
+/// `depth` is the number of calls so far.
 fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
     let tools = keys.tools.iter().filter_map(|name| ToolKeys::find(&recipe.tool, name));
     // A chain longer than the number of agents contains a cycle, which another check reports.
@@ -41,15 +42,15 @@ fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bo
 }
 
 impl Recipe {
-    /// Returns whether a toolbox calls the agent.
+    /// Returns whether a toolbox of the recipe calls the agent called `agent`.
     pub(super) fn is_called_by_tools(&self, agent: &str) -> bool {
         self.tool.iter().flat_map(called_agents).any(|(_, name)| name == agent)
     }
 }
 
 impl Checker<'_> {
-    /// Checks the agents that toolboxes call: they exist, run in the built-in loop, and never call
-    /// themselves.
+    /// Checks the helper agents that toolboxes call: each must exist, run in the built-in loop, and
+    /// never call itself through its tools.
     pub(super) fn helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         let is_callable =
@@ -76,8 +77,8 @@ impl Checker<'_> {
         self.helper_leases(recipe)
     }
 
-    /// Checks that no agent waits for a lease while an agent that called it keeps one: if all
-    /// leases were kept in this way, none would ever be returned.
+    /// Checks that no agent waits for a lease of a toolbox while the agent that called it holds
+    /// one. Otherwise, all leases could be held in this way, and none would be returned.
     fn helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let leased = |keys: &AgentKeys| {
             recipe.tool.iter().position(|tool| {

@@ -13,8 +13,8 @@ use super::policy::PolicyKeys;
 use super::prompt::{PromptKeys, PromptTarget};
 
 impl Checker<'_> {
-    /// Checks the editor, the agent and the target of a prompt phase, and that its attempts fit
-    /// into memory.
+    /// Checks the editor, the agent and the target of a prompt phase, and that the attempts of a
+    /// step fit into memory.
     pub(super) fn prompt(
         &self,
         recipe: &Recipe,
@@ -74,8 +74,8 @@ impl Checker<'_> {
         self.check(attempts <= MAX_ATTEMPTS, key("selection_tasks"), keys.selection_tasks, range)
     }
 
-    /// Checks that the agent `name` has the text that a prompt phase improves. Which tools exist is
-    /// known only after the toolboxes have started.
+    /// Checks that the agent `name` can have the text that a prompt phase improves. Which tools
+    /// exist is known only after the toolboxes have started.
     fn prompt_target(
         &self,
         key: &str,

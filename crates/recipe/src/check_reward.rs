@@ -9,7 +9,7 @@ use super::keys::{Phase, Recipe, TaskSource};
 use super::reward::{RewardKeys, ScorerKeys, WhenKeys};
 
 impl Checker<'_> {
-    /// Checks that scorers have valid options, unique names and known task sources.
+    /// Checks that scorers have valid options, unique names and existing task sources.
     pub(super) fn reward(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let reward: &RewardKeys = &recipe.reward;
         self.scorer("reward.scorer", &reward.scorer)?;
@@ -32,7 +32,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks the phases, steps and measured successes to which a scorer is limited.
+    /// Checks the phases, steps and measured success rates to which a scorer is limited.
     fn moments(
         &self,
         recipe: &Recipe,
@@ -76,7 +76,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks that the task sources that a scorer names exist.
+    /// Checks that the task sources in a scorer's condition `when` exist.
     fn sources(&self, recipe: &Recipe, key: &str, scorer: &ScorerKeys) -> Result<(), RecipeError> {
         let named = scorer.when.fields().find(|(field, _)| *field == "source");
         let known = names_of(recipe);
@@ -105,7 +105,7 @@ impl Checker<'_> {
     }
 }
 
-/// Returns the names of the sources of a recipe, each with the names of its files.
+/// Returns the name of each task source, with the names of its files.
 fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
     let name = |source: &TaskSource| match source {
         TaskSource::Arithmetic(_) => ("arithmetic".to_owned(), Vec::new()),

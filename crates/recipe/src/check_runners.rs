@@ -13,7 +13,7 @@ use super::runners::RunnersKeys;
 use super::tools::ToolKeys;
 
 impl Checker<'_> {
-    /// Checks the keys of runners.
+    /// Checks the keys of `[runners]`.
     pub(super) fn runners(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(keys) = &recipe.runners else { return Ok(()) };
         let RunnersKeys { store, listen, gateway, .. } = keys;
@@ -29,7 +29,8 @@ impl Checker<'_> {
         recipe.agents().into_iter().try_for_each(|(name, keys)| self.leasable(recipe, name, keys))
     }
 
-    /// Checks the address at which a gateway listens, and the URL by which `clients` reach it.
+    /// Checks the address at which a gateway listens, and the URL by which it is reached. `clients`
+    /// names the clients in the error.
     pub(super) fn gateway_address(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -49,8 +50,8 @@ impl Checker<'_> {
         self.check(is_known, key("gateway"), "empty", range)
     }
 
-    /// Checks that a runner can make the attempts of an agent. A runner has no tokenizer, and
-    /// cannot call other agents.
+    /// Checks that runners can make the attempts of an agent. A runner has no tokenizer, and cannot
+    /// call other agents.
     fn leasable(&self, recipe: &Recipe, name: &str, keys: &AgentKeys) -> Result<(), RecipeError> {
         let range = "another kind with [runners]: games are played in the trainer's process";
         let is_game = keys.kind == AgentKind::Game;

@@ -6,7 +6,7 @@ use super::cluster::{LearnerKeys, Placement, WeightsKey};
 use super::keys::Recipe;
 
 impl Checker<'_> {
-    /// Checks the keys of the samplers.
+    /// Checks the keys of `[cluster.samplers]`.
     pub(super) fn samplers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(samplers) = &recipe.cluster.samplers else { return Ok(()) };
         let keys = samplers.servers();

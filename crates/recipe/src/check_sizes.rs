@@ -10,7 +10,7 @@ use super::rl::RlKeys;
 const MAX_STEPS: u64 = 1_000_000_000;
 
 impl Checker<'_> {
-    /// Checks the number of attempts of an evaluation.
+    /// Checks that the number of attempts of an evaluation fits into memory.
     pub(super) fn eval_attempts(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let max_samples = MAX_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
         let range = format!(
@@ -19,8 +19,8 @@ impl Checker<'_> {
         self.check(eval.samples as usize <= max_samples.max(1), "eval.samples", eval.samples, range)
     }
 
-    /// Checks the number of attempts of a step and of those that may run ahead of it. The error
-    /// names the largest factor.
+    /// Checks that the attempts of a step, including attempts that run ahead, fit into memory. The
+    /// error names the largest factor of their number.
     pub(super) fn step_attempts(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let RlKeys { groups, group_size, oversample: spare, staleness, .. } = *keys;
         let ahead = staleness as usize;
@@ -49,7 +49,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks the number of steps of all phases together.
+    /// Checks that the phases together have at most [`MAX_STEPS`] steps.
     pub(super) fn steps(&self, phases: &[Phase]) -> Result<(), RecipeError> {
         let mut before = 0;
         for (index, phase) in phases.iter().enumerate() {

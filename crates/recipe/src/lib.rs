@@ -134,7 +134,7 @@ pub use write::WriteError;
 /// [`std::time::Duration`].
 const MAX_SECONDS: f64 = 1e9;
 
-/// Errors in a recipe. The user can fix each of them.
+/// Errors in a recipe file or in its overrides. The user can fix each of them.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.
@@ -158,7 +158,7 @@ pub enum RecipeError {
     Key {
         /// Path of the recipe file.
         file: PathBuf,
-        /// Path of the key, and the problem.
+        /// Path of the key, and a description of the problem.
         source: ReadError,
     },
     /// A value is out of range.
@@ -168,12 +168,12 @@ pub enum RecipeError {
         file: PathBuf,
         /// Path of the key.
         key: String,
-        /// Value in the recipe, as it is shown in the message.
+        /// Invalid value, as the message shows it.
         value: String,
         /// Description of the allowed values.
         range: String,
     },
-    /// An override is malformed, or its path does not exist.
+    /// An override (`--set`) is malformed, or its path does not exist.
     #[error("{0}")]
     Set(#[from] SetError),
     /// A value cannot be represented in TOML.
@@ -182,13 +182,13 @@ pub enum RecipeError {
 }
 
 impl Recipe {
-    /// Returns the task sources that are environments.
+    /// Returns the options of the task sources that are environments.
     pub fn environments(&self) -> impl Iterator<Item = EnvironmentOptions> {
         self.tasks.iter().filter_map(TaskSource::environment)
     }
 
-    /// Returns the maximum number of attempts in flight. This is `engine.concurrency` if it is not
-    /// 0. Otherwise it is enough for the largest step and the attempts that may run ahead of it.
+    /// Returns the maximum number of attempts in flight: `engine.concurrency` or, if it is 0,
+    /// enough for the largest step and the attempts that may run ahead of it.
     pub fn concurrency(&self) -> usize {
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
@@ -201,7 +201,7 @@ impl Recipe {
         self.engine.attempts(needed)
     }
 
-    /// Reads a recipe, applies the overrides in order, and checks every value.
+    /// Reads a recipe file, applies the overrides in order, and checks every value.
     ///
     /// # Errors
     /// Returns [`RecipeError`] with the file and the key if the recipe is invalid, and an error if
@@ -210,8 +210,8 @@ impl Recipe {
         Self::load_over(None, file, overrides)
     }
 
-    /// Reads a recipe of which only `[reward]` counts. A file that contains only `[reward]` gets
-    /// the other tables from the recipe in `base`.
+    /// Reads a recipe for its `[reward]`. If the file contains only `[reward]`, the other tables
+    /// come from the recipe in `base`.
     ///
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
@@ -223,8 +223,8 @@ impl Recipe {
         Self::load_over(Some(base), file, overrides)
     }
 
-    /// Reads a recipe. If `base` is `Some` and `file` contains only `[reward]`, the other tables
-    /// are those of `base`.
+    /// Reads the recipe in `file`. If `base` is `Some` and the file contains only `[reward]`, the
+    /// other tables come from the recipe in `base`.
     fn load_over(
         base: Option<&Path>,
         file: &Path,
@@ -259,9 +259,9 @@ impl Recipe {
         Self::from_table(table, file, &here)
     }
 
-    /// Reads a recipe that was resolved on another host. Paths in the directory `runners.folder`,
-    /// which is the recipe's directory there, are replaced by paths in `dir`. `name` names the
-    /// recipe in errors.
+    /// Parses a recipe that was resolved on another host. Paths below `runners.folder`, the
+    /// recipe's directory on that host, are replaced by paths below `dir`. `name` names the recipe
+    /// in errors.
     ///
     /// # Errors
     /// Returns [`RecipeError`] with the key if the recipe is invalid.
@@ -274,7 +274,7 @@ impl Recipe {
         Self::from_table(table, name, dir)
     }
 
-    /// Reads and checks a recipe whose paths are absolute. `here` is the working directory.
+    /// Parses and checks a recipe whose paths are absolute. `here` is the working directory.
     fn from_table(mut table: Table, file: &Path, here: &Path) -> Result<Self, RecipeError> {
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         reward::check_standalone(&table).map_err(wrong)?;
@@ -293,7 +293,7 @@ impl Recipe {
     }
 
     /// Reads only the location of the run's store from a recipe. Other keys are not checked,
-    /// because they may name files that are not on this machine.
+    /// because they may name files that do not exist on this machine.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or is not TOML, or if its `run.store` is not a
@@ -319,8 +319,8 @@ impl Recipe {
             .map_err(|error| RecipeError::Write(write::to_write_error(error)))
     }
 
-    /// Returns the first key whose difference prevents one recipe from continuing the other
-    /// recipe's run.
+    /// Returns the first key whose difference prevents this recipe from resuming a run of the
+    /// recipe `earlier`. Returns `None` if the run can resume.
     ///
     /// # Errors
     /// Returns an error if a recipe cannot be written as TOML.
@@ -328,8 +328,8 @@ impl Recipe {
         Ok(compare::difference(&earlier.to_table()?, &self.to_table()?))
     }
 
-    /// Returns the first key whose difference prevents one recipe from continuing the other
-    /// recipe's run from an earlier step. In addition to the keys that a resumed run may change,
+    /// Returns the first key whose difference prevents this recipe from resuming a run of the
+    /// recipe `earlier` at an earlier step. In addition to the keys that a resumed run may change,
     /// all keys of `[reward]` and `run.store` may differ.
     ///
     /// # Errors
@@ -341,8 +341,8 @@ impl Recipe {
         Ok(compare::difference_from_step(&earlier.to_table()?, &self.to_table()?))
     }
 
-    /// Returns the override, as `--set` takes it, that gives another recipe the reward of this one.
-    /// Contains only keys that differ from their defaults.
+    /// Returns an override for `--set` that gives another recipe the reward of this recipe. It
+    /// contains only keys that differ from their defaults.
     ///
     /// # Errors
     /// Returns an error if a number is too large for TOML.
@@ -358,7 +358,7 @@ impl Recipe {
         Ok(format!("reward={}", Value::Table(reward)))
     }
 
-    /// Returns all keys in the layout of a recipe file.
+    /// Converts the recipe to a TOML table with all keys, in the layout of a recipe file.
     fn to_table(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
         named::join(&mut table);
@@ -367,14 +367,14 @@ impl Recipe {
     }
 }
 
-/// Reads a TOML file.
+/// Reads a TOML file into a table.
 fn read_table(file: &Path) -> Result<Table, RecipeError> {
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|source| RecipeError::Io { file: file.to_owned(), source })?;
     parse_table(&text, file)
 }
 
-/// Parses TOML. `file` names the text in errors.
+/// Parses TOML text into a table. `file` names the text in errors.
 fn parse_table(text: &str, file: &Path) -> Result<Table, RecipeError> {
     text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
         file: file.to_owned(),

@@ -10,11 +10,12 @@ use super::read::AGENTS;
 
 const AGENT: &str = "agent";
 
-/// Keys of an agent that are tables themselves, so that no agent can have these names.
+/// Keys of `[agent]` that are tables. No agent can have one of these names, because `[agent.NAME]`
+/// would be ambiguous.
 const TABLES: [&str; 5] = ["context", "match", "sampling", "tool_descriptions", "variables"];
 
-/// Moves the named agents out of `[agent]`. Each gets the keys of `[agent]` that it does not set
-/// itself.
+/// Moves the named agents out of `[agent]` into a separate table. Each agent inherits the keys of
+/// `[agent]` that it does not set.
 pub(super) fn split(table: &mut Table) {
     let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return };
     let is_agent =
@@ -34,7 +35,7 @@ pub(super) fn split(table: &mut Table) {
     table.insert(AGENTS.into(), Value::Table(named));
 }
 
-/// Moves the named agents back into `[agent]`: the inverse of [`split`].
+/// Moves the named agents back into `[agent]`. This is the inverse of [`split`].
 pub(super) fn join(table: &mut Table) {
     let Some(Value::Table(named)) = table.remove(AGENTS) else { return };
     if let Some(Value::Table(agent)) = table.get_mut(AGENT) {

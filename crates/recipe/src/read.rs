@@ -16,21 +16,22 @@ use serde::de::{
 use serde_path_to_error::Segment;
 use toml::{Table, Value};
 
-/// Name of the typed field with the agents by name, which are in `[agent]` in a file. No key of a
-/// file starts with `$`.
+/// Name of the typed field that contains the named agents, which are in `[agent]` in a recipe file.
+/// No key of a file starts with `$`.
 pub(super) const AGENTS: &str = "$agents";
 
-/// Key that names the variant of an enum.
+/// Name of the key that selects the variant of an enum.
 pub(super) const KIND: &str = "kind";
 
-/// Name of the field whose contents are among the keys of its struct in a file.
+/// Name of the typed field whose keys are, in a recipe file, in the table of the surrounding
+/// struct.
 pub(super) const OPTIONS: &str = "$options";
 
-/// An error in a value, with the path of its key.
+/// An error in a value of a recipe, with the path of its key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadError {
-    /// Keys, outermost first. Until [`read`] returns, it contains only the keys that serde does not
-    /// see.
+    /// Path of the key, outermost part first. Until [`read`] returns, it contains only the parts
+    /// that serde does not report.
     path: Vec<String>,
     problem: Problem,
 }
@@ -53,8 +54,8 @@ impl ReadError {
         }
     }
 
-    /// Adds the keys of an outer struct to the known keys, if this is an unknown key of the struct
-    /// with `fields`. In a file, both structs share one table.
+    /// Adds the keys of an outer struct to the known keys, if this error is about an unknown key of
+    /// the struct with `fields`. In a recipe file, both structs share one table.
     fn with_known(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
         if let Problem::UnknownKey { known } = &mut self.problem
             && *known == fields
@@ -75,7 +76,8 @@ fn wrong_type(found: &Value, expected: &str) -> ReadError {
     <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
 }
 
-/// Formats names in quotes. Names with `$` are not for users.
+/// Formats names in quotes as a list. Omits names that start with `$`, because users do not see
+/// them.
 fn format_list(names: &[&str], quote: &str, separator: &str) -> String {
     let names = names.iter().filter(|name| !name.starts_with('$'));
     names.map(|name| format!("{quote}{name}{quote}")).collect::<Vec<_>>().join(separator)
@@ -131,7 +133,7 @@ pub(super) fn nearest_name<'a>(name: &str, known: &[&'a str]) -> Option<&'a str>
         .map(|(_, candidate)| candidate)
 }
 
-/// Returns the name of a type that serde expects in terms of a recipe.
+/// Converts serde's name of an expected type to the wording of recipes, such as `a whole number`.
 fn describe_expected(expected: &dyn de::Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {
@@ -191,7 +193,7 @@ impl de::Error for ReadError {
     }
 }
 
-/// Deserializes a typed configuration.
+/// Deserializes a typed configuration from a TOML table.
 pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError> {
     let value = Value::Table(table);
     serde_path_to_error::deserialize(Reader::Value(&value)).map_err(|error| {
@@ -210,19 +212,20 @@ pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError
     })
 }
 
-/// Entries of a table, in file order.
+/// Keys and values of a table, in file order.
 type Entries<'a> = Vec<(&'a str, Reader<'a>)>;
 
 enum Reader<'a> {
-    /// A value of the file.
+    /// A value in the recipe file.
     Value(&'a Value),
-    /// Part of a table, and the fields of the outer struct that the other part belongs to.
+    /// A part of a table, and the fields of the outer struct to which the other part of the table
+    /// belongs.
     Part(Entries<'a>, &'static [&'static str]),
 }
 
 impl<'a> Reader<'a> {
-    /// Returns the entries of a table, and the fields of the outer struct that other entries belong
-    /// to.
+    /// Returns the entries of a table, and the fields of the outer struct to which other entries of
+    /// the table belong. Returns the value itself as an error if it is not a table.
     fn entries(self) -> Result<(Entries<'a>, &'static [&'static str]), &'a Value> {
         match self {
             Reader::Value(Value::Table(table)) => Ok((
@@ -234,7 +237,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the name of a variant, and its contents.
+    /// Returns the name of an enum variant, and the contents of the variant.
     fn variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
         let (mut entries, outer) = match self.entries() {
             Ok(table) => table,
@@ -334,7 +337,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         visitor.visit_enum(MapAccessDeserializer::new(MapDeserializer::new(variant)))
     }
 
-    /// Deserializes the contents of a variant without fields.
+    /// Deserializes the contents of an enum variant without fields.
     fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let Reader::Part(entries, outer) = self else { return self.deserialize_any(visitor) };
         let Some((key, _)) = entries.first() else { return visitor.visit_unit() };
@@ -348,7 +351,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     }
 }
 
-/// Deserializes a list of at least one item, or one item that is a string.
+/// Deserializes a list with at least one item. A single string is accepted as a list with one item.
 pub(super) fn one_or_several<'de, T, D>(
     deserializer: D,
     expected: &'static str,

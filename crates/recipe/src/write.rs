@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::read::{KIND, OPTIONS};
 
-/// A value that cannot be represented in TOML.
+/// Error for a value that cannot be represented in TOML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WriteError(String);
@@ -15,7 +15,7 @@ pub(super) fn to_write_error(error: impl std::fmt::Display) -> WriteError {
     WriteError(error.to_string())
 }
 
-/// Returns the configuration as a table without `None` values.
+/// Serializes a configuration as a TOML table. `None` values are omitted.
 pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
     let content = Serializer::new().serialize(value).map_err(to_write_error)?;
     match to_value(content)? {
@@ -24,7 +24,7 @@ pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
     }
 }
 
-/// Returns the TOML value, or `None` if the content is absent.
+/// Converts serialized content to a TOML value, or `None` if the content is absent.
 fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
     Ok(Some(match content {
         Content::Unit | Content::Option(None) => return Ok(None),
@@ -103,7 +103,7 @@ fn table<'a, K: AsRef<str>>(
     Ok(Value::Table(table))
 }
 
-/// Returns a JSON number as TOML from its digits.
+/// Converts a JSON number, given by its digits, to TOML.
 fn json_number(digits: &str) -> Result<Value, WriteError> {
     if let Ok(integer) = digits.parse() {
         return Ok(Value::Integer(integer));
