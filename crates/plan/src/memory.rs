@@ -4,80 +4,83 @@ use levade_recipe::{Phase, Recipe, RlKeys, TorchKeys};
 
 use super::shape::Shape;
 
-/// Number of bytes.
+/// Amount of memory, in bytes.
 pub type Bytes = u64;
 
-/// Bytes of an f32. Trained weights, their gradients and the optimizer moments are f32.
+/// Size of an f32 in bytes. Trained weights, their gradients and the optimizer moments are f32.
 const F32: u64 = 4;
 
-/// The layout and settings of the learner's process group, as the recipe starts it.
+/// Layout and settings of the learner's process group, as far as its memory depends on them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learner {
-    /// Number of processes, one per device.
+    /// Number of learner processes, one per device.
     pub processes: u64,
-    /// Tensor-parallel size: ranks that split a tensor. 1 disables it.
+    /// Tensor-parallel size: number of ranks that split a tensor. 1 disables tensor parallelism.
     pub tensor: u64,
-    /// Context-parallel size: ranks that split a sequence. 1 disables it.
+    /// Context-parallel size: number of ranks that split a sequence. 1 disables context
+    /// parallelism.
     pub context: u64,
-    /// Pipeline-parallel size: stages that split the layers. 1 disables it.
+    /// Pipeline-parallel size: number of stages that split the layers. 1 disables pipeline
+    /// parallelism.
     pub pipeline: u64,
-    /// Bytes per number of the compute dtype: 2 for bf16, 4 for f32.
+    /// Size of a number in the compute dtype, in bytes: 2 for bf16, 4 for f32.
     pub compute: u64,
     /// Whether the backward pass recomputes activations (activation checkpointing).
     pub recompute: bool,
-    /// Rows for which the output head computes logits at a time.
+    /// Number of rows for which the output head computes logits at a time.
     pub head_rows: u64,
-    /// Packed tokens per micro-batch.
+    /// Maximum number of packed tokens per micro-batch.
     pub tokens: u64,
     /// Rank of the LoRA adapter. `None` if all weights are trained.
     pub lora: Option<u64>,
     /// Whether the learner also holds a frozen reference model.
     pub reference: bool,
-    /// Whether the learner also trains a critic.
+    /// Whether the learner also trains a critic model.
     pub critic: bool,
     /// Whether the devices are GPUs.
     pub on_gpu: bool,
 }
 
-/// Maximum number of tokens per micro-batch in an estimate. Larger values are clamped.
+/// Maximum number of tokens per micro-batch in a memory estimate. Larger values are clamped.
 pub const MAX_TOKENS: u64 = 1 << 24;
 
-/// Checks that the model can be split by the parallelism keys of the learner.
+/// Checks that the parallelism keys of the learner can split the model.
 ///
 /// # Errors
 /// Returns a message with the key and its value if the model has fewer layers than pipeline stages,
-/// or the key does not divide the number of heads or experts. The same holds if `ep` is set for a
-/// model without experts.
+/// if the key does not divide the number of heads or experts, or if `ep` is set for a model without
+/// experts.
 pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let tp = u64::from(keys.tp);
     let ep = u64::from(keys.ep);
     let pp = u64::from(keys.pp);
     if pp > shape.layers {
         return Err(format!(
-            "`cluster.learner.pp` is {pp}, but the model has {} layers: every stage needs one",
+            "`cluster.learner.pp` is {pp}, but the model has {} layers; lower the key, because \
+             every stage needs a layer",
             shape.layers
         ));
     }
     for (what, count) in [("heads", shape.heads), ("key-value heads", shape.kv_heads())] {
         if !count.is_multiple_of(tp) {
             return Err(format!(
-                "`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"
+                "`cluster.learner.tp` is {tp}, but must divide the model's {count} {what}"
             ));
         }
     }
     match shape.experts() {
         _ if ep == 1 => Ok(()),
         None => {
-            Err(format!("`cluster.learner.ep` is {ep}, but the model has no experts; leave it out"))
+            Err(format!("`cluster.learner.ep` is {ep}, but the model has no experts; set it to 1"))
         }
         Some(experts) if !experts.is_multiple_of(ep) => Err(format!(
-            "`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"
+            "`cluster.learner.ep` is {ep}, but must divide the model's {experts} experts"
         )),
         Some(_) => Ok(()),
     }
 }
 
-/// Returns the value of the last `--head-rows` in the process arguments, or the default of 512.
+/// Returns the value of the last `--head-rows` in the learner's arguments, or the default of 512.
 fn head_rows(args: &[String]) -> u64 {
     let value =
         args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
@@ -88,28 +91,31 @@ fn head_rows(args: &[String]) -> u64 {
     value.and_then(|text| text.rsplit('=').next()?.parse().ok()).unwrap_or(512)
 }
 
-/// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes
-/// (assumed).
+/// Device memory that the CUDA context and NCCL buffers take in each learner process, in bytes. The
+/// value is assumed, not measured.
 pub const CUDA_CONTEXT_BYTES: Bytes = 1800 << 20;
 
-/// Returns the total bytes of all purposes, saturating.
+/// Returns the total number of bytes in a memory plan, saturating. A plan lists bytes by purpose.
 pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
     plan.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
-/// Purposes of memory that a colocated learner offloads when it hands its devices to the sampler.
+/// Purposes in a memory plan whose memory a colocated learner offloads when it hands its devices to
+/// the sampler.
 const OFFLOADED: [&str; 4] =
     ["weights, f32", "gradients and moments, f32", "frozen reference", "critic with its optimizer"];
 
-/// Returns the bytes per process that a device handoff offloads to host memory and loads back.
+/// Returns the number of bytes per learner process that a device handoff offloads to host memory
+/// and loads back.
 pub fn offloaded_bytes(plan: &[(&str, Bytes)]) -> Bytes {
     plan.iter().filter(|(purpose, _)| OFFLOADED.contains(purpose)).map(|(_, bytes)| bytes).sum()
 }
 
-/// The part of the model that a pipeline stage holds.
+/// The part of the model that is on one pipeline stage.
 struct Stage {
     layers: u64,
-    /// Parameters of the embedding, the final norm and the head, if they are on this stage.
+    /// Number of parameters of the embedding, the final norm and the output head that are on this
+    /// stage.
     edge_parameters: u64,
     /// Maximum number of micro-batches that have activations at the same time.
     in_flight: u64,
@@ -117,7 +123,7 @@ struct Stage {
 }
 
 impl Learner {
-    /// Creates the description of the learner that `recipe` starts with `keys`.
+    /// Describes the learner that `recipe` starts. `keys` are its keys in `[cluster.learner]`.
     pub fn new(recipe: &Recipe, keys: &TorchKeys) -> Self {
         let needs = |needs: fn(&RlKeys) -> bool| {
             recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
@@ -139,16 +145,17 @@ impl Learner {
         }
     }
 
-    /// Returns the bytes of a process by purpose, for the pipeline stage that needs the most
-    /// memory.
+    /// Returns the memory of one learner process in bytes, by purpose. If the model is split into
+    /// pipeline stages, the process is on the stage that needs the most memory.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let stages =
             self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
         stages.max_by_key(|plan| total(plan)).unwrap_or_default()
     }
 
-    /// Returns the stages that can need the most memory: the first, which gets the remainder of the
-    /// layers and has the most micro-batches in flight, and the last, which has the head.
+    /// Returns the pipeline stages that can need the most memory. The first stage gets the
+    /// remainder of the layers and has the most micro-batches in flight. The last stage has the
+    /// output head.
     fn edge_stages(&self, shape: &Shape) -> Vec<Stage> {
         let stages = self.pipeline;
         let embedding = shape.vocabulary * shape.hidden;
@@ -235,13 +242,13 @@ impl Learner {
     }
 }
 
-/// Returns the product of `factors`. The conversion from f64 saturates if the product of absurdly
-/// large keys exceeds a u64.
+/// Returns the product of `factors`. The product saturates if absurdly large recipe keys would
+/// exceed a u64.
 fn saturating_product(factors: &[u64]) -> Bytes {
     factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes
 }
 
-/// Formats `bytes` in GiB with two decimals.
+/// Formats a number of bytes in GiB with two decimals.
 pub fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / f64::from(1 << 30))
 }
@@ -349,12 +356,12 @@ mod tests {
             (
                 torch_keys(8, 1, 1),
                 &dense,
-                "`cluster.learner.tp` is 8, which does not divide the model's 4 key-value heads",
+                "`cluster.learner.tp` is 8, but must divide the model's 4 key-value heads",
             ),
             (
                 torch_keys(3, 1, 1),
                 &dense,
-                "`cluster.learner.tp` is 3, which does not divide the model's 8 heads",
+                "`cluster.learner.tp` is 3, but must divide the model's 8 heads",
             ),
             (torch_keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, but the model has 2 layers"),
             (
@@ -365,7 +372,7 @@ mod tests {
             (
                 torch_keys(1, 4, 1),
                 &mixed,
-                "`cluster.learner.ep` is 4, which does not divide the model's 6 experts",
+                "`cluster.learner.ep` is 4, but must divide the model's 6 experts",
             ),
         ] {
             let why = check_split(&keys, shape).unwrap_err();

@@ -4,92 +4,96 @@ use super::devices::Device;
 use super::fleet::Service;
 use super::shape::Shape;
 
-/// Fraction of the peak FLOP/s that training reaches: published for FSDP2 on dense models of 7B and
-/// more.
+/// Fraction of a device's peak FLOP/s that training reaches, as published for FSDP2 on dense models
+/// of 7B and more.
 const TRAINING_EFFICIENCY: f64 = 0.38;
-/// Fraction of the peak FLOP/s that prefill reaches.
+/// Fraction of a device's peak FLOP/s that prefill reaches.
 const PREFILL_EFFICIENCY: f64 = 0.5;
-/// Fraction of the memory bandwidth that sampling reaches.
+/// Fraction of a device's peak memory bandwidth that sampling reaches.
 const SAMPLING_EFFICIENCY: f64 = 0.6;
-/// Rate at which weights are sent to a sampler, in bytes per second: a link of 100 Gbit/s.
+/// Rate at which weights are sent to a sampler, in bytes per second. It is the rate of a 100 Gbit/s
+/// link.
 const NETWORK_BANDWIDTH: f64 = 12.5e9;
 
-/// Rate between a device and host memory, in bytes per second, as PCIe 4.0 reaches it.
+/// Transfer rate between a device and host memory, in bytes per second. It is the rate that PCIe
+/// 4.0 reaches.
 const HOST_BANDWIDTH: f64 = 25e9;
 
-/// The workload of a phase and the devices that it runs on.
+/// Workload of a phase, and the devices that execute it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
-    /// Context tokens of an attempt: the prompt and all tool results.
+    /// Number of context tokens per attempt: the prompt and all tool results.
     pub prompt: u64,
-    /// Tokens sampled per attempt.
+    /// Number of sampled tokens per attempt.
     pub completion_tokens: u64,
-    /// Sequences that a server runs concurrently.
+    /// Number of sequences that a server runs concurrently.
     pub running: u64,
-    /// Devices per server (tensor parallelism).
+    /// Number of devices per server (tensor parallelism).
     pub tensor: u32,
-    /// Number of servers.
+    /// Number of servers that sample.
     pub samplers: u32,
-    /// Devices that only train. 0 if the sampling devices also train.
+    /// Number of devices that only train. 0 if the sampling devices also train.
     pub learners: u32,
-    /// Pipeline-parallel stages of the learner.
+    /// Number of pipeline-parallel stages of the learner.
     pub stages: u64,
-    /// Tokens in one round of micro-batches, which the learner's ranks process in parallel.
+    /// Number of tokens in one round of micro-batches, which the learner's ranks process in
+    /// parallel.
     pub round: u64,
-    /// Seconds that device handoffs take per step.
+    /// Duration of the device handoffs per step, in seconds. 0 if learner and samplers share no
+    /// devices.
     pub handoff_seconds: f64,
 }
 
-/// Numbers of attempts per step.
+/// Numbers of sampled and of trained attempts per step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attempts {
-    /// Sampled attempts, including those that only serve as a baseline for other attempts and the
-    /// oversampled ones beyond the group size.
+    /// Number of sampled attempts, including baseline attempts and oversampled attempts beyond the
+    /// group size.
     pub sampled: u64,
-    /// Attempts that the learner trains on.
+    /// Number of attempts that the learner trains on.
     pub trained: u64,
 }
 
-/// How often a step passes over the sampled attempts.
+/// How often a training step passes over its attempts, and how it divides them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Passes {
-    /// Attempts per task.
+    /// Number of attempts per task.
     pub group: u64,
-    /// Optimizer steps per training step, over all epochs.
+    /// Number of optimizer steps per training step, over all epochs.
     pub updates: u64,
-    /// Passes over all attempts of a step.
+    /// Number of passes over all attempts of a step.
     pub epochs: u64,
 }
 
-/// Computes the seconds of the two device handoffs of a step. The learner offloads
-/// `offloaded_bytes` bytes of each device to host memory and loads them back, and servers load the
-/// new weights in bf16.
+/// Estimates the duration of the two device handoffs of a step, in seconds. The learner offloads
+/// `offloaded_bytes` bytes of each device to host memory and loads them back, and the servers load
+/// the new weights in bf16.
 pub fn handoff_seconds(shape: &Shape, offloaded_bytes: u64) -> f64 {
     2.0 * offloaded_bytes as f64 / HOST_BANDWIDTH
         + 2.0 * shape.parameters() as f64 / NETWORK_BANDWIDTH
 }
 
-/// Estimated tokens and times of one step.
+/// Estimated numbers of tokens and durations of one training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Sampled tokens.
+    /// Number of tokens that are sampled in the step.
     pub sampled: u64,
-    /// Tokens that the learner computes, over all epochs. In each epoch, a prompt counts once for
-    /// all attempts of its group.
+    /// Number of tokens that the learner computes, over all epochs. In each epoch, a prompt counts
+    /// once for all attempts of its group.
     pub trained: u64,
-    /// Seconds of sampling, including prefill.
+    /// Duration of sampling, including prefill, in seconds.
     pub sampling: f64,
-    /// Seconds of training.
+    /// Duration of training, in seconds.
     pub learning: f64,
-    /// Fraction of `learning` in which a pipeline stage waits for other stages.
+    /// Fraction of `learning` in which a pipeline stage waits for other stages (pipeline bubble).
     pub bubble: f64,
-    /// Seconds of device handoffs.
+    /// Duration of the device handoffs, in seconds.
     pub handoff_seconds: f64,
 }
 
 impl Step {
-    /// Returns the seconds of the step. If sampling and training overlap, this is the longer of the
-    /// two; otherwise it is their sum plus the device handoffs.
+    /// Returns the duration of the step in seconds. If sampling and training overlap, it is the
+    /// longer of the two durations. Otherwise, it is their sum plus the device handoffs.
     pub fn seconds(&self, overlaps: bool) -> f64 {
         if overlaps {
             self.sampling.max(self.learning)
@@ -100,7 +104,7 @@ impl Step {
 }
 
 impl Work {
-    /// Estimates a step that samples and trains on `attempts`.
+    /// Estimates the tokens and the duration of a step that samples and trains on `attempts`.
     pub fn step(&self, shape: &Shape, device: &Device, attempts: Attempts, passes: Passes) -> Step {
         let Work {
             prompt,
@@ -157,10 +161,10 @@ impl Work {
     }
 }
 
-/// Computes the service times of one device for sequences of `prompt` context tokens and
-/// `completion_tokens` sampled tokens. `tensor` is the number of devices per server.
-/// `handoff_seconds` is the seconds of device handoffs per step; if 0, weights are sent over the
-/// network instead.
+/// Estimates the service times of one device, for the simulation of a fleet. Sequences have
+/// `prompt` context tokens and `completion_tokens` sampled tokens. `tensor` is the number of
+/// devices per server. `handoff_seconds` is the duration of device handoffs per step. If it is 0,
+/// weights are sent over the network instead.
 pub fn service(
     shape: &Shape,
     device: &Device,
@@ -182,8 +186,8 @@ pub fn service(
     }
 }
 
-/// Describes the assumptions behind the estimates. `is_colocated` is whether sampling and training
-/// use the same devices.
+/// Describes the assumptions behind the estimates, for the user. `is_colocated` states whether
+/// sampling and training use the same devices.
 pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
     let handoff_text = if is_colocated {
         format!(

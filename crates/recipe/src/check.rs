@@ -176,7 +176,7 @@ impl Checker<'_> {
             passes || keys.k.is_none(),
             key("k"),
             keys.k.unwrap_or_default(),
-            "left out: only `algorithm = \"pass_k\"` uses it; if you set `advantage`, set k there",
+            "left out unless `algorithm` is \"pass_k\"; if you set `advantage`, set k in it",
         )?;
         if let Estimator::Group(GroupBaseline {
             compare: Compare::SecondBest { k: Some(k) }, ..
@@ -324,7 +324,7 @@ impl Checker<'_> {
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
             from.unwrap_or_default(),
-            "at most `reward_to`: otherwise no attempt is trained on",
+            "at most `only.reward_to`, because otherwise no attempt is trained on",
         )?;
         let omits_groups = matches!(
             keys.zero_variance_groups,

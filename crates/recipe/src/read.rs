@@ -242,7 +242,10 @@ impl<'a> Reader<'a> {
         let (mut entries, outer) = match self.entries() {
             Ok(table) => table,
             Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
-            Err(other) => return Err(wrong_type(other, "a string in quotes or a table")),
+            Err(other) => {
+                let expected = "a string in quotes or a table";
+                return Err(wrong_type(other, expected));
+            }
         };
         let at_kind = |error| ReadError { path: vec![KIND.into()], ..error };
         match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
@@ -255,7 +258,7 @@ impl<'a> Reader<'a> {
             }
             Some(Reader::Value(other)) => Err(at_kind(wrong_type(other, "a string in quotes"))),
             Some(Reader::Part(..)) => {
-                Err(at_kind(de::Error::custom("a part of a table is not a string")))
+                Err(at_kind(de::Error::custom("the value must be a string, but is a table")))
             }
         }
     }

@@ -57,10 +57,10 @@ fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
     /// The override has no `=`, or an empty part in its key path.
-    #[error("--set {0}: give it as key=value, as in `--set run.seed=2`")]
+    #[error("--set {0} has no key or no value; give it as key=value, as in `--set run.seed=2`")]
     Syntax(String),
     /// The key path leads through a value that has no keys.
-    #[error("--set {key}: `{inner}` is {found}, which has no keys")]
+    #[error("--set {key}: `{inner}` is {found}, which has no keys; name a key that exists")]
     NoKeys {
         /// Complete path of the override.
         key: String,
@@ -71,7 +71,8 @@ pub enum SetError {
     },
     /// The key path contains something other than an item number after a list.
     #[error(
-        "--set {key}: `{inner}` is a list of {len}; name an item by its number, counted from 0"
+        "--set {key}: `{inner}` is a list of {len} items; name an item by its number, counted \
+         from 0"
     )]
     NoItem {
         /// Complete path of the override.
@@ -250,7 +251,7 @@ mod tests {
             ("seed.x=3", "--set seed.x: `seed` is 1, which has no keys"),
             (
                 "phase.1.steps=3",
-                "`phase` is a list of 1; name an item by its number, counted from 0",
+                "`phase` is a list of 1 items; name an item by its number, counted from 0",
             ),
             ("phase.last.steps=3", "`phase` is a list of 1"),
         ];

@@ -20,7 +20,7 @@ pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
     let content = Serializer::new().serialize(value).map_err(to_write_error)?;
     match to_value(content)? {
         Some(Value::Table(table)) => Ok(table),
-        _ => Err(WriteError("a configuration must be a table".into())),
+        _ => Err(WriteError("the value is not a table, as a TOML file must be".into())),
     }
 }
 
@@ -54,7 +54,7 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
                 }
                 Some(_) => {
                     return Err(WriteError(format!(
-                        "the contents of `{}` must be a table",
+                        "the contents of the variant `{}` are not a table",
                         found.variant
                     )));
                 }
@@ -112,7 +112,7 @@ fn json_number(digits: &str) -> Result<Value, WriteError> {
         Ok(float) if float.is_finite() && digits.contains(['.', 'e', 'E']) => {
             Ok(Value::Float(float))
         }
-        _ => Err(WriteError(format!("{digits} is too large for TOML"))),
+        _ => Err(WriteError(format!("the number {digits} is too large for TOML"))),
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(numbers.get("n"), Some(&Value::Array(items.to_vec())));
         let too_large =
             write(&json!({ "a": read("12345678901234567890123") })).unwrap_err().to_string();
-        assert_eq!(too_large, "12345678901234567890123 is too large for TOML");
+        assert_eq!(too_large, "the number 12345678901234567890123 is too large for TOML");
         assert!(write(&json!({ "a": read("1e400") })).is_err());
     }
 }

@@ -2,29 +2,30 @@
 
 use super::{Estimate, Fleet};
 
-/// API calls per second that one core of the gateway serves, measured on two slow cores
+/// Number of API calls per second that one core of the gateway serves, measured on two slow cores
 /// (`bench/log/2026-11-26-gateway.md`).
 pub const GATEWAY_CALLS_PER_SECOND: f64 = 1675.0;
-/// Attempts per second that the store writes, measured on two slow cores
+/// Number of attempts per second that the store can write, measured on two slow cores
 /// (`bench/log/2026-11-26-open-house.md`).
 pub const STORE_ATTEMPTS_PER_SECOND: f64 = 980.0;
 
-/// Fractions of a fleet to try for the learner, in eighths.
+/// Fractions of a fleet's devices, in eighths, that are tried for the learner.
 const EIGHTHS: [usize; 6] = [1, 2, 3, 4, 5, 6];
 
-/// A run to simulate on fleets of several sizes.
+/// A run that is simulated on fleets of several sizes.
 pub struct Sizes<'a> {
-    /// Number of devices of each fleet.
+    /// Number of devices of each fleet to simulate.
     pub devices: &'a [usize],
-    /// The run on the smallest fleet. A larger fleet has proportionally more groups.
-    pub fleet: Fleet,
-    /// Whether separate devices train (disaggregated). Their number is then chosen for the shortest
+    /// Workload of the run on the smallest fleet. A larger fleet has proportionally more groups per
     /// step.
+    pub fleet: Fleet,
+    /// Whether separate devices train (disaggregated). If so, their number is chosen such that the
+    /// mean step is shortest.
     pub disaggregated: bool,
 }
 
 impl Sizes<'_> {
-    /// Returns the number of groups per step on a fleet of `devices` devices.
+    /// Returns the number of groups per step in the simulation of `devices` devices.
     fn groups(&self, devices: usize) -> usize {
         let min_devices = self.devices.iter().copied().min().unwrap_or(1).max(1);
         (self.fleet.groups.saturating_mul(devices) / min_devices).max(1)
@@ -36,7 +37,8 @@ impl Sizes<'_> {
         Fleet { groups, ..self.fleet.clone() }.num_completions()
     }
 
-    /// Returns the fleet of `devices` devices with the results of its simulation.
+    /// Simulates a fleet of `devices` devices. If separate devices train, chooses their number such
+    /// that a step is shortest. Returns the fleet with the results of its simulation.
     pub fn best_split(&self, devices: usize) -> (Fleet, Estimate) {
         let groups = self.groups(devices);
         let with = |learners: usize| {
@@ -57,7 +59,8 @@ impl Sizes<'_> {
 }
 
 impl Estimate {
-    /// Describes the bottleneck of the run: the gateway, the store, the learner or the samplers.
+    /// Describes the bottleneck of the simulated run: the gateway, the store, the learner or the
+    /// samplers.
     pub fn bottleneck(&self) -> String {
         let gateway = self.calls / GATEWAY_CALLS_PER_SECOND;
         let store = self.attempts / STORE_ATTEMPTS_PER_SECOND;
