@@ -33,7 +33,7 @@ impl Environment {
     /// Returns an error if a command fails or the timeout expires.
     pub async fn install(&self, host: &Host) -> anyhow::Result<PathBuf> {
         let Environment { dir, timeout, .. } = self;
-        let installed = tokio::time::timeout(*timeout, self.run_steps(host)).await;
+        let installed = tokio::time::timeout(*timeout, self.install_steps(host)).await;
         installed.map_err(|_| {
             anyhow::anyhow!(
                 "the Python environment in {} was not installed within {timeout:?}; raise \
@@ -45,7 +45,7 @@ impl Environment {
 
     /// Creates an empty environment, installs the package `levade_torch`, and imports it as a test.
     /// Returns the path of the environment's Python interpreter.
-    async fn run_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
+    async fn install_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
         let python = self.dir.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
         let has_uv = Command::new("uv")
             .arg("--version")
@@ -57,9 +57,9 @@ impl Environment {
         let package = format!("{}[lora]", text(&self.package));
         if !python.exists() {
             if has_uv {
-                run(host, &["uv", "venv", "--python", &self.python, &dir]).await?
+                run_command(host, &["uv", "venv", "--python", &self.python, &dir]).await?
             } else {
-                run(host, &[&self.python, "-m", "venv", &dir]).await?
+                run_command(host, &[&self.python, "-m", "venv", &dir]).await?
             }
         }
         let interpreter = text(&python);
@@ -76,16 +76,16 @@ impl Environment {
             }
         }
         install.push(&package);
-        run(host, &install).await?;
+        run_command(host, &install).await?;
         let imports = "import levade_torch, torch, transformers; print('PyTorch', \
                        torch.__version__, 'transformers', transformers.__version__, 'CUDA', \
                        torch.cuda.is_available())";
-        run(host, &[&interpreter, "-c", imports]).await?;
+        run_command(host, &[&interpreter, "-c", imports]).await?;
         Ok(python)
     }
 }
 
-async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
+async fn run_command(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     host.setup("runs", words.join(" "));
     let mut command = Command::new(words[0]);
     let status = command.args(&words[1..]).kill_on_drop(true).status().await;

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 /// The part that a machine has in the learner of a run.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub struct MachinePart {
     /// Directory of the run. It need not exist yet.
     pub run: PathBuf,
     /// Index of the machine, from 1. Machine 0 runs `levade train`.
@@ -75,12 +75,12 @@ impl OrderFiles {
         order::is_taken(&self.dir, self.node, &self.name)
     }
 
-    fn is_over(&self) -> bool {
+    fn has_run_ended(&self) -> bool {
         order::finished_at(&self.dir).is_some_and(|at| Some(at) != self.before)
     }
 
     /// Returns the newest launch order of the run, or `None` if there is no order yet.
-    fn order(&self) -> io::Result<Option<LaunchOrder>> {
+    fn newest_order(&self) -> io::Result<Option<LaunchOrder>> {
         let is_old = self.before.is_some() && order::finished_at(&self.dir) == self.before;
         if is_old { Ok(None) } else { LaunchOrder::read(&self.dir) }
     }
@@ -96,7 +96,7 @@ impl OrderFiles {
 /// Returns an error if the run does not start its learner in time, if the learner has no machine
 /// with this index, or if the processes cannot be started.
 pub async fn join(
-    part: &Part,
+    part: &MachinePart,
     host: &Host,
     mut stops: UnboundedReceiver<()>,
 ) -> anyhow::Result<JoinOutcome> {
@@ -137,7 +137,7 @@ pub async fn join(
                     report(&format!("processes ended: {how}"));
                     order::leave(&files.dir, &order.start, part.node, &how)?;
                 }
-                () = superseded(&files, &order) => {}
+                () = wait_until_superseded(&files, &order) => {}
                 _ = sleep(STOP_TIMEOUT), if stopping => {}
                 Some(()) = stops.recv() => if !stopping {
                     stopping = true;
@@ -150,7 +150,11 @@ pub async fn join(
         }
         processes.stop().await;
         if stopping {
-            return Ok(if files.is_over() { JoinOutcome::Finished } else { JoinOutcome::Stopped });
+            return Ok(if files.has_run_ended() {
+                JoinOutcome::Finished
+            } else {
+                JoinOutcome::Stopped
+            });
         }
         last = Some(order);
     }
@@ -160,7 +164,7 @@ pub async fn join(
 async fn next_action(
     files: &OrderFiles,
     last: Option<&LaunchOrder>,
-    part: &Part,
+    part: &MachinePart,
 ) -> anyhow::Result<JoinAction> {
     let timeout = match last {
         Some(order) => Duration::from_secs_f64(order.start_timeout_seconds),
@@ -168,13 +172,14 @@ async fn next_action(
     };
     let mut watch = Stopwatch::start();
     loop {
-        if files.is_over() {
+        if files.has_run_ended() {
             return Ok(JoinAction::Exit(JoinOutcome::Finished));
         }
         if files.is_taken() {
             return Ok(JoinAction::Exit(JoinOutcome::Replaced));
         }
-        if let Some(order) = files.order()?.filter(|order| last.is_none_or(|last| *last != *order))
+        if let Some(order) =
+            files.newest_order()?.filter(|order| last.is_none_or(|last| *last != *order))
         {
             if part.node >= order.nodes {
                 return Err(unusable(format!(
@@ -197,11 +202,14 @@ async fn next_action(
 
 /// Waits until the run has another order than `order`, the run has ended, or another process has
 /// claimed this machine's part.
-async fn superseded(files: &OrderFiles, order: &LaunchOrder) {
+async fn wait_until_superseded(files: &OrderFiles, order: &LaunchOrder) {
     loop {
         sleep(POLL_INTERVAL).await;
-        let newest = files.order().ok().flatten();
-        if files.is_over() || files.is_taken() || newest.is_some_and(|newest| newest != *order) {
+        let newest = files.newest_order().ok().flatten();
+        if files.has_run_ended()
+            || files.is_taken()
+            || newest.is_some_and(|newest| newest != *order)
+        {
             return;
         }
     }
@@ -235,14 +243,14 @@ mod tests {
         // These files belong to a run that stopped and now resumes: neither its end nor its order
         // counts.
         let files = OrderFiles::claim(root.path(), 1).unwrap();
-        assert!(!files.is_over() && files.order().unwrap().is_none());
+        assert!(!files.has_run_ended() && files.newest_order().unwrap().is_none());
         order::clear(&dir).unwrap();
-        assert!(!files.is_over() && files.order().unwrap().is_none());
+        assert!(!files.has_run_ended() && files.newest_order().unwrap().is_none());
         order("second").write(&dir).unwrap();
-        assert_eq!(files.order().unwrap().unwrap().start, "second");
+        assert_eq!(files.newest_order().unwrap().unwrap().start, "second");
         std::thread::sleep(Duration::from_millis(20));
         order::end(&dir).unwrap();
-        assert!(files.is_over());
+        assert!(files.has_run_ended());
     }
 
     #[test]
@@ -254,7 +262,7 @@ mod tests {
         let files = OrderFiles::claim(root.path(), 1).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         order::end(&dir).unwrap();
-        assert!(files.is_over());
+        assert!(files.has_run_ended());
     }
 
     #[test]

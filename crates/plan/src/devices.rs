@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn named_ignores_case_and_lists_devices() {
+    fn by_name_ignores_case_and_lists_devices() {
         assert_eq!(Device::by_name("H100").unwrap().memory, 80 << 30);
         assert!(Device::by_name("h1").unwrap_err().contains("must be one of a100, h100"));
     }

@@ -81,7 +81,7 @@ pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
 }
 
 /// Returns the value of the last `--head-rows` in the learner's arguments, or the default of 512.
-fn head_rows(args: &[String]) -> u64 {
+fn head_rows_argument(args: &[String]) -> u64 {
     let value =
         args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
             Some("") => args.get(at + 1),
@@ -96,7 +96,7 @@ fn head_rows(args: &[String]) -> u64 {
 pub const CUDA_CONTEXT_BYTES: Bytes = 1800 << 20;
 
 /// Returns the total number of bytes in a memory plan, saturating. A plan lists bytes by purpose.
-pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
+pub fn total_bytes(plan: &[(&str, Bytes)]) -> Bytes {
     plan.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
@@ -112,7 +112,7 @@ pub fn offloaded_bytes(plan: &[(&str, Bytes)]) -> Bytes {
 }
 
 /// The part of the model that is on one pipeline stage.
-struct Stage {
+struct PipelineStage {
     layers: u64,
     /// Number of parameters of the embedding, the final norm and the output head that are on this
     /// stage.
@@ -136,7 +136,7 @@ impl Learner {
             pipeline: keys.pp.into(),
             compute: keys.dtype.bytes() as u64,
             recompute: keys.args.iter().any(|arg| arg == "--checkpoint-activations"),
-            head_rows: head_rows(&keys.args),
+            head_rows: head_rows_argument(&keys.args),
             tokens: (recipe.engine.micro_batch_tokens as u64).min(MAX_TOKENS),
             lora: recipe.model.lora.as_ref().map(|lora| lora.rank as u64),
             reference: needs(RlKeys::needs_reference),
@@ -147,30 +147,35 @@ impl Learner {
 
     /// Returns the memory of one learner process in bytes, by purpose. If the model is split into
     /// pipeline stages, the process is on the stage that needs the most memory.
-    pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
+    pub fn plan_memory(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let stages =
             self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
-        stages.max_by_key(|plan| total(plan)).unwrap_or_default()
+        stages.max_by_key(|plan| total_bytes(plan)).unwrap_or_default()
     }
 
     /// Returns the pipeline stages that can need the most memory. The first stage gets the
     /// remainder of the layers and has the most micro-batches in flight. The last stage has the
     /// output head.
-    fn edge_stages(&self, shape: &Shape) -> Vec<Stage> {
+    fn edge_stages(&self, shape: &Shape) -> Vec<PipelineStage> {
         let stages = self.pipeline;
         let embedding = shape.vocabulary * shape.hidden;
         if stages == 1 {
-            return vec![Stage {
+            return vec![PipelineStage {
                 layers: shape.layers,
-                edge_parameters: shape.parameters_outside_blocks(),
+                edge_parameters: shape.parameters_outside_layers(),
                 in_flight: 1,
                 has_head: true,
             }];
         }
         let first = shape.layers.div_ceil(stages);
         vec![
-            Stage { layers: first, edge_parameters: embedding, in_flight: stages, has_head: false },
-            Stage {
+            PipelineStage {
+                layers: first,
+                edge_parameters: embedding,
+                in_flight: stages,
+                has_head: false,
+            },
+            PipelineStage {
                 layers: shape.layers / stages,
                 edge_parameters: embedding + shape.hidden,
                 in_flight: 1,
@@ -179,14 +184,15 @@ impl Learner {
         ]
     }
 
-    fn plan_stage(&self, shape: &Shape, stage: &Stage) -> Vec<(&'static str, Bytes)> {
+    fn plan_stage(&self, shape: &Shape, stage: &PipelineStage) -> Vec<(&'static str, Bytes)> {
         let Learner { tensor, context, compute, .. } = *self;
-        let Stage { layers, edge_parameters: ends, in_flight, has_head } = *stage;
+        let PipelineStage { layers, edge_parameters: ends, in_flight, has_head } = *stage;
         let ranks = (self.processes / self.pipeline).max(1);
-        let parameters = layers * shape.block() + ends;
+        let parameters = layers * shape.layer_parameters() + ends;
         let shard = |bytes: u64| bytes.div_ceil(ranks);
         let adapter = self.lora.map(|rank| {
-            let block = 2 * (shape.hidden + shape.queries()) + 2 * (shape.hidden + shape.keys());
+            let block =
+                2 * (shape.hidden + shape.query_width()) + 2 * (shape.hidden + shape.key_width());
             let wide = 3 * (shape.hidden + shape.active_width());
             layers * rank * (block + wide)
         });
@@ -200,7 +206,7 @@ impl Learner {
         // gathered. Each gathered part has its weights and their gradient.
         let gathered = match ranks / tensor {
             1 if compute == F32 => 0,
-            _ => 2 * compute * (ends + shape.block()).div_ceil(tensor),
+            _ => 2 * compute * (ends + shape.layer_parameters()).div_ceil(tensor),
         };
         let rows = self.tokens.div_ceil(context);
         let live_blocks = if self.recompute { 1 } else { in_flight * layers };
@@ -208,8 +214,10 @@ impl Learner {
         // Per block, PyTorch keeps the inputs of both norms (in f32 and in the compute dtype), the
         // queries, keys and values before and after RoPE, the attention output, and four tensors of
         // the feed-forward part.
-        let block_width =
-            6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
+        let block_width = 6 * shape.hidden
+            + 2 * shape.query_width()
+            + 4 * shape.key_width()
+            + shape.query_width();
         let block_width = block_width + 4 * shape.active_width() / tensor;
         let activations = saturating_product(&[compute, rows, live_blocks, block_width])
             .saturating_add(saturating_product(&[compute, rows, checkpointed_blocks, shape.hidden]))
@@ -249,7 +257,7 @@ fn saturating_product(factors: &[u64]) -> Bytes {
 }
 
 /// Formats a number of bytes in GiB with two decimals.
-pub fn gib(bytes: u64) -> String {
+pub fn format_gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / f64::from(1 << 30))
 }
 
@@ -281,7 +289,7 @@ mod tests {
     }
 
     fn total(learner: &Learner) -> u64 {
-        learner.plan(&shape()).iter().map(|(_, bytes)| bytes).sum()
+        learner.plan_memory(&shape()).iter().map(|(_, bytes)| bytes).sum()
     }
 
     #[test]
@@ -296,14 +304,14 @@ mod tests {
         // 2 bytes per parameter of the reference model and 16 of the critic, sharded likewise.
         let more = total(&Learner { reference: true, critic: true, ..learner() }) - eight;
         assert!(more.abs_diff(shape().parameters() * 18 / 8) < 8, "{more}");
-        assert_eq!(head_rows(&["--head-rows".into(), "64".into()]), 64);
-        assert_eq!(head_rows(&["--head-rows".into()]), 512);
-        assert_eq!(head_rows(&["--head-rows=64".into(), "--x".into()]), 64);
+        assert_eq!(head_rows_argument(&["--head-rows".into(), "64".into()]), 64);
+        assert_eq!(head_rows_argument(&["--head-rows".into()]), 512);
+        assert_eq!(head_rows_argument(&["--head-rows=64".into(), "--x".into()]), 64);
     }
 
     #[test]
-    fn moved_is_16_bytes_per_parameter() {
-        let plan = learner().plan(&shape());
+    fn offloaded_bytes_are_16_per_parameter() {
+        let plan = learner().plan_memory(&shape());
         let bytes_per_parameter = offloaded_bytes(&plan) as f64 * 8.0 / shape().parameters() as f64;
         assert!(
             (bytes_per_parameter - 16.0).abs() < 1e-3,
@@ -315,10 +323,10 @@ mod tests {
     fn pipeline_stage_holds_its_layers_and_ends() {
         let shape = shape();
         let staged = Learner { pipeline: 4, ..learner() };
-        let weights = |learner: &Learner| learner.plan(&shape)[0].1;
+        let weights = |learner: &Learner| learner.plan_memory(&shape)[0].1;
         // Two processes shard a stage of 7 layers, which also has the embedding or the head.
         let end = shape.vocabulary * shape.hidden;
-        let stage = 4 * (7 * shape.block() + end) / 2;
+        let stage = 4 * (7 * shape.layer_parameters() + end) / 2;
         assert!(
             weights(&staged).abs_diff(stage) <= 2 * shape.hidden,
             "{} {stage}",
@@ -326,7 +334,7 @@ mod tests {
         );
         // The first stages get the remainder of the layers: 28 are split into 6, 6, 6, 5 and 5.
         let five = Learner { processes: 5, pipeline: 5, head_rows: 1, ..learner() };
-        assert_eq!(weights(&five), 4 * (6 * shape.block() + end));
+        assert_eq!(weights(&five), 4 * (6 * shape.layer_parameters() + end));
         // The first stage holds activations of one micro-batch per stage.
         let activations = |pipeline: u64| {
             let plan = Learner {
@@ -336,7 +344,7 @@ mod tests {
                 head_rows: 1,
                 ..learner()
             };
-            plan.plan(&shape)[3].1 as f64
+            plan.plan_memory(&shape)[3].1 as f64
         };
         assert!(
             (activations(4) / activations(1) - 1.0).abs() < 1e-6,

@@ -129,7 +129,8 @@ impl Shape {
             self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate),
         );
         let block = u128::from(self.hidden)
-            * (3 * u128::from(self.experts.unwrap_or(1)) * one + 4 * u128::from(self.queries()));
+            * (3 * u128::from(self.experts.unwrap_or(1)) * one
+                + 4 * u128::from(self.query_width()));
         let all = u128::from(self.layers) * block
             + 2 * u128::from(self.vocabulary) * u128::from(self.hidden);
         if all > MAX_PARAMETERS {
@@ -180,12 +181,12 @@ impl Shape {
     }
 
     /// Returns the total width of all keys of a layer, which is also the width of all values.
-    pub fn keys(&self) -> u64 {
+    pub fn key_width(&self) -> u64 {
         self.kv_heads() * self.head_dim()
     }
 
     /// Returns the total width of all queries of a layer.
-    pub fn queries(&self) -> u64 {
+    pub fn query_width(&self) -> u64 {
         self.heads * self.head_dim()
     }
 
@@ -200,13 +201,13 @@ impl Shape {
         }
     }
 
-    fn attention(&self) -> u64 {
-        self.hidden * (2 * self.queries() + 2 * self.keys())
+    fn attention_parameters(&self) -> u64 {
+        self.hidden * (2 * self.query_width() + 2 * self.key_width())
     }
 
     /// Returns the number of parameters of one transformer layer, including all experts and both
     /// norms.
-    pub fn block(&self) -> u64 {
+    pub fn layer_parameters(&self) -> u64 {
         let feed_forward = match self.experts {
             Some(experts) => {
                 let one = self.expert_intermediate.unwrap_or(self.intermediate);
@@ -214,36 +215,36 @@ impl Shape {
             }
             None => 3 * self.hidden * self.intermediate,
         };
-        self.attention() + feed_forward + 2 * self.hidden
+        self.attention_parameters() + feed_forward + 2 * self.hidden
     }
 
     /// Returns the number of parameters outside the transformer layers: the embedding, the final
     /// norm and, unless tied, the output head.
-    pub fn parameters_outside_blocks(&self) -> u64 {
+    pub fn parameters_outside_layers(&self) -> u64 {
         self.vocabulary * self.hidden * if self.tied { 1 } else { 2 } + self.hidden
     }
 
     /// Returns the total number of parameters of the model.
     pub fn parameters(&self) -> u64 {
-        self.layers * self.block() + self.parameters_outside_blocks()
+        self.layers * self.layer_parameters() + self.parameters_outside_layers()
     }
 
     /// Returns the number of parameters that are active for a token, including the output head.
     pub fn active_parameters(&self) -> u64 {
-        self.layers * (self.attention() + 3 * self.hidden * self.active_width())
+        self.layers * (self.attention_parameters() + 3 * self.hidden * self.active_width())
             + self.vocabulary * self.hidden
     }
 
     /// Returns the size of the KV cache per token in bytes. `bytes` is the size of one number.
-    pub fn cache_of_token(&self, bytes: u64) -> u64 {
-        (2 * self.layers * self.keys()).saturating_mul(bytes)
+    pub fn kv_cache_bytes_per_token(&self, bytes: u64) -> u64 {
+        (2 * self.layers * self.key_width()).saturating_mul(bytes)
     }
 
     /// Returns the number of floating-point operations in the forward pass of one token that
     /// attends to `seen` tokens.
-    pub fn forward(&self, seen: u64) -> f64 {
+    pub fn forward_flops(&self, seen: u64) -> f64 {
         2.0 * self.active_parameters() as f64
-            + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
+            + 4.0 * (self.layers * self.query_width()) as f64 * seen as f64
     }
 
     /// Describes the model on one line, for example "llama, 134.5 M parameters, 30 layers of 576,
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_matches_shape_read_from_config_json() {
+    fn new_matches_parsed_shape() {
         let config = levade_engine::testing::tiny_config();
         let read = Shape::parse(&config.to_hf_json().to_string()).unwrap();
         let model_shape = Shape::new(&config);
@@ -289,7 +290,7 @@ mod tests {
             "num_key_value_heads":3,"intermediate_size":1536,"vocab_size":49152,"tie_word_embeddings":true}"#;
         let smol = Shape::parse(smol).unwrap();
         assert_eq!(smol.parameters(), 134_515_008);
-        assert_eq!(smol.cache_of_token(2), 2 * 30 * 192 * 2);
+        assert_eq!(smol.kv_cache_bytes_per_token(2), 2 * 30 * 192 * 2);
         let qwen = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064,"tie_word_embeddings":false}"#;
         let parameters = Shape::parse(qwen).unwrap().parameters() as f64;
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn read_rejects_impossible_shapes_by_key() {
+    fn parse_rejects_impossible_shapes_by_key() {
         let base = serde_json::json!({
             "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "intermediate_size": 128, "vocab_size": 7, "max_position_embeddings": 1u64 << 30,
@@ -326,7 +327,7 @@ mod tests {
         };
         // Unusual but valid: a tiny vocabulary, a huge context, a single expert.
         assert_eq!(
-            read("tie_word_embeddings", true.into()).unwrap().parameters_outside_blocks(),
+            read("tie_word_embeddings", true.into()).unwrap().parameters_outside_layers(),
             7 * 64 + 64
         );
         assert_eq!(read("num_experts", 1.into()).unwrap().experts, Some(1));

@@ -2,8 +2,7 @@
 //!
 //! The simulation estimates staleness, idle fractions and the load on the gateway and the store,
 //! for fleets that are not available for a measurement. It processes discrete events with the times
-//! of
-//! [`Service`]:
+//! of [`ServiceTimes`]:
 //!
 //! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt
 //!   of a group once.
@@ -24,13 +23,13 @@ use std::collections::BinaryHeap;
 use levade_policy::uniform;
 use serde::Deserialize;
 
-use sampler::{Key, Sampler};
-pub use sizes::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Sizes};
+use sampler::{HeapKey, SimulatedSampler};
+pub use sizes::{FleetSizes, GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND};
 
 /// Times that the simulated samplers and the learner take for their work, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Service {
+pub struct ServiceTimes {
     /// Prefill time of a sampler per prompt token, in seconds.
     pub prompt: f64,
     /// Fixed time per decoding pass of a sampler, in seconds. In each pass, every running sequence
@@ -46,14 +45,14 @@ pub struct Service {
     pub publish: f64,
 }
 
-impl Service {
+impl ServiceTimes {
     /// Checks that all times are in 0..=1e6 seconds, and that a decoding pass takes some time.
     ///
     /// # Errors
     /// Returns a message that names the first time out of range, or the times of a decoding pass if
     /// both are 0.
     pub fn check(&self) -> Result<(), String> {
-        let Service { prompt, batch, sequence, learn, update, publish } = *self;
+        let ServiceTimes { prompt, batch, sequence, learn, update, publish } = *self;
         let all = [
             ("prompt", prompt),
             ("batch", batch),
@@ -104,12 +103,12 @@ pub struct Fleet {
     /// Number of trained tokens, as a fraction of the sampled tokens plus one prompt per group.
     pub trained_fraction: f64,
     /// Times that samplers and learner take for their work.
-    pub service: Service,
+    pub service: ServiceTimes,
 }
 
 /// Results of a simulated run. The steps that fill the pipeline are not measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
+pub struct FleetEstimate {
     /// Mean duration of a training step, in seconds.
     pub step: f64,
     /// Number of sampled tokens per second.
@@ -136,7 +135,7 @@ const STEPS: usize = 6;
 /// Random stream from which the lengths of completions are sampled.
 const LENGTH_STREAM: u64 = 1;
 
-enum Event {
+enum SimulationEvent {
     /// A completion ends on the sampler with this index. The event is ignored if the sampler's
     /// count of changes differs from the second value.
     Completion(usize, u64),
@@ -148,7 +147,7 @@ enum Event {
 
 /// An attempt in the simulation that has started.
 #[derive(Debug, Clone, Copy)]
-struct Attempt {
+struct SimulatedAttempt {
     step: usize,
     sampler: usize,
     /// Number of completions of the attempt that have not ended.
@@ -160,7 +159,7 @@ struct Attempt {
 /// Totals since the start of the simulation. Times are in seconds. `ages` is the sum over tokens of
 /// their off-policy lag.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
+struct SimulationTotals {
     time: f64,
     tokens: f64,
     attempts: f64,
@@ -175,10 +174,10 @@ struct Simulation<'a> {
     now: f64,
     /// Queue of future events by time, as indices into `scheduled`. Events at equal times are
     /// processed in the order in which they were added.
-    events: BinaryHeap<Reverse<(Key, usize)>>,
-    scheduled: Vec<Event>,
-    samplers: Vec<Sampler>,
-    attempts: Vec<Attempt>,
+    events: BinaryHeap<Reverse<(HeapKey, usize)>>,
+    scheduled: Vec<SimulationEvent>,
+    samplers: Vec<SimulatedSampler>,
+    attempts: Vec<SimulatedAttempt>,
     /// Number of unfinished attempts of each step.
     remaining: Vec<usize>,
     /// Number of sampled tokens of each step.
@@ -187,7 +186,7 @@ struct Simulation<'a> {
     version: usize,
     /// Time at which the learner started its current step. `None` if the learner is idle.
     learning: Option<f64>,
-    sums: Sums,
+    sums: SimulationTotals,
 }
 
 impl Fleet {
@@ -200,24 +199,24 @@ impl Fleet {
 
     /// Simulates the steps that fill the pipeline and six further steps. Only the further steps are
     /// measured.
-    pub fn simulate(&self) -> Estimate {
+    pub fn simulate(&self) -> FleetEstimate {
         let filling = self.ahead + 1;
         let steps = filling + STEPS;
         let mut simulation = Simulation::new(self, steps);
-        simulation.start();
-        let mut filled = Sums::default();
-        while let Some(step_finished) = simulation.next() {
+        simulation.start_attempts();
+        let mut filled = SimulationTotals::default();
+        while let Some(step_finished) = simulation.process_next_event() {
             if step_finished && simulation.version == filling {
-                filled = simulation.measure();
+                filled = simulation.current_totals();
             }
             if simulation.version == steps {
                 break;
             }
         }
-        let all = simulation.measure();
+        let all = simulation.current_totals();
         let time = (all.time - filled.time).max(f64::MIN_POSITIVE);
-        let delta = |metric: fn(&Sums) -> f64| metric(&all) - metric(&filled);
-        Estimate {
+        let delta = |metric: fn(&SimulationTotals) -> f64| metric(&all) - metric(&filled);
+        FleetEstimate {
             step: time / STEPS as f64,
             tokens: delta(|sums| sums.tokens) / time,
             attempts: delta(|sums| sums.attempts) / time,
@@ -230,7 +229,7 @@ impl Fleet {
 
     /// Samples the number of tokens of an attempt from a log-normal distribution with mean
     /// `completion_tokens` and relative standard deviation `spread`. The result is at least 1.
-    fn length(&self, attempt: usize) -> f64 {
+    fn sample_length(&self, attempt: usize) -> f64 {
         let [a, b] = [0, 1].map(|i| uniform(0, LENGTH_STREAM, 2 * attempt as u64 + i));
         let normal = (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos();
         let variance = (1.0 + self.spread * self.spread).ln();
@@ -245,32 +244,32 @@ impl<'a> Simulation<'a> {
             now: 0.0,
             events: BinaryHeap::new(),
             scheduled: Vec::new(),
-            samplers: (0..fleet.samplers).map(|_| Sampler::default()).collect(),
+            samplers: (0..fleet.samplers).map(|_| SimulatedSampler::default()).collect(),
             attempts: Vec::new(),
             remaining: vec![fleet.groups * fleet.group_size; steps],
             sampled: vec![0.0; steps],
             version: 0,
             learning: None,
-            sums: Sums::default(),
+            sums: SimulationTotals::default(),
         }
     }
 
     /// Returns the totals from the start of the simulation to the current time.
-    fn measure(&mut self) -> Sums {
+    fn current_totals(&mut self) -> SimulationTotals {
         let now = self.now;
         let service = &self.fleet.service;
         self.samplers.iter_mut().for_each(|sampler| sampler.advance(now, service));
-        Sums {
+        SimulationTotals {
             time: now,
             idle: self.samplers.iter().map(|sampler| sampler.idle).sum(),
             ..self.sums
         }
     }
 
-    fn schedule(&mut self, time: f64, event: Event) {
+    fn schedule(&mut self, time: f64, event: SimulationEvent) {
         self.scheduled.push(event);
         let index = self.scheduled.len() - 1;
-        self.events.push(Reverse((Key(time), index)));
+        self.events.push(Reverse((HeapKey(time), index)));
     }
 
     /// Schedules the end of the next completion on a sampler, after its running sequences have
@@ -279,14 +278,14 @@ impl<'a> Simulation<'a> {
         let sampler = &mut self.samplers[index];
         sampler.changes += 1;
         let changes = sampler.changes;
-        if let Some(time) = sampler.next(&self.fleet.service) {
-            self.schedule(time, Event::Completion(index, changes));
+        if let Some(time) = sampler.next_completion_time(&self.fleet.service) {
+            self.schedule(time, SimulationEvent::Completion(index, changes));
         }
     }
 
     /// Starts all attempts that may run, given `ahead`. Each group goes to the sampler with the
     /// fewest attempts.
-    fn start(&mut self) {
+    fn start_attempts(&mut self) {
         let fleet = self.fleet;
         let of_step = self.fleet.groups * self.fleet.group_size;
         let last = self.remaining.len().min(self.version + fleet.ahead + 1);
@@ -298,20 +297,20 @@ impl<'a> Simulation<'a> {
             };
             let sampler = &mut self.samplers[index];
             sampler.advance(self.now, &fleet.service);
-            sampler.block(self.now, fleet.prompt * fleet.service.prompt);
+            sampler.pause(self.now, fleet.prompt * fleet.service.prompt);
             sampler.attempts += fleet.group_size;
             for at in first..first + fleet.group_size {
-                let length = fleet.length(at);
+                let length = fleet.sample_length(at);
                 let step = at / of_step;
                 let tokens = length / fleet.turns.max(1) as f64;
-                self.attempts.push(Attempt {
+                self.attempts.push(SimulatedAttempt {
                     step,
                     sampler: index,
                     remaining: fleet.turns.max(1),
                     tokens,
                 });
                 self.sampled[step] += length;
-                sampler.start(at, tokens, fleet.rows);
+                sampler.start_completion(at, tokens, fleet.rows);
             }
             self.reschedule(index);
         }
@@ -319,16 +318,18 @@ impl<'a> Simulation<'a> {
 
     /// Processes the next event. Returns whether the learner finished a step. Returns `None` if no
     /// event is left.
-    fn next(&mut self) -> Option<bool> {
-        let Reverse((Key(time), index)) = self.events.pop()?;
+    fn process_next_event(&mut self) -> Option<bool> {
+        let Reverse((HeapKey(time), index)) = self.events.pop()?;
         self.now = time;
         match self.scheduled[index] {
-            Event::Completion(index, changes) if self.samplers[index].changes == changes => {
+            SimulationEvent::Completion(index, changes)
+                if self.samplers[index].changes == changes =>
+            {
                 self.finish_completions(index);
             }
-            Event::Completion(..) => {}
-            Event::Tool(attempt) => self.start_call(attempt),
-            Event::Trained => {
+            SimulationEvent::Completion(..) => {}
+            SimulationEvent::Tool(attempt) => self.start_call(attempt),
+            SimulationEvent::Trained => {
                 self.finish_step();
                 return Some(true);
             }
@@ -339,10 +340,10 @@ impl<'a> Simulation<'a> {
     /// Requests the next completion of the attempt with this index from its sampler.
     fn start_call(&mut self, attempt: usize) {
         let fleet = self.fleet;
-        let Attempt { sampler: index, tokens, .. } = self.attempts[attempt];
+        let SimulatedAttempt { sampler: index, tokens, .. } = self.attempts[attempt];
         let sampler = &mut self.samplers[index];
         sampler.advance(self.now, &fleet.service);
-        sampler.start(attempt, tokens, fleet.rows);
+        sampler.start_completion(attempt, tokens, fleet.rows);
         self.reschedule(index);
     }
 
@@ -351,13 +352,13 @@ impl<'a> Simulation<'a> {
         let fleet = self.fleet;
         self.samplers[index].advance(self.now, &fleet.service);
         for attempt in self.samplers[index].take_finished(fleet.rows) {
-            let Attempt { step, tokens, .. } = self.attempts[attempt];
+            let SimulatedAttempt { step, tokens, .. } = self.attempts[attempt];
             self.sums.calls += 1.0;
             self.sums.tokens += tokens;
             self.sums.ages += tokens * (step - self.version.min(step)) as f64;
             self.attempts[attempt].remaining -= 1;
             if self.attempts[attempt].remaining > 0 {
-                self.schedule(self.now + fleet.tool, Event::Tool(attempt));
+                self.schedule(self.now + fleet.tool, SimulationEvent::Tool(attempt));
                 continue;
             }
             self.sums.attempts += 1.0;
@@ -365,12 +366,12 @@ impl<'a> Simulation<'a> {
             self.remaining[step] -= 1;
         }
         self.reschedule(index);
-        self.learn();
+        self.start_training();
     }
 
     /// Starts to train on the next step if the learner is idle and all attempts of that step are
     /// done.
-    fn learn(&mut self) {
+    fn start_training(&mut self) {
         let fleet = self.fleet;
         if self.learning.is_some() || self.remaining.get(self.version) != Some(&0) {
             return;
@@ -381,26 +382,26 @@ impl<'a> Simulation<'a> {
         let seconds = fleet.trained_fraction * tokens * fleet.service.learn / devices as f64
             + fleet.service.update;
         if fleet.learners == 0 {
-            self.block_all(seconds);
+            self.pause_all_samplers(seconds);
         }
-        self.schedule(self.now + seconds, Event::Trained);
+        self.schedule(self.now + seconds, SimulationEvent::Trained);
     }
 
     fn finish_step(&mut self) {
         self.sums.learning += self.learning.take().map_or(0.0, |since| self.now - since);
         self.version += 1;
         if self.fleet.learners > 0 {
-            self.block_all(self.fleet.service.publish);
+            self.pause_all_samplers(self.fleet.service.publish);
         }
-        self.start();
-        self.learn();
+        self.start_attempts();
+        self.start_training();
     }
 
     /// Pauses all samplers for `seconds`.
-    fn block_all(&mut self, seconds: f64) {
+    fn pause_all_samplers(&mut self, seconds: f64) {
         for index in 0..self.samplers.len() {
             self.samplers[index].advance(self.now, &self.fleet.service);
-            self.samplers[index].block(self.now, seconds);
+            self.samplers[index].pause(self.now, seconds);
             self.reschedule(index);
         }
     }
@@ -411,7 +412,7 @@ mod tests {
     use super::*;
 
     fn fleet() -> Fleet {
-        let service = Service {
+        let service = ServiceTimes {
             prompt: 0.001,
             batch: 0.02,
             sequence: 0.001,
@@ -505,7 +506,7 @@ mod tests {
     #[test]
     fn lengths_match_mean_and_spread() {
         let fleet = Fleet { spread: 0.5, ..fleet() };
-        let lengths: Vec<f64> = (0..20_000).map(|at| fleet.length(at)).collect();
+        let lengths: Vec<f64> = (0..20_000).map(|at| fleet.sample_length(at)).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
         let variance =
             lengths.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / lengths.len() as f64;

@@ -1,6 +1,6 @@
 //! Simulates one run on fleets of several sizes, and finds the bottleneck.
 
-use super::{Estimate, Fleet};
+use super::{Fleet, FleetEstimate};
 
 /// Number of API calls per second that one core of the gateway serves, measured on two slow cores
 /// (`bench/log/2026-11-26-gateway.md`).
@@ -13,7 +13,7 @@ pub const STORE_ATTEMPTS_PER_SECOND: f64 = 980.0;
 const EIGHTHS: [usize; 6] = [1, 2, 3, 4, 5, 6];
 
 /// A run that is simulated on fleets of several sizes.
-pub struct Sizes<'a> {
+pub struct FleetSizes<'a> {
     /// Number of devices of each fleet to simulate.
     pub devices: &'a [usize],
     /// Workload of the run on the smallest fleet. A larger fleet has proportionally more groups per
@@ -24,23 +24,23 @@ pub struct Sizes<'a> {
     pub disaggregated: bool,
 }
 
-impl Sizes<'_> {
+impl FleetSizes<'_> {
     /// Returns the number of groups per step in the simulation of `devices` devices.
-    fn groups(&self, devices: usize) -> usize {
+    fn num_groups(&self, devices: usize) -> usize {
         let min_devices = self.devices.iter().copied().min().unwrap_or(1).max(1);
         (self.fleet.groups.saturating_mul(devices) / min_devices).max(1)
     }
 
     /// Returns the number of completions that a simulation of the largest fleet processes.
     pub fn num_completions(&self) -> usize {
-        let groups = self.groups(self.devices.iter().copied().max().unwrap_or(1));
+        let groups = self.num_groups(self.devices.iter().copied().max().unwrap_or(1));
         Fleet { groups, ..self.fleet.clone() }.num_completions()
     }
 
     /// Simulates a fleet of `devices` devices. If separate devices train, chooses their number such
     /// that a step is shortest. Returns the fleet with the results of its simulation.
-    pub fn best_split(&self, devices: usize) -> (Fleet, Estimate) {
-        let groups = self.groups(devices);
+    pub fn best_split(&self, devices: usize) -> (Fleet, FleetEstimate) {
+        let groups = self.num_groups(devices);
         let with = |learners: usize| {
             let fleet =
                 Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
@@ -58,7 +58,7 @@ impl Sizes<'_> {
     }
 }
 
-impl Estimate {
+impl FleetEstimate {
     /// Describes the bottleneck of the simulated run: the gateway, the store, the learner or the
     /// samplers.
     pub fn bottleneck(&self) -> String {
@@ -90,7 +90,7 @@ impl Estimate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Service;
+    use super::super::ServiceTimes;
     use super::*;
 
     fn estimate(
@@ -98,8 +98,8 @@ mod tests {
         attempts: f64,
         sampler_idle_fraction: f64,
         learner_idle_fraction: f64,
-    ) -> Estimate {
-        Estimate {
+    ) -> FleetEstimate {
+        FleetEstimate {
             step: 1.0,
             tokens: 1.0,
             attempts,
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn learner_fraction_minimizes_step_time() {
-        let service = Service {
+        let service = ServiceTimes {
             prompt: 0.0,
             batch: 0.01,
             sequence: 0.0001,
@@ -149,7 +149,7 @@ mod tests {
             trained_fraction: 1.0,
             service,
         };
-        let sizes = Sizes { devices: &[8, 16], fleet, disaggregated: true };
+        let sizes = FleetSizes { devices: &[8, 16], fleet, disaggregated: true };
         let (chosen, estimate) = sizes.best_split(8);
         assert_eq!((chosen.samplers + chosen.learners, chosen.groups), (8, 8));
         for learners in 1..8 {
@@ -157,7 +157,7 @@ mod tests {
             assert!(estimate.step <= other.step + 1e-9 || learners == 7, "{learners} learners");
         }
         assert_eq!(sizes.best_split(16).0.groups, 16);
-        let colocated = Sizes { disaggregated: false, ..sizes };
+        let colocated = FleetSizes { disaggregated: false, ..sizes };
         assert_eq!(
             (colocated.best_split(8).0.samplers, colocated.best_split(8).0.learners),
             (8, 0)
