@@ -506,7 +506,7 @@ fn print_phase(
     let group_size = keys.group_size as u64;
     // Attempts that are cancelled count as complete ones.
     let attempts = time::StepAttempts {
-        sampled: groups.saturating_mul(keys.attempts_of_task() as u64),
+        sampled: groups.saturating_mul(keys.attempts_per_task() as u64),
         trained: groups.saturating_mul(group_size),
     };
     let epochs = keys.epochs as u64;

@@ -263,7 +263,7 @@ impl AgentKeys {
 
     /// Returns the maximum number of tokens of the first prompt (instructions and task) in a model
     /// context of `context` tokens.
-    pub fn prompt_limit(&self, context: usize) -> usize {
+    pub fn max_opening_tokens(&self, context: usize) -> usize {
         match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Reject) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),

@@ -27,7 +27,7 @@ fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> 
 impl Checker<'_> {
     /// Checks that the name of an agent, a policy or a user is valid as a directory name and in a
     /// URL. `table` is the recipe table of the name.
-    pub(super) fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
+    pub(super) fn check_name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
         let ok = !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
         self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
@@ -35,12 +35,12 @@ impl Checker<'_> {
 
     /// Checks the policies of a recipe. If the recipe has phases, at least one policy must be
     /// trained.
-    pub(super) fn policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.policy {
-            self.name("policy", name)?;
+            self.check_name("policy", name)?;
             let key = |key: &str| format!("policy.{name}.{key}");
             match keys {
-                PolicyKeys::External(keys) => self.external(&key, keys)?,
+                PolicyKeys::External(keys) => self.check_external_keys(&key, keys)?,
                 PolicyKeys::Frozen(PolicyModel { lora: Some(_), .. }) => {
                     self.check(
                         false,
@@ -49,7 +49,7 @@ impl Checker<'_> {
                         "left out: a frozen policy is not trained",
                     )?;
                 }
-                PolicyKeys::Past(keys) => self.past(recipe, &key, keys)?,
+                PolicyKeys::Past(keys) => self.check_past_pool(recipe, &key, keys)?,
                 PolicyKeys::Trained(_) | PolicyKeys::Frozen(_) => {}
             }
         }
@@ -63,7 +63,7 @@ impl Checker<'_> {
     }
 
     /// Checks the keys of a pool of past versions.
-    fn past(
+    fn check_past_pool(
         &self,
         recipe: &Recipe,
         key: &dyn Fn(&str) -> String,
@@ -87,7 +87,7 @@ impl Checker<'_> {
     }
 
     /// Checks the keys of an external policy.
-    fn external(
+    fn check_external_keys(
         &self,
         key: &dyn Fn(&str) -> String,
         keys: &ExternalKeys,
@@ -132,11 +132,11 @@ impl Checker<'_> {
     }
 
     /// Checks the toolboxes of a recipe. Each toolbox needs a unique name.
-    pub(super) fn tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
+    pub(super) fn check_tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
         for (i, keys) in tools.iter().enumerate() {
             let table = format!("tool.{i}");
             let name = keys.name();
-            self.name(&table, name)?;
+            self.check_name(&table, name)?;
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range =
                 format!("different from the name of tool.{first}: agents refer to tools by name");
@@ -158,7 +158,7 @@ impl Checker<'_> {
 
     /// Checks the policies and agents that a phase names. The phase must train at least one policy
     /// and one agent.
-    pub(super) fn phase_names(
+    pub(super) fn check_phase_names(
         &self,
         recipe: &Recipe,
         index: usize,
@@ -196,7 +196,7 @@ impl Checker<'_> {
         let trained = recipe.trained_policies_in(phase);
         let trainable_agents = agents.clone();
         agents.retain(|(_, keys)| {
-            recipe.policies_of(keys).iter().any(|policy| trained.contains(policy))
+            recipe.policy_names(keys).iter().any(|policy| trained.contains(policy))
         });
         self.check(
             !agents.is_empty(),
@@ -206,7 +206,7 @@ impl Checker<'_> {
                 "a list with a policy of a trained agent, {}: otherwise this phase would train \
                  nothing",
                 format_choices(
-                    trainable_agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys))
+                    trainable_agents.iter().flat_map(|(_, keys)| recipe.policy_names(keys))
                 )
             ),
         )?;
@@ -219,7 +219,11 @@ impl Checker<'_> {
     }
 
     /// Checks the keys that only agents of kind `program` may have, and those that they must have.
-    fn program(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+    fn check_program(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         let is_program = agent.kind == AgentKind::Program;
         let named = agent.command.first().is_some_and(|program| !program.is_empty());
         self.check(
@@ -241,7 +245,11 @@ impl Checker<'_> {
     }
 
     /// Checks the policy weights of an agent that is played by several policies.
-    fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+    fn check_mixture(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         let weights = agent.policy.weights();
         for (at, PolicyWeight { name, weight, .. }) in weights.iter().enumerate() {
             let ok = *weight > 0.0 && weight.is_finite();
@@ -259,7 +267,7 @@ impl Checker<'_> {
     }
 
     /// Checks that the agent that `context.agent` names exists and can write summaries.
-    fn context(
+    fn check_context(
         &self,
         recipe: &Recipe,
         key: &dyn Fn(&str) -> String,
@@ -282,7 +290,7 @@ impl Checker<'_> {
     }
 
     /// Checks all keys of one agent. `table` is the recipe table of the agent.
-    pub(super) fn agent(
+    pub(super) fn check_agent(
         &self,
         recipe: &Recipe,
         table: &str,
@@ -290,16 +298,16 @@ impl Checker<'_> {
     ) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
         if let Some(name) = table.strip_prefix("agent.") {
-            self.name("agent", name)?;
+            self.check_name("agent", name)?;
         }
         let policies = recipe.policies();
         let range = format_choices(policies.iter().map(|(name, _)| name));
-        let policy = recipe.policy_of(agent);
-        let agent_policies = recipe.policies_of(agent);
+        let policy = recipe.policy_name(agent);
+        let agent_policies = recipe.policy_names(agent);
         let known = |name: &String| policies.iter().any(|(known, _)| known == name);
         let unknown = agent_policies.iter().find(|name| !known(name));
         self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
-        self.mixture(&key, agent)?;
+        self.check_mixture(&key, agent)?;
         let plays_user = table.strip_prefix("agent.").is_some_and(|name| recipe.plays_user(name));
         if recipe.may_be_external(agent) && !plays_user {
             self.check_external_policy(&key, table, agent)?;
@@ -327,7 +335,7 @@ impl Checker<'_> {
             format!("\"{}\"", agent.prompt),
             format!("a text that contains {QUESTION}"),
         )?;
-        self.program(&key, agent)?;
+        self.check_program(&key, agent)?;
         for name in &agent.tools {
             let ok = ToolKeys::find(&recipe.tool, name).is_some();
             let range =
@@ -345,7 +353,7 @@ impl Checker<'_> {
                 ),
             )?;
         }
-        self.context(recipe, &key, agent)?;
+        self.check_context(recipe, &key, agent)?;
         self.check(
             0.0 <= agent.min_tool_delay && agent.min_tool_delay <= agent.tool_delay,
             key("min_tool_delay"),

@@ -58,12 +58,12 @@ const TORCH_FLAGS: [ReservedFlag; 22] = [
 
 impl Checker<'_> {
     /// Checks the additional arguments of the inference servers that the run starts.
-    pub(super) fn args_of_servers(&self, samplers: &SamplersKeys) -> Result<(), RecipeError> {
+    pub(super) fn check_server_args(&self, samplers: &SamplersKeys) -> Result<(), RecipeError> {
         let kind_flags = match samplers {
             SamplersKeys::Vllm(_) => VLLM_FLAGS,
             SamplersKeys::Sglang(_) => SGLANG_FLAGS,
         };
-        self.args(
+        self.check_args(
             "cluster.samplers.args",
             &samplers.servers().args,
             SERVER_FLAGS.iter().chain(&kind_flags),
@@ -71,11 +71,11 @@ impl Checker<'_> {
     }
 
     /// Checks the additional arguments of the learner's processes.
-    pub(super) fn args_of_learner(&self, keys: &TorchKeys) -> Result<(), RecipeError> {
-        self.args("cluster.learner.args", &keys.args, TORCH_FLAGS.iter())
+    pub(super) fn check_learner_args(&self, keys: &TorchKeys) -> Result<(), RecipeError> {
+        self.check_args("cluster.learner.args", &keys.args, TORCH_FLAGS.iter())
     }
 
-    fn args<'a>(
+    fn check_args<'a>(
         &self,
         key: &str,
         args: &[String],

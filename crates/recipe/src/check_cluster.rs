@@ -10,7 +10,7 @@ use super::keys::{Phase, Recipe};
 
 impl Checker<'_> {
     /// Checks the keys of `[cluster.learner]`.
-    pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(()) };
         let key = |name: &str| format!("cluster.learner.{name}");
         let quoted = |text: &str| format!("\"{text}\"");
@@ -38,7 +38,7 @@ impl Checker<'_> {
             let range = "left out if `url` is set: only a group that the run starts uses it";
             self.check(!(has_url && is_set), key(name), "set", range)?;
         }
-        self.interpreter(key("python"), &keys.python)?;
+        self.check_interpreter(key("python"), &keys.python)?;
         let group_size = keys.processes_per_node().saturating_mul(keys.nodes);
         let parallel_size = keys.tp.saturating_mul(keys.cp).saturating_mul(keys.pp);
         self.check(
@@ -74,8 +74,8 @@ impl Checker<'_> {
                          only by FSDP2 and `cp`";
             self.check(value == 1 || !adapters, key(name), value, range)?;
         }
-        self.args_of_learner(keys)?;
-        self.requires_one_trained_policy(
+        self.check_learner_args(keys)?;
+        self.check_one_trained_policy(
             recipe,
             "cluster.learner",
             "left out unless the recipe trains exactly one policy: a group can train only one",
@@ -83,7 +83,7 @@ impl Checker<'_> {
     }
 
     /// Checks, if learner and samplers are colocated, that both can share the same devices.
-    pub(super) fn placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let cluster = &recipe.cluster;
         if cluster.placement == Placement::Disaggregated {
             return Ok(());
@@ -140,7 +140,7 @@ impl Checker<'_> {
 
     /// Checks that a recipe trains exactly one policy, which the table `key` of the cluster
     /// requires. `range` describes the requirement in the error.
-    pub(super) fn requires_one_trained_policy(
+    pub(super) fn check_one_trained_policy(
         &self,
         recipe: &Recipe,
         key: &str,
@@ -151,7 +151,7 @@ impl Checker<'_> {
     }
 
     /// Checks that the key `key` names a Python interpreter.
-    pub(super) fn interpreter(&self, key: String, python: &Path) -> Result<(), RecipeError> {
+    pub(super) fn check_interpreter(&self, key: String, python: &Path) -> Result<(), RecipeError> {
         self.check(!python.as_os_str().is_empty(), key, "empty", "a program or its path")
     }
 }

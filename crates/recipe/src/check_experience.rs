@@ -9,7 +9,7 @@ use super::rl::RlKeys;
 impl Checker<'_> {
     /// Checks that the attempts of a group can run one after another, so that each reads the
     /// answers of earlier attempts.
-    pub(super) fn experience(
+    pub(super) fn check_experience(
         &self,
         recipe: &Recipe,
         phase: usize,

@@ -68,7 +68,7 @@ impl Recipe {
 impl Checker<'_> {
     /// Checks the keys of the game, the agents of its seats, and that the tasks of these agents are
     /// seeds.
-    pub(super) fn game(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_game(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let keys = &recipe.game;
         let agents = recipe.agents();
         let leads = agents.iter().any(|(_, keys)| keys.kind == AgentKind::Game);
@@ -79,9 +79,9 @@ impl Checker<'_> {
             "\"game\" if the recipe has a table [game]",
         )?;
         for (name, keys) in &agents {
-            self.seated_agent(name, keys, &recipe.phase)?;
+            self.check_seated_agent(name, keys, &recipe.phase)?;
         }
-        self.seats_of(recipe, &recipe.reward.of, "reward.of")?;
+        self.check_agent_name(recipe, &recipe.reward.of, "reward.of")?;
         for (index, source) in recipe.tasks.iter().enumerate() {
             let TaskSource::Seeds(seeds) = source else { continue };
             let wanted = if seeds.agent.is_empty() { DEFAULT } else { &seeds.agent };
@@ -105,7 +105,7 @@ impl Checker<'_> {
         )?;
         let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys| {
-            keys.train && recipe.policies_of(keys).iter().all(|policy| trained.contains(policy))
+            keys.train && recipe.policy_names(keys).iter().all(|policy| trained.contains(policy))
         };
         self.check(
             !keys.constrained || !agents.iter().all(|(_, keys)| is_trained(keys)),
@@ -114,7 +114,7 @@ impl Checker<'_> {
             "false if all policies are trained: tokens that a grammar restricts are never trained",
         )?;
         for (seat, agent) in &keys.agents {
-            self.seats_of(recipe, agent, &format!("game.agents.{seat}"))?;
+            self.check_agent_name(recipe, agent, &format!("game.agents.{seat}"))?;
         }
         for (name, keys) in agents.iter().filter(|(_, keys)| !keys.system.is_empty()) {
             let table = if *name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
@@ -149,7 +149,7 @@ impl Checker<'_> {
 
     /// Checks the keys of an agent that have another meaning in a game, or that exist only for
     /// games.
-    fn seated_agent(
+    fn check_seated_agent(
         &self,
         name: &str,
         agent: &AgentKeys,
@@ -189,7 +189,7 @@ impl Checker<'_> {
 
     /// Checks that groups have at least two attempts if advantages compare a seat with the same
     /// seat of other attempts.
-    pub(super) fn seat_groups(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    pub(super) fn check_seat_groups(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         self.check(
             keys.group_by != GroupBy::Agent || keys.group_size >= 2,
             format!("phase.{phase}.group_size"),
@@ -200,7 +200,7 @@ impl Checker<'_> {
     }
 
     /// Checks that `name`, the value of the recipe key `key`, is empty or the name of an agent.
-    fn seats_of(&self, recipe: &Recipe, name: &str, key: &str) -> Result<(), RecipeError> {
+    fn check_agent_name(&self, recipe: &Recipe, name: &str, key: &str) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         let found = name.is_empty() || agents.iter().any(|(agent, _)| *agent == name);
         let range = format_choices(agents.iter().map(|(agent, _)| agent));

@@ -22,7 +22,7 @@ fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
 
 /// Returns whether an agent calls the agent `other` through its tools, directly or indirectly.
 /// `depth` is the number of calls so far.
-fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
+fn calls_agent(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
     let tools = keys.tools.iter().filter_map(|name| ToolKeys::find(&recipe.tool, name));
     // A chain longer than the number of agents contains a cycle, which another check reports.
     depth <= recipe.agents.len() + 1
@@ -37,7 +37,7 @@ fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bo
                 name == other
                     || recipe
                         .agent_named(&name)
-                        .is_some_and(|next| can_query(recipe, next, other, depth + 1))
+                        .is_some_and(|next| calls_agent(recipe, next, other, depth + 1))
             })
 }
 
@@ -51,7 +51,7 @@ impl Recipe {
 impl Checker<'_> {
     /// Checks the helper agents that toolboxes call: each must exist, run in the built-in loop, and
     /// never call itself through its tools.
-    pub(super) fn helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         let is_callable =
             |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
@@ -66,7 +66,7 @@ impl Checker<'_> {
                 );
                 self.check(names.contains(&name), &key, format!("\"{name}\""), range)?;
                 let has_cycle =
-                    recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
+                    recipe.agent_named(name).is_some_and(|keys| calls_agent(recipe, keys, name, 0));
                 let range = format!(
                     "an agent that does not call itself through its tools; [agent.{name}] inherits \
                      the tools of [agent] unless it sets `tools`, for example `tools = []`"
@@ -74,12 +74,12 @@ impl Checker<'_> {
                 self.check(!has_cycle, &key, format!("\"{name}\""), range)?;
             }
         }
-        self.helper_leases(recipe)
+        self.check_helper_leases(recipe)
     }
 
     /// Checks that no agent waits for a lease of a toolbox while the agent that called it holds
     /// one. Otherwise, all leases could be held in this way, and none would be returned.
-    fn helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    fn check_helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let leased = |keys: &AgentKeys| {
             recipe.tool.iter().position(|tool| {
                 tool.leases.is_some() && keys.tools.iter().any(|name| name == tool.name())
@@ -97,7 +97,7 @@ impl Checker<'_> {
                     recipe.tool[kept].name()
                 );
                 self.check(
-                    !can_query(recipe, keys, called, 0),
+                    !calls_agent(recipe, keys, called, 0),
                     format!("tool.{awaited}.leases"),
                     recipe.tool[awaited].leases.unwrap_or_default(),
                     range,

@@ -41,7 +41,7 @@ impl Recipe {
 impl Checker<'_> {
     /// Checks that sources of recorded sessions have a directory and an agent, and that no phase
     /// samples more attempts per task than were recorded.
-    pub(super) fn sessions(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_sessions(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         for (index, source) in recipe.tasks.iter().enumerate() {
             let TaskSource::Sessions(SessionKeys { path, agent }) = source else { continue };
@@ -73,7 +73,7 @@ impl Checker<'_> {
     }
 
     /// Checks that recorded sessions can serve as the demonstrations of a phase.
-    pub(super) fn session_source(
+    pub(super) fn check_session_source(
         &self,
         recipe: &Recipe,
         phase: usize,
@@ -95,13 +95,13 @@ impl Checker<'_> {
     }
 
     /// Checks the gateway at which agents that run elsewhere start sessions.
-    pub(super) fn session_gateway(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_session_gateway(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(keys) = &recipe.sessions else { return Ok(()) };
         let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
         let range = "left out unless an agent has kind = \"session\"";
         self.check(recipe.has_session_agents(), "sessions", "set", range)?;
         let key = |name: &str| format!("sessions.{name}");
-        self.gateway_address(&key, (listen.as_str(), gateway.as_str()), "agents")?;
+        self.check_gateway_address(&key, (listen.as_str(), gateway.as_str()), "agents")?;
         let range = "the environment variable with the keys that start sessions";
         self.check(!key_env.is_empty(), key("key_env"), "\"\"", range)
     }

@@ -56,11 +56,13 @@ impl Recipe {
 
 impl Checker<'_> {
     /// Checks the simulated users, the agents that play them, and the agents that talk to them.
-    pub(super) fn users(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_users(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.user {
-            self.name("user", name)?;
+            self.check_name("user", name)?;
             match &keys.options {
-                UserKind::Agent(options) => self.user_agent(recipe, name, &keys.stop, options)?,
+                UserKind::Agent(options) => {
+                    self.check_user_agent(recipe, name, &keys.stop, options)?
+                }
                 UserKind::Python(options) => match options.check() {
                     Ok(()) => {}
                     Err(OptionError::Range { key, value, range }) => {
@@ -74,7 +76,7 @@ impl Checker<'_> {
             }
         }
         for (name, keys) in recipe.agents() {
-            self.talks(recipe, name, keys)?;
+            self.check_user_of_agent(recipe, name, keys)?;
         }
         let taken = recipe.tool.iter().position(|keys| keys.name() == USER);
         let key = format!("tool.{}.name", taken.unwrap_or_default());
@@ -83,7 +85,7 @@ impl Checker<'_> {
     }
 
     /// Checks that an agent can play the simulated user `name`.
-    fn user_agent(
+    fn check_user_agent(
         &self,
         recipe: &Recipe,
         name: &str,
@@ -114,7 +116,12 @@ impl Checker<'_> {
     }
 
     /// Checks the key `user` of an agent, which names the simulated user with whom the agent talks.
-    fn talks(&self, recipe: &Recipe, name: &str, keys: &AgentKeys) -> Result<(), RecipeError> {
+    fn check_user_of_agent(
+        &self,
+        recipe: &Recipe,
+        name: &str,
+        keys: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         // An agent that plays a user inherits the key from `[agent]`.
         if keys.user.is_empty() || recipe.plays_user(name) {
             return Ok(());

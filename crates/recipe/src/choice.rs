@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::read::one_or_several;
+use super::read::deserialize_one_or_several;
 
 /// One policy of a mixture of policies, with its weight: `{ name, weight }`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ impl Serialize for PolicyChoice {
 impl<'de> Deserialize<'de> for PolicyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "the name of a policy, or a non-empty list of { name, weight }";
-        let mut fractions = one_or_several::<PolicyWeight, D>(deserializer, expected)?;
+        let mut fractions = deserialize_one_or_several::<PolicyWeight, D>(deserializer, expected)?;
         if matches!(&fractions[..], [PolicyWeight { name, .. }] if name.is_empty()) {
             fractions.clear();
         }

@@ -76,7 +76,7 @@ const FREE_TOOL_KEYS: [&str; 7] = [
 ];
 
 /// Returns whether the recipe key `key` may change when a run resumes.
-fn can_differ(key: &str) -> bool {
+fn may_change_on_resume(key: &str) -> bool {
     let is_free_entry = match key.split('.').collect::<Vec<_>>()[..] {
         // Names of environment variables.
         ["cluster", "learner", "environment", _] => true,
@@ -135,7 +135,7 @@ impl fmt::Display for Difference {
 
 /// Returns whether a recipe key may change when a run goes back to an earlier step. Only the reward
 /// and the store may change, because later attempts are scored again and recorded in another store.
-fn can_differ_from_step(key: &str) -> bool {
+fn may_change_on_rewind(key: &str) -> bool {
     key == "reward" || key.starts_with("reward.") || key == "run.store"
 }
 
@@ -148,7 +148,7 @@ pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
 /// Returns the first difference because of which a run of the recipe `before` cannot resume from an
 /// earlier step with the recipe `now`.
 pub(super) fn difference_from_step(before: &Table, now: &Table) -> Option<Difference> {
-    first_difference(before, now, can_differ_from_step)
+    first_difference(before, now, may_change_on_rewind)
 }
 
 fn first_difference(
@@ -162,19 +162,24 @@ fn first_difference(
         kind == Some("sft")
     };
     let mut found = Vec::new();
-    collect(
+    collect_differences(
         String::new(),
         Some(&Value::Table(before.clone())),
         Some(&Value::Table(now.clone())),
         &mut found,
     );
     found.into_iter().find(|one| {
-        !can_differ(&one.key) && !is_allowed(&one.key) && !extends_training(one, is_sft)
+        !may_change_on_resume(&one.key) && !is_allowed(&one.key) && !extends_training(one, is_sft)
     })
 }
 
 /// Collects every recipe key below `key` whose value differs.
-fn collect(key: String, before: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
+fn collect_differences(
+    key: String,
+    before: Option<&Value>,
+    now: Option<&Value>,
+    found: &mut Vec<Difference>,
+) {
     if before == now {
         return;
     }
@@ -183,12 +188,12 @@ fn collect(key: String, before: Option<&Value>, now: Option<&Value>, found: &mut
         (Some(Value::Table(before)), Some(Value::Table(now))) => {
             let added = now.keys().filter(|name| !before.contains_key(*name));
             for name in before.keys().chain(added) {
-                collect(inner(name), before.get(name), now.get(name), found);
+                collect_differences(inner(name), before.get(name), now.get(name), found);
             }
         }
         (Some(Value::Array(before)), Some(Value::Array(now))) => {
             for i in 0..before.len().max(now.len()) {
-                collect(inner(&i.to_string()), before.get(i), now.get(i), found);
+                collect_differences(inner(&i.to_string()), before.get(i), now.get(i), found);
             }
         }
         _ => found.push(Difference { key, before: before.cloned(), now: now.cloned() }),

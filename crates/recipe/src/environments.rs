@@ -13,7 +13,7 @@ use super::keys::Recipe;
 impl Checker<'_> {
     /// Checks the keys of environments. Their names must be unique, and their agents must have a
     /// kind that environments support.
-    pub(super) fn environments(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    pub(super) fn check_environments(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let mut names: Vec<String> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
             let Some(options) = source.environment() else { continue };

@@ -112,12 +112,12 @@ impl SeedKeys {
     pub(super) const SOURCE: &str = "seeds";
 
     /// Creates the training tasks of the source.
-    pub fn training(&self) -> Vec<Task> {
+    pub fn training_tasks(&self) -> Vec<Task> {
         (0..u64::from(self.train)).map(|seed| self.task(seed)).collect()
     }
 
     /// Creates `count` held-out tasks of the source. Their seeds depend on `eval.split_seed`.
-    pub fn held_out(&self, split_seed: u64, count: usize) -> Vec<Task> {
+    pub fn held_out_tasks(&self, split_seed: u64, count: usize) -> Vec<Task> {
         let first = FIRST_HELD_OUT.wrapping_add(split_seed << 33) & (i64::MAX as u64);
         (0..count as u64).map(|index| self.task(first.max(FIRST_HELD_OUT) + index)).collect()
     }

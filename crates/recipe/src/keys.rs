@@ -95,7 +95,7 @@ pub struct RunKeys {
     /// Seed of every random choice. Two runs with the same recipe and seed end with the same
     /// weights, unless the order in which attempts finish decides what is trained on (`staleness`,
     /// `oversample`).
-    #[serde(default = "one")]
+    #[serde(default = "default_seed")]
     pub seed: u64,
     /// Output directory; by default `runs/<name>` in the working directory.
     #[serde(default)]
@@ -105,11 +105,11 @@ pub struct RunKeys {
     pub store: Location,
     /// Interval between checkpoints, in steps. 0 writes no checkpoints in addition to those at the
     /// end of each phase.
-    #[serde(default = "ten")]
+    #[serde(default = "default_checkpoint_every")]
     pub checkpoint_every: u32,
     /// Number of newest checkpoints to keep, at least 1. Checkpoints at the end of a phase are
     /// always kept in addition.
-    #[serde(default = "two")]
+    #[serde(default = "default_keep")]
     pub keep: u32,
     /// Number of phases to skip at the start, for example 1 if the model was fine-tuned elsewhere.
     /// In a resolved recipe, it is 0, because that recipe contains only the phases that run.
@@ -125,15 +125,15 @@ impl RunKeys {
     }
 }
 
-fn one() -> u64 {
+fn default_seed() -> u64 {
     1
 }
 
-fn two() -> u32 {
+fn default_keep() -> u32 {
     2
 }
 
-fn ten() -> u32 {
+fn default_checkpoint_every() -> u32 {
     10
 }
 
@@ -178,17 +178,17 @@ pub struct EngineKeys {
 impl EngineKeys {
     /// Returns the maximum number of sequences that the engine computes together: the number of
     /// concurrent attempts if the recipe sets it, otherwise a default.
-    pub fn sequences(&self) -> usize {
-        self.attempts(DEFAULT_SEQUENCES)
+    pub fn max_sequences(&self) -> usize {
+        self.max_attempts_or(DEFAULT_SEQUENCES)
     }
 
     /// Wraps `sampler` so that calls other than completions time out after `call_seconds`.
-    pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
+    pub fn wrap_sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
         Arc::new(TimeoutPolicy::new(sampler, self.max_call_timeout()))
     }
 
     /// Wraps `learner` so that each call times out after `call_seconds`.
-    pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
+    pub fn wrap_learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
         Arc::new(TimeoutPolicy::new(learner, self.max_call_timeout()))
     }
 
@@ -198,7 +198,7 @@ impl EngineKeys {
     }
 
     /// Returns the maximum number of attempts in flight, or `needed` if the recipe sets none.
-    pub fn attempts(&self, needed: usize) -> usize {
+    pub fn max_attempts_or(&self, needed: usize) -> usize {
         if self.concurrency > 0 { self.concurrency } else { needed }
     }
 }
@@ -460,11 +460,11 @@ impl Phase {
 
     /// Returns the number of steps of the phase if it does not stop early.
     pub fn steps(&self) -> u32 {
-        u32::try_from(self.all_steps()).unwrap_or(u32::MAX)
+        u32::try_from(self.exact_steps()).unwrap_or(u32::MAX)
     }
 
     /// Returns the exact number of steps, which can exceed `u32::MAX` in an unchecked recipe.
-    pub(super) fn all_steps(&self) -> u64 {
+    pub(super) fn exact_steps(&self) -> u64 {
         match self {
             Phase::Sft(keys) => {
                 let steps_per_epoch = keys.demonstrations.div_ceil(keys.batch.max(1)) as u64;
@@ -520,7 +520,7 @@ pub struct SftKeys {
     #[serde(default)]
     pub system: Option<String>,
     /// Maximum number of passes over the demonstrations.
-    #[serde(default = "one_epoch")]
+    #[serde(default = "default_epochs")]
     pub epochs: u32,
     /// Success rate, in 0..=1, at which the phase stops early (see `eval.every`). If `eval.select`
     /// reserves selection tasks, their success rate counts. `None` disables early stopping.
@@ -561,7 +561,7 @@ pub struct SourceKeys {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sessions: bool,
     /// Minimum score of an attempt that is used as a demonstration.
-    #[serde(default = "full_score")]
+    #[serde(default = "default_min_score")]
     #[serde(alias = "least_score")]
     pub min_score: f64,
     /// Maximum number of tasks to try. 0 tries four tasks per demonstration, or all sessions.
@@ -569,7 +569,7 @@ pub struct SourceKeys {
     pub tasks: usize,
 }
 
-fn full_score() -> f64 {
+fn default_min_score() -> f64 {
     1.0
 }
 
@@ -594,6 +594,6 @@ impl SourceKeys {
     }
 }
 
-fn one_epoch() -> u32 {
+fn default_epochs() -> u32 {
     1
 }

@@ -192,13 +192,13 @@ impl Recipe {
     pub fn concurrency(&self) -> usize {
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
-            Phase::Prompt(keys) => keys.children().saturating_mul(keys.gradient_tasks),
+            Phase::Prompt(keys) => keys.num_new_prompts().saturating_mul(keys.gradient_tasks),
             Phase::Rl(keys) => (1 + keys.staleness as usize)
                 .saturating_mul(keys.groups)
-                .saturating_mul(keys.attempts_of_task()),
+                .saturating_mul(keys.attempts_per_task()),
         };
-        let needed = self.phase.iter().map(attempts).fold(self.engine.sequences(), usize::max);
-        self.engine.attempts(needed)
+        let needed = self.phase.iter().map(attempts).fold(self.engine.max_sequences(), usize::max);
+        self.engine.max_attempts_or(needed)
     }
 
     /// Reads a recipe file, applies the overrides in order, and checks every value.
@@ -241,21 +241,21 @@ impl Recipe {
                 "the path of its directory, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
         }
-        paths::resolve(&mut table, &dir);
+        paths::resolve_paths(&mut table, &dir);
         if let Some(base) = base
             && table.len() == 1
             && let Some(reward) = table.remove("reward")
         {
             table = read_table(base)?;
-            paths::resolve(&mut table, &here.join(base.parent().unwrap_or(Path::new(""))));
+            paths::resolve_paths(&mut table, &here.join(base.parent().unwrap_or(Path::new(""))));
             table.insert("reward".to_owned(), reward);
         }
         for change in overrides {
-            paths::apply(change, &mut table, &here)?;
+            paths::apply_override(change, &mut table, &here)?;
         }
         // The parts of the file already have their directories; this sets the directories of parts
         // from overrides.
-        paths::resolve_parts(&mut table, &here);
+        paths::resolve_component_paths(&mut table, &here);
         Self::from_table(table, file, &here)
     }
 
@@ -269,7 +269,7 @@ impl Recipe {
         let mut table = parse_table(text, name)?;
         let folder = table.get("runners").and_then(|keys| keys.get("folder"));
         if let Some(folder) = folder.and_then(Value::as_str).map(str::to_owned) {
-            paths::relocate(&mut table, Path::new(&folder), dir);
+            paths::relocate_paths(&mut table, Path::new(&folder), dir);
         }
         Self::from_table(table, name, dir)
     }
@@ -277,8 +277,8 @@ impl Recipe {
     /// Parses and checks a recipe whose paths are absolute. `here` is the working directory.
     fn from_table(mut table: Table, file: &Path, here: &Path) -> Result<Self, RecipeError> {
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
-        reward::check_standalone(&table).map_err(wrong)?;
-        named::split(&mut table);
+        reward::check_scorer_keys(&table).map_err(wrong)?;
+        named::split_named_agents(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         recipe.apply_defaults();
         if recipe.run.folder.as_os_str().is_empty() {
@@ -361,8 +361,8 @@ impl Recipe {
     /// Converts the recipe to a TOML table with all keys, in the layout of a recipe file.
     fn to_table(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
-        named::join(&mut table);
-        reward::remove_unused(&mut table);
+        named::join_named_agents(&mut table);
+        reward::remove_unused_scorer_key(&mut table);
         Ok(table)
     }
 }

@@ -65,14 +65,14 @@ const PROGRAMS: [&str; 6] =
 const ENVIRONMENTS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
 
 /// Makes all paths in a recipe's table absolute. Relative paths are relative to `dir`.
-pub(super) fn resolve(table: &mut Table, dir: &Path) {
-    join(table, &RUN_PATHS, |path| dir.join(path).components().collect());
-    resolve_parts(table, dir);
+pub(super) fn resolve_paths(table: &mut Table, dir: &Path) {
+    make_absolute(table, &RUN_PATHS, |path| dir.join(path).components().collect());
+    resolve_component_paths(table, dir);
 }
 
 /// Makes the paths of components that are programs or have files absolute. Relative paths are
 /// relative to `dir`.
-pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
+pub(super) fn resolve_component_paths(table: &mut Table, dir: &Path) {
     let set_dir = |keys: &mut Table| {
         let relative_dir = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
         keys.insert("folder".into(), Value::String(dir.join(relative_dir).display().to_string()));
@@ -95,11 +95,11 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
             worker.as_table_mut().into_iter().for_each(set_dir);
         });
     }
-    join(table, &PART_PATHS, |path| dir.join(path));
+    make_absolute(table, &PART_PATHS, |path| dir.join(path));
 }
 
 /// Replaces the directory `from` by `to` in the paths of components.
-pub(super) fn relocate(table: &mut Table, from: &Path, to: &Path) {
+pub(super) fn relocate_paths(table: &mut Table, from: &Path, to: &Path) {
     let mut patterns: Vec<String> = PART_PATHS.map(|(pattern, _)| pattern.to_owned()).into();
     patterns.extend(PROGRAMS.map(|part| format!("{part}.folder")));
     patterns.extend(ENVIRONMENTS.map(|kind| format!("tasks.*:{kind}.worker.folder")));
@@ -118,17 +118,21 @@ pub(super) fn relocate(table: &mut Table, from: &Path, to: &Path) {
 ///
 /// # Errors
 /// Returns [`SetError`] with the part of the override's path that does not exist.
-pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<(), SetError> {
+pub(super) fn apply_override(
+    change: &Override,
+    table: &mut Table,
+    dir: &Path,
+) -> Result<(), SetError> {
     let mut change_table = Table::new();
     change.apply(&mut change_table)?;
-    join(&mut change_table, &RUN_PATHS, |path| dir.join(path).components().collect());
+    make_absolute(&mut change_table, &RUN_PATHS, |path| dir.join(path).components().collect());
     let mut change = change.clone();
     visit_matches(&mut change_table, &change.key(), &mut |_, value| change.value = value.clone());
     change.apply(table)
 }
 
 /// Makes the values of the given recipe keys absolute if they are paths.
-fn join(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) -> PathBuf) {
+fn make_absolute(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) -> PathBuf) {
     for (pattern, form) in keys {
         visit_matches(table, pattern, &mut |_, value| {
             let Value::String(text) = value else { return };

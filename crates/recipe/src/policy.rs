@@ -72,13 +72,13 @@ pub struct ExternalKeys {
     #[serde(default)]
     pub key_env: Option<String>,
     /// Maximum number of concurrent calls.
-    #[serde(default = "concurrency")]
+    #[serde(default = "default_concurrency")]
     pub concurrency: usize,
     /// Maximum number of requests per minute. 0 disables the limit.
     #[serde(default)]
     pub requests_per_minute: u64,
     /// Timeout for a completion in seconds, including the time in the queue.
-    #[serde(default = "seconds")]
+    #[serde(default = "default_seconds")]
     pub seconds: f64,
 }
 
@@ -91,10 +91,10 @@ pub struct PastKeys {
     pub of: String,
     /// Interval between snapshots, in steps that train the policy. The first snapshot contains the
     /// initial weights.
-    #[serde(default = "every")]
+    #[serde(default = "default_every")]
     pub every: u64,
     /// Maximum number of snapshots in the pool. A new snapshot replaces the oldest snapshot.
-    #[serde(default = "keep")]
+    #[serde(default = "default_keep")]
     pub keep: u64,
     /// How the snapshot that plays in an attempt is selected.
     #[serde(default)]
@@ -141,9 +141,9 @@ impl ExternalKeys {
             base_urls: Vec::new(),
             model: model.into(),
             key_env: None,
-            concurrency: concurrency(),
+            concurrency: default_concurrency(),
             requests_per_minute: 0,
-            seconds: seconds(),
+            seconds: default_seconds(),
         }
     }
 }
@@ -156,19 +156,19 @@ impl ExternalKeys {
     }
 }
 
-fn every() -> u64 {
+fn default_every() -> u64 {
     10
 }
 
-fn keep() -> u64 {
+fn default_keep() -> u64 {
     4
 }
 
-fn concurrency() -> usize {
+fn default_concurrency() -> usize {
     16
 }
 
-fn seconds() -> f64 {
+fn default_seconds() -> f64 {
     600.0
 }
 

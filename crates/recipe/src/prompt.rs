@@ -76,7 +76,7 @@ impl PromptTarget {
 
     /// Returns why `text` cannot be a candidate prompt: it is empty or too long. Returns `None` if
     /// it is acceptable.
-    pub fn rejection(&self, text: &str) -> Option<String> {
+    pub fn rejection_reason(&self, text: &str) -> Option<String> {
         if text.trim().is_empty() {
             return Some("it is empty".into());
         }
@@ -147,25 +147,25 @@ pub struct PromptKeys {
     pub candidates: Vec<String>,
     /// Number of steps that make new prompts. If 0, the phase only selects the best of the given
     /// prompts.
-    #[serde(default = "three")]
+    #[serde(default = "default_rounds")]
     pub rounds: u32,
     /// Number of prompts that the algorithm `apo` keeps as parents in a step.
-    #[serde(default = "four")]
+    #[serde(default = "default_breadth")]
     pub beam_width: usize,
     /// Number of new prompts: per parent with the algorithm `apo`, per step with `gepa`.
-    #[serde(default = "four")]
+    #[serde(default = "default_breadth")]
     pub branch_factor: usize,
     /// Number of attempts on which a critique is based. Each is made at another training task.
-    #[serde(default = "four")]
+    #[serde(default = "default_breadth")]
     pub gradient_tasks: usize,
     /// Number of training tasks that are reserved to score prompts. Critiques never see them.
-    #[serde(default = "sixteen")]
+    #[serde(default = "default_selection_tasks")]
     pub selection_tasks: usize,
     /// Sampling temperature of the agent and of the editor.
-    #[serde(default = "unit")]
+    #[serde(default = "default_temperature")]
     pub temperature: f32,
     /// Maximum number of tokens of a critique or a new prompt.
-    #[serde(default = "long")]
+    #[serde(default = "default_max_tokens")]
     pub max_tokens: usize,
     /// Success rate, in 0..=1, at which the phase stops early (see `eval.every`). `None` disables
     /// early stopping.
@@ -180,7 +180,7 @@ impl PromptKeys {
     }
 
     /// Returns the number of new prompts per round.
-    pub fn children(&self) -> usize {
+    pub fn num_new_prompts(&self) -> usize {
         match self.algorithm {
             PromptAlgorithm::Apo => self.beam_width.saturating_mul(self.branch_factor),
             PromptAlgorithm::Gepa => self.branch_factor,
@@ -188,23 +188,23 @@ impl PromptKeys {
     }
 }
 
-fn three() -> u32 {
+fn default_rounds() -> u32 {
     3
 }
 
-fn four() -> usize {
+fn default_breadth() -> usize {
     4
 }
 
-fn sixteen() -> usize {
+fn default_selection_tasks() -> usize {
     16
 }
 
-fn unit() -> f32 {
+fn default_temperature() -> f32 {
     1.0
 }
 
-fn long() -> usize {
+fn default_max_tokens() -> usize {
     2048
 }
 
@@ -248,12 +248,12 @@ mod tests {
     fn rejection_depends_on_target() {
         let long = "x".repeat(8_001);
         for target in [PromptTarget::System, PromptTarget::SummaryInstruction, tool("")] {
-            assert_eq!(target.rejection(" \n").as_deref(), Some("it is empty"));
-            assert_eq!(target.rejection("Use it."), None);
-            let why = target.rejection(&long);
+            assert_eq!(target.rejection_reason(" \n").as_deref(), Some("it is empty"));
+            assert_eq!(target.rejection_reason("Use it."), None);
+            let why = target.rejection_reason(&long);
             assert_eq!(why.is_none(), target == PromptTarget::System, "{target}: {why:?}");
         }
-        let why = PromptTarget::System.rejection(&"x".repeat(32_001)).unwrap();
+        let why = PromptTarget::System.rejection_reason(&"x".repeat(32_001)).unwrap();
         assert!(why.contains("32001 characters"), "{why}");
     }
 }

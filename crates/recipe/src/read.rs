@@ -33,11 +33,11 @@ pub struct ReadError {
     /// Path of the key, outermost part first. Until [`read`] returns, it contains only the parts
     /// that serde does not report.
     path: Vec<String>,
-    problem: Problem,
+    problem: ReadProblem,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Problem {
+enum ReadProblem {
     UnknownKey { known: Vec<&'static str> },
     UnknownKind { found: String, known: &'static [&'static str] },
     Missing { kinds: &'static [&'static str] },
@@ -50,14 +50,14 @@ impl ReadError {
     pub(super) fn at_path<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
         ReadError {
             path: path.map(str::to_owned).to_vec(),
-            problem: Problem::Other(why.to_string()),
+            problem: ReadProblem::Other(why.to_string()),
         }
     }
 
     /// Adds the keys of an outer struct to the known keys, if this error is about an unknown key of
     /// the struct with `fields`. In a recipe file, both structs share one table.
-    fn with_known(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
-        if let Problem::UnknownKey { known } = &mut self.problem
+    fn with_known_keys(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
+        if let ReadProblem::UnknownKey { known } = &mut self.problem
             && *known == fields
         {
             known.splice(0..0, outer.iter().copied());
@@ -66,13 +66,13 @@ impl ReadError {
     }
 }
 
-impl From<Problem> for ReadError {
-    fn from(problem: Problem) -> Self {
+impl From<ReadProblem> for ReadError {
+    fn from(problem: ReadProblem) -> Self {
         ReadError { path: Vec::new(), problem }
     }
 }
 
-fn wrong_type(found: &Value, expected: &str) -> ReadError {
+fn type_error(found: &Value, expected: &str) -> ReadError {
     <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.path.join(".");
         match &self.problem {
-            Problem::UnknownKey { known } => {
+            ReadProblem::UnknownKey { known } => {
                 let last = self.path.last().map_or("", String::as_str);
                 write!(f, "unknown key `{key}`; ")?;
                 match nearest_name(last, known) {
@@ -96,7 +96,7 @@ impl fmt::Display for ReadError {
                     None => write!(f, "the keys there are {}", format_list(known, "`", ", ")),
                 }
             }
-            Problem::UnknownKind { found, known } => {
+            ReadProblem::UnknownKind { found, known } => {
                 write!(
                     f,
                     "`{key}` is \"{found}\", but must be one of {}",
@@ -107,15 +107,15 @@ impl fmt::Display for ReadError {
                     None => Ok(()),
                 }
             }
-            Problem::Missing { kinds: [] } => write!(f, "`{key}` is missing"),
-            Problem::Missing { kinds } => {
+            ReadProblem::Missing { kinds: [] } => write!(f, "`{key}` is missing"),
+            ReadProblem::Missing { kinds } => {
                 write!(f, "`{key}` (which may be {}) is missing", format_list(kinds, "\"", " or "))
             }
-            Problem::InvalidValue { found, expected } => {
+            ReadProblem::InvalidValue { found, expected } => {
                 write!(f, "`{key}` is {found}, but must be {expected}")
             }
-            Problem::Other(message) if key.is_empty() => f.write_str(message),
-            Problem::Other(message) => write!(f, "`{key}`: {message}"),
+            ReadProblem::Other(message) if key.is_empty() => f.write_str(message),
+            ReadProblem::Other(message) => write!(f, "`{key}`: {message}"),
         }
     }
 }
@@ -164,11 +164,11 @@ fn describe_found(found: Unexpected<'_>) -> String {
 
 impl de::Error for ReadError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Problem::Other(message.to_string()).into()
+        ReadProblem::Other(message.to_string()).into()
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Problem::InvalidValue {
+        ReadProblem::InvalidValue {
             found: describe_found(found),
             expected: describe_expected(expected),
         }
@@ -180,16 +180,16 @@ impl de::Error for ReadError {
     }
 
     fn unknown_variant(found: &str, known: &'static [&'static str]) -> Self {
-        Problem::UnknownKind { found: found.into(), known }.into()
+        ReadProblem::UnknownKind { found: found.into(), known }.into()
     }
 
     // The path of serde's error already leads to the key.
     fn unknown_field(_key: &str, known: &'static [&'static str]) -> Self {
-        Problem::UnknownKey { known: known.to_vec() }.into()
+        ReadProblem::UnknownKey { known: known.to_vec() }.into()
     }
 
     fn missing_field(key: &'static str) -> Self {
-        ReadError { path: vec![key.into()], problem: Problem::Missing { kinds: &[] } }
+        ReadError { path: vec![key.into()], problem: ReadProblem::Missing { kinds: &[] } }
     }
 }
 
@@ -238,25 +238,25 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the name of an enum variant, and the contents of the variant.
-    fn variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
+    fn read_variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
         let (mut entries, outer) = match self.entries() {
             Ok(table) => table,
             Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
             Err(other) => {
                 let expected = "a string in quotes or a table";
-                return Err(wrong_type(other, expected));
+                return Err(type_error(other, expected));
             }
         };
         let at_kind = |error| ReadError { path: vec![KIND.into()], ..error };
         match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
-            None => Err(at_kind(Problem::Missing { kinds: variants }.into())),
+            None => Err(at_kind(ReadProblem::Missing { kinds: variants }.into())),
             Some(Reader::Value(Value::String(variant))) if variants.contains(&variant.as_str()) => {
                 Ok((variant, Reader::Part(entries, outer)))
             }
             Some(Reader::Value(Value::String(found))) => {
                 Err(at_kind(de::Error::unknown_variant(found, variants)))
             }
-            Some(Reader::Value(other)) => Err(at_kind(wrong_type(other, "a string in quotes"))),
+            Some(Reader::Value(other)) => Err(at_kind(type_error(other, "a string in quotes"))),
             Some(Reader::Part(..)) => {
                 Err(at_kind(de::Error::custom("the value must be a string, but is a table")))
             }
@@ -285,7 +285,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             Err(Value::Integer(number)) => visitor.visit_i64(*number),
             Err(Value::Float(number)) => visitor.visit_f64(*number),
             Err(Value::Boolean(value)) => visitor.visit_bool(*value),
-            Err(other) => Err(Problem::InvalidValue {
+            Err(other) => Err(ReadProblem::InvalidValue {
                 found: format!("the time {other}"),
                 expected: "a string, a number, a list or a table".into(),
             }
@@ -313,7 +313,9 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     ) -> Result<V::Value, ReadError> {
         if !fields.contains(&OPTIONS) {
             let outer = if let Reader::Part(_, outer) = self { outer } else { &[] };
-            return self.deserialize_any(visitor).map_err(|error| error.with_known(fields, outer));
+            return self
+                .deserialize_any(visitor)
+                .map_err(|error| error.with_known_keys(fields, outer));
         }
         let (mut own, options) = match self {
             Reader::Value(Value::Table(table)) => {
@@ -336,7 +338,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        let variant = std::iter::once(self.variant(variants)?);
+        let variant = std::iter::once(self.read_variant(variants)?);
         visitor.visit_enum(MapAccessDeserializer::new(MapDeserializer::new(variant)))
     }
 
@@ -345,7 +347,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         let Reader::Part(entries, outer) = self else { return self.deserialize_any(visitor) };
         let Some((key, _)) = entries.first() else { return visitor.visit_unit() };
         let known = [outer, &[KIND]].concat();
-        Err(ReadError { path: vec![(*key).to_owned()], problem: Problem::UnknownKey { known } })
+        Err(ReadError { path: vec![(*key).to_owned()], problem: ReadProblem::UnknownKey { known } })
     }
 
     serde::forward_to_deserialize_any! {
@@ -355,7 +357,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
 }
 
 /// Deserializes a list with at least one item. A single string is accepted as a list with one item.
-pub(super) fn one_or_several<'de, T, D>(
+pub(super) fn deserialize_one_or_several<'de, T, D>(
     deserializer: D,
     expected: &'static str,
 ) -> Result<Vec<T>, D::Error>
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key_and_the_way_out() {
+    fn read_errors_name_key_and_remedy() {
         let cases = [
             ("", "`name` is missing"),
             ("name = 3", "`name` is 3, but must be a string in quotes"),

@@ -12,7 +12,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::read::{ReadError, one_or_several};
+use super::read::{ReadError, deserialize_one_or_several};
 
 /// `[reward]`: reward = score + shaping. The score is the weighted sum of the scorers' scores.
 /// Evaluations use only the score.
@@ -69,7 +69,7 @@ impl RewardKeys {
     pub fn single_scorer(&self) -> ScorerKeys {
         ScorerKeys {
             name: self.scorer.name().to_owned(),
-            weight: one(),
+            weight: default_weight(),
             weights: BTreeMap::new(),
             when: WhenKeys::default(),
             unscored: None,
@@ -86,7 +86,7 @@ pub struct ScorerKeys {
     /// this name.
     pub name: String,
     /// Weight of the scorer's score in the total score. If 0, the score is only recorded.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     pub weight: f64,
     /// Weights of the scorer's additional components, by component name. A component without a
     /// weight does not count.
@@ -104,7 +104,7 @@ pub struct ScorerKeys {
     pub scorer: ScorerKind,
 }
 
-fn one() -> f64 {
+fn default_weight() -> f64 {
     1.0
 }
 
@@ -197,7 +197,7 @@ impl Values {
 impl<'de> Deserialize<'de> for Values {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a string in quotes, or a non-empty list of strings";
-        one_or_several(deserializer, expected).map(Values)
+        deserialize_one_or_several(deserializer, expected).map(Values)
     }
 }
 
@@ -270,7 +270,7 @@ const SCORER: &str = "scorer";
 const SCORERS: &str = "scorers";
 
 /// Returns whether the table `[reward]` lists several scorers.
-fn has_several(reward: &Table) -> bool {
+fn has_scorer_list(reward: &Table) -> bool {
     reward.get(SCORERS).and_then(Value::as_array).is_some_and(|scorers| !scorers.is_empty())
 }
 
@@ -278,9 +278,9 @@ fn has_several(reward: &Table) -> bool {
 ///
 /// # Errors
 /// Returns an error if the file sets both.
-pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
+pub(super) fn check_scorer_keys(table: &Table) -> Result<(), ReadError> {
     let reward = table.get(REWARD).and_then(Value::as_table);
-    if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_several(reward)) {
+    if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_scorer_list(reward)) {
         let why = "`reward.scorer` and `[[reward.scorers]]` exclude each other; move the scorer to \
                    `[[reward.scorers]]`, or remove that list";
         return Err(ReadError::at_path([], why));
@@ -289,7 +289,7 @@ pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
 }
 
 /// Removes the recipe key that is not in effect from `[reward]`: `scorer` or `scorers`.
-pub(super) fn remove_unused(table: &mut Table) {
+pub(super) fn remove_unused_scorer_key(table: &mut Table) {
     let Some(Value::Table(reward)) = table.get_mut(REWARD) else { return };
-    reward.remove(if has_several(reward) { SCORER } else { SCORERS });
+    reward.remove(if has_scorer_list(reward) { SCORER } else { SCORERS });
 }

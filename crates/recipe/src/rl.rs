@@ -37,7 +37,7 @@ pub struct RlKeys {
     /// group.
     pub group_size: usize,
     /// Sampling temperature, in 0.01..=100.
-    #[serde(default = "unit")]
+    #[serde(default = "default_temperature")]
     pub temperature: f32,
     /// Maximum age of a trained token, in weight versions. 0 alternates sampling and training. With
     /// a larger value, attempts can run ahead of training.
@@ -136,16 +136,16 @@ pub struct RlKeys {
     pub max_trained_turns: usize,
     /// Number of optimizer steps per training step, in 1..=`groups`. Each trains on a part of the
     /// groups. All optimizer steps except the first are off-policy.
-    #[serde(default = "one")]
+    #[serde(default = "default_mini_batches")]
     pub mini_batches: usize,
     /// Number of passes over the attempts of a step.
-    #[serde(default = "one_epoch")]
+    #[serde(default = "default_epochs")]
     pub epochs: u32,
     /// Fraction of an update's tokens that keep their advantages, in 0..=1 but not 0. The tokens
     /// with the highest entropy before the step are kept, and 1 keeps all tokens. The loss is still
     /// averaged over all tokens, and a KL penalty still counts all tokens (Wang et al. 2025,
     /// "Beyond the 80/20 rule", with 0.2).
-    #[serde(default = "unit_f64")]
+    #[serde(default = "default_factor")]
     #[serde(alias = "high_entropy_share")]
     pub high_entropy_fraction: f64,
     /// Settings of the critic, for advantage estimators that need values.
@@ -157,15 +157,15 @@ pub struct RlKeys {
     pub optimizer: OptimizerKeys,
 }
 
-fn unit() -> f32 {
+fn default_temperature() -> f32 {
     1.0
 }
 
-fn one() -> usize {
+fn default_mini_batches() -> usize {
     1
 }
 
-fn one_epoch() -> u32 {
+fn default_epochs() -> u32 {
     1
 }
 
@@ -352,12 +352,12 @@ pub enum OverlongAttempts {
         /// least 1.
         buffer: u64,
         /// Penalty at the token limit, in units of reward (default 1).
-        #[serde(default = "unit_f64")]
+        #[serde(default = "default_factor")]
         factor: f64,
     },
 }
 
-fn unit_f64() -> f64 {
+fn default_factor() -> f64 {
     1.0
 }
 
@@ -399,7 +399,7 @@ impl RlKeys {
         let policy = self
             .loss
             .unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
-        let kl = self.kl.filter(|kl| kl.apply_to == KlTarget::Loss).map(|kl| kl.penalty());
+        let kl = self.kl.filter(|kl| kl.apply_to == KlTarget::Loss).map(|kl| kl.to_kl_penalty());
         let interpolated = self
             .correction()
             .filter(|_| self.proximal == ProximalPolicy::Interpolate)
@@ -451,7 +451,7 @@ impl RlKeys {
 
     /// Returns the number of attempts at each task of a step: the attempts of the group, the
     /// oversampled attempts, and the greedy baseline if there is one.
-    pub fn attempts_of_task(&self) -> usize {
+    pub fn attempts_per_task(&self) -> usize {
         self.group_size + self.oversample + usize::from(self.needs_baseline())
     }
 
@@ -504,7 +504,7 @@ impl RlKeys {
 
 impl KlKeys {
     /// Converts the keys to the penalty type of `levade_rl`.
-    pub fn penalty(&self) -> KlPenalty {
+    pub fn to_kl_penalty(&self) -> KlPenalty {
         let KlKeys { estimator, coefficient, importance_weighted, .. } = *self;
         KlPenalty { estimator, coefficient, importance_weighted }
     }

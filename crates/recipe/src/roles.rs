@@ -55,7 +55,7 @@ impl Recipe {
 
     /// Returns the name of an agent's policy, or the first one of a mixture. Returns `None` if the
     /// policy is unknown, or if the agent names no policy and the recipe has several.
-    pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
+    pub fn policy_name(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
         if let Some(first) = agent.policy.weights().first() {
             return policies.into_iter().map(|(name, _)| name).find(|name| *name == first.name);
@@ -67,9 +67,9 @@ impl Recipe {
     }
 
     /// Returns the names of all policies that may play an agent, in the order of the recipe.
-    pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
+    pub fn policy_names(&self, agent: &AgentKeys) -> Vec<String> {
         match agent.policy.weights() {
-            [] => self.policy_of(agent).into_iter().collect(),
+            [] => self.policy_name(agent).into_iter().collect(),
             weights => weights.iter().map(|policy| policy.name.clone()).collect(),
         }
     }
@@ -87,15 +87,15 @@ impl Recipe {
     pub fn keep_policies_in_use(&mut self) {
         let agents = self.agents();
         let in_use: BTreeSet<String> =
-            agents.iter().flat_map(|(_, keys)| self.policies_of(keys)).collect();
+            agents.iter().flat_map(|(_, keys)| self.policy_names(keys)).collect();
         let weights: BTreeSet<String> =
-            in_use.iter().map(|policy| self.weights_of(policy).to_owned()).collect();
+            in_use.iter().map(|policy| self.weight_source(policy).to_owned()).collect();
         self.policy.retain(|name, _| in_use.contains(name) || weights.contains(name));
     }
 
     /// Returns the name of the policy that provides a policy's weights: the trained policy for a
     /// pool of past versions, otherwise the policy itself.
-    pub fn weights_of<'a>(&'a self, policy: &'a str) -> &'a str {
+    pub fn weight_source<'a>(&'a self, policy: &'a str) -> &'a str {
         match self.policy.get(policy) {
             Some(PolicyKeys::Past(keys)) => &keys.of,
             _ => policy,
@@ -106,13 +106,13 @@ impl Recipe {
     pub fn may_be_external(&self, agent: &AgentKeys) -> bool {
         let external =
             |name: &String| matches!(self.policy.get(name), Some(PolicyKeys::External(_)));
-        self.policies_of(agent).iter().any(external)
+        self.policy_names(agent).iter().any(external)
     }
 
     /// Returns the external API that generates an agent's completions, or `None` if the agent's
     /// policy is not external.
     pub fn external_of(&self, agent: &AgentKeys) -> Option<&ExternalKeys> {
-        match self.policy.get(&self.policy_of(agent)?)? {
+        match self.policy.get(&self.policy_name(agent)?)? {
             PolicyKeys::External(keys) => Some(keys),
             _ => None,
         }

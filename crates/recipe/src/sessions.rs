@@ -52,12 +52,12 @@ impl Default for SessionGatewayKeys {
 impl SessionGatewayKeys {
     /// Returns the maximum time for which attempts wait while no agent has a session open
     /// (`wait_seconds`).
-    pub fn wait(&self) -> Duration {
+    pub fn wait_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.wait_seconds)
     }
 
     /// Returns the maximum time between two calls of an agent in a session (`silence_seconds`).
-    pub fn silence(&self) -> Duration {
+    pub fn silence_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.silence_seconds)
     }
 }

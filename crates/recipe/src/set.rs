@@ -38,7 +38,7 @@ const RENAMED: &[(&str, &str)] = &[
 
 /// Returns the name under which `table` contains a renamed key: its current or an old name. Returns
 /// `key` if the table contains neither.
-fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
+fn current_or_old_name<'a>(table: &Table, key: &'a str) -> &'a str {
     if table.contains_key(key) {
         return key;
     }
@@ -116,9 +116,9 @@ impl std::str::FromStr for Override {
 }
 
 /// Returns whether a TOML value is a table that contains the key at any depth.
-fn contains(value: &Value, key: &str) -> bool {
+fn contains_key(value: &Value, key: &str) -> bool {
     let tables = value.as_table().into_iter();
-    tables.flatten().any(|(name, inner)| name == key || contains(inner, key))
+    tables.flatten().any(|(name, inner)| name == key || contains_key(inner, key))
 }
 
 impl Override {
@@ -131,7 +131,7 @@ impl Override {
     /// path or in its new value.
     pub fn sets(&self, table: &str, key: &str) -> bool {
         let Some((first, rest)) = self.path.split_first() else { return false };
-        first == table && (rest.iter().any(|part| part == key) || contains(&self.value, key))
+        first == table && (rest.iter().any(|part| part == key) || contains_key(&self.value, key))
     }
 
     /// Sets the value in the recipe `table`, and creates missing tables on the path. Lists do not
@@ -141,13 +141,13 @@ impl Override {
     /// Returns [`SetError`] with the part of the path that does not exist.
     pub fn apply(&self, table: &mut Table) -> Result<(), SetError> {
         let Some((first, rest)) = self.path.split_first() else { return Ok(()) };
-        let name = name_in(table, first);
+        let name = current_or_old_name(table, first);
         let mut target = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
         for (depth, key) in rest.iter().enumerate() {
             let inner = || self.path[..=depth].join(".");
             target = match target {
                 Value::Table(table) => {
-                    let name = name_in(table, key);
+                    let name = current_or_old_name(table, key);
                     table.entry(name).or_insert_with(|| Value::Table(Table::new()))
                 }
                 Value::Array(items) => {

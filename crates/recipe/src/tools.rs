@@ -23,7 +23,7 @@ pub struct ToolKeys {
     #[serde(default)]
     pub seconds: Option<f64>,
     /// Whether several calls of one turn run concurrently, if the kind of toolbox supports it.
-    #[serde(default = "yes")]
+    #[serde(default = "default_parallel")]
     pub parallel: bool,
     /// Maximum number of tokens of a tool result that the model sees. `None` for no limit.
     #[serde(default)]
@@ -69,7 +69,7 @@ pub enum ToolFailureEffect {
     Retry,
 }
 
-fn yes() -> bool {
+fn default_parallel() -> bool {
     true
 }
 
@@ -79,7 +79,7 @@ impl From<ToolKind> for ToolKeys {
         ToolKeys {
             name: String::new(),
             seconds: None,
-            parallel: yes(),
+            parallel: default_parallel(),
             max_tokens: None,
             max_characters: None,
             truncate: Side::default(),
@@ -123,7 +123,7 @@ impl ToolKeys {
 
     /// Returns the directory of the search index that the toolbox searches in this process, or
     /// `None` if it searches none.
-    pub fn index(&self) -> Option<&Path> {
+    pub fn index_dir(&self) -> Option<&Path> {
         match &self.options {
             ToolKind::Search(keys) => keys.index.as_deref(),
             _ => None,

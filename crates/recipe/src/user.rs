@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 pub struct UserKeys {
     /// Whether the user writes the first message and the agent never sees the task's question. If
     /// false, the task's question is the user's first message.
-    #[serde(default = "yes")]
+    #[serde(default = "default_opens")]
     pub opens: bool,
     /// Maximum number of messages that the user writes in an attempt, at least 1.
-    #[serde(default = "ten")]
+    #[serde(default = "default_max_turns")]
     pub max_turns: u32,
     /// Text that ends the attempt when it occurs in a message of the user. If empty, no text ends
     /// the attempt.
-    #[serde(default = "stop")]
+    #[serde(default = "default_stop")]
     pub stop: String,
     /// Timeout for each message of the user, in seconds.
-    #[serde(default = "seconds")]
+    #[serde(default = "default_seconds")]
     pub seconds: f64,
     /// Kind of the user, with its options.
     #[serde(rename = "$options")]
@@ -45,10 +45,10 @@ pub struct UserAgentKeys {
     /// parameters and `max_tokens` apply, but not its prompts and tools. It is never trained.
     pub agent: String,
     /// System prompt of the agent. The placeholders `{instruction}` and `{stop}` are replaced.
-    #[serde(default = "prompt")]
+    #[serde(default = "default_prompt")]
     pub prompt: String,
     /// First message that the agent reads, as if the trained agent had written the message.
-    #[serde(default = "greeting")]
+    #[serde(default = "default_greeting")]
     pub greeting: String,
     /// Field of the task's row that contains the user's instruction. If empty, the instruction is
     /// the task's question.
@@ -56,27 +56,27 @@ pub struct UserAgentKeys {
     pub instruction: String,
 }
 
-fn yes() -> bool {
+fn default_opens() -> bool {
     true
 }
 
-fn ten() -> u32 {
+fn default_max_turns() -> u32 {
     10
 }
 
-fn stop() -> String {
+fn default_stop() -> String {
     "###STOP###".to_owned()
 }
 
-fn seconds() -> f64 {
+fn default_seconds() -> f64 {
     120.0
 }
 
-fn prompt() -> String {
+fn default_prompt() -> String {
     USER_PROMPT.to_owned()
 }
 
-fn greeting() -> String {
+fn default_greeting() -> String {
     USER_GREETING.to_owned()
 }
 

@@ -34,18 +34,18 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
         Content::Number(Number::F32(value)) => {
             Value::Float(value.to_string().parse().map_err(to_write_error)?)
         }
-        Content::Seq(items) | Content::Tuple(items) => list(items)?,
+        Content::Seq(items) | Content::Tuple(items) => list_to_value(items)?,
         Content::Map(entries) => {
             let entries = entries.into_iter().map(|(key, value)| match key {
                 Content::String(key) => Ok((key, value)),
                 _ => Err(WriteError("keys must be strings".into())),
             });
-            table(entries.collect::<Result<Vec<_>, _>>()?)?
+            table_to_value(entries.collect::<Result<Vec<_>, _>>()?)?
         }
-        Content::Struct(found) => return data(found.data),
+        Content::Struct(found) => return data_to_value(found.data),
         Content::Enum(found) => {
             let variant = Value::String(found.variant.clone().into_owned());
-            match data(found.data)? {
+            match data_to_value(found.data)? {
                 None => variant,
                 Some(Value::Table(contents)) => {
                     let mut table = Table::from_iter([(KIND.to_owned(), variant)]);
@@ -64,16 +64,16 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
     }))
 }
 
-fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
+fn data_to_value(data: Data<'_>) -> Result<Option<Value>, WriteError> {
     match data {
         Data::Unit => Ok(None),
         Data::NewType { value } => to_value(value),
-        Data::Tuple { values } => list(values).map(Some),
-        Data::Struct { fields } => table(fields).map(Some),
+        Data::Tuple { values } => list_to_value(values).map(Some),
+        Data::Struct { fields } => table_to_value(fields).map(Some),
     }
 }
 
-fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
+fn list_to_value(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
     items
         .into_iter()
         .map(|item| {
@@ -86,13 +86,13 @@ fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
 /// Name of the only field of a `serde_json` number, which contains its digits.
 const NUMBER: &str = "$serde_json::private::Number";
 
-fn table<'a, K: AsRef<str>>(
+fn table_to_value<'a, K: AsRef<str>>(
     fields: impl IntoIterator<Item = (K, Content<'a>)>,
 ) -> Result<Value, WriteError> {
     let mut table = Table::new();
     for (key, content) in fields {
         match (key.as_ref(), to_value(content)?) {
-            (NUMBER, Some(Value::String(digits))) => return json_number(&digits),
+            (NUMBER, Some(Value::String(digits))) => return parse_json_number(&digits),
             (OPTIONS, Some(Value::Table(options))) => table.extend(options),
             // This kind has no contents.
             (OPTIONS, Some(kind)) => drop(table.insert(KIND.into(), kind)),
@@ -104,7 +104,7 @@ fn table<'a, K: AsRef<str>>(
 }
 
 /// Converts a JSON number, given by its digits, to TOML.
-fn json_number(digits: &str) -> Result<Value, WriteError> {
+fn parse_json_number(digits: &str) -> Result<Value, WriteError> {
     if let Ok(integer) = digits.parse() {
         return Ok(Value::Integer(integer));
     }

@@ -21,7 +21,7 @@ use levade_tree::DEFAULT;
 
 use crate::TrainerError;
 use crate::checkpoint::Checkpoint;
-use crate::past::{PastPolicies, PastPool};
+use crate::past::{PastVersionPool, PastVersionPools};
 use crate::policies::{Policies, Policy};
 
 /// Configuration of one agent that the program passes to the trainer: model backends, tools, loop
@@ -95,8 +95,8 @@ impl NamedAgent {
 
     /// Returns a copy of this agent with the system prompt, tool descriptions and summary
     /// instruction that `keys` contains.
-    pub(crate) fn with_texts_of(&self, keys: &AgentKeys) -> Self {
-        let agent = with_texts(&self.agent, keys);
+    pub(crate) fn with_prompts_from(&self, keys: &AgentKeys) -> Self {
+        let agent = with_tool_texts(&self.agent, keys);
         NamedAgent { agent, keys: keys.clone(), ..self.clone() }
     }
 
@@ -107,7 +107,11 @@ impl NamedAgent {
     /// Returns an error if the agent does not have the tool or the parameter that `target` names.
     /// The error lists the existing names, and mentions `key`, the recipe key that contains
     /// `target`.
-    pub(crate) fn text(&self, target: &PromptTarget, key: &str) -> Result<String, TrainerError> {
+    pub(crate) fn prompt_text(
+        &self,
+        target: &PromptTarget,
+        key: &str,
+    ) -> Result<String, TrainerError> {
         let ToolTarget { name, parameter } = match (target, &self.keys.context) {
             (PromptTarget::System, _) => return Ok(self.keys.system.clone()),
             (PromptTarget::SummaryInstruction, ContextKeys::Summarize(keys)) => {
@@ -141,7 +145,11 @@ impl NamedAgent {
     /// # Errors
     /// Returns an error if the text describes a tool or a tool parameter that the rendered prompts
     /// leave out. The error mentions `key`, the recipe key that contains `target`.
-    pub(crate) fn check_shown(&self, target: &PromptTarget, key: &str) -> Result<(), TrainerError> {
+    pub(crate) fn check_text_is_rendered(
+        &self,
+        target: &PromptTarget,
+        key: &str,
+    ) -> Result<(), TrainerError> {
         let PromptTarget::Tool(ToolTarget { name, .. }) = target else { return Ok(()) };
         let mut keys = self.keys.clone();
         target.set(&mut keys, "Another description.");
@@ -150,7 +158,7 @@ impl NamedAgent {
             let specs = named.agent.tools.specs(&task);
             named.format.chat().prompt(&named.keys.initial_messages(&task), &specs)
         };
-        if prompt(self)? != prompt(&self.with_texts_of(&keys))? {
+        if prompt(self)? != prompt(&self.with_prompts_from(&keys))? {
             return Ok(());
         }
         let why = format!(
@@ -162,7 +170,7 @@ impl NamedAgent {
     }
 
     /// Converts this agent into a helper agent, which the toolboxes of other agents can call.
-    fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
+    fn to_helper_agent(&self, roster: &Arc<Roster>) -> HelperAgent {
         let keys = self.keys.clone();
         HelperAgent {
             agent: self.agent.name.clone(),
@@ -174,7 +182,7 @@ impl NamedAgent {
 
 /// Returns a copy of `agent` with the tool descriptions and the summary instruction that `keys`
 /// contains. An [`Agent`] does not store its system prompt, which is only in `keys`.
-fn with_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
+fn with_tool_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
     let with_instruction = |player: &Player| Player {
         context_policy: keys.context_policy(player.context),
         ..player.clone()
@@ -190,7 +198,7 @@ fn with_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
 fn register_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
     for slot in agents.iter().flat_map(|named| named.agent.tools.helpers()) {
         if let Some(named) = agents.iter().find(|named| named.agent.name == slot.agent()) {
-            slot.set(Arc::new(named.helper(roster)));
+            slot.set(Arc::new(named.to_helper_agent(roster)));
         }
     }
 }
@@ -206,7 +214,7 @@ pub(crate) struct TokenLimits {
 
 impl TokenLimits {
     /// Returns the maximum number of sampled tokens per attempt at the recorded `task`.
-    pub fn limit_for(&self, task: &serde_json::Value) -> usize {
+    pub fn max_attempt_tokens(&self, task: &serde_json::Value) -> usize {
         let limit = task["agent"].as_str().and_then(|name| self.by_agent.get(name));
         limit.copied().unwrap_or(self.default)
     }
@@ -234,7 +242,7 @@ struct PolicySampler {
     /// Samplers of the policy: one sampler, or one for each slot of a pool of past versions.
     samplers: Vec<Arc<dyn Sampler>>,
     context: usize,
-    pool: Option<Arc<PastPool>>,
+    pool: Option<Arc<PastVersionPool>>,
 }
 
 /// Range of one policy's players within the list of an agent's players.
@@ -242,12 +250,15 @@ struct PolicyPlayers {
     /// Index of the policy's first player.
     first: usize,
     /// Pool that selects one of the policy's players. `None` if the policy has only one player.
-    pool: Option<Arc<PastPool>>,
+    pool: Option<Arc<PastVersionPool>>,
 }
 
 /// Returns the function that picks an agent's player for an attempt. The function picks a policy
 /// and, if the policy is a pool of past versions, one of these versions.
-fn player_picker(pick: Option<PolicyPicker>, policies: Vec<PolicyPlayers>) -> Option<PolicyPicker> {
+fn make_player_picker(
+    pick: Option<PolicyPicker>,
+    policies: Vec<PolicyPlayers>,
+) -> Option<PolicyPicker> {
     if policies.iter().all(|policy| policy.pool.is_none()) {
         return pick;
     }
@@ -255,7 +266,7 @@ fn player_picker(pick: Option<PolicyPicker>, policies: Vec<PolicyPlayers>) -> Op
         let policy = pick.as_ref().map_or(0, |pick| pick(seed, stream, role));
         // An index without a policy is reported by the caller.
         policies.get(policy).map_or(usize::MAX, |PolicyPlayers { first, pool }| {
-            first + pool.as_ref().map_or(0, |pool| pool.pick(seed, stream))
+            first + pool.as_ref().map_or(0, |pool| pool.pick_slot(seed, stream))
         })
     }))
 }
@@ -273,7 +284,7 @@ impl Agents {
         recipe: &Recipe,
         parts: &[AgentSpec],
         policies: &Policies,
-        past: &PastPolicies,
+        past: &PastVersionPools,
     ) -> Result<Self, TrainerError> {
         let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
@@ -283,7 +294,7 @@ impl Agents {
                 || TrainerError::MissingPart(format!("the policy {name} was not provided"));
             let policy = policy.ok_or_else(missing)?;
             let pool = past.get(name).cloned();
-            let samplers = pool.as_ref().map_or(1, |pool| pool.slots());
+            let samplers = pool.as_ref().map_or(1, |pool| pool.num_slots());
             Ok(PolicySampler {
                 policy: name.to_owned(),
                 samplers: policies.samplers(name).take(samplers).collect(),
@@ -308,7 +319,7 @@ impl Agents {
         checkpoint: Option<&Checkpoint>,
     ) -> Result<Self, TrainerError> {
         let policies = Policies::new(policies, &recipe.engine);
-        let past = PastPolicies::new(recipe, &policies)?;
+        let past = PastVersionPools::new(recipe, &policies)?;
         let version = |keys: &PastKeys| {
             (keys.of.clone(), checkpoint.map_or(0, |checkpoint| checkpoint.version(&keys.of)))
         };
@@ -355,7 +366,7 @@ impl Agents {
             let make_player = |backend| Player {
                 is_trained: is_trained(keys, name),
                 opening: OpeningLimit {
-                    max_tokens: keys.prompt_limit(context),
+                    max_tokens: keys.max_opening_tokens(context),
                     truncation: keys.truncation,
                 },
                 context_policy: keys.context_policy(context),
@@ -379,7 +390,7 @@ impl Agents {
                     continue;
                 }
             };
-            let mut policies = recipe.policies_of(keys);
+            let mut policies = recipe.policy_names(keys);
             if policies.is_empty() {
                 policies.push(DEFAULT.to_owned());
             }
@@ -398,7 +409,7 @@ impl Agents {
             let agent = Agent {
                 name: name.to_owned(),
                 players,
-                picker: player_picker(parts.pick.clone(), of_policies),
+                picker: make_player_picker(parts.pick.clone(), of_policies),
                 mixture: keys.mixture,
                 mixture_seats: keys.mixture_seats,
                 limits: keys.limits(),
@@ -477,7 +488,7 @@ impl Agents {
 
     /// Returns the cumulative use of the agents' toolboxes since the start of this process, by
     /// toolbox name.
-    pub(crate) fn used(&self) -> BTreeMap<String, Usage> {
+    pub(crate) fn toolbox_usage(&self) -> BTreeMap<String, Usage> {
         let mut all: BTreeMap<String, Usage> = BTreeMap::new();
         for (name, used) in self.named.iter().flat_map(|agent| agent.agent.tools.usage()) {
             let sum = all.entry(name.to_owned()).or_default();
@@ -504,7 +515,7 @@ impl Agents {
     ///
     /// # Errors
     /// Returns an error if the loop of an agent does not support a teacher.
-    pub(crate) fn taught(
+    pub(crate) fn with_teacher(
         &self,
         source: &SourceKeys,
         teacher: &Teacher,
@@ -522,23 +533,23 @@ impl Agents {
     ///
     /// # Errors
     /// Returns an error if there is no such agent.
-    pub(crate) fn find(&self, name: &str) -> Result<&NamedAgent, TrainerError> {
+    pub(crate) fn find_agent(&self, name: &str) -> Result<&NamedAgent, TrainerError> {
         let found = self.named.iter().find(|named| named.agent.name == name);
         found.ok_or_else(|| TrainerError::MissingPart(format!("the agent {name} was not provided")))
     }
 
     /// Returns a copy of these agents in which the text of `agent` that `target` selects is
     /// replaced by `text`.
-    pub(crate) fn with_text(&self, agent: &str, target: &PromptTarget, text: &str) -> Self {
-        let Ok(named) = self.find(agent) else { return self.clone() };
+    pub(crate) fn with_prompt_text(&self, agent: &str, target: &PromptTarget, text: &str) -> Self {
+        let Ok(named) = self.find_agent(agent) else { return self.clone() };
         let mut keys = named.keys.clone();
         target.set(&mut keys, text);
         let named = self.named.iter().map(|named| match named.agent.name == agent {
-            true => named.with_texts_of(&keys),
+            true => named.with_prompts_from(&keys),
             false => named.clone(),
         });
         let roster = self.roster.agents().iter().map(|known| match known.name == agent {
-            true => with_texts(known, &keys),
+            true => with_tool_texts(known, &keys),
             false => known.clone(),
         });
         let roster = Arc::new(Roster::new(roster.collect()));
@@ -546,7 +557,7 @@ impl Agents {
     }
 
     /// Returns a copy of these agents with the token limits that apply to evaluations.
-    pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
+    pub(crate) fn with_evaluation_limits(&self, keys: &EvalKeys) -> Self {
         let limited = |named: &NamedAgent| {
             let agent = Agent { limits: keys.limits(named.agent.limits), ..named.agent.clone() };
             NamedAgent { agent, ..named.clone() }

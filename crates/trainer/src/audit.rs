@@ -59,7 +59,7 @@ pub async fn trained_steps(store: &dyn Store) -> Result<Vec<TrainedStep>, Traine
 
 /// The weight versions of one policy that were trained, directly or indirectly, on given attempts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Descendant {
+pub struct PolicyDescendants {
     /// Name of the policy.
     pub policy: String,
     /// Steps that trained the policy on at least one of the attempts.
@@ -76,15 +76,18 @@ pub struct Descendant {
 ///
 /// A policy descends from an attempt if a step trained the policy on the attempt. It does not
 /// descend from an attempt that served only as context while another policy was trained.
-pub fn descendants(trained: &[TrainedStep], attempts: &BTreeSet<AttemptId>) -> Vec<Descendant> {
-    let mut found: BTreeMap<&str, Descendant> = BTreeMap::new();
+pub fn find_descendants(
+    trained: &[TrainedStep],
+    attempts: &BTreeSet<AttemptId>,
+) -> Vec<PolicyDescendants> {
+    let mut found: BTreeMap<&str, PolicyDescendants> = BTreeMap::new();
     for step in trained {
         let direct: Vec<AttemptId> =
             step.attempts.iter().filter(|id| attempts.contains(id)).copied().collect();
         if direct.is_empty() && !found.contains_key(step.policy.as_str()) {
             continue;
         }
-        let entry = found.entry(&step.policy).or_insert_with(|| Descendant {
+        let entry = found.entry(&step.policy).or_insert_with(|| PolicyDescendants {
             policy: step.policy.clone(),
             steps: Vec::new(),
             first: step.version,
@@ -120,13 +123,13 @@ mod tests {
             step("a", 4, &[2]),
         ];
         let targets = BTreeSet::from([AttemptId::from_bytes([2; 16])]);
-        let expected = Descendant {
+        let expected = PolicyDescendants {
             policy: "a".into(),
             steps: vec![step("a", 2, &[2]), step("a", 4, &[2])],
             first: 2,
             last: 4,
         };
-        assert_eq!(descendants(&trained, &targets), [expected]);
-        assert_eq!(descendants(&trained, &BTreeSet::new()), []);
+        assert_eq!(find_descendants(&trained, &targets), [expected]);
+        assert_eq!(find_descendants(&trained, &BTreeSet::new()), []);
     }
 }

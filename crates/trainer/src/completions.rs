@@ -115,7 +115,8 @@ pub(crate) async fn score_group(
             return unscored;
         }
     }
-    let finished = scored.into_iter().map(|(index, attempt)| (index, scorers.finish(attempt)));
+    let finished =
+        scored.into_iter().map(|(index, attempt)| (index, scorers.compute_score(attempt)));
     finished.chain(unscored).collect()
 }
 

@@ -8,9 +8,9 @@ use levade_recipe::Recipe;
 use levade_store::Store;
 
 use crate::batch::Targets;
-use crate::checkpoint::Checkpoints;
-use crate::origin::Origin;
-use crate::past::PastPolicies;
+use crate::checkpoint::CheckpointDir;
+use crate::origin::RunOrigin;
+use crate::past::PastVersionPools;
 use crate::policies::Policies;
 use crate::rollout::AttemptMaker;
 use crate::run_dir::LockedRunDir;
@@ -24,7 +24,7 @@ pub(crate) struct RunContext {
     pub rollouts: AttemptMaker,
     pub policies: Policies,
     /// Pools of past versions of the policies, which play as opponents.
-    pub past: PastPolicies,
+    pub past: PastVersionPools,
     /// Names of the agents that are not trained: their completions are not training targets.
     pub untrained: Vec<String>,
     /// Maximum number of sampled tokens per attempt: the largest `max_tokens` among the agents of
@@ -33,8 +33,8 @@ pub(crate) struct RunContext {
     /// External policies that phases imitate, by policy name.
     pub teachers: BTreeMap<String, Teacher>,
     pub store: Arc<dyn Store>,
-    pub checkpoints: Checkpoints,
-    pub origin: Origin,
+    pub checkpoints: CheckpointDir,
+    pub origin: RunOrigin,
     pub run_dir: LockedRunDir,
 }
 

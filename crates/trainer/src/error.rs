@@ -16,7 +16,7 @@ use levade_tree::{AttemptId, AttemptSlot, TreeError};
 
 use levade_recipe::{Difference, RecipeError};
 
-use crate::remedies::{missing_checkpoint, way_back, way_out};
+use crate::remedies::{explain_no_checkpoint, full_disk_remedy, reward_change_remedy};
 
 /// An error that ends a training run or prevents its start.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ pub enum TrainerError {
          resume with the run's own recipe (levade train {0} --resume), {1}or start another run in \
          a directory named with --run",
         run_dir.display(),
-        way_back(difference)
+        reward_change_remedy(difference)
     )]
     Differs {
         /// Directory of the run.
@@ -106,7 +106,7 @@ pub enum TrainerError {
         name: String,
     },
     /// The run has no step to go back to, or no intact checkpoint at or before that step.
-    #[error("the run in {} {}", run_dir.display(), missing_checkpoint(*step, *num_steps, kept))]
+    #[error("the run in {} {}", run_dir.display(), explain_no_checkpoint(*step, *num_steps, kept))]
     NoCheckpoint {
         /// Number of finished steps that was requested.
         step: u32,
@@ -492,7 +492,7 @@ pub enum TrainerError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An operation on a file of the run failed.
-    #[error("cannot {action} {}: {source}{}", path.display(), way_out(source))]
+    #[error("cannot {action} {}: {source}{}", path.display(), full_disk_remedy(source))]
     File {
         /// The action that failed, as an infinitive such as `write`.
         action: &'static str,

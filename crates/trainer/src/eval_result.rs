@@ -77,13 +77,13 @@ pub struct TaskSliceResult {
     pub sampled_tokens: f64,
     /// Number of attempts that failed outside the model, for example in a tool or a scorer. They
     /// count as incorrect.
-    #[serde(default, skip_serializing_if = "is_0")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     #[serde(rename = "broken")]
     pub failed: u64,
     /// Metrics over k attempts per task, such as pass@k, by increasing k. Empty if there is one
     /// attempt per task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub at: Vec<AtK>,
+    pub at: Vec<MetricsAtK>,
     /// Mean of each game metric with its 95 % bootstrap interval over tasks, by metric name, such
     /// as `role.wolf.won`. Empty if the tasks are not games.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -94,14 +94,14 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-fn is_0(count: &u64) -> bool {
+fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
 /// The metrics pass@k, best@k and maj@k of one k. Each is an expectation over the choice of k
 /// attempts per task, with a bootstrap interval over tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AtK {
+pub struct MetricsAtK {
     /// Number k of attempts that are chosen per task.
     pub k: usize,
     /// pass@k: fraction of tasks that are solved by at least one of k attempts.
@@ -122,7 +122,7 @@ const GAME: &str = "game/";
 const MAJORITY_SAMPLES: u32 = 200;
 
 /// Returns the mean of one value per task, with its bootstrap interval over tasks.
-fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
+fn mean_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
     Ok(mean_score(&values.collect::<Vec<_>>(), NUM_RESAMPLES, 0)?)
 }
 
@@ -140,7 +140,7 @@ fn game_metrics(tasks: &[&[&Attempt]]) -> Result<BTreeMap<String, Interval>, Tra
                 .collect();
             (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
         });
-        means.insert(name[GAME.len()..].to_owned(), interval_over_tasks(of_tasks)?);
+        means.insert(name[GAME.len()..].to_owned(), mean_over_tasks(of_tasks)?);
     }
     Ok(means)
 }
@@ -173,7 +173,7 @@ fn final_answer(attempt: &Attempt) -> Option<String> {
     Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
 }
 
-impl AtK {
+impl MetricsAtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
         let pass = tasks.iter().map(|attempts| {
             let flags = attempts.iter().map(|attempt| f64::from(u8::from(is_correct(attempt))));
@@ -186,11 +186,11 @@ impl AtK {
             let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
             majority_of(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
         });
-        Ok(AtK {
+        Ok(MetricsAtK {
             k,
-            pass: interval_over_tasks(pass)?,
-            best: interval_over_tasks(best)?,
-            majority: interval_over_tasks(majority)?,
+            pass: mean_over_tasks(pass)?,
+            best: mean_over_tasks(best)?,
+            majority: mean_over_tasks(majority)?,
         })
     }
 }
@@ -224,20 +224,20 @@ impl TaskSliceResult {
             success: if samples == 1 {
                 wilson(correct, attempts.len() as u64)?
             } else {
-                interval_over_tasks(
+                mean_over_tasks(
                     by_task
                         .iter()
                         .map(|attempts| count_correct(attempts) as f64 / attempts.len() as f64),
                 )?
             },
             score: if graded {
-                Some(interval_over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
+                Some(mean_over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
             } else {
                 None
             },
             at: k_values(samples)
                 .into_iter()
-                .map(|k| AtK::new(k, &by_task))
+                .map(|k| MetricsAtK::new(k, &by_task))
                 .collect::<Result<_, _>>()?,
             answered: fraction(outcomes.iter().filter(|o| o.finish.is_complete()).count()),
             used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
@@ -267,7 +267,7 @@ impl EvalResult {
 
     /// Returns the success rate on the selection tasks, by which a phase can stop early. The
     /// reported tasks therefore do not influence training.
-    pub fn chosen_success(&self) -> f64 {
+    pub fn selection_success(&self) -> f64 {
         self.selection_mean(|slice| slice.success)
     }
 

@@ -3,15 +3,15 @@
 use crate::TrainerError;
 
 /// Reason why the loop over phases and steps ends early.
-pub(crate) enum Exit {
+pub(crate) enum EarlyExit {
     /// A stop was requested through a [`StopFlag`](crate::StopFlag).
     Stopped,
     /// A failure that affects the complete run rather than a single attempt.
     Failed(TrainerError),
 }
 
-impl<E: Into<TrainerError>> From<E> for Exit {
+impl<E: Into<TrainerError>> From<E> for EarlyExit {
     fn from(error: E) -> Self {
-        Exit::Failed(error.into())
+        EarlyExit::Failed(error.into())
     }
 }

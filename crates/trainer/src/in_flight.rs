@@ -21,7 +21,7 @@ use crate::scoring::{FailureAction, Scorers, ScoringFailure};
 
 /// Attempts in progress: being generated, being scored, or waiting for an unavailable scorer. Each
 /// has a key of type `K`.
-pub(crate) struct InFlight<K> {
+pub(crate) struct AttemptsInFlight<K> {
     scorers: Scorers,
     store: Arc<dyn Store>,
     generating: JoinSet<(K, Result<GeneratedAttempt, StoreError>)>,
@@ -32,7 +32,7 @@ pub(crate) struct InFlight<K> {
     handles: HashMap<K, AbortHandle>,
     /// Failure of the scorer that was most recently found unavailable.
     last_failure: Option<ScoringFailure>,
-    /// Events that [`InFlight::next`] has not returned yet.
+    /// Events that [`AttemptsInFlight::next`] has not returned yet.
     ended: Vec<AttemptEvent<K>>,
 }
 
@@ -59,7 +59,7 @@ struct ScoredJob<K> {
     result: Result<(), ScoringFailure>,
 }
 
-/// A change in the state of an attempt in progress, which [`InFlight::next`] returns.
+/// A change in the state of an attempt in progress, which [`AttemptsInFlight::next`] returns.
 pub(crate) enum AttemptEvent<K> {
     /// The attempt has ended: it is completed, or it has failed.
     Attempt(K, Attempt),
@@ -85,10 +85,10 @@ fn unwrap_joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     }
 }
 
-impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
+impl<K: Copy + Eq + Hash + Send + 'static> AttemptsInFlight<K> {
     /// Creates an empty set of attempts. `scorers` score the attempts, and `store` records them.
     pub fn new(scorers: Scorers, store: Arc<dyn Store>) -> Self {
-        InFlight {
+        AttemptsInFlight {
             scorers,
             store,
             generating: JoinSet::new(),
@@ -114,12 +114,12 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     }
 
     /// Returns whether an attempt with this key is in progress.
-    pub fn has(&self, key: &K) -> bool {
+    pub fn contains(&self, key: &K) -> bool {
         self.handles.contains_key(key)
     }
 
     /// Starts to generate an attempt by spawning the future `making`.
-    pub fn generate(
+    pub fn start_generating(
         &mut self,
         key: K,
         making: impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
@@ -141,9 +141,9 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     }
 
     /// Starts to score a generated attempt independently of its group.
-    pub fn score(&mut self, key: K, made: GeneratedAttempt) {
+    pub fn start_scoring(&mut self, key: K, made: GeneratedAttempt) {
         let job = ScoringJob { attempts: vec![(key, made)], compared_with: None };
-        let handle = self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
+        let handle = self.scoring.spawn(score_job(self.scorers.clone(), self.store.clone(), job));
         self.handles.insert(key, handle);
     }
 
@@ -158,7 +158,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
                 .collect(),
             compared_with: Some(compared_with),
         };
-        self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
+        self.scoring.spawn(score_job(self.scorers.clone(), self.store.clone(), job));
     }
 
     /// Cancels all attempts for whose keys `which` returns true.
@@ -215,7 +215,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
 
     fn handle_generated(&mut self, key: K, made: GeneratedAttempt) {
         match made.attempt.status {
-            Status::Unscored => self.score(key, made),
+            Status::Unscored => self.start_scoring(key, made),
             _ => self.ended.push(AttemptEvent::Attempt(key, made.attempt)),
         }
     }
@@ -254,7 +254,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
                     self.ended.push(if compares {
                         AttemptEvent::NeedsComparison(key, attempt)
                     } else {
-                        AttemptEvent::Attempt(key, self.scorers.finish(attempt))
+                        AttemptEvent::Attempt(key, self.scorers.compute_score(attempt))
                     });
                 }
             }
@@ -284,7 +284,7 @@ pub(crate) fn completed_attempts<'a>(attempts: impl Iterator<Item = &'a Attempt>
 
 /// Calls the scorers once for the attempts of a job. If an attempt must be retried, records it as
 /// superseded.
-async fn score<K>(
+async fn score_job<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,
     mut job: ScoringJob<K>,
@@ -327,7 +327,7 @@ async fn retry_scoring<K>(
         RETRY_INTERVALS.map(|pause| pause.min(scorers.outage_timeout() / 4));
     loop {
         process_time::sleep(pause).await;
-        let scored = score(scorers.clone(), store.clone(), job).await?;
+        let scored = score_job(scorers.clone(), store.clone(), job).await?;
         match &scored.result {
             Err(failure) if failure.action == FailureAction::Deferred => job = scored.job,
             _ => return Ok(scored),

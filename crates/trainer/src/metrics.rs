@@ -98,16 +98,16 @@ impl MetricsFile {
     /// Appends `line` to the metrics file.
     pub fn append(&mut self, line: &Value) -> Result<(), TrainerError> {
         let text = format!("{line}\n");
-        self.file.write_all(text.as_bytes()).map_err(|source| self.failed("write", source))
+        self.file.write_all(text.as_bytes()).map_err(|source| self.to_file_error("write", source))
     }
 
     /// Flushes the metrics file to disk and returns its length in bytes.
     pub fn sync(&mut self) -> Result<u64, TrainerError> {
-        self.file.sync_all().map_err(|source| self.failed("flush", source))?;
-        Ok(self.file.metadata().map_err(|source| self.failed("measure", source))?.len())
+        self.file.sync_all().map_err(|source| self.to_file_error("flush", source))?;
+        Ok(self.file.metadata().map_err(|source| self.to_file_error("measure", source))?.len())
     }
 
-    fn failed(&self, action: &'static str, source: std::io::Error) -> TrainerError {
+    fn to_file_error(&self, action: &'static str, source: std::io::Error) -> TrainerError {
         TrainerError::File { action, path: self.path.clone(), source }
     }
 }

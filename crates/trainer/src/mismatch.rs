@@ -18,19 +18,19 @@ const POSITION_BOUNDS: [u32; 5] = [0, 64, 256, 1024, 4096];
 /// position of the token.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MismatchBreakdown {
-    ages: [Class; AGES as usize + 1],
-    by_position: [Class; POSITION_BOUNDS.len()],
+    ages: [MismatchClass; AGES as usize + 1],
+    by_position: [MismatchClass; POSITION_BOUNDS.len()],
 }
 
 /// Number, sum and maximum of the absolute log-probability differences in one class of tokens.
 #[derive(Debug, Clone, Copy, Default)]
-struct Class {
+struct MismatchClass {
     count: u64,
     sum: f64,
     max: f64,
 }
 
-impl Class {
+impl MismatchClass {
     fn add(&mut self, difference: f64) {
         self.count += 1;
         self.sum += difference;

@@ -89,10 +89,10 @@ impl Observer for () {
 /// Flag that requests a run to stop at the next step boundary, with a checkpoint. All clones share
 /// one flag.
 #[derive(Debug, Clone, Default)]
-pub struct StopFlag(Arc<Stop>);
+pub struct StopFlag(Arc<StopState>);
 
 #[derive(Debug, Default)]
-struct Stop {
+struct StopState {
     wanted: AtomicBool,
     changed: Notify,
 }

@@ -53,7 +53,7 @@ pub struct PolicyLearner {
 
 /// The models that train one policy in a phase.
 #[derive(Clone, Copy)]
-pub(crate) struct Models<'a> {
+pub(crate) struct PhaseModels<'a> {
     /// The learner of the policy.
     pub policy: &'a dyn Learner,
     /// The frozen reference model. `None` if the phase has no KL penalty.
@@ -66,12 +66,12 @@ impl Policy {
     /// Wraps the policy's sampler and models so that every call has the recipe's timeouts.
     fn with_timeouts(self, engine: &EngineKeys) -> Self {
         let policy_learner = self.learner.map(|policy_learner| PolicyLearner {
-            learner: engine.learner(policy_learner.learner),
-            reference: policy_learner.reference.map(|reference| engine.learner(reference)),
-            critic: policy_learner.critic.map(|critic| engine.learner(critic)),
+            learner: engine.wrap_learner(policy_learner.learner),
+            reference: policy_learner.reference.map(|reference| engine.wrap_learner(reference)),
+            critic: policy_learner.critic.map(|critic| engine.wrap_learner(critic)),
             extra_files: policy_learner.extra_files,
         });
-        Policy { sampler: engine.sampler(self.sampler), learner: policy_learner, ..self }
+        Policy { sampler: engine.wrap_sampler(self.sampler), learner: policy_learner, ..self }
     }
 }
 
@@ -100,9 +100,9 @@ impl PolicyLearner {
     }
 
     /// Returns the models that `phase` uses.
-    pub(crate) fn models(&self, phase: &Phase) -> Models<'_> {
+    pub(crate) fn models(&self, phase: &Phase) -> PhaseModels<'_> {
         let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
-        Models {
+        PhaseModels {
             policy: &*self.learner,
             reference: self.reference.as_deref().filter(|_| needs(RlKeys::needs_reference)),
             critic: self.critic.as_deref().filter(|_| needs(RlKeys::needs_critic)),

@@ -24,14 +24,14 @@ use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use crate::TrainerError;
 use crate::mismatch::MismatchBreakdown;
-use crate::queries::{Question, SequenceKey, query};
+use crate::queries::{ModelQuery, SequenceKey, query_model};
 
 /// The sequences of one micro-batch, as inputs of the learner.
 pub(crate) type Inputs = Vec<(SequenceKey, SequenceInput)>;
 
 /// Computes what the losses of a step's updates need: proximal log-probabilities, importance
 /// weights, and selections of tokens.
-pub(crate) struct Preparer<'a> {
+pub(crate) struct UpdatePreparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
     /// Log-probabilities of each sequence's trained tokens under the weights at the start of the
@@ -51,14 +51,14 @@ pub(crate) struct Preparer<'a> {
     pub rejected: u64,
 }
 
-impl<'a> Preparer<'a> {
+impl<'a> UpdatePreparer<'a> {
     pub fn new(
         keys: &'a RlKeys,
         learner: &'a dyn Learner,
         random: (u64, u64),
         exact: bool,
     ) -> Self {
-        Preparer {
+        UpdatePreparer {
             keys,
             learner,
             proximal: HashMap::new(),
@@ -81,7 +81,7 @@ impl<'a> Preparer<'a> {
     /// Computes the log-probabilities under the weights at the start of the step. Must be called
     /// before the first update. If the current weights sampled the tokens, their recorded
     /// log-probabilities are used instead, because they are bitwise equal.
-    pub async fn start(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
+    pub async fn compute_proximal(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != ProximalPolicy::Recompute {
             return Ok(());
         }
@@ -93,12 +93,12 @@ impl<'a> Preparer<'a> {
             }
             let inputs: Vec<SequenceInput> = fresh.iter().map(|(_, input)| input.clone()).collect();
             let found = if self.can_reuse_recorded(&inputs) {
-                inputs.iter().map(behaviours).collect()
+                inputs.iter().map(behavior_logprobs).collect()
             } else {
-                query(self.learner, Question::Logprobs, &inputs).await?
+                query_model(self.learner, ModelQuery::Logprobs, &inputs).await?
             };
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
-                let both = logprobs.iter().zip(behaviours(input)).zip(&input.targets);
+                let both = logprobs.iter().zip(behavior_logprobs(input)).zip(&input.targets);
                 let mut pairs = Vec::with_capacity(input.targets.len());
                 for ((&proximal, behaviour), target) in
                     both.filter(|(_, target)| target.term.weight != 0.0)
@@ -136,7 +136,7 @@ impl<'a> Preparer<'a> {
 
     /// Adds to the sequences of an update what its loss needs. `first` is true if no update has
     /// changed the weights since the start of the step.
-    pub async fn update(
+    pub async fn prepare_update(
         &mut self,
         batches: &mut [Inputs],
         first: bool,
@@ -163,20 +163,20 @@ impl<'a> Preparer<'a> {
                 let inputs: Vec<SequenceInput> =
                     batch.iter().map(|(_, input)| input.clone()).collect();
                 if first && self.can_reuse_recorded(&inputs) {
-                    current_logprobs.extend(inputs.iter().map(behaviours));
+                    current_logprobs.extend(inputs.iter().map(behavior_logprobs));
                 } else {
                     current_logprobs
-                        .extend(query(self.learner, Question::Logprobs, &inputs).await?);
+                        .extend(query_model(self.learner, ModelQuery::Logprobs, &inputs).await?);
                 }
             }
         }
         let mut inputs: Vec<&mut SequenceInput> =
             batches.iter_mut().flatten().map(|(_, input)| input).collect();
-        self.correct(&mut inputs);
+        self.apply_correction(&mut inputs);
         let mut points: Vec<Vec<Point>> = inputs
             .iter()
             .zip(&current_logprobs)
-            .map(|(input, logps)| points_of(&loss, input, logps))
+            .map(|(input, logps)| loss_points(&loss, input, logps))
             .collect();
         match loss.policy {
             PolicyLoss::Gspo { .. } => {
@@ -216,7 +216,7 @@ impl<'a> Preparer<'a> {
     /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0.
     /// Does nothing if the proximal policy is only approximated, because the loss then corrects
     /// each token.
-    fn correct(&mut self, inputs: &mut [&mut SequenceInput]) {
+    fn apply_correction(&mut self, inputs: &mut [&mut SequenceInput]) {
         let Some(correction) =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)
         else {
@@ -227,7 +227,7 @@ impl<'a> Preparer<'a> {
             _ => 0.0,
         };
         let mut sequences: Vec<Vec<&mut Term>> =
-            inputs.iter_mut().map(|input| trained(&mut input.targets).collect()).collect();
+            inputs.iter_mut().map(|input| trained_terms(&mut input.targets).collect()).collect();
         let log_ratios_of =
             |sequence: &Vec<&mut Term>| sequence.iter().map(|term| log_ratio(term)).collect();
         let log_ratios: Vec<Vec<f64>> = sequences.iter().map(log_ratios_of).collect();
@@ -247,15 +247,15 @@ impl<'a> Preparer<'a> {
 }
 
 /// Returns the loss terms of the trained tokens, whose weights are not 0.
-fn trained(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
+fn trained_terms(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
     targets.iter_mut().map(|target| &mut target.term).filter(|term| term.weight != 0.0)
 }
 
-fn behaviours(input: &SequenceInput) -> Vec<f32> {
+fn behavior_logprobs(input: &SequenceInput) -> Vec<f32> {
     input.targets.iter().map(|target| target.term.behavior.unwrap_or(0.0)).collect()
 }
 
-fn points_of(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {
+fn loss_points(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {
     input.targets.iter().zip(logps).map(|(target, logp)| loss.point(*logp, &target.term)).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Checkpoint, Position, Versions};
 use crate::eval_result::EvalResult;
-use crate::prompt_version::Prompts;
+use crate::prompt_version::ImprovedPrompts;
 
 /// The part of a run's state that changes between steps: position, weight versions, improved
 /// prompts, latest checkpoint and evaluations.
@@ -12,7 +12,7 @@ pub(crate) struct RunProgress {
     /// Number of steps that have trained each policy, by name.
     pub versions: Versions,
     /// Prompt texts that phases have improved so far.
-    pub prompts: Prompts,
+    pub prompts: ImprovedPrompts,
     /// Newest checkpoint. `None` before the first checkpoint.
     pub latest: Option<Checkpoint>,
     /// Evaluations in order, including those of earlier processes of the run.

@@ -21,40 +21,40 @@ pub struct PromptVersion {
 
 /// The newest version of each prompt text that phases have improved.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(from = "StoredPrompts")]
-pub struct Prompts(Vec<PromptVersion>);
+#[serde(from = "StoredPromptVersions")]
+pub struct ImprovedPrompts(Vec<PromptVersion>);
 
 /// The stored form of improved prompts in a checkpoint.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum StoredPrompts {
+enum StoredPromptVersions {
     Versions(Vec<PromptVersion>),
     /// Numbered system prompts by agent name, from builds that improved no other texts.
-    Systems(BTreeMap<String, SystemVersion>),
+    Systems(BTreeMap<String, StoredSystemPrompt>),
 }
 
 #[derive(Deserialize)]
-struct SystemVersion {
+struct StoredSystemPrompt {
     version: u32,
     text: String,
 }
 
-impl From<StoredPrompts> for Prompts {
-    fn from(stored: StoredPrompts) -> Self {
-        let system = |(agent, SystemVersion { version, text })| PromptVersion {
+impl From<StoredPromptVersions> for ImprovedPrompts {
+    fn from(stored: StoredPromptVersions) -> Self {
+        let system = |(agent, StoredSystemPrompt { version, text })| PromptVersion {
             agent,
             target: PromptTarget::System,
             version,
             text,
         };
-        Prompts(match stored {
-            StoredPrompts::Versions(versions) => versions,
-            StoredPrompts::Systems(systems) => systems.into_iter().map(system).collect(),
+        ImprovedPrompts(match stored {
+            StoredPromptVersions::Versions(versions) => versions,
+            StoredPromptVersions::Systems(systems) => systems.into_iter().map(system).collect(),
         })
     }
 }
 
-impl Prompts {
+impl ImprovedPrompts {
     /// Returns whether no text has been improved.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn prompts_of_older_checkpoints_are_system_prompts() {
         let stored = r#"{"default": {"version": 3, "text": "Think."}}"#;
-        let mut prompts: Prompts = serde_json::from_str(stored).unwrap();
+        let mut prompts: ImprovedPrompts = serde_json::from_str(stored).unwrap();
         let system = PromptVersion {
             agent: "default".into(),
             target: PromptTarget::System,
@@ -113,11 +113,14 @@ mod tests {
         }
         prompts.set(PromptVersion { version: 4, ..system.clone() });
         let stored = serde_json::to_string(&prompts).unwrap();
-        assert_eq!(serde_json::from_str::<Prompts>(&stored).unwrap(), prompts);
+        assert_eq!(serde_json::from_str::<ImprovedPrompts>(&stored).unwrap(), prompts);
         assert_eq!(prompts.iter().count(), 2);
         assert_eq!(prompts.get("default", &tool).unwrap().text, "Computes sums.");
         assert_eq!(prompts.get("default", &PromptTarget::System).unwrap().version, 4);
         assert_eq!(prompts.get("writer", &PromptTarget::System), None);
-        assert_eq!(serde_json::from_str::<Prompts>("{}").unwrap(), Prompts::default());
+        assert_eq!(
+            serde_json::from_str::<ImprovedPrompts>("{}").unwrap(),
+            ImprovedPrompts::default()
+        );
     }
 }

@@ -79,7 +79,7 @@ pub(crate) async fn restore_references(
 ///
 /// # Errors
 /// Returns an error if weights cannot be saved or loaded.
-pub(crate) async fn move_references(
+pub(crate) async fn update_references(
     run: &RunContext,
     phase: &Phase,
     step: u32,
@@ -89,7 +89,7 @@ pub(crate) async fn move_references(
         run.policies.trained_among(&run.recipe.trained_policies_in(phase))
     {
         if let Some(reference) = reference.as_deref().filter(|_| keys.updates_reference(step)) {
-            copy_weights(&**learner, reference, &run.checkpoints.scratch()).await?;
+            copy_weights(&**learner, reference, &run.checkpoints.scratch_dir()).await?;
         }
     }
     Ok(())

@@ -17,12 +17,12 @@ use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
-use crate::checkpoint::{Checkpoint, Checkpoints, FoundCheckpoints};
+use crate::checkpoint::{Checkpoint, CheckpointDir, FoundCheckpoints};
 use crate::files::{create_empty_dir, file_error};
-use crate::learn::{Progress, UpdateSettings, run_plan};
+use crate::learn::{MicroBatchProgress, UpdateSettings, run_plan};
 use crate::observe::{Event, Observer};
-use crate::origin::Origin;
-use crate::policies::{CRITIC, ExtraFiles, Models, Policies, Policy, REFERENCE};
+use crate::origin::RunOrigin;
+use crate::policies::{CRITIC, ExtraFiles, PhaseModels, Policies, Policy, REFERENCE};
 use crate::reference::copy_weights;
 use crate::terms::{PolicyTerms, RecordingLearner};
 
@@ -54,13 +54,13 @@ pub async fn replay(
     let replay_run = ReplayRun::open(recipe, dir, policies).await?;
     let planned = replay_run.store.planned_steps().await?;
     let FoundCheckpoints { complete: checkpoints, damaged } =
-        Checkpoints::read_only(dir.join("checkpoints")).find()?;
+        CheckpointDir::open_read_only(dir.join("checkpoints")).find()?;
     for note in damaged {
         observer.event(&Event::Note(note));
     }
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
-        replay_run.enter(index).await?;
+        replay_run.enter_phase(index).await?;
         for step in 0..phase.steps() {
             let Some(plan) = replay_run.store.step(index as u32, step).await? else {
                 // A phase ends early if it reached its target success rate.
@@ -69,10 +69,10 @@ pub async fn replay(
                 }
                 return Ok(done);
             };
-            replay_run.step(&plan, None, observer).await?;
+            replay_run.replay_step(&plan, None, observer).await?;
             done += 1;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
-                let differs = replay_run.compare(index, &checkpoint.dir).await?;
+                let differs = replay_run.compare_checkpoint(index, &checkpoint.dir).await?;
                 compared(ReplayComparison {
                     checkpoint: checkpoint.dir.clone(),
                     step: done,
@@ -100,7 +100,7 @@ pub async fn terms(
     let replay_run = ReplayRun::open(recipe, dir, policies).await?;
     let keys = recipe.phase.get(phase as usize).ok_or(TrainerError::NoStep { phase, step })?;
     let FoundCheckpoints { complete: checkpoints, .. } =
-        Checkpoints::read_only(dir.join("checkpoints")).find()?;
+        CheckpointDir::open_read_only(dir.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
     // A reference that has not been updated has the weights at the start of the phase. Checkpoints
     // within the phase do not contain it.
@@ -111,7 +111,7 @@ pub async fn terms(
     let newest = usable.max_by_key(|at| at.position.step);
     let start = match newest {
         Some(checkpoint) => {
-            replay_run.restore(phase as usize, &checkpoint.dir).await?;
+            replay_run.restore_models(phase as usize, &checkpoint.dir).await?;
             (phase, checkpoint.position.step)
         }
         None => (0, 0),
@@ -119,17 +119,17 @@ pub async fn terms(
     for index in start.0..=phase {
         let from_checkpoint = newest.is_some();
         if !from_checkpoint {
-            replay_run.enter(index as usize).await?;
+            replay_run.enter_phase(index as usize).await?;
         }
         let first = if from_checkpoint { start.1 } else { 0 };
         for at in first..recipe.phase[index as usize].steps() {
             let Some(plan) = replay_run.store.step(index, at).await? else { break };
             if (index, at) == (phase, step) {
                 let mut found = Vec::new();
-                replay_run.step(&plan, Some(&mut found), observer).await?;
+                replay_run.replay_step(&plan, Some(&mut found), observer).await?;
                 return Ok(found);
             }
-            replay_run.step(&plan, None, observer).await?;
+            replay_run.replay_step(&plan, None, observer).await?;
         }
     }
     Err(TrainerError::NoStep { phase, step })
@@ -139,10 +139,10 @@ pub async fn terms(
 struct ReplayRun<'a> {
     recipe: &'a Recipe,
     store: Arc<dyn Store>,
-    origin: Option<Origin>,
+    origin: Option<RunOrigin>,
     policies: Policies,
     untrained: Vec<String>,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl<'a> ReplayRun<'a> {
@@ -152,19 +152,19 @@ impl<'a> ReplayRun<'a> {
         policies: Vec<Policy>,
     ) -> Result<Self, TrainerError> {
         let store = levade_store_client::open(&recipe.run.store, dir, Access::Read).await?;
-        let origin = Origin::read(dir)?;
+        let origin = RunOrigin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, policy_learner) in policies.trained() {
             policy_learner.restore(None).await?;
         }
         let untrained = recipe.untrained_agents();
-        let scratch = Scratch::new(recipe, dir)?;
+        let scratch = ScratchDir::new(recipe, dir)?;
         Ok(ReplayRun { recipe, store, origin, policies, untrained, scratch })
     }
 
     /// Initializes the models for the phase with this index, as the run did at the start of the
     /// phase.
-    async fn enter(&self, index: usize) -> Result<(), TrainerError> {
+    async fn enter_phase(&self, index: usize) -> Result<(), TrainerError> {
         let before = &self.recipe.phase[..index];
         let phase = &self.recipe.phase[index];
         let trained = self.recipe.trained_policies_in(phase);
@@ -175,14 +175,18 @@ impl<'a> ReplayRun<'a> {
                 self.recipe.trained_policies_in(phase).iter().any(|trained| trained == name)
                     && policy_learner.models(phase).critic.is_some()
             };
-            enter(policy_learner.models(phase), before.iter().any(has_critic), &self.scratch.0)
-                .await?;
+            initialize_models(
+                policy_learner.models(phase),
+                before.iter().any(has_critic),
+                &self.scratch.0,
+            )
+            .await?;
         }
         Ok(())
     }
 
     /// Loads the models of the phase with this index from a checkpoint within the phase.
-    async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
+    async fn restore_models(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[index];
         for (name, policy_learner) in
             self.policies.trained_among(&self.recipe.trained_policies_in(phase))
@@ -201,7 +205,7 @@ impl<'a> ReplayRun<'a> {
     }
 
     /// Replays a recorded step. If `terms` is set, appends the loss terms of the step's policies.
-    async fn step(
+    async fn replay_step(
         &self,
         plan: &StepPlan,
         mut terms: Option<&mut Vec<PolicyTerms>>,
@@ -223,7 +227,7 @@ impl<'a> ReplayRun<'a> {
         }
         let trajectories: HashMap<AttemptId, &Trajectory> =
             attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
-        let mut progress = Progress::new(plan);
+        let mut progress = MicroBatchProgress::new(plan);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let policy_learner = self.policies.policy_learner(name)?;
@@ -246,7 +250,7 @@ impl<'a> ReplayRun<'a> {
                 }
                 Some(terms) => {
                     let recorder = RecordingLearner::new(models.policy);
-                    let models = Models { policy: &recorder, ..models };
+                    let models = PhaseModels { policy: &recorder, ..models };
                     run_plan(policy, &trajectories, models, &settings, &mut progress, observer)
                         .await?;
                     terms.push(recorder.into_terms(policy));
@@ -259,7 +263,7 @@ impl<'a> ReplayRun<'a> {
 
     /// Compares the current weights with a checkpoint, and returns the path of the first file that
     /// differs.
-    async fn compare(
+    async fn compare_checkpoint(
         &self,
         index: usize,
         checkpoint: &Path,
@@ -272,9 +276,14 @@ impl<'a> ReplayRun<'a> {
             let trains = trained.iter().any(|trained| trained == name);
             let policy_dir = self.policies.policy_dir(checkpoint, name);
             let models = policy_learner.models(phase);
-            let found =
-                compare(models, &policy_learner.extra_files, trains, &policy_dir, &self.scratch.0)
-                    .await?;
+            let found = compare_policy(
+                models,
+                &policy_learner.extra_files,
+                trains,
+                &policy_dir,
+                &self.scratch.0,
+            )
+            .await?;
             differs = differs.or(found);
         }
         Ok(differs)
@@ -284,8 +293,12 @@ impl<'a> ReplayRun<'a> {
 /// Initializes the models of one policy for a phase, as the run did at the start of the phase. The
 /// optimizers are reset, and the reference gets the policy's weights. The critic also gets the
 /// policy's weights, unless an earlier phase has trained the critic (`trained`).
-async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
-    let Models { policy, reference, critic } = models;
+async fn initialize_models(
+    models: PhaseModels<'_>,
+    trained: bool,
+    scratch: &Path,
+) -> Result<(), TrainerError> {
+    let PhaseModels { policy, reference, critic } = models;
     create_empty_dir(scratch)?;
     policy.save(scratch, false).await?;
     policy.load(scratch, false).await?;
@@ -308,14 +321,14 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
 ///
 /// `extra_files` must write the same further files as in the checkpoint: a learner in another
 /// process saves the tokenizer in its own format, which the checkpoint has replaced.
-async fn compare(
-    models: Models<'_>,
+async fn compare_policy(
+    models: PhaseModels<'_>,
     extra_files: &ExtraFiles,
     trains: bool,
     policy_dir: &Path,
     scratch: &Path,
 ) -> Result<Option<String>, TrainerError> {
-    let Models { policy, reference, critic } = models;
+    let PhaseModels { policy, reference, critic } = models;
     let models = [
         (Some(policy), policy_dir.to_owned(), trains),
         (critic, policy_dir.join(CRITIC), trains),
@@ -344,9 +357,9 @@ async fn compare(
 }
 
 /// A temporary directory, which is removed when the value is dropped.
-struct Scratch(PathBuf);
+struct ScratchDir(PathBuf);
 
-impl Scratch {
+impl ScratchDir {
     /// Creates the directory within the run directory `run` if a remote learner may only access
     /// files there, otherwise in the system's temporary directory.
     fn new(recipe: &Recipe, run: &Path) -> Result<Self, TrainerError> {
@@ -360,11 +373,11 @@ impl Scratch {
         };
         let path = path.join(format!("levade-replay-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|source| file_error("create", &path, source))?;
-        Ok(Scratch(path))
+        Ok(ScratchDir(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -43,7 +43,7 @@ impl Reporter {
             latest.map_or((0, 0), |latest| (latest.metrics_bytes, latest.position.global_step));
         Ok(Reporter {
             file: MetricsFile::open(&dir.metrics(), bytes)?,
-            sinks: sink::open(recipe, dir.root(), step)?,
+            sinks: sink::open_sinks(recipe, dir.root(), step)?,
             warnings: AttemptWarnings::default(),
             handed_over: Duration::ZERO,
         })
@@ -86,7 +86,7 @@ impl Reporter {
     ///
     /// # Errors
     /// Returns an error if the superseded tries cannot be read from the store.
-    pub async fn note_warnings(
+    pub async fn report_warnings(
         &mut self,
         rollouts: &AttemptMaker,
         attempts: &[Attempt],

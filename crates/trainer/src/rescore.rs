@@ -40,7 +40,7 @@ pub struct RescoredAttempt {
 
 /// Scores of a run's training attempts by the old and by the new scorers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rescored {
+pub struct RescoredRun {
     /// The attempts, sorted by slot.
     pub attempts: Vec<RescoredAttempt>,
     /// Phase and step of every step that has an attempt with both scores.
@@ -76,7 +76,7 @@ pub async fn rescore(
     concurrency: usize,
     seed: u64,
     progress: &mut (dyn FnMut(usize, usize) + Send),
-) -> Result<Rescored, TrainerError> {
+) -> Result<RescoredRun, TrainerError> {
     let mut groups: BTreeMap<(u32, u32, u32), Vec<AttemptId>> = BTreeMap::new();
     for summary in store.summaries(Purpose::Train).await? {
         let AttemptSlot { phase, step, group, .. } = summary.slot;
@@ -107,7 +107,7 @@ pub async fn rescore(
         .filter_map(both)
         .map(|(at, old, new)| TwoScores { step: steps.partition_point(|s| *s < at), old, new })
         .collect();
-    Ok(Rescored { divergence: find_divergence(&scores, seed), steps, attempts })
+    Ok(RescoredRun { divergence: find_divergence(&scores, seed), steps, attempts })
 }
 
 async fn rescore_group(
@@ -175,7 +175,7 @@ mod tests {
         store
     }
 
-    async fn rescored(store: &Memory) -> Rescored {
+    async fn rescored(store: &Memory) -> RescoredRun {
         let keys = rescoring_keys(&RewardKeys::default());
         let scorers = Scorers::new(&keys, BTreeMap::new());
         rescore(store, &scorers, 2, 0, &mut |_, _| ()).await.unwrap()

@@ -21,7 +21,7 @@ pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
 
 /// Returns the reward of an attempt under the recipe's rule for overlong attempts, and whether the
 /// attempt is trained. Returns `None` if the attempt has no reward, or if the rule drops it.
-pub(crate) fn reward_of(
+pub(crate) fn shaped_reward(
     attempt: &Attempt,
     keys: &RlKeys,
     limits: &TokenLimits,
@@ -33,7 +33,7 @@ pub(crate) fn reward_of(
         OverlongAttempts::Drop => (!is_truncated(attempt)).then_some((reward, true)),
         OverlongAttempts::Penalize { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
-            let limit = limits.limit_for(&attempt.task) as u64;
+            let limit = limits.max_attempt_tokens(&attempt.task) as u64;
             Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
         }
     }
@@ -47,21 +47,21 @@ pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     let is_selected = attempt.outcome.cast.values().any(is_other);
     let mut acting = attempt.trajectory.segments().iter().filter(|s| s.kind != Kind::Context);
     let is_acting = targets.requires_acting && acting.any(|segment| is_other(&segment.policy));
-    !(is_selected || is_acting) || acts(&attempt.trajectory, targets)
+    !(is_selected || is_acting) || has_trained_completion(&attempt.trajectory, targets)
 }
 
 /// Returns whether a trained agent acted in a trajectory with the targets' policy. Greedy
 /// completions also count.
-fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
+fn has_trained_completion(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
     trajectory
         .segments()
         .iter()
-        .any(|segment| segment.kind != Kind::Context && targets.can_contain(segment))
+        .any(|segment| segment.kind != Kind::Context && targets.accepts_segment(segment))
 }
 
 /// Returns the attempts of a group that count for training, each with its reward and whether it is
 /// trained.
-pub(crate) fn with_rewards<'a>(
+pub(crate) fn rewarded_attempts<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     keys: &RlKeys,
     limits: &TokenLimits,
@@ -71,7 +71,7 @@ pub(crate) fn with_rewards<'a>(
             keys.empty == EmptyAttempts::Keep || attempt.trajectory.sampled_tokens() > 0
         })
         .filter_map(|attempt| {
-            reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained))
+            shaped_reward(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained))
         })
         .collect()
 }

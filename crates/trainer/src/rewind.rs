@@ -34,9 +34,9 @@ use levade_tree::AttemptId;
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Position, checkpoints};
 use crate::files::{file_error, sync_dir};
-use crate::origin::Origin;
+use crate::origin::RunOrigin;
 use crate::past;
-use crate::phase::positions_of;
+use crate::phase::group_positions;
 use crate::run_dir::LockedRunDir;
 use crate::superseded::{RewindRecord, finish_rewind, partial_dir, superseded_dir, sync_parent};
 
@@ -50,7 +50,7 @@ const MAX_WRITE_TOKENS: usize = 1 << 20;
 
 /// Result of setting a run back to an earlier step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rewound {
+pub struct RewindResult {
     /// Number of finished steps at the checkpoint from which the run continues.
     pub step: u32,
     /// Number of finished steps that were discarded from the run.
@@ -70,7 +70,7 @@ pub struct Rewound {
 /// - The recipe differs from the run's recipe in a key that must not change.
 /// - The store is outside the directory, and `run.store` names no other store.
 /// - A file cannot be written.
-pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError> {
+pub async fn rewind(recipe: &Recipe, step: u32) -> Result<RewindResult, TrainerError> {
     let root = &recipe.run.folder;
     // A symbolic link to the directory must not be exchanged instead of the directory.
     let root = fs::canonicalize(root).map_err(|source| file_error("open", root, source))?;
@@ -87,7 +87,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     }
     let index = all
         .iter()
-        .rposition(|c| c.position.global_step <= step && c.verify().is_ok())
+        .rposition(|c| c.position.global_step <= step && c.verify_checksums().is_ok())
         .filter(|_| step <= num_steps);
     let Some(index) = index else {
         let kept = all.iter().map(|c| c.position.global_step).collect();
@@ -112,7 +112,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     let reward = recipe.reward.clone();
     let run = RunKeys { store: recipe.run.store.clone(), ..earlier.run.clone() };
     let next = Recipe { reward, run, ..earlier.clone() };
-    let built = Rewind { old: &dir, earlier: &earlier, next: &next, kept, position }
+    let built = RewoundRunBuilder { old: &dir, earlier: &earlier, next: &next, kept, position }
         .build(&partial, &superseded, if is_inside(&recipe.run) { &partial } else { &root })
         .await;
     let lock = match built {
@@ -123,18 +123,18 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
         }
     };
     crash_point("rewind_built");
-    exchange(&partial, &root)?;
+    exchange_dirs(&partial, &root)?;
     sync_parent(&root)?;
     crash_point("rewind_exchanged");
     finish_rewind(&root)?;
     drop(lock);
     let step = position.global_step;
     let newest = all.last().map_or(step, |last| last.position.global_step);
-    Ok(Rewound { step, superseded_steps: newest - step, superseded })
+    Ok(RewindResult { step, superseded_steps: newest - step, superseded })
 }
 
 /// Builds the directory of a run that goes back to a checkpoint.
-struct Rewind<'a> {
+struct RewoundRunBuilder<'a> {
     old: &'a LockedRunDir,
     /// Recipe with which the run was last started or resumed.
     earlier: &'a Recipe,
@@ -146,7 +146,7 @@ struct Rewind<'a> {
     position: Position,
 }
 
-impl Rewind<'_> {
+impl RewoundRunBuilder<'_> {
     /// Writes the new run directory `dir`, with its recipe last, and returns it locked. A relative
     /// location of the new store is resolved against `store_dir`.
     async fn build(
@@ -170,11 +170,11 @@ impl Rewind<'_> {
         }
         sync_dir(&lock.checkpoints())?;
         let Position { phase, step, global_step, .. } = self.position;
-        if let Some(mut origin) = Origin::read(old)? {
+        if let Some(mut origin) = RunOrigin::read(old)? {
             origin.forget_steps_from(phase, step);
             origin.write(dir)?;
         }
-        self.copy_record(store_dir).await?;
+        self.copy_store(store_dir).await?;
         let superseded = superseded.file_name().unwrap_or_default().to_string_lossy().into_owned();
         RewindRecord::new(global_step, superseded).write(dir)?;
         lock.write_recipe(self.next)?;
@@ -183,7 +183,7 @@ impl Rewind<'_> {
 
     /// Copies the attempts, step plans, evaluations and withdrawals on which the checkpoint depends
     /// into a new store.
-    async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
+    async fn copy_store(&self, store_dir: &Path) -> Result<(), TrainerError> {
         let location = &self.earlier.run.store;
         let from = levade_store_client::open(location, self.old.root(), Access::Read).await?;
         // Ids of attempts are derived from the id of the run, which is the id in the old store.
@@ -200,12 +200,12 @@ impl Rewind<'_> {
         for at in from.planned_steps().await?.into_iter().filter(|at| *at < (phase, step)) {
             let Some(plan) = from.step(at.0, at.1).await? else { continue };
             if let Some(Phase::Rl(keys)) = self.earlier.phase.get(at.0 as usize) {
-                taken.extend(positions_of(&plan, keys).into_iter().map(|p| (at.0, p)));
+                taken.extend(group_positions(&plan, keys).into_iter().map(|p| (at.0, p)));
             }
             plans.push(plan);
         }
         let same_reward = self.earlier.reward == self.next.reward;
-        let selection = Selection { taken, phase, step, recipe: self.earlier, same_reward };
+        let selection = KeptAttempts { taken, phase, step, recipe: self.earlier, same_reward };
         let withdrawals: Vec<Withdrawal> = from
             .withdrawals()
             .await?
@@ -235,7 +235,7 @@ impl Rewind<'_> {
         &self,
         from: &dyn Store,
         to: &dyn Store,
-        selection: &Selection<'_>,
+        selection: &KeptAttempts<'_>,
         withdrawals: &[Withdrawal],
     ) -> Result<(), TrainerError> {
         let mut ids: Vec<AttemptId> = withdrawals.iter().map(|withdrawal| withdrawal.id).collect();
@@ -269,7 +269,7 @@ impl Rewind<'_> {
 }
 
 /// Selects the attempts that a run keeps when it goes back to an earlier step.
-struct Selection<'a> {
+struct KeptAttempts<'a> {
     /// Phase of every group that a kept step took, and the group's position in the task order of
     /// the phase.
     taken: HashSet<(u32, u64)>,
@@ -279,7 +279,7 @@ struct Selection<'a> {
     same_reward: bool,
 }
 
-impl Selection<'_> {
+impl KeptAttempts<'_> {
     fn contains(&self, slot: &AttemptSlot) -> bool {
         let AttemptSlot { purpose, phase, step, group, .. } = *slot;
         match purpose {
@@ -304,7 +304,7 @@ impl Selection<'_> {
 
 /// Exchanges two directories atomically.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
-fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
+fn exchange_dirs(new: &Path, root: &Path) -> Result<(), TrainerError> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     renameat_with(CWD, new, CWD, root, RenameFlags::EXCHANGE).map_err(|error| {
         let _ = fs::remove_dir_all(new);
@@ -315,7 +315,7 @@ fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
 /// Returns [`TrainerError::ExchangeUnsupported`]: this operating system cannot exchange directories
 /// atomically.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
+fn exchange_dirs(new: &Path, root: &Path) -> Result<(), TrainerError> {
     let _ = fs::remove_dir_all(new);
     let source = ErrorKind::Unsupported.into();
     Err(TrainerError::ExchangeUnsupported { run_dir: root.to_owned(), source })

@@ -21,12 +21,12 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::in_flight::{AttemptEvent, GeneratedAttempt, InFlight, completed_attempts};
+use crate::in_flight::{AttemptEvent, AttemptsInFlight, GeneratedAttempt, completed_attempts};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::panics::catch_panic;
-use crate::random::{group_stream, try_stream};
+use crate::random::{group_random_stream, try_random_stream};
 use crate::scoring::{Scorers, ScoringFailure};
-use crate::sessions::{SessionRecords, own_task};
+use crate::sessions::{SessionRecords, task_of_session};
 use crate::tracer::Tracer;
 
 /// Maximum number of lost tries of an attempt slot in this process. A further lost try counts as
@@ -72,12 +72,12 @@ impl AttemptMaker {
         stop: &StopFlag,
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
-        let mut in_flight = InFlight::new(self.scorers.clone(), self.store.clone());
+        let mut in_flight = AttemptsInFlight::new(self.scorers.clone(), self.store.clone());
         for (index, (slot, task)) in wanted.iter().enumerate() {
             let recorded = self.store.last_try(slot).await?;
             attempts.push(match recorded {
                 Some(attempt) if attempt.status == Status::Unscored => {
-                    in_flight.score(index, self.unscored(attempt, task).await?);
+                    in_flight.start_scoring(index, self.prepare_for_scoring(attempt, task).await?);
                     None
                 }
                 recorded => recorded,
@@ -85,7 +85,7 @@ impl AttemptMaker {
         }
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> = (0..wanted.len())
-            .filter(|index| attempts[*index].is_none() && !in_flight.has(index))
+            .filter(|index| attempts[*index].is_none() && !in_flight.contains(index))
             .collect();
         let mut scorer_outage = ScorerOutage::default();
         let compares = self.scorers.group_scorers().next().is_some();
@@ -95,7 +95,10 @@ impl AttemptMaker {
                 && let Some(index) = waiting.pop_front()
             {
                 let (slot, task) = &wanted[index];
-                in_flight.generate(index, self.attempt(slot, task, params.clone(), false)?);
+                in_flight.start_generating(
+                    index,
+                    self.generate_attempt(slot, task, params.clone(), false)?,
+                );
             }
             let ended = tokio::select! {
                 ended = in_flight.next(Some(self.scorers.outage_timeout())) => ended?,
@@ -120,7 +123,7 @@ impl AttemptMaker {
                 }
             };
             if attempt.status != Status::Unscored {
-                self.record(&attempt).await?;
+                self.record_completed(&attempt).await?;
                 done += 1;
                 let purpose = attempt.slot.purpose;
                 let sampled_tokens = attempt.trajectory.sampled_tokens();
@@ -170,7 +173,7 @@ impl AttemptMaker {
     /// # Errors
     /// Returns an error if the task names an unknown agent or was withdrawn. The future returns an
     /// error if the store cannot be written.
-    pub(crate) fn attempt(
+    pub(crate) fn generate_attempt(
         &self,
         slot: &AttemptSlot,
         task: &Task,
@@ -180,7 +183,7 @@ impl AttemptMaker {
         impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
         TrainerError,
     > {
-        let task = &own_task(slot, task);
+        let task = &task_of_session(slot, task);
         reject_withdrawn_task(&self.withdrawn, &task.id, &task.persons())?;
         let agent = self.agents.agent_for(task)?;
         let retries = agent.keys.retries;
@@ -188,7 +191,7 @@ impl AttemptMaker {
             slot: *slot,
             retries,
             needs_tokens: true,
-            agent_loop: match self.sessions.taken(slot, task) {
+            agent_loop: match self.sessions.session_to_copy(slot, task) {
                 Some(taken) => Arc::new(taken),
                 None => agent.agent_loop.clone(),
             },
@@ -202,7 +205,7 @@ impl AttemptMaker {
                 teacher: self.agents.teacher.clone(),
                 seed: self.seed,
                 stream: 0,
-                group_stream: group_stream(slot),
+                group_stream: group_random_stream(slot),
                 is_evaluation: slot.purpose == Purpose::Eval,
                 params,
                 has_own_sampling: trains,
@@ -221,7 +224,7 @@ impl AttemptMaker {
     ///
     /// # Errors
     /// Returns an error if the task names an unknown agent, or if the store cannot be read.
-    pub(crate) async fn unscored(
+    pub(crate) async fn prepare_for_scoring(
         &self,
         attempt: Attempt,
         task: &Task,
@@ -249,7 +252,7 @@ impl AttemptMaker {
 
     /// Records the end of a completed attempt. [`AttemptMaker::record_failed_attempts`] records
     /// failed attempts.
-    pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
+    pub(crate) async fn record_completed(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end(&attempt.id, &attempt.end()).await?;
             self.tracer.attempt_ended(attempt);
@@ -321,7 +324,7 @@ impl SlotTries {
                 name: if number == 0 { slot.to_string() } else { format!("{slot}, try {number}") },
                 // A try after a failed one gets a separate random stream: the sampled tokens
                 // may have caused the failure of the tool.
-                stream: try_stream(&slot, failed),
+                stream: try_random_stream(&slot, failed),
                 ..context.clone()
             };
             let timer = IntervalTimer::start();

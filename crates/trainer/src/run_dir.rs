@@ -38,12 +38,12 @@ pub struct LockedRunDir {
 
 /// A new run whose store is not open yet. If the value is dropped before the store is open, the
 /// recipe is removed.
-struct Unopened<'a> {
+struct UnopenedRun<'a> {
     root: &'a Path,
     is_open: bool,
 }
 
-impl Drop for Unopened<'_> {
+impl Drop for UnopenedRun<'_> {
     fn drop(&mut self) {
         if !self.is_open {
             // A recipe that remains is reported by the next start.
@@ -162,7 +162,7 @@ impl LockedRunDir {
         &self,
         keys: &RunKeys,
     ) -> Result<Arc<dyn Store>, StoreError> {
-        let mut unopened = Unopened { root: &self.root, is_open: false };
+        let mut unopened = UnopenedRun { root: &self.root, is_open: false };
         let store = self.open_store(keys, StartMode::Fresh).await?;
         unopened.is_open = true;
         Ok(store)

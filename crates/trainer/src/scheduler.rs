@@ -38,7 +38,7 @@ use crate::TrainerError;
 use crate::agents::TokenLimits;
 use crate::batch::Targets;
 use crate::checkpoint::Versions;
-use crate::in_flight::{AttemptEvent, InFlight, completed_attempts};
+use crate::in_flight::{AttemptEvent, AttemptsInFlight, completed_attempts};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::rewards;
@@ -67,9 +67,9 @@ pub(crate) struct GroupScheduler {
     open: BTreeMap<u64, Group>,
     /// Attempts of admitted groups that have not started yet.
     waiting: VecDeque<(u64, GroupMember)>,
-    in_flight: InFlight<(u64, GroupMember)>,
+    in_flight: AttemptsInFlight<(u64, GroupMember)>,
     /// A finished attempt that is being recorded. It is stored here because the caller of
-    /// [`GroupScheduler::next`] may drop the future during the write.
+    /// [`GroupScheduler::next_event`] may drop the future during the write.
     ended: Option<((u64, GroupMember), Attempt)>,
     /// Scorers that are unavailable.
     scorer_outage: ScorerOutage,
@@ -126,7 +126,7 @@ impl GroupScheduler {
             admitted: 0,
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
-            in_flight: InFlight::new(rollouts.scorers.clone(), rollouts.store.clone()),
+            in_flight: AttemptsInFlight::new(rollouts.scorers.clone(), rollouts.store.clone()),
             ended: None,
             scorer_outage: ScorerOutage::default(),
             completions: 0,
@@ -134,18 +134,18 @@ impl GroupScheduler {
             rules,
         };
         scheduler.measure_taken(taken, rollouts).await?;
-        scheduler.admit_until(end_position(taken), taken, rollouts, tasks).await?;
+        scheduler.admit_groups_below(end_position(taken), taken, rollouts, tasks).await?;
         Ok(scheduler)
     }
 
     /// Adds the state of the curriculum to the metrics of a step.
-    pub fn describe(&self, metrics: &mut Metrics) {
-        self.order.describe(metrics);
+    pub fn add_curriculum_metrics(&self, metrics: &mut Metrics) {
+        self.order.add_curriculum_metrics(metrics);
     }
 
     /// Returns the slot of an attempt. The step and the group in the slot encode the position of
     /// the attempt's group in the task order. The attempt may be trained on in another step.
-    fn slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
+    fn attempt_slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
         let groups = self.keys.groups as u64;
         let step = (position / groups) as u32;
         let group = (position % groups) as u32;
@@ -158,7 +158,7 @@ impl GroupScheduler {
 
     /// Admits the group at a position: reads its recorded attempts, and queues the missing
     /// attempts. The scheduler does not change until all reads have succeeded.
-    async fn open(
+    async fn open_group(
         &mut self,
         position: u64,
         rollouts: &AttemptMaker,
@@ -168,7 +168,7 @@ impl GroupScheduler {
         let mut attempts = Vec::with_capacity(num_started);
         let mut waiting = Vec::new();
         for member in (0..num_started as u32).map(GroupMember::Sample) {
-            let recorded = rollouts.store.last_try(&self.slot(position, member)).await?;
+            let recorded = rollouts.store.last_try(&self.attempt_slot(position, member)).await?;
             if recorded.is_none() {
                 waiting.push((position, member));
             }
@@ -179,7 +179,10 @@ impl GroupScheduler {
         let oldest_version = oldest_sampled_step(&attempts, &self.initial_versions);
         let mut baseline = None;
         if self.keys.needs_baseline() {
-            baseline = rollouts.store.last_try(&self.slot(position, GroupMember::Baseline)).await?;
+            baseline = rollouts
+                .store
+                .last_try(&self.attempt_slot(position, GroupMember::Baseline))
+                .await?;
             if baseline.is_none() {
                 waiting.push((position, GroupMember::Baseline));
             }
@@ -201,12 +204,12 @@ impl GroupScheduler {
         let mut unscored = Vec::new();
         for (member, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
             if let Some(attempt) = recorded.take_if(|attempt| attempt.status == Status::Unscored) {
-                unscored.push((member, rollouts.unscored(attempt, &task).await?));
+                unscored.push((member, rollouts.prepare_for_scoring(attempt, &task).await?));
             }
         }
         self.waiting.extend(waiting);
         for (member, made) in unscored {
-            self.in_flight.score((position, member), made);
+            self.in_flight.start_scoring((position, member), made);
         }
         let group = Group {
             task,
@@ -228,7 +231,7 @@ impl GroupScheduler {
 
     /// Admits all groups at positions below `end`, except the positions in `taken`. A resumed run
     /// thereby restores groups that an earlier process had started while it took later groups.
-    async fn admit_until(
+    async fn admit_groups_below(
         &mut self,
         end: u64,
         taken: &[u64],
@@ -237,7 +240,7 @@ impl GroupScheduler {
     ) -> Result<(), TrainerError> {
         for position in self.admitted..end {
             if !taken.contains(&position) {
-                self.open(position, rollouts, tasks).await?;
+                self.open_group(position, rollouts, tasks).await?;
             }
             self.admitted = position + 1;
         }
@@ -255,27 +258,27 @@ impl GroupScheduler {
     }
 
     /// Admits groups up to the capacity, and starts attempts up to the concurrency limit.
-    pub async fn admit(
+    pub async fn admit_groups(
         &mut self,
         rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<(), TrainerError> {
         // Opening a recorded group without training signal raises the capacity.
         while self.admitted < self.capacity() {
-            self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
+            self.admit_groups_below(self.capacity(), &[], rollouts, tasks).await?;
         }
         while self.in_flight.num_generating() < rollouts.concurrency
             && let Some(index) = self.next_waiting()
             && let Some((position, member)) = self.waiting.remove(index)
         {
-            let slot = self.slot(position, member);
+            let slot = self.attempt_slot(position, member);
             let Some(group) = self.open.get(&position) else { continue };
             let temperature =
                 if member == GroupMember::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
-            let task = group.task_of(member, self.keys.experience.as_ref());
-            let attempt = rollouts.attempt(&slot, &task, params, true)?;
-            self.in_flight.generate((position, member), attempt);
+            let task = group.task_with_experience(member, self.keys.experience.as_ref());
+            let attempt = rollouts.generate_attempt(&slot, &task, params, true)?;
+            self.in_flight.start_generating((position, member), attempt);
         }
         Ok(())
     }
@@ -296,14 +299,14 @@ impl GroupScheduler {
     ///
     /// This method is cancel safe: if the future is dropped, the next call continues from the same
     /// state.
-    pub async fn next(
+    pub async fn next_event(
         &mut self,
         rollouts: &AttemptMaker,
         tasks: &Tasks,
         needs: bool,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
-        self.admit(rollouts, tasks).await?;
+        self.admit_groups(rollouts, tasks).await?;
         if needs {
             self.scorer_outage.report(observer);
         }
@@ -332,7 +335,7 @@ impl GroupScheduler {
         if let Some(((position, member), attempt)) = &self.ended
             && self.is_needed(*position, *member)
         {
-            rollouts.record(attempt).await?;
+            rollouts.record_completed(attempt).await?;
         }
         let Some(((position, member), attempt)) = self.ended.take() else { return Ok(true) };
         if !self.is_needed(position, member) {
@@ -350,7 +353,7 @@ impl GroupScheduler {
         }
         self.complete_if_done(position);
         if is_scored {
-            let (done, total) = self.progress();
+            let (done, total) = self.attempt_progress();
             observer.event(&Event::Attempt {
                 purpose: Purpose::Train,
                 done,
@@ -358,7 +361,7 @@ impl GroupScheduler {
                 sampled_tokens,
             });
         }
-        self.admit(rollouts, tasks).await?;
+        self.admit_groups(rollouts, tasks).await?;
         Ok(true)
     }
 
@@ -440,7 +443,7 @@ impl GroupScheduler {
                     group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
                 rewards::is_uninformative(
                     &self.keys,
-                    &rewards::with_rewards(samples, &self.keys, &self.limits),
+                    &rewards::rewarded_attempts(samples, &self.keys, &self.limits),
                 )
             })
         })
@@ -494,7 +497,7 @@ impl GroupScheduler {
     }
 
     /// Takes the groups of the next step. Returns `None` if the groups are not complete yet.
-    pub fn take(&mut self) -> Option<StepGroups> {
+    pub fn take_groups(&mut self) -> Option<StepGroups> {
         let positions = self.next_positions()?;
         let uninformative =
             positions.iter().filter(|position| self.is_uninformative(**position)).count();
@@ -529,13 +532,13 @@ impl GroupScheduler {
 
     /// Sets the number of completed steps. Must be called once the weights of the last step are
     /// published.
-    pub fn advance(&mut self, step: u32) {
+    pub fn set_completed_steps(&mut self, step: u32) {
         self.step = step;
     }
 
     /// Returns the number of finished attempts for the next step, and the number of attempts that
     /// the step needs.
-    fn progress(&self) -> (usize, usize) {
+    fn attempt_progress(&self) -> (usize, usize) {
         let total = self.keys.groups * self.keys.group_size;
         let done: usize = self
             .open

@@ -24,9 +24,9 @@ use serde_json::Value;
 
 use crate::TrainerError;
 use crate::panics::catch_panic;
-use moment::{Moment, first_gap};
+use moment::{TrainingMoment, first_uncovered_moment};
 pub(crate) use step_rewards::sum_of_components;
-use step_rewards::{call_rewards, component_reward, score_of};
+use step_rewards::{agent_score, call_rewards, component_reward};
 
 /// Scorers that the program provides, by name. They replace the recipe's scorers of these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
@@ -98,7 +98,7 @@ pub(crate) enum FailureAction {
 }
 
 impl NamedScorer {
-    fn is_for(&self, task: &Value) -> bool {
+    fn applies_to(&self, task: &Value) -> bool {
         let matches_field = |(name, values): (&str, &[String])| {
             let found = task_field(task, name).and_then(Value::as_str);
             // The name of the source's file matches as well.
@@ -119,7 +119,7 @@ impl NamedScorer {
 
     /// Returns the score components as they are recorded: with the scorer's name as prefix, and
     /// with their weights.
-    fn add_names(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
+    fn name_components(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
         let unusable =
             |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
         let mut scores = 0;
@@ -201,7 +201,7 @@ impl NamedScorer {
         let late = || Err(ScoreError::Unavailable(format!("timed out after {DRY_RUN_TIMEOUT:?}")));
         let components =
             process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
-        self.add_names(components)
+        self.name_components(components)
     }
 
     fn to_scoring_failure(&self, error: &ScoreError) -> ScoringFailure {
@@ -220,7 +220,7 @@ impl NamedScorer {
 
 /// Returns the names of the scorers that a task's row selects in its field `scorer`, or `None` if
 /// the row selects no scorers.
-fn chosen(task: &Value) -> Option<Vec<&str>> {
+fn selected_scorers(task: &Value) -> Option<Vec<&str>> {
     match task_field(task, "scorer")? {
         Value::String(name) => Some(vec![name.as_str()]),
         Value::Array(names) => Some(names.iter().filter_map(Value::as_str).collect()),
@@ -288,19 +288,20 @@ impl Scorers {
 
     /// Returns the scorers that apply to an attempt: the scorers that its task names, or else the
     /// scorers whose `when` matches the task and the moment at which the attempt was started.
-    fn scorers_of<'a>(&'a self, attempt: &Attempt) -> impl Iterator<Item = &'a NamedScorer> {
-        let moment = chosen(&attempt.task).is_none().then(|| Moment::of_attempt(attempt));
-        self.scorers_for(&attempt.task)
-            .filter(move |named| moment.is_none_or(|moment| moment.is_in(&named.when)))
+    fn attempt_scorers<'a>(&'a self, attempt: &Attempt) -> impl Iterator<Item = &'a NamedScorer> {
+        let moment =
+            selected_scorers(&attempt.task).is_none().then(|| TrainingMoment::of_attempt(attempt));
+        self.task_scorers(&attempt.task)
+            .filter(move |named| moment.is_none_or(|moment| moment.satisfies(&named.when)))
     }
 
     /// Returns the scorers that apply to a task at any moment of the training: the scorers that the
     /// task names, or else the scorers whose `when` matches the task.
-    fn scorers_for<'a>(&'a self, task: &Value) -> impl Iterator<Item = &'a NamedScorer> {
-        let chosen = chosen(task);
+    fn task_scorers<'a>(&'a self, task: &Value) -> impl Iterator<Item = &'a NamedScorer> {
+        let chosen = selected_scorers(task);
         self.0.scorers.iter().filter(move |named| match &chosen {
             Some(names) => names.contains(&named.name.as_str()),
-            None => named.is_for(task),
+            None => named.applies_to(task),
         })
     }
 
@@ -315,12 +316,12 @@ impl Scorers {
 
     /// Returns whether a scorer of the attempt compares all attempts of a group with each other.
     pub(crate) fn compares_group(&self, attempt: &Attempt) -> bool {
-        self.scorers_of(attempt).any(|named| named.scorer.scores_groups())
+        self.attempt_scorers(attempt).any(|named| named.scorer.scores_groups())
     }
 
     /// Returns whether an attempt may wait for its score. It is then recorded before it is scored.
     pub(crate) fn can_defer(&self, attempt: &Attempt) -> bool {
-        self.scorers_of(attempt)
+        self.attempt_scorers(attempt)
             .any(|named| named.unscored == UnscoredEffect::Defer || named.scorer.scores_groups())
     }
 
@@ -337,7 +338,7 @@ impl Scorers {
     ) -> Result<(), TrainerError> {
         let known =
             || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
-        for name in chosen(task).unwrap_or_default() {
+        for name in selected_scorers(task).unwrap_or_default() {
             if !self.0.scorers.iter().any(|named| named.name == name) {
                 let task = id.to_owned();
                 let name = name.to_owned();
@@ -346,7 +347,7 @@ impl Scorers {
             }
         }
         let mut some = false;
-        for named in self.scorers_for(task) {
+        for named in self.task_scorers(task) {
             some = true;
             let answer = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
             named.scorer.check_task(task).map_err(answer)?;
@@ -362,8 +363,8 @@ impl Scorers {
         if !some {
             return Err(none());
         }
-        let conditions: Vec<&WhenKeys> = self.scorers_for(task).map(|named| &named.when).collect();
-        match first_gap(&conditions).filter(|_| chosen(task).is_none()) {
+        let conditions: Vec<&WhenKeys> = self.task_scorers(task).map(|named| &named.when).collect();
+        match first_uncovered_moment(&conditions).filter(|_| selected_scorers(task).is_none()) {
             None => Ok(()),
             Some(gap) => {
                 let why = format!("no scorer applies {gap}; widen `when` of [[reward.scorers]]");
@@ -384,7 +385,7 @@ impl Scorers {
         task: &Value,
         checked: &mut Vec<String>,
     ) -> Result<(), TrainerError> {
-        for named in self.scorers_for(task) {
+        for named in self.task_scorers(task) {
             if !checked.contains(&named.name) {
                 checked.push(named.name.clone());
                 let to_error = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
@@ -403,7 +404,7 @@ impl Scorers {
         let mut found = Vec::new();
         for named in &self.0.scorers {
             let is_for =
-                |task: &Value| self.scorers_for(task).any(|other| other.name == named.name);
+                |task: &Value| self.task_scorers(task).any(|other| other.name == named.name);
             // A dry run has no program that drives the attempt and could score it.
             let task = find(&is_for).filter(|task| !named.scorer.needs_reported_score(task));
             let gave = match task {
@@ -421,7 +422,7 @@ impl Scorers {
     /// Returns an error if a scorer fails and the recipe sets no substitute value.
     pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), ScoringFailure> {
         let single_scorers: Vec<&NamedScorer> =
-            self.scorers_of(attempt).filter(|named| !named.scorer.scores_groups()).collect();
+            self.attempt_scorers(attempt).filter(|named| !named.scorer.scores_groups()).collect();
         let scorer_input = Arc::new(scorer_input(attempt));
         let mut components = Vec::new();
         let mut warnings = Vec::new();
@@ -434,12 +435,13 @@ impl Scorers {
                     async move { scorer.score(&input).await }
                 })
                 .await;
-            match (result.and_then(|result| named.add_names(result)), named.unscored) {
+            match (result.and_then(|result| named.name_components(result)), named.unscored) {
                 (Ok(result), _) => components.extend(result),
                 (Err(error), UnscoredEffect::Value(value)) => {
                     warnings.push((named.source.clone(), error.to_string()));
-                    components
-                        .extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
+                    components.extend(
+                        named.name_components(vec![Component::score(value)]).unwrap_or_default(),
+                    );
                 }
                 (Err(error), _) => {
                     failed = Some(named.to_scoring_failure(&error));
@@ -471,7 +473,7 @@ impl Scorers {
     ) -> Result<(), ScoringFailure> {
         let Some(first) = attempts.first() else { return Ok(()) };
         let comparing: Vec<&NamedScorer> =
-            self.scorers_of(first).filter(|named| named.scorer.scores_groups()).collect();
+            self.attempt_scorers(first).filter(|named| named.scorer.scores_groups()).collect();
         let mut other_attempts = other_attempts.to_vec();
         // Sorted by sample index, so that the result does not depend on which of them already have
         // scores.
@@ -492,7 +494,7 @@ impl Scorers {
                 if scores.len() == components_by_attempt.len() {
                     return scores
                         .into_iter()
-                        .map(|entry| named.add_names(entry))
+                        .map(|entry| named.name_components(entry))
                         .collect::<Result<Vec<_>, _>>();
                 }
                 let what = format!(
@@ -512,7 +514,9 @@ impl Scorers {
                     warnings.push((named.source.clone(), error.to_string()));
                     for entry in &mut components_by_attempt {
                         entry.extend(
-                            named.add_names(vec![Component::score(value)]).unwrap_or_default(),
+                            named
+                                .name_components(vec![Component::score(value)])
+                                .unwrap_or_default(),
                         );
                     }
                 }
@@ -539,12 +543,12 @@ impl Scorers {
     }
 
     /// Computes the score and the reward of an attempt from its components.
-    pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
+    pub(crate) fn compute_score(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
         let score = match keys.of.as_str() {
             "" => sum_of_components(&outcome.components),
-            agent => score_of(agent, &outcome.components),
+            agent => agent_score(agent, &outcome.components),
         };
         // The extracted text is stored once, with the outcome: the text of the first scorer that
         // extracted one.

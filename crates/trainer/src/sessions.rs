@@ -61,7 +61,7 @@ impl SessionRecords {
 
     /// Returns the agent loop that copies the recorded session for an attempt, or `None` if the
     /// attempt is sampled.
-    pub(crate) fn taken(&self, slot: &AttemptSlot, task: &Task) -> Option<TakenSession> {
+    pub(crate) fn session_to_copy(&self, slot: &AttemptSlot, task: &Task) -> Option<TakenSession> {
         let is_copied = match slot.purpose {
             Purpose::Train => true,
             Purpose::Demonstration => self.copies_demonstrations,
@@ -80,7 +80,7 @@ impl SessionRecords {
 /// Returns the task of the attempt in `slot`. If the task stands for several recorded sessions, the
 /// result names only the person of the attempt's own session, so that an attempt does not name the
 /// people of other sessions.
-pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
+pub(crate) fn task_of_session(slot: &AttemptSlot, task: &Task) -> Task {
     let mut own = task.clone();
     if let Some(persons) = task.row.get(PERSONS).and_then(Value::as_array) {
         let person = persons.get(slot.sample as usize).or(persons.first());
@@ -179,15 +179,15 @@ mod tests {
         let task = Task { row: row.as_object().unwrap().clone().into(), ..Task::default() };
         let purpose = Purpose::Train;
         let slot = |sample| AttemptSlot { purpose, phase: 0, step: 0, group: 0, sample };
-        let persons = |sample| own_task(&slot(sample), &task).persons();
+        let persons = |sample| task_of_session(&slot(sample), &task).persons();
         assert_eq!(persons(0), ["alice"]);
         assert!(persons(1).is_empty());
         assert_eq!(persons(2), ["bob", "eve"]);
-        let text = json!(own_task(&slot(2), &task)).to_string();
+        let text = json!(task_of_session(&slot(2), &task)).to_string();
         assert!(!text.contains("alice"), "{text}");
         // A task without sessions stays as it is.
         let row = json!({ "person": "alice" }).as_object().unwrap().clone();
         let plain = Task { row: row.into(), ..Task::default() };
-        assert_eq!(own_task(&slot(1), &plain), plain);
+        assert_eq!(task_of_session(&slot(1), &plain), plain);
     }
 }

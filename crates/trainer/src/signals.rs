@@ -12,14 +12,14 @@ use levade_tree::{AttemptId, SegmentId, SequenceInput, SequenceTarget, Term, Tra
 
 use crate::TrainerError;
 use crate::batch::{AttemptSequences, Targets, trained_sequences};
-use crate::policies::Models;
-use crate::queries::{Question, SequenceKey, predictions, query_in_batches};
+use crate::policies::PhaseModels;
+use crate::queries::{ModelQuery, SequenceKey, predict_in_micro_batches, query_in_micro_batches};
 use crate::rewards::is_truncated;
 
 /// Values that models computed for a sequence, one per trained token in each list. A list is empty
 /// if the loss does not need it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Signals {
+pub(crate) struct SequenceSignals {
     /// Values that the critic predicted.
     pub values: Vec<f32>,
     /// Value that the critic predicted for the state in which the sequence was truncated. `None` if
@@ -38,7 +38,7 @@ pub(crate) struct Signals {
 
 /// The model values of all sequences of a step, by sequence.
 #[derive(Default)]
-pub(crate) struct SignalTable(HashMap<SequenceKey, Signals>);
+pub(crate) struct SignalTable(HashMap<SequenceKey, SequenceSignals>);
 
 impl SignalTable {
     /// Queries the models for the values that the advantage estimator needs. `context` is the
@@ -49,7 +49,7 @@ impl SignalTable {
     /// Returns an error if a model fails.
     pub async fn query(
         keys: &RlKeys,
-        models: Models<'_>,
+        models: PhaseModels<'_>,
         targets: Targets<'_>,
         groups: &[&[Attempt]],
         context: usize,
@@ -60,32 +60,33 @@ impl SignalTable {
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
         }
-        let sequences = all_sequences(groups, targets);
+        let sequences = trainable_sequences(groups, targets);
         if let Some(critic) = models.critic {
             for (key, values) in
-                query_in_batches(critic, Question::Values, &sequences, budget).await?
+                query_in_micro_batches(critic, ModelQuery::Values, &sequences, budget).await?
             {
-                heard.at(key).values = values;
+                heard.entry_mut(key).values = values;
             }
             if keys.overlong == OverlongAttempts::Bootstrap {
-                heard.bootstrap(critic, targets, groups, context, budget).await?;
+                heard.query_truncation_values(critic, targets, groups, context, budget).await?;
             }
         }
         if let Some(reference) = models.reference.filter(|_| charged) {
             for (key, logprobs) in
-                query_in_batches(models.policy, Question::Logprobs, &sequences, budget).await?
+                query_in_micro_batches(models.policy, ModelQuery::Logprobs, &sequences, budget)
+                    .await?
             {
-                heard.at(key).logprobs = logprobs;
+                heard.entry_mut(key).logprobs = logprobs;
             }
             for (key, logprobs) in
-                query_in_batches(reference, Question::Logprobs, &sequences, budget).await?
+                query_in_micro_batches(reference, ModelQuery::Logprobs, &sequences, budget).await?
             {
-                heard.at(key).reference = logprobs;
+                heard.entry_mut(key).reference = logprobs;
             }
         }
         if keys.needs_predictions() {
-            for (key, found) in predictions(models.policy, &sequences, budget).await? {
-                let signals = heard.at(key);
+            for (key, found) in predict_in_micro_batches(models.policy, &sequences, budget).await? {
+                let signals = heard.entry_mut(key);
                 (signals.logprobs, signals.entropies) = (found.logprobs, found.entropies);
                 signals.concentrations = found.concentrations;
             }
@@ -94,16 +95,16 @@ impl SignalTable {
     }
 
     /// Returns the model values of one sequence. The lists are empty if there are none.
-    pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> Signals {
+    pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> SequenceSignals {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
 
-    fn at(&mut self, key: SequenceKey) -> &mut Signals {
+    fn entry_mut(&mut self, key: SequenceKey) -> &mut SequenceSignals {
         self.0.entry(key).or_default()
     }
 
     /// Queries the critic for the values of the states in which attempts were truncated.
-    async fn bootstrap(
+    async fn query_truncation_values(
         &mut self,
         critic: &dyn levade_policy::Learner,
         targets: Targets<'_>,
@@ -121,12 +122,14 @@ impl SignalTable {
                 fitting.push((key, input));
             } else {
                 // No state follows a full context, so the last value is used instead.
-                let signals = self.at(key);
+                let signals = self.entry_mut(key);
                 signals.truncation_value = signals.values.last().copied();
             }
         }
-        for (key, values) in query_in_batches(critic, Question::Values, &fitting, budget).await? {
-            self.at(key).truncation_value = values.first().copied();
+        for (key, values) in
+            query_in_micro_batches(critic, ModelQuery::Values, &fitting, budget).await?
+        {
+            self.entry_mut(key).truncation_value = values.first().copied();
         }
         Ok(())
     }
@@ -134,7 +137,7 @@ impl SignalTable {
 
 /// Returns the learner's input for every trainable sequence of attempts that have a reward, with
 /// all targets.
-pub(crate) fn all_sequences(
+pub(crate) fn trainable_sequences(
     groups: &[&[Attempt]],
     targets: Targets<'_>,
 ) -> Vec<(SequenceKey, SequenceInput)> {
@@ -150,7 +153,7 @@ pub(crate) fn all_sequences(
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.id, sequence.leaf), sequences.input(&planned, targets, 0)));
+            found.push(((attempt.id, sequence.leaf), sequences.build_input(&planned, targets, 0)));
         }
     }
     found
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_of_returns_sequence_of_last_action() {
+    fn end_input_extends_sequence_of_last_action() {
         let mut t = Trajectory::new();
         let sampled = |parent, token: u32| Segment {
             kind: Kind::Sampled,

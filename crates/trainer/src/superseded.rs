@@ -94,7 +94,7 @@ pub(crate) fn finish_rewind(root: &Path) -> Result<(), TrainerError> {
 /// # Errors
 /// Returns an error if `root` is the root of a file system.
 pub(crate) fn partial_dir(root: &Path) -> Result<PathBuf, TrainerError> {
-    sibling(root, "partial")
+    sibling_path(root, "partial")
 }
 
 /// Returns the first unused path for the superseded steps of the run in `root`, such as
@@ -105,7 +105,7 @@ pub(crate) fn partial_dir(root: &Path) -> Result<PathBuf, TrainerError> {
 pub(crate) fn superseded_dir(root: &Path) -> Result<PathBuf, TrainerError> {
     let mut n = 1;
     loop {
-        let path = sibling(root, &format!("superseded-{n}"))?;
+        let path = sibling_path(root, &format!("superseded-{n}"))?;
         if !path.exists() {
             return Ok(path);
         }
@@ -121,7 +121,7 @@ pub(crate) fn sync_parent(root: &Path) -> Result<(), TrainerError> {
     root.parent().map_or(Ok(()), sync_dir)
 }
 
-fn sibling(root: &Path, suffix: &str) -> Result<PathBuf, TrainerError> {
+fn sibling_path(root: &Path, suffix: &str) -> Result<PathBuf, TrainerError> {
     let mut name = root.file_name().unwrap_or_default().to_owned();
     if name.is_empty() {
         let why = io::Error::other("no directory can exist next to the root of a file system");

@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
-use crate::random::order;
+use crate::random::shuffled_indices;
 use crate::scoring::{DryRunScore, Scorers};
 use crate::sessions::{SessionRecords, list_sessions};
 pub(crate) use listed::ListedTasks;
@@ -41,8 +41,7 @@ pub struct Tasks {
     pub eval: Vec<EvalSlice>,
     /// Notes about the sources, for the user.
     pub notes: Vec<String>,
-    /// Fingerprints of the task lists that environments returned, and of the lists of recorded
-    /// sessions.
+    /// Fingerprints of the task lists that environments returned, and of lists of sessions.
     pub(crate) listings: Vec<ListedTasks>,
     /// Stores of the recorded sessions that serve as tasks.
     pub(crate) records: SessionRecords,
@@ -76,7 +75,7 @@ impl EvalSlice {
     /// Splits held-out tasks into tasks that only select the best checkpoint and tasks that are
     /// reported. `fraction` is the fraction of selection tasks. If there are at least two tasks,
     /// each part has at least one. If `fraction` is 0, there are no selection tasks.
-    fn split(name: String, mut tasks: Vec<Task>, fraction: f64) -> Vec<Self> {
+    fn split_slice(name: String, mut tasks: Vec<Task>, fraction: f64) -> Vec<Self> {
         let num_selected = ((tasks.len() as f64 * fraction).round() as usize).max(1);
         if fraction == 0.0 || tasks.len() < 2 {
             return vec![EvalSlice { name, excluded_from_overall: false, selects: false, tasks }];
@@ -96,7 +95,7 @@ impl EvalSlice {
 }
 
 /// The tasks of one source, as they were read.
-enum Loaded<'r> {
+enum LoadedSource<'r> {
     Arithmetic(Arithmetic, u32),
     Files(&'r FileOptions, FileTasks),
     Environment(String, TaskList),
@@ -128,8 +127,11 @@ impl Tasks {
         let seed = recipe.run.seed;
         let split_seed = recipe.eval.split_seed;
         let count = recipe.eval.tasks;
-        let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
-            Default::default();
+        let (mut loaded, mut eval, mut notes): (
+            Vec<LoadedSource<'_>>,
+            Vec<EvalSlice>,
+            Vec<String>,
+        ) = Default::default();
         // Evaluation questions of generators.
         let mut generated = Vec::new();
         let mut listings = Vec::new();
@@ -154,9 +156,13 @@ impl Tasks {
                         tasks: slice(Split::HeldOutWording, recipe.eval.unseen_wordings),
                     };
                     generated.extend(seen.iter().chain(&unseen.tasks).cloned());
-                    eval.extend(EvalSlice::split(named("arithmetic"), seen, recipe.eval.select));
+                    eval.extend(EvalSlice::split_slice(
+                        named("arithmetic"),
+                        seen,
+                        recipe.eval.select,
+                    ));
                     eval.push(unseen);
-                    loaded.push(Loaded::Arithmetic(
+                    loaded.push(LoadedSource::Arithmetic(
                         Arithmetic::new(keys.options(), seed)?,
                         keys.train,
                     ));
@@ -172,24 +178,28 @@ impl Tasks {
                         ));
                     }
                     let eval_tasks = tasks.held_out.iter().take(count).cloned().collect();
-                    eval.extend(EvalSlice::split(
+                    eval.extend(EvalSlice::split_slice(
                         named(&options.path.name()),
                         eval_tasks,
                         recipe.eval.select,
                     ));
-                    loaded.push(Loaded::Files(options, tasks));
+                    loaded.push(LoadedSource::Files(options, tasks));
                 }
                 TaskSource::Seeds(keys) => {
-                    let held_out = keys.held_out(split_seed, count);
-                    eval.extend(EvalSlice::split(named("seeds"), held_out, recipe.eval.select));
-                    loaded.push(Loaded::Separate(keys.training()));
+                    let held_out = keys.held_out_tasks(split_seed, count);
+                    eval.extend(EvalSlice::split_slice(
+                        named("seeds"),
+                        held_out,
+                        recipe.eval.select,
+                    ));
+                    loaded.push(LoadedSource::Separate(keys.training_tasks()));
                 }
                 TaskSource::Sessions(keys) => {
                     let listed = list_sessions(keys, recipe.session_group()).await?;
                     listings.push(ListedTasks::of_sessions(i, &listed.tasks));
                     notes.extend(listed.notes);
                     records.push((keys.path.clone(), listed.store));
-                    loaded.push(Loaded::Separate(listed.tasks));
+                    loaded.push(LoadedSource::Separate(listed.tasks));
                 }
                 source => {
                     let Some(options) = source.environment() else { continue };
@@ -208,12 +218,12 @@ impl Tasks {
                         ));
                     }
                     let eval_tasks = listed.held_out.iter().take(count).cloned().collect();
-                    let kinds = by_kind(&name, eval_tasks).into_iter();
+                    let kinds = group_by_kind(&name, eval_tasks).into_iter();
                     let kinds: Vec<_> = kinds.map(|(name, tasks)| (named(&name), tasks)).collect();
                     for (name, tasks) in kinds {
-                        eval.extend(EvalSlice::split(name, tasks, recipe.eval.select));
+                        eval.extend(EvalSlice::split_slice(name, tasks, recipe.eval.select));
                     }
-                    loaded.push(Loaded::Environment(name, listed));
+                    loaded.push(LoadedSource::Environment(name, listed));
                 }
             }
         }
@@ -224,19 +234,19 @@ impl Tasks {
             train.push(match source {
                 // Held-out tasks and training tasks of a generator share no numbers, whatever the
                 // seeds.
-                Loaded::Arithmetic(generator, n) => TrainSource::Generated(
+                LoadedSource::Arithmetic(generator, n) => TrainSource::Generated(
                     generator,
-                    TaskIndices::excluding(&generator, n, &source_questions, &mut notes),
+                    TaskIndices::without_held_out(&generator, n, &source_questions, &mut notes),
                 ),
-                Loaded::Files(options, FileTasks { rest, .. }) => {
+                LoadedSource::Files(options, FileTasks { rest, .. }) => {
                     let path = options.path.first().display();
                     let rest =
-                        without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
+                        remove_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
                     TrainSource::Listed(options.training(rest, seed))
                 }
-                Loaded::Separate(tasks) => TrainSource::Listed(tasks),
-                Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
-                    without_leaks(all_questions, format_args!("{name}"), train, &mut notes),
+                LoadedSource::Separate(tasks) => TrainSource::Listed(tasks),
+                LoadedSource::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
+                    remove_leaks(all_questions, format_args!("{name}"), train, &mut notes),
                 ),
             });
         }
@@ -347,7 +357,7 @@ impl TrainSource {
 impl TaskIndices {
     /// Returns the indices in `0..n` at which the generator produces no held-out question. Adds a
     /// note if some indices are excluded.
-    fn excluding(
+    fn without_held_out(
         generator: &Arithmetic,
         n: u32,
         held_out: &HeldOutQuestions,
@@ -365,14 +375,14 @@ impl TaskIndices {
     }
 }
 
-impl Loaded<'_> {
+impl LoadedSource<'_> {
     /// Returns the training tasks and the held-out tasks of the source. Both lists are empty for a
     /// source that separates them itself, such as a generator.
-    fn parts(&self) -> (&[Task], &[Task]) {
+    fn task_parts(&self) -> (&[Task], &[Task]) {
         match self {
-            Loaded::Arithmetic(..) | Loaded::Separate(_) => (&[], &[]),
-            Loaded::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
-            Loaded::Environment(_, listed) => (&listed.train, &listed.held_out),
+            LoadedSource::Arithmetic(..) | LoadedSource::Separate(_) => (&[], &[]),
+            LoadedSource::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
+            LoadedSource::Environment(_, listed) => (&listed.train, &listed.held_out),
         }
     }
 }
@@ -381,12 +391,15 @@ impl Loaded<'_> {
 /// questions of generators, and is `None` if there are none.
 fn held_out_questions(
     matching: MatchingRule,
-    loaded: &[Loaded<'_>],
+    loaded: &[LoadedSource<'_>],
     generated: &[Task],
 ) -> (HeldOutQuestions, Option<HeldOutQuestions>) {
-    let sources =
-        || loaded.iter().map(|source| source.parts().0.iter().chain(source.parts().1).collect());
-    let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.parts().1).collect();
+    let sources = || {
+        loaded
+            .iter()
+            .map(|source| source.task_parts().0.iter().chain(source.task_parts().1).collect())
+    };
+    let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.task_parts().1).collect();
     let source_questions = HeldOutQuestions::new(matching, &held_out, sources());
     held_out.extend(generated);
     let all_questions = || HeldOutQuestions::new(matching, &held_out, sources());
@@ -395,7 +408,7 @@ fn held_out_questions(
 
 /// Removes tasks that ask or show a held-out question. Adds a note with the number of removed
 /// tasks, and a note with the number of kept tasks that are near copies of held-out questions.
-fn without_leaks(
+fn remove_leaks(
     held_out: &HeldOutQuestions,
     source: std::fmt::Arguments<'_>,
     tasks: Vec<Task>,
@@ -422,7 +435,7 @@ fn without_leaks(
 
 /// Groups the tasks of a source by kind, in the order of first appearance. A group is named
 /// `SOURCE-KIND`, or `SOURCE` if all tasks are of one kind.
-fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
+fn group_by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     let mut kinds: Vec<(String, Vec<Task>)> = Vec::new();
     for task in tasks {
         let kind = task.kind.clone().unwrap_or_default();

@@ -141,7 +141,7 @@ impl PolicyTerms {
     pub fn tokens_of(&self, attempt: AttemptId) -> Vec<(Loss, TokenTerm)> {
         let mut found = Vec::new();
         for (micro_batch, batch) in self.batches.iter().enumerate() {
-            batch.add_tokens_of(attempt, micro_batch as u32, &mut found);
+            batch.add_attempt_tokens(attempt, micro_batch as u32, &mut found);
         }
         found.sort_by_key(|(_, term)| (term.update, term.leaf.0, term.index));
         found
@@ -149,7 +149,7 @@ impl PolicyTerms {
 }
 
 impl BatchTerms {
-    fn add_tokens_of(
+    fn add_attempt_tokens(
         &self,
         attempt: AttemptId,
         micro_batch: u32,
@@ -263,7 +263,7 @@ impl<'a> RecordingLearner<'a> {
 }
 
 /// Returns the index of each term's token within its sequence.
-fn indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
+fn token_indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
     let mut next = vec![0; sequences.len()];
     let mut index = |term: &Term| {
         let sequence = &sequences[term.sequence as usize];
@@ -306,7 +306,7 @@ impl Learner for RecordingLearner<'_> {
                 let (found, terms) =
                     self.learner.forward_backward_terms(Arc::new(merged.clone()), loss).await?;
                 all.push(RecordedTerms {
-                    indices: indices(&merged, &sequences),
+                    indices: token_indices(&merged, &sequences),
                     batch: merged,
                     terms,
                     loss,

@@ -42,13 +42,13 @@ impl Tracer {
         if recipe.metrics.traces.otlp.is_empty() {
             return Ok(Tracer { times, exporter: None });
         }
-        let connect = connect(recipe)?;
+        let connect = make_connector(recipe)?;
         let TracesKeys { text, max_text_chars, .. } = recipe.metrics.traces;
         let builder = TraceBuilder {
             run: recipe.run.name.clone(),
             started_at,
             chats: agents.chats(),
-            options: TraceOptions { text, max_text_chars, mlflow_tags: has_mlflow(recipe) },
+            options: TraceOptions { text, max_text_chars, mlflow_tags: sends_to_mlflow(recipe) },
         };
         let exporter = Exporter::start(builder, connect).map_err(failed)?;
         Ok(Tracer { times, exporter: Some(Arc::new(Mutex::new(exporter))) })
@@ -86,7 +86,7 @@ impl Tracer {
 const MLFLOW_HEADER: &str = "x-mlflow-experiment-id";
 
 /// Returns whether the recipe's trace collector is an MLflow server.
-fn has_mlflow(recipe: &Recipe) -> bool {
+fn sends_to_mlflow(recipe: &Recipe) -> bool {
     let TracesKeys { otlp, headers, .. } = &recipe.metrics.traces;
     otlp == TracesKeys::MLFLOW
         || headers.keys().any(|name| name.eq_ignore_ascii_case(MLFLOW_HEADER))
@@ -97,7 +97,7 @@ fn has_mlflow(recipe: &Recipe) -> bool {
 ///
 /// # Errors
 /// Returns an error if the environment variable with the headers is malformed.
-fn connect(
+fn make_connector(
     recipe: &Recipe,
 ) -> Result<impl Fn() -> Result<Collector, CollectorError> + Send + 'static, TrainerError> {
     let TracesKeys { otlp, headers, headers_env, .. } = &recipe.metrics.traces;

@@ -20,18 +20,18 @@ use tracing::{Instrument, info, info_span};
 
 use crate::TrainerError;
 use crate::agents::{AgentSpec, Agents};
-use crate::best::Best;
-use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
+use crate::best::BestCheckpoint;
+use crate::checkpoint::{Checkpoint, CheckpointDir, Position, Versions};
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
-use crate::exit::Exit;
-use crate::gain::{Gain, milestones};
-use crate::measure::{evaluate_if_due, keep_best, restore_evals};
+use crate::exit::EarlyExit;
+use crate::gain::{ScoreGain, milestone_evals};
+use crate::measure::{evaluate_if_due, restore_evals, save_if_best};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::origin::{OfferedTool, Origin, matching};
-use crate::past::PastPolicies;
-use crate::phase::{PhaseRun, check_phases, enter};
+use crate::origin::{OfferedTool, RunOrigin, task_matching_rule};
+use crate::past::PastVersionPools;
+use crate::phase::{PhaseRun, check_phases, enter_phase};
 use crate::policies::{Policies, Policy};
 use crate::progress::RunProgress;
 use crate::prompt_version::PromptVersion;
@@ -89,12 +89,12 @@ pub struct Summary {
     pub evals: Vec<EvalResult>,
     /// Gain in the mean score from each compared evaluation to the next, usually one for each
     /// phase.
-    pub gains: Vec<Gain>,
+    pub gains: Vec<ScoreGain>,
     /// Last checkpoint. `None` if the recipe has no phases.
     pub checkpoint: Option<PathBuf>,
     /// Best checkpoint. `None` if fewer than two checkpoints were evaluated, or if the evaluation
     /// before training was the best.
-    pub best: Option<Best>,
+    pub best: Option<BestCheckpoint>,
     /// Number of finished steps over all phases.
     pub steps: u32,
     /// Duration of this process's part of the run. The time of earlier processes is not included.
@@ -128,11 +128,11 @@ impl Trainer {
         let RunParts { policies, agents, scorers, environments, started_at, model_files, teachers } =
             parts;
         let policies = Policies::new(policies, &recipe.engine);
-        let past = PastPolicies::new(&recipe, &policies)?;
+        let past = PastVersionPools::new(&recipe, &policies)?;
         let agents = Agents::new(&recipe, &agents, &policies, &past)?;
         let matching = match start {
             StartMode::Fresh => MatchingRule::default(),
-            StartMode::Resume => matching(&recipe.run.folder)?,
+            StartMode::Resume => task_matching_rule(&recipe.run.folder)?,
         };
         let tasks = Tasks::load_by(&recipe, &environments, matching).await?;
         let scorers = Scorers::new(&recipe.reward, scorers);
@@ -168,10 +168,10 @@ impl Trainer {
         }
         let current = {
             let recipe = recipe.clone();
-            let tools = OfferedTool::all(&tasks, &agents)?;
+            let tools = OfferedTool::collect(&tasks, &agents)?;
             let listings = tasks.listings.clone();
             tokio::task::spawn_blocking(move || {
-                Origin::collect(&recipe, started_at, &model_files, tools, listings, matching)
+                RunOrigin::collect(&recipe, started_at, &model_files, tools, listings, matching)
             })
         };
         let current =
@@ -192,8 +192,8 @@ impl Trainer {
             }
             StartMode::Resume => resume_run(&recipe, current).await?,
         };
-        let checkpoints = Checkpoints::open(dir.checkpoints())?;
-        let (latest, damaged) = checkpoints.newest()?;
+        let checkpoints = CheckpointDir::open(dir.checkpoints())?;
+        let (latest, damaged) = checkpoints.newest_intact()?;
         notes.extend(damaged);
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
         let versions: Versions = policies
@@ -216,7 +216,7 @@ impl Trainer {
         let prompts = prompts.unwrap_or_default();
         let improved =
             |agents: Agents, PromptVersion { agent, target, text, .. }: &PromptVersion| {
-                agents.with_text(agent, target, text)
+                agents.with_prompt_text(agent, target, text)
             };
         let rollouts = AttemptMaker {
             agents: prompts.iter().fold(agents, improved),
@@ -254,13 +254,13 @@ impl Trainer {
     }
 
     /// Returns the number of steps of each phase.
-    fn steps(&self) -> Vec<u32> {
+    fn steps_by_phase(&self) -> Vec<u32> {
         self.run.recipe.phase.iter().map(Phase::steps).collect()
     }
 
     /// Returns the total number of steps over all phases.
-    fn all_steps(&self) -> u32 {
-        self.steps().into_iter().fold(0, u32::saturating_add)
+    fn total_steps(&self) -> u32 {
+        self.steps_by_phase().into_iter().fold(0, u32::saturating_add)
     }
 
     /// Trains until all phases are finished, or until `stop` requests a stop.
@@ -274,15 +274,15 @@ impl Trainer {
         stop: &StopFlag,
     ) -> Result<RunEnd, TrainerError> {
         let start = Instant::now();
-        let all = self.all_steps();
+        let all = self.total_steps();
         info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run started");
-        let ended = self.train(observer, stop).await;
+        let ended = self.run_phases(observer, stop).await;
         // No caller waits any longer for attempts in progress: oversampled attempts, and attempts
         // that a stop request interrupted.
         let abandoned = self.run.store.abandon_running().await;
         let ended = match ended {
-            Err(Exit::Failed(error)) => Err(Exit::Failed(error)),
-            ended => abandoned.map_err(Exit::from).and(ended),
+            Err(EarlyExit::Failed(error)) => Err(EarlyExit::Failed(error)),
+            ended => abandoned.map_err(EarlyExit::from).and(ended),
         };
         info!(
             done = self.progress.position.global_step,
@@ -297,15 +297,16 @@ impl Trainer {
         }
         match ended {
             Ok(()) => Ok(RunEnd::Finished(Summary {
-                gains: Gain::between(&milestones(&self.progress.evals), &*self.run.store).await?,
+                gains: ScoreGain::between(&milestone_evals(&self.progress.evals), &*self.run.store)
+                    .await?,
                 evals: self.progress.evals.clone(),
                 checkpoint: self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone()),
-                best: Best::select(&self.progress.evals, self.run.checkpoints.best()),
+                best: BestCheckpoint::select(&self.progress.evals, self.run.checkpoints.best_dir()),
                 steps: self.progress.position.global_step,
                 elapsed: start.elapsed(),
                 warnings: self.reporter.warnings.clone(),
             })),
-            Err(Exit::Stopped) => {
+            Err(EarlyExit::Stopped) => {
                 // The weights are the weights at the last step boundary: attempts do not change
                 // weights, and every step that started has finished.
                 if self.progress.latest.as_ref().map_or(0, |c| c.position.global_step)
@@ -315,7 +316,7 @@ impl Trainer {
                         "the run has stopped; writing a checkpoint of step {}",
                         self.progress.position.global_step
                     )));
-                    self.checkpoint(false, observer).await?;
+                    self.write_checkpoint(false, observer).await?;
                 }
                 let checkpoint =
                     self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone());
@@ -325,30 +326,34 @@ impl Trainer {
                     steps: all,
                 })
             }
-            Err(Exit::Failed(error)) => Err(error),
+            Err(EarlyExit::Failed(error)) => Err(error),
         }
     }
 
-    async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
-        let steps = self.steps();
+    async fn run_phases(
+        &mut self,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<(), EarlyExit> {
+        let steps = self.steps_by_phase();
         for note in self.run.checkpoints.find()?.damaged.iter().chain(&self.notes) {
             observer.event(&Event::Note(note.clone()));
         }
         observer.event(&Event::Started {
             from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone()),
             done: self.progress.position.global_step,
-            steps: self.all_steps(),
+            steps: self.total_steps(),
         });
         if self.progress.latest.is_none() {
             self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note.clone())));
         }
         restore_evals(&self.run, &mut self.progress, observer).await?;
-        keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
+        save_if_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
         self.evaluate_if_due(observer, stop).await?;
         for (phase, &phase_steps) in
             steps.iter().enumerate().skip(self.progress.position.phase as usize)
         {
-            enter(&self.run, &mut self.progress, phase).await?;
+            enter_phase(&self.run, &mut self.progress, phase).await?;
             let keys = self.run.recipe.phase[phase].clone();
             restore_references(&self.run, &self.progress, &keys).await?;
             observer.event(&Event::PhaseStarted {
@@ -359,29 +364,31 @@ impl Trainer {
             });
             let mut current =
                 PhaseRun::new(phase, &keys, &self.run, &self.progress, observer, stop).await?;
-            while self.progress.position.step < phase_steps && !self.is_good_enough(&keys).await? {
+            while self.progress.position.step < phase_steps
+                && !self.has_reached_target(&keys).await?
+            {
                 if stop.is_stopped() {
-                    return Err(Exit::Stopped);
+                    return Err(EarlyExit::Stopped);
                 }
                 let step = self.progress.position.step;
                 let span = info_span!("step", phase, step);
-                let done = current.step(&self.run, &self.progress, step, observer, stop);
+                let done = current.run_step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
                 if let Some(best) = current.best_prompt(&self.run.recipe) {
                     let rollouts = &mut self.run.rollouts;
                     let PromptVersion { agent, target, text, .. } = &best;
-                    rollouts.agents = rollouts.agents.with_text(agent, target, text);
+                    rollouts.agents = rollouts.agents.with_prompt_text(agent, target, text);
                     self.progress.prompts.set(best);
                 }
                 let retried =
-                    self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;
+                    self.reporter.report_warnings(&self.run.rollouts, &attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);
                 self.reporter.add_handoffs(&self.run.policies, &mut metrics);
                 self.finish_step(&keys, phase_steps, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
             if self.progress.position.step < phase_steps {
-                self.end_early(&keys, phase_steps, observer).await?;
+                self.end_phase_early(&keys, phase_steps, observer).await?;
             }
         }
         Ok(())
@@ -390,7 +397,7 @@ impl Trainer {
     /// Returns whether the latest evaluation reached the success rate at which the phase stops
     /// early. Returns false if the store contains a further step, because the phase then did not
     /// stop here.
-    async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
+    async fn has_reached_target(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.progress.position;
         let here = self
             .progress
@@ -398,12 +405,12 @@ impl Trainer {
             .last()
             .filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.early_stop_success()) else { return Ok(false) };
-        Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
+        Ok(eval.selection_success() >= until && self.run.store.step(phase, step).await?.is_none())
     }
 
     /// Ends a phase before its last step. Writes a checkpoint that marks the end of the phase, from
     /// which the next phase starts.
-    async fn end_early(
+    async fn end_phase_early(
         &mut self,
         keys: &Phase,
         steps: u32,
@@ -419,7 +426,7 @@ impl Trainer {
         let is_written =
             |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
         if !self.progress.latest.as_ref().is_some_and(is_written) {
-            self.checkpoint(true, observer).await?;
+            self.write_checkpoint(true, observer).await?;
         }
         Ok(())
     }
@@ -442,7 +449,7 @@ impl Trainer {
             let version = self.progress.versions.entry(name.to_owned()).or_default();
             *version += 1;
             self.run.policies.publish(name, *version).await?;
-            self.run.past.snapshot(&self.run.policies, name, *version).await?;
+            self.run.past.take_due_snapshots(&self.run.policies, name, *version).await?;
         }
         let head = [("phase", json!(phase)), ("kind", json!(keys.name())), ("step", json!(step))];
         let head = head.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
@@ -459,12 +466,12 @@ impl Trainer {
         });
         let every = self.run.recipe.run.checkpoint_every;
         if step == steps || (every > 0 && global_step.is_multiple_of(every)) {
-            self.checkpoint(step == steps, observer).await?;
+            self.write_checkpoint(step == steps, observer).await?;
         }
         Ok(())
     }
 
-    async fn checkpoint(
+    async fn write_checkpoint(
         &mut self,
         phase_end: bool,
         observer: &mut dyn Observer,
@@ -477,7 +484,7 @@ impl Trainer {
         &mut self,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<(), Exit> {
+    ) -> Result<(), EarlyExit> {
         evaluate_if_due(&self.run, &mut self.progress, &mut self.reporter, observer, stop).await
     }
 }
@@ -486,10 +493,10 @@ impl Trainer {
 /// current recipe. Also returns the record of the run's inputs, and notes for the user.
 async fn resume_run(
     recipe: &Recipe,
-    current: Origin,
-) -> Result<(LockedRunDir, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
+    current: RunOrigin,
+) -> Result<(LockedRunDir, Arc<dyn Store>, RunOrigin, Vec<String>), TrainerError> {
     let (dir, earlier) = LockedRunDir::resume(recipe)?;
-    let (mut origin, mut notes) = match Origin::read(dir.root())? {
+    let (mut origin, mut notes) = match RunOrigin::read(dir.root())? {
         Some(mut origin) => {
             let notes = origin.check_unchanged(&current, dir.root())?;
             (origin, notes)

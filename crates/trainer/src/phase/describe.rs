@@ -8,7 +8,7 @@ use levade_store::{Attempt, HighEntropy};
 use levade_tools::Usage;
 use levade_tree::{Finish, Kind, MaskReason, Outcome};
 
-use crate::batch::{Census, Targets};
+use crate::batch::{Targets, TokenCensus};
 use crate::metrics::Metrics;
 use crate::scheduler::ExcludedAttempts;
 
@@ -17,7 +17,12 @@ const MIN_REPORTED_WAIT: Duration = Duration::from_millis(1);
 
 /// Adds the mean and maximum age of the trained tokens: the number of weight versions between
 /// sampling and training.
-pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
+pub(super) fn add_age_metrics(
+    attempts: &[Attempt],
+    targets: Targets<'_>,
+    version: u64,
+    metrics: &mut Metrics,
+) {
     let segments = attempts
         .iter()
         .flat_map(|a| a.trajectory.segments())
@@ -37,7 +42,7 @@ pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metr
 }
 
 /// Adds the number of sampled tokens that are masked, by mask reason.
-pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
+pub(super) fn add_mask_metrics(found: &TokenCensus, metrics: &mut Metrics) {
     for why in MaskReason::ALL {
         let tokens = found.masked.get(&why).map_or(0, |count| count.tokens);
         metrics.add(format!("training/masked_{}_tokens", why.name()), tokens as f64);
@@ -46,7 +51,7 @@ pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
 
 /// Adds metrics about the tokens that keep their advantages because their entropy is high: their
 /// number, their fraction and the mean threshold.
-pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
+pub(super) fn add_high_entropy_metrics(found: &HighEntropy, metrics: &mut Metrics) {
     let HighEntropy { tokens, kept, thresholds } = found;
     metrics.add("actor/high_entropy_tokens", *kept as f64);
     metrics.add("actor/high_entropy_fraction", *kept as f64 / (*tokens).max(1) as f64);
@@ -56,7 +61,7 @@ pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
 
 /// Adds metrics of the greedy baseline attempts: rewards, number and tokens. `missing` is the
 /// number of groups without a baseline.
-pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
+pub(super) fn add_baseline_metrics(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
     metrics.add_spread(
         "critic/baseline_rewards",
         baselines.iter().filter_map(|baseline| baseline.reward),
@@ -71,7 +76,7 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
 /// attempts that were started for them, if attempts were oversampled. A cancelled attempt counts as
 /// long as the longest attempt of its group. It was still running when the group was complete, so
 /// the second mean is a lower bound.
-pub(super) fn oversampled(
+pub(super) fn add_oversampling_metrics(
     groups: &[Vec<usize>],
     excluded: &[ExcludedAttempts],
     metrics: &mut Metrics,
@@ -110,7 +115,7 @@ impl SamplerSnapshot {
 
 /// Adds metrics of the sampler's work between two snapshots, `seconds` apart. Adds nothing if the
 /// sampler reports no statistics.
-pub(super) fn sampling(
+pub(super) fn add_sampler_metrics(
     before: &SamplerSnapshot,
     now: &SamplerSnapshot,
     seconds: f64,
@@ -138,7 +143,7 @@ pub(super) fn sampling(
 
 /// Adds the mean duration, in seconds, of each toolbox's calls that ended between two snapshots of
 /// tool usage. Also adds their mean wait for a permit if it is at least 1 ms.
-pub(super) fn tools(
+pub(super) fn add_tool_metrics(
     before: &BTreeMap<String, Usage>,
     after: &BTreeMap<String, Usage>,
     metrics: &mut Metrics,
@@ -157,7 +162,7 @@ pub(super) fn tools(
 
 /// Adds the memory of this process in GiB: the current and the peak resident set size. Adds nothing
 /// if the system has no `/proc`.
-pub(super) fn memory(metrics: &mut Metrics) {
+pub(super) fn add_memory_metrics(metrics: &mut Metrics) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(key))?;
@@ -173,7 +178,7 @@ pub(super) fn memory(metrics: &mut Metrics) {
 }
 
 /// Adds the metrics of a step's attempts: scores, rewards, lengths, turns and tool calls.
-pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
+pub(super) fn add_attempt_metrics(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
     let components = || attempts.iter().flat_map(|attempt| &attempt.outcome.components);
@@ -247,7 +252,7 @@ mod tests {
     fn oversampled_reports_kept_and_started_lengths() {
         let report = |excluded: ExcludedAttempts| {
             let mut metrics = Metrics::default();
-            oversampled(&[vec![2, 4]], &[excluded], &mut metrics);
+            add_oversampling_metrics(&[vec![2, 4]], &[excluded], &mut metrics);
             let of = |name: &str| metrics.get(&format!("oversample/{name}_length_mean"));
             (of("kept"), of("started"))
         };

@@ -3,7 +3,7 @@
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Position};
 use crate::context::RunContext;
-use crate::policies::{CRITIC, Models};
+use crate::policies::{CRITIC, PhaseModels};
 use crate::progress::RunProgress;
 
 /// Loads the models with which a phase starts. The optimizer is reset, and the reference of a KL
@@ -13,7 +13,7 @@ use crate::progress::RunProgress;
 /// # Errors
 /// Returns an error if the checkpoint at the end of the previous phase is missing or damaged, or if
 /// a model cannot be loaded.
-pub(crate) async fn enter(
+pub(crate) async fn enter_phase(
     run: &RunContext,
     progress: &mut RunProgress,
     phase: usize,
@@ -23,7 +23,7 @@ pub(crate) async fn enter(
         progress.position = Position { phase: phase as u32, step: 0, ..progress.position };
     }
     let found = run.checkpoints.find()?.complete;
-    let Some(before) = start_of(&found, phase as u32) else {
+    let Some(before) = phase_start_checkpoint(&found, phase as u32) else {
         return match phase {
             0 => Ok(()),
             _ => Err(TrainerError::Damaged {
@@ -44,13 +44,13 @@ pub(crate) async fn enter(
             policy_learner.learner.load(&policy_dir, false).await?;
             run.policies.publish(name, progress.versions[name]).await?;
         }
-        let Models { reference, critic, .. } = policy_learner.models(phase);
+        let PhaseModels { reference, critic, .. } = policy_learner.models(phase);
         if let Some(reference) = reference {
             // When the phase starts, these are the current weights, which were written or verified
             // just before.
             if !starts_phase {
                 before
-                    .verify()
+                    .verify_checksums()
                     .map_err(|why| TrainerError::Damaged { path: before.dir.clone(), why })?;
             }
             reference.load(&policy_dir, false).await?;
@@ -67,6 +67,9 @@ pub(crate) async fn enter(
 
 /// Returns the checkpoint at the end of the phase before `phase`, from which `phase` starts.
 /// Returns `None` for the first phase, which starts from the model.
-pub(super) fn start_of(checkpoints: &[Checkpoint], phase: u32) -> Option<&Checkpoint> {
+pub(super) fn phase_start_checkpoint(
+    checkpoints: &[Checkpoint],
+    phase: u32,
+) -> Option<&Checkpoint> {
     checkpoints.iter().rfind(|before| before.phase_end && before.position.phase + 1 == phase)
 }

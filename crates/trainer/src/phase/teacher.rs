@@ -11,10 +11,10 @@ use levade_store::{Attempt, Status};
 use levade_tasks::Task;
 use levade_tree::{AttemptSlot, Purpose};
 
-use super::imitate::has_one_opening;
+use super::imitate::has_replaceable_opening;
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
-use crate::random::order;
+use crate::random::shuffled_indices;
 use crate::rollout::AttemptMaker;
 use crate::sessions::num_sessions;
 use crate::tasks::Tasks;
@@ -27,7 +27,7 @@ use crate::tasks::Tasks;
 /// # Errors
 /// Returns [`TrainerError::TooFewLessons`] if too few attempts reach the score, and an error if
 /// attempts cannot be made.
-pub(super) async fn demonstrations(
+pub(super) async fn make_demonstrations(
     phase: u32,
     (keys, source): (&SftKeys, &SourceKeys),
     teacher: Option<&Teacher>,
@@ -38,7 +38,7 @@ pub(super) async fn demonstrations(
 ) -> Result<Option<Vec<(Attempt, Task)>>, TrainerError> {
     let mut rollouts = rollouts.clone();
     if let Some(teacher) = teacher {
-        rollouts.agents = rollouts.agents.taught(source, teacher)?;
+        rollouts.agents = rollouts.agents.with_teacher(source, teacher)?;
     }
     if source.sessions {
         rollouts.sessions = rollouts.sessions.with_demonstrations();
@@ -59,8 +59,8 @@ pub(super) async fn demonstrations(
         let Some(made) = made else { return Ok(None) };
         let with_task = made.into_iter().zip(batch.into_iter().map(|(_, task)| task));
         found.extend(with_task.filter(|(attempt, _)| {
-            is_good(attempt, source.min_score)
-                && (keys.system.is_none() || has_one_opening(&attempt.trajectory))
+            can_imitate(attempt, source.min_score)
+                && (keys.system.is_none() || has_replaceable_opening(&attempt.trajectory))
         }));
     }
     if found.len() < wanted {
@@ -105,7 +105,7 @@ fn demonstration_tasks<'t>(
     seed: u64,
     tasks: &'t Tasks,
 ) -> impl Iterator<Item = Task> + 't {
-    let order = order(seed, "demonstrations", &[phase], tasks.train_len());
+    let order = shuffled_indices(seed, "demonstrations", &[phase], tasks.train_len());
     let tasks = order.into_iter().filter_map(|at| tasks.train(at as usize));
     let can_be = |task: &Task| match &source.field {
         Some(field) => task.row.contains_key(field),
@@ -120,7 +120,7 @@ fn demonstration_tasks<'t>(
 ///
 /// # Errors
 /// Returns an error if there are too few demonstrations, or if a completion cannot be parsed.
-pub(super) fn check(
+pub(super) fn check_source(
     phase: usize,
     source: &SourceKeys,
     wanted: usize,
@@ -149,7 +149,7 @@ pub(super) fn check(
 
 /// Returns whether an attempt can be imitated: it is complete, has sampled tokens, and has a score
 /// of at least `min_score`.
-fn is_good(attempt: &Attempt, min_score: f64) -> bool {
+fn can_imitate(attempt: &Attempt, min_score: f64) -> bool {
     attempt.status == Status::Completed
         && attempt.outcome.finish.is_complete()
         && attempt.outcome.sampled_tokens > 0

@@ -13,18 +13,23 @@ impl Group {
         member: GroupMember,
         experience: Option<&ExperienceKeys>,
     ) -> bool {
-        experience.is_none() || self.earlier(member).iter().all(Option::is_some)
+        experience.is_none() || self.earlier_samples(member).iter().all(Option::is_some)
     }
 
     /// Returns the task of an attempt. If `experience` is set, the task contains a description of
     /// the group's earlier attempts.
-    pub(super) fn task_of(&self, member: GroupMember, experience: Option<&ExperienceKeys>) -> Task {
-        let experience = experience.and_then(|keys| describe(self.earlier(member), keys));
+    pub(super) fn task_with_experience(
+        &self,
+        member: GroupMember,
+        experience: Option<&ExperienceKeys>,
+    ) -> Task {
+        let experience =
+            experience.and_then(|keys| describe_attempts(self.earlier_samples(member), keys));
         Task { experience, ..self.task.clone() }
     }
 
     /// Returns the sampled attempts of the group that start before the attempt `member`.
-    fn earlier(&self, member: GroupMember) -> &[Option<Attempt>] {
+    fn earlier_samples(&self, member: GroupMember) -> &[Option<Attempt>] {
         match member {
             GroupMember::Sample(sample) => &self.attempts[..sample as usize],
             GroupMember::Baseline => &[],
@@ -34,7 +39,7 @@ impl Group {
 
 /// Describes the final answers of earlier attempts, for the prompt of a later attempt. Returns
 /// `None` if all of them failed or are still in progress.
-fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
+fn describe_attempts(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
     let ended = earlier.iter().zip(1..).filter_map(|(attempt, number)| {
         let attempt = attempt.as_ref().filter(|attempt| attempt.status != Status::Failed)?;
         Some((attempt, number))

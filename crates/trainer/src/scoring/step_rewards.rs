@@ -13,7 +13,7 @@ pub(crate) fn sum_of_components(components: &[Component]) -> f64 {
 
 /// Returns the score of one agent: the components without a credit target, plus the mean over the
 /// agent's seats of the components that the seats earned.
-pub(super) fn score_of(agent: &str, components: &[Component]) -> f64 {
+pub(super) fn agent_score(agent: &str, components: &[Component]) -> f64 {
     let mut seats = BTreeSet::new();
     let (mut own, mut common) = (0.0, 0.0);
     for component in components {

@@ -49,7 +49,7 @@ pub(crate) trait Sink: Send + Sync {
 ///
 /// # Errors
 /// Returns an error if a file cannot be created.
-pub(crate) fn open(
+pub(crate) fn open_sinks(
     recipe: &Recipe,
     dir: &Path,
     step: u32,
@@ -69,7 +69,7 @@ pub(crate) fn open(
 
 /// Returns the keys of a recipe as flat names, such as `run.seed`, with their values as text. A
 /// text is truncated to 500 characters, because servers limit its length.
-fn parameters(recipe: &Recipe) -> Vec<(String, String)> {
+fn recipe_parameters(recipe: &Recipe) -> Vec<(String, String)> {
     fn flatten(name: String, value: &Value, to: &mut Vec<(String, String)>) {
         match value {
             Value::Object(entries) => {

@@ -42,9 +42,9 @@ impl TensorBoard {
         let path = dir.join(name);
         let failed = |source| file_error("write", &path, source);
         let mut board = TensorBoard { file: File::create(&path).map_err(failed)? };
-        board.record(&event(0, FILE_VERSION, b"brain.Event:2")).map_err(failed)?;
+        board.record(&encode_event(0, FILE_VERSION, b"brain.Event:2")).map_err(failed)?;
         if step > 0 {
-            board.record(&event(step + 1, SESSION_LOG, &[STATUS, START])).map_err(failed)?;
+            board.record(&encode_event(step + 1, SESSION_LOG, &[STATUS, START])).map_err(failed)?;
         }
         Ok(board)
     }
@@ -65,12 +65,12 @@ impl Sink for TensorBoard {
         let mut summary = Vec::new();
         for (name, value) in metrics.iter() {
             let mut of_value = Vec::with_capacity(name.len() + 8);
-            wire::bytes(&mut of_value, TAG, name.as_bytes());
+            wire::write_bytes_field(&mut of_value, TAG, name.as_bytes());
             of_value.push(SIMPLE_VALUE);
             of_value.extend((value as f32).to_le_bytes());
-            wire::bytes(&mut summary, VALUE, &of_value);
+            wire::write_bytes_field(&mut summary, VALUE, &of_value);
         }
-        self.record(&event(step, SUMMARY, &summary)).map_err(|error| error.to_string())
+        self.record(&encode_event(step, SUMMARY, &summary)).map_err(|error| error.to_string())
     }
 
     fn close(&mut self, _finished: bool) -> Result<(), String> {
@@ -83,11 +83,11 @@ impl Sink for TensorBoard {
 }
 
 /// Encodes an `Event` message with one field in addition to time and step.
-fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
+fn encode_event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     let mut event = vec![WALL_TIME];
     event.extend(wire::unix_time().as_secs_f64().to_le_bytes());
-    wire::number(&mut event, STEP, step.into());
-    wire::bytes(&mut event, number, content);
+    wire::write_integer_field(&mut event, STEP, step.into());
+    wire::write_bytes_field(&mut event, number, content);
     event
 }
 

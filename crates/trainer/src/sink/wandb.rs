@@ -10,7 +10,7 @@ use std::path::Path;
 use levade_recipe::Recipe;
 use sha2::{Digest, Sha256};
 
-use super::{Sink, parameters, wire};
+use super::{Sink, recipe_parameters, wire};
 use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
@@ -82,7 +82,7 @@ impl Wandb {
                 .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz012345"[*byte as usize % 32]))
                 .collect()
         });
-        let run_dir = dir.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
+        let run_dir = dir.join(format!("offline-run-{}-{id}", format_timestamp(now.as_secs())));
         let files = run_dir.join("files");
         fs::create_dir_all(&files).map_err(|source| file_error("create", &files, source))?;
         let path = run_dir.join(format!("run-{id}.wandb"));
@@ -92,19 +92,23 @@ impl Wandb {
         log.write(&IDENT).map_err(failed)?;
 
         let mut config = Vec::new();
-        for (key, value) in parameters(recipe) {
-            wire::bytes(&mut config, UPDATE, &item(&key, &serde_json::json!(value).to_string()));
+        for (key, value) in recipe_parameters(recipe) {
+            wire::write_bytes_field(
+                &mut config,
+                UPDATE,
+                &encode_item(&key, &serde_json::json!(value).to_string()),
+            );
         }
         let mut time = Vec::new();
-        wire::number(&mut time, FIRST_FIELD, now.as_secs());
+        wire::write_integer_field(&mut time, FIRST_FIELD, now.as_secs());
         let mut run = Vec::new();
-        wire::bytes(&mut run, RUN_ID, id.as_bytes());
-        wire::bytes(&mut run, PROJECT, recipe.metrics.wandb.as_bytes());
-        wire::bytes(&mut run, CONFIG, &config);
-        wire::bytes(&mut run, DISPLAY_NAME, recipe.run.name.as_bytes());
-        wire::number(&mut run, STARTING_STEP, step.into());
-        wire::bytes(&mut run, START_TIME, &time);
-        wire::number(&mut run, RESUMED, u64::from(step > 0));
+        wire::write_bytes_field(&mut run, RUN_ID, id.as_bytes());
+        wire::write_bytes_field(&mut run, PROJECT, recipe.metrics.wandb.as_bytes());
+        wire::write_bytes_field(&mut run, CONFIG, &config);
+        wire::write_bytes_field(&mut run, DISPLAY_NAME, recipe.run.name.as_bytes());
+        wire::write_integer_field(&mut run, STARTING_STEP, step.into());
+        wire::write_bytes_field(&mut run, START_TIME, &time);
+        wire::write_integer_field(&mut run, RESUMED, u64::from(step > 0));
         log.record(RUN, &run).map_err(failed)?;
         Ok(log)
     }
@@ -118,8 +122,8 @@ impl Wandb {
     fn record(&mut self, field: u32, content: &[u8]) -> io::Result<()> {
         self.records += 1;
         let mut record = Vec::with_capacity(content.len() + 16);
-        wire::number(&mut record, NUMBER, self.records);
-        wire::bytes(&mut record, field, content);
+        wire::write_integer_field(&mut record, NUMBER, self.records);
+        wire::write_bytes_field(&mut record, field, content);
         let mut rest = &record[..];
         let mut is_continued = false;
         loop {
@@ -156,13 +160,17 @@ impl Wandb {
     fn finish_row(&mut self) -> io::Result<()> {
         let Some((step, mut history)) = self.row.take() else { return Ok(()) };
         let now = wire::unix_time().as_secs_f64();
-        wire::bytes(&mut history, ITEM, &item("_step", &step.to_string()));
+        wire::write_bytes_field(&mut history, ITEM, &encode_item("_step", &step.to_string()));
         for (key, value) in [("_timestamp", now), ("_runtime", now - self.start)] {
-            wire::bytes(&mut history, ITEM, &item(key, &serde_json::json!(value).to_string()));
+            wire::write_bytes_field(
+                &mut history,
+                ITEM,
+                &encode_item(key, &serde_json::json!(value).to_string()),
+            );
         }
         let mut at = Vec::new();
-        wire::number(&mut at, FIRST_FIELD, step.into());
-        wire::bytes(&mut history, STEP, &at);
+        wire::write_integer_field(&mut at, FIRST_FIELD, step.into());
+        wire::write_bytes_field(&mut history, STEP, &at);
         self.record(HISTORY, &history)
     }
 }
@@ -174,7 +182,11 @@ impl Sink for Wandb {
         }
         let (_, history) = self.row.get_or_insert_with(|| (step, Vec::new()));
         for (key, value) in metrics.iter().filter(|(_, value)| value.is_finite()) {
-            wire::bytes(history, ITEM, &item(key, &serde_json::json!(value).to_string()));
+            wire::write_bytes_field(
+                history,
+                ITEM,
+                &encode_item(key, &serde_json::json!(value).to_string()),
+            );
         }
         Ok(())
     }
@@ -183,7 +195,7 @@ impl Sink for Wandb {
         let mut exit = Vec::new();
         // Protocol buffers omit 0.
         if !finished {
-            wire::number(&mut exit, FIRST_FIELD, 1);
+            wire::write_integer_field(&mut exit, FIRST_FIELD, 1);
         }
         let written = self.finish_row().and_then(|()| self.record(EXIT, &exit));
         written.and_then(|()| self.file.sync_all()).map_err(|error| error.to_string())
@@ -195,16 +207,16 @@ impl Sink for Wandb {
 }
 
 /// Encodes an item of a W&B message: a key and its value as JSON.
-fn item(key: &str, value: &str) -> Vec<u8> {
+fn encode_item(key: &str, value: &str) -> Vec<u8> {
     let mut item = Vec::new();
-    wire::bytes(&mut item, KEY, key.as_bytes());
-    wire::bytes(&mut item, VALUE_JSON, value.as_bytes());
+    wire::write_bytes_field(&mut item, KEY, key.as_bytes());
+    wire::write_bytes_field(&mut item, VALUE_JSON, value.as_bytes());
     item
 }
 
 /// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss` in UTC. Days are converted to dates by
 /// the algorithm `civil_from_days` (Howard Hinnant).
-fn clock(seconds: u64) -> String {
+fn format_timestamp(seconds: u64) -> String {
     let days = seconds / 86_400;
     let rest = seconds % 86_400;
     let shifted = days + 719_468;
@@ -225,10 +237,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_formats_utc_timestamps() {
-        assert_eq!(clock(0), "19700101_000000");
-        assert_eq!(clock(951_827_696), "20000229_123456");
-        assert_eq!(clock(1_795_219_199), "20261120_235959");
+    fn format_timestamp_uses_utc() {
+        assert_eq!(format_timestamp(0), "19700101_000000");
+        assert_eq!(format_timestamp(951_827_696), "20000229_123456");
+        assert_eq!(format_timestamp(1_795_219_199), "20261120_235959");
     }
 
     /// Reads the log back chunk by chunk, across block boundaries.

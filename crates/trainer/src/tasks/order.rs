@@ -52,12 +52,15 @@ impl TaskOrder {
         busy: &[usize],
     ) -> usize {
         if let Some(curriculum) = &mut self.curriculum {
-            return curriculum.choose(position, recorded, busy);
+            return curriculum.choose_task(position, recorded, busy);
         }
         let epoch = (position / self.tasks as u64) as u32;
         let within = (position % self.tasks as u64) as usize;
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            self.epoch = Some((epoch, order(self.seed, "tasks", &[self.phase, epoch], self.tasks)));
+            self.epoch = Some((
+                epoch,
+                shuffled_indices(self.seed, "tasks", &[self.phase, epoch], self.tasks),
+            ));
         }
         self.epoch.as_ref().map_or(0, |(_, order)| order[within] as usize)
     }
@@ -83,7 +86,7 @@ impl TaskOrder {
     }
 
     /// Adds the metrics of the curriculum, if there is a curriculum, to the metrics of a step.
-    pub(crate) fn describe(&self, metrics: &mut Metrics) {
+    pub(crate) fn add_curriculum_metrics(&self, metrics: &mut Metrics) {
         if let Some(curriculum) = &self.curriculum {
             for (name, value) in curriculum.metrics() {
                 metrics.add(format!("curriculum/{name}"), value);
