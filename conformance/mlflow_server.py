@@ -95,7 +95,7 @@ def check(kind: str, store: str, directory: Path, arguments: argparse.Namespace)
     if going_on.wait() != 0:
         sys.exit(f"{kind}: the run failed; see {directory}/run.log")
 
-    if "not all metrics were taken" in (log := (directory / "run.log").read_text()):
+    if "did not accept all metrics" in (log := (directory / "run.log").read_text()):
         sys.exit(f"{kind}: the run ended before the server was back; give more steps:\n{log[-500:]}")
 
     import mlflow

@@ -10,7 +10,7 @@ use levade_run::dir::RunDir;
 use levade_store::{Attempt, Store, Withdrawal, person_subject};
 use levade_tasks::persons;
 use levade_trainer::{
-    Descendant, TrainedStep, checkpoints, descendants, trained_steps, with_copies,
+    PolicyDescendants, TrainedStep, checkpoints, find_descendants, trained_steps, with_copies,
 };
 use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
 use serde_json::{Value, json};
@@ -278,7 +278,7 @@ async fn forward(
     withdrawn: &BTreeMap<AttemptId, Withdrawal>,
 ) -> anyhow::Result<Value> {
     let mut policies = Vec::new();
-    for Descendant { policy, steps, first, last } in descendants(steps, attempts) {
+    for PolicyDescendants { policy, steps, first, last } in find_descendants(steps, attempts) {
         let mut listed = Vec::new();
         for step in &steps {
             listed.push(step_document(store, step, withdrawn).await?);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use levade_cluster::{Environment, JoinOutcome, Part, find_package, join};
+use levade_cluster::{Environment, JoinOutcome, MachinePart, find_package, join};
 
 use crate::failure::INTERRUPTED;
 use crate::host;
@@ -106,7 +106,8 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
 }
 
 fn take_part(args: Join) -> anyhow::Result<ExitCode> {
-    let part = Part { run: args.run, node: args.node, wait: Duration::from_secs(args.wait.into()) };
+    let part =
+        MachinePart { run: args.run, node: args.node, wait: Duration::from_secs(args.wait.into()) };
     let host = host::host()?;
     let outcome = crate::runtime()?
         .block_on(async { join(&part, &host, Requests::listen()?.stream()).await })?;

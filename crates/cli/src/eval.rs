@@ -17,7 +17,7 @@ use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
     Agents, AttemptMaker, AttemptWarnings, EvalResult, Scorers, SessionRecords, StopFlag, Tasks,
-    Tracer, check_tasks, evaluate, matching, seconds, trained_questions,
+    Tracer, check_tasks, evaluate, seconds, task_matching_rule, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
 
@@ -184,7 +184,7 @@ async fn measure(
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let root = measured.trained_by.as_ref().map(RunDir::root);
-    let by = root.map_or(Ok(MatchingRule::default()), matching)?;
+    let by = root.map_or(Ok(MatchingRule::default()), task_matching_rule)?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     // Outside of a run, templates see the present time.
@@ -212,7 +212,7 @@ async fn measure(
         agents,
         scorers,
         seed: recipe.run.seed,
-        concurrency: recipe.engine.sequences(),
+        concurrency: recipe.engine.max_sequences(),
         // Attempts are recorded as in training, but the store is discarded.
         store: Arc::new(Memory::new(RunId("eval".into()))),
         tracer: Tracer::default(),

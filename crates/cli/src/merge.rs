@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use levade_engine::EngineOptions;
 use levade_run::model;
 use levade_text::ChatOptions;
-use levade_trainer::write_merged_from;
+use levade_trainer::record_merge_source;
 
 use crate::failure::unusable;
 use crate::{host, run, screen};
@@ -72,7 +72,7 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     policy.save_merged(temporary.path()).await?;
     companions(temporary.path())?;
     if let Some(run) = run {
-        write_merged_from(temporary.path(), run.root())?;
+        record_merge_source(temporary.path(), run.root())?;
     }
     std::fs::rename(temporary.keep(), &args.dir)?;
     Ok(())

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use levade_model::ModelFiles;
-use levade_plan::memory::{Bytes, gib};
+use levade_plan::memory::{Bytes, format_gib};
 use levade_plan::{Device, Learner, Shape, fleet, memory, time};
 use levade_recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys};
 use levade_run::model;
@@ -156,7 +156,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::SUCCESS);
     };
-    let work = time::Work {
+    let work = time::Workload {
         prompt,
         completion_tokens: completion,
         running: servers.running,
@@ -194,7 +194,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
     screen::print_line(&format!(
         "\n{}",
-        style.dim(&time::assumptions(device, is_colocated, learner.stages))
+        style.dim(&time::describe_assumptions(device, is_colocated, learner.stages))
     ));
     Ok(ExitCode::SUCCESS)
 }
@@ -275,12 +275,12 @@ fn print_learner(
     };
     memory::check_split(keys, shape).map_err(unusable)?;
     let processes = keys.processes_per_node().saturating_mul(keys.nodes);
-    let plan = Learner::new(recipe, keys).plan(shape);
-    let total = memory::total(&plan);
+    let plan = Learner::new(recipe, keys).plan_memory(shape);
+    let total = memory::total_bytes(&plan);
     screen::print_line(&format!(
         "{} {processes} processes of PyTorch, each {} GiB",
         style.bold("learner"),
-        gib(total)
+        format_gib(total)
     ));
     print_parts(&plan);
     let is_colocated = recipe.cluster.placement == Placement::Colocated;
@@ -291,8 +291,8 @@ fn print_learner(
         screen::print_line(&format!(
             "          {} GiB more for a sleeping server; {} GiB of each machine's memory while \
              servers sample",
-            gib(sleeping_server),
-            gib(host)
+            format_gib(sleeping_server),
+            format_gib(host)
         ));
     }
     warn_if_too_large(
@@ -315,7 +315,7 @@ fn print_learner(
 
 fn print_parts(parts: &[(&str, Bytes)]) {
     for (name, bytes) in parts.iter().filter(|(_, bytes)| *bytes > 0) {
-        screen::print_line(&format!("          {name:<34} {:>9} GiB", gib(*bytes)));
+        screen::print_line(&format!("          {name:<34} {:>9} GiB", format_gib(*bytes)));
     }
 }
 
@@ -324,7 +324,7 @@ fn warn_if_too_large(total: u64, device: Option<&Device>, way_out: &str) {
         screen::print_line(&format!(
             "          does not fit: a {} has {} GiB; {way_out}",
             device.name,
-            gib(device.memory)
+            format_gib(device.memory)
         ));
     }
 }
@@ -356,7 +356,7 @@ fn print_samplers(
         return Ok(SamplerEstimate { tensor, count, running: attempts_per_server });
     };
     let weights = shape.parameters() * 2;
-    let sequence = shape.cache_of_token(2).saturating_mul(context);
+    let sequence = shape.kv_cache_bytes_per_token(2).saturating_mul(context);
     let free = device.memory - learner.resident;
     let usable = free.min((device.memory as f64 * SERVER_MEMORY_FRACTION) as Bytes);
     let room = usable.saturating_mul(tensor.into()).saturating_sub(weights);
@@ -368,12 +368,12 @@ fn print_samplers(
         "{} {each}{} GiB of weights (bf16) and {} GiB of KV cache, {} GiB for a sequence of \
          {context} tokens",
         style.bold("sampler"),
-        gib(weights),
-        gib(room),
-        gib(sequence),
+        format_gib(weights),
+        format_gib(room),
+        format_gib(sequence),
     ));
     if learner.resident > 0 {
-        let resident = gib(learner.resident);
+        let resident = format_gib(learner.resident);
         screen::print_line(&format!(
             "          {resident} GiB of each device stay with the offloaded learner"
         ));
@@ -409,16 +409,20 @@ fn simulate_fleets(
     let service = match (&args.service, device) {
         (Some(file), _) => {
             let text = read("--service", file)?;
-            let service: fleet::Service = serde_json::from_str(&text)
+            let service: fleet::ServiceTimes = serde_json::from_str(&text)
                 .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service
                 .check()
                 .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service
         }
-        (None, Some(device)) => {
-            time::service(shape, device, (prompt, completion), servers.tensor, handoff)
-        }
+        (None, Some(device)) => time::estimate_service_times(
+            shape,
+            device,
+            (prompt, completion),
+            servers.tensor,
+            handoff,
+        ),
         (None, None) => {
             return Err(unusable(
                 "--fleet needs times: set --device, or pass measured times with --service",
@@ -467,7 +471,7 @@ fn simulate_fleets(
         trained_fraction: args.trained,
         service,
     };
-    let sizes = fleet::Sizes { devices: &args.fleet, fleet, disaggregated };
+    let sizes = fleet::FleetSizes { devices: &args.fleet, fleet, disaggregated };
     let num_completions = sizes.num_completions();
     if num_completions > fleet::MAX_COMPLETIONS {
         let turns_key = if args.turns.is_some() { "--turns" } else { "`agent.max_turns`" };
@@ -496,20 +500,20 @@ fn print_phase(
     keys: &RlKeys,
     shape: &Shape,
     device: &Device,
-    work: &time::Work,
+    work: &time::Workload,
 ) -> f64 {
     let groups = keys.groups as u64;
     let group_size = keys.group_size as u64;
     // Attempts that are cancelled count as complete ones.
-    let attempts = time::Attempts {
-        sampled: groups.saturating_mul(keys.attempts_of_task() as u64),
+    let attempts = time::StepAttempts {
+        sampled: groups.saturating_mul(keys.attempts_per_task() as u64),
         trained: groups.saturating_mul(group_size),
     };
     let epochs = keys.epochs as u64;
     let batches = keys.mini_batches as u64;
     let passes =
-        time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
-    let step = work.step(shape, device, attempts, passes);
+        time::StepPasses { group: group_size, updates: epochs.saturating_mul(batches), epochs };
+    let step = work.estimate_step(shape, device, attempts, passes);
     let style = Style::stdout();
     screen::print_line(&format!(
         "{} {index}: {} attempts per step, {} tokens sampled, {} trained on",

@@ -55,10 +55,10 @@ pub fn run_chats(run: &RunDir) -> anyhow::Result<Chats> {
     let trained = recipe.trained_policies();
     let mut chats = Chats::default();
     for (agent, keys) in recipe.agents() {
-        for policy in recipe.policies_of(keys) {
+        for policy in recipe.policy_names(keys) {
             let policies = recipe.policies();
             // Past versions have the format of the policy that they come from.
-            let weights_of = recipe.weights_of(&policy).to_owned();
+            let weights_of = recipe.weight_source(&policy).to_owned();
             let policy_keys = policies.iter().find(|(name, _)| *name == weights_of);
             // Calls of chat APIs are recorded as messages and need no format.
             let Some(model_keys) = policy_keys.and_then(|(_, keys)| keys.model(&recipe.model))

@@ -9,7 +9,7 @@ use levade_recipe::{Override, Recipe};
 use levade_run::dir::RunDir;
 use levade_run::scorers;
 use levade_trainer::{
-    Checkpoint, Rescored, ScoreDivergence, Scorers, checkpoints, rescore, rescoring_keys,
+    Checkpoint, RescoredRun, ScoreDivergence, Scorers, checkpoints, rescore, rescoring_keys,
 };
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let scorers = Scorers::new(&keys, scorers::custom_scorers(&keys, &environments, &host)?);
-    let concurrency = recipe.engine.sequences();
+    let concurrency = recipe.engine.max_sequences();
     let mut progress = |done: usize, total: usize| {
         if done == total || done.is_multiple_of(100) {
             eprintln!("scored {done} of {total} groups");
@@ -150,12 +150,12 @@ fn notes(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
 }
 
 /// Returns the number of attempts that have an old and a new score.
-fn num_compared(found: &Rescored) -> usize {
+fn num_compared(found: &RescoredRun) -> usize {
     found.attempts.iter().filter(|it| it.old.is_some() && it.new.is_some()).count()
 }
 
 /// Returns the mean old and new score of each step, over the attempts that have both.
-fn step_means(found: &Rescored) -> Vec<Value> {
+fn step_means(found: &RescoredRun) -> Vec<Value> {
     let mut sums: BTreeMap<(u32, u32), (f64, f64, u32)> = BTreeMap::new();
     for attempt in &found.attempts {
         if let (Some(old), Some(new)) = (attempt.old, attempt.new) {
@@ -173,7 +173,7 @@ fn step_means(found: &Rescored) -> Vec<Value> {
 /// Returns the newest checkpoint that was not trained on a step of the interval or later.
 fn checkpoint_before(
     args: &Args,
-    found: &Rescored,
+    found: &RescoredRun,
     divergence: &ScoreDivergence,
 ) -> anyhow::Result<Option<Checkpoint>> {
     let first = found.steps[divergence.low];
@@ -191,7 +191,7 @@ fn command_from(args: &Args, recipe: &Recipe, checkpoint: &Checkpoint) -> anyhow
     ))
 }
 
-fn conclusion(found: &Rescored, way_back: Option<(&str, &str)>) -> String {
+fn conclusion(found: &RescoredRun, way_back: Option<(&str, &str)>) -> String {
     let (compared, all) = (num_compared(found), found.attempts.len());
     if compared == 0 {
         return format!(
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    fn found(scores: &[(Option<f64>, Option<f64>)]) -> Rescored {
+    fn found(scores: &[(Option<f64>, Option<f64>)]) -> RescoredRun {
         let attempt = |(index, (old, new)): (usize, &(Option<f64>, Option<f64>))| RescoredAttempt {
             id: AttemptId::from_bytes([index as u8; 16]),
             attempt: format!("train/0/0/0/{index}"),
@@ -241,7 +241,7 @@ mod tests {
             error: new.is_none().then(|| format!("task {index}: no answer")),
         };
         let attempts = scores.iter().enumerate().map(attempt).collect();
-        Rescored { attempts, steps: Vec::new(), divergence: None }
+        RescoredRun { attempts, steps: Vec::new(), divergence: None }
     }
 
     #[test]

@@ -158,7 +158,7 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
         &recipe.reward,
         scorers::custom_scorers(&recipe.reward, &environments, &host)?,
     );
-    Ok(score_completions(&scorers, completions, recipe.engine.sequences()).await?)
+    Ok(score_completions(&scorers, completions, recipe.engine.max_sequences()).await?)
 }
 
 /// Ids of tasks that rows define themselves. Rows with the same task share an id and form a group.

@@ -1,6 +1,8 @@
 //! Formats evaluations as lines and as a table.
 
-use levade_trainer::{Best, EvalResult, Gain, Interval, TaskSliceResult, UncalledTools};
+use levade_trainer::{
+    BestCheckpoint, EvalResult, Interval, ScoreGain, TaskSliceResult, UncalledTools,
+};
 
 use crate::screen::Style;
 
@@ -137,9 +139,9 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
 }
 
 /// Formats the gains of phases, one line each.
-pub fn gains(gains: &[Gain]) -> String {
+pub fn gains(gains: &[ScoreGain]) -> String {
     let mut text = String::new();
-    for Gain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
+    for ScoreGain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
         let by = if *graded {
             format!("{estimate:+.3} in score (95 %: {low:+.3} to {high:+.3})")
         } else {
@@ -152,8 +154,10 @@ pub fn gains(gains: &[Gain]) -> String {
 }
 
 /// Formats the best checkpoint, its success, and whether the selection biases that result.
-pub fn best(best: &Best) -> String {
-    let Best { label, candidates: of, success, uses_selection_tasks: is_separate, .. } = best;
+pub fn best(best: &BestCheckpoint) -> String {
+    let BestCheckpoint {
+        label, candidates: of, success, uses_selection_tasks: is_separate, ..
+    } = best;
     let by = if *is_separate {
         "selected on other tasks"
     } else {
@@ -185,7 +189,7 @@ fn row(label: &str, slice: &TaskSliceResult, width: usize, style: Style) -> Stri
 
 #[cfg(test)]
 mod tests {
-    use levade_trainer::{AtK, milestones};
+    use levade_trainer::{MetricsAtK, milestone_evals};
     use serde_json::json;
 
     use super::*;
@@ -216,7 +220,7 @@ mod tests {
             eval(1, 5, "grpo, step 5", 3),
             eval(1, 9, "after grpo", 8),
         ];
-        let picked = milestones(&evals);
+        let picked = milestone_evals(&evals);
         let labels: Vec<&str> = picked.iter().map(|eval| eval.label.as_str()).collect();
         assert_eq!(labels, ["before training", "after sft", "after grpo"]);
         let text = table(&picked, Style::default());
@@ -234,14 +238,14 @@ mod tests {
         assert_eq!(rows[5][..2], ["unseen", "(separate:"]);
         assert_eq!(rows[6][2..4], ["25.0", "%"]);
         assert_eq!(rows.len(), 9);
-        assert_eq!(milestones(&[]).len(), 0);
+        assert_eq!(milestone_evals(&[]).len(), 0);
         assert_eq!(table(&[], Style::default()), "");
     }
 
     #[test]
     fn best_states_selection_bias() {
         let success = Interval { estimate: 0.915, low: 0.87, high: 0.95 };
-        let chosen = |is_separate| Best {
+        let chosen = |is_separate| BestCheckpoint {
             checkpoint: "x".into(),
             label: "grpo, step 50".into(),
             candidates: 6,
@@ -294,7 +298,7 @@ mod tests {
         let mut result = eval(0, 0, "before training", 12);
         let interval =
             |estimate: f64| Interval { estimate, low: estimate - 0.25, high: estimate + 0.25 };
-        result.overall.at = vec![AtK {
+        result.overall.at = vec![MetricsAtK {
             k: 2,
             pass: interval(0.75),
             best: interval(0.5),
@@ -307,8 +311,12 @@ mod tests {
         assert!(shown.contains(" · pass@2 75.0 %, maj@2 -0.750 · "), "{shown}");
         // The count is over two attempts at each of 8 tasks.
         assert!(table(&[&result], Style::default()).contains(" 12/16 "));
-        let gain =
-            |graded| Gain { from: "a".into(), to: "b".into(), difference: interval(1.5), graded };
+        let gain = |graded| ScoreGain {
+            from: "a".into(),
+            to: "b".into(),
+            difference: interval(1.5),
+            graded,
+        };
         assert_eq!(
             gains(&[gain(false), gain(true)]),
             "b against a: +150.0 points (95 %: +125.0 to +175.0), task by task\n\

@@ -8,7 +8,8 @@ use levade_run::Event;
 use levade_run::dir::RECIPE;
 use levade_run::source::pin_models;
 use levade_trainer::{
-    LockedRunDir, Observer, Rewound, RunEnd, StartMode, StopFlag, Summary, milestones, rewind,
+    LockedRunDir, Observer, RewindResult, RunEnd, StartMode, StopFlag, Summary, milestone_evals,
+    rewind,
 };
 
 use crate::failure::{INTERRUPTED, unusable};
@@ -96,7 +97,7 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
 
 /// Sets the run back to the newest checkpoint with at most `step` finished steps.
 fn rewind_run(recipe: &Recipe, step: u32) -> anyhow::Result<()> {
-    let Rewound { step: found, superseded_steps, superseded } =
+    let RewindResult { step: found, superseded_steps, superseded } =
         crate::runtime()?.block_on(rewind(recipe, step))?;
     let nearest = if found == step {
         String::new()
@@ -184,7 +185,7 @@ fn resume_command(args: &Args) -> String {
 
 fn print_summary(summary: &Summary, dir: &Path) {
     let style = Style::stdout();
-    let evals = milestones(&summary.evals);
+    let evals = milestone_evals(&summary.evals);
     screen::print_line(&format!(
         "\n{}\n{}",
         table::table(&evals, style),

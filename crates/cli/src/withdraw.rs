@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use levade_recipe::Recipe;
 use levade_run::dir::{RECIPE, RunDir};
 use levade_store::{StoreAccess, WithdrawRequest, erase_quotes};
-use levade_trainer::{Descendant, LockedRunDir, descendants, seconds, trained_steps};
+use levade_trainer::{LockedRunDir, PolicyDescendants, find_descendants, seconds, trained_steps};
 use levade_tree::{AttemptId, Purpose};
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -110,8 +110,8 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     if added.is_empty() {
         screen::print_line("nothing to do: the attempts were withdrawn before");
     }
-    let trained = descendants(&trained_steps(&*store).await?, &withdrawn);
-    for Descendant { policy, steps, first, last } in &trained {
+    let trained = find_descendants(&trained_steps(&*store).await?, &withdrawn);
+    for PolicyDescendants { policy, steps, first, last } in &trained {
         let steps: Vec<String> = steps.iter().map(|step| step.global_step.to_string()).collect();
         screen::print_line(&format!(
             "trained on: versions {first} to {last} of policy {policy} (steps {})",

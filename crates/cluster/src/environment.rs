@@ -7,44 +7,45 @@ use anyhow::Context as _;
 use levade_run::{Host, unusable};
 use tokio::process::Command;
 
-/// A Python environment to install.
+/// A Python environment to install for the learner's processes.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// Directory of the environment.
+    /// Directory in which the environment is created.
     pub dir: PathBuf,
-    /// Directory of the package `levade_torch` (see [`find_package`]).
+    /// Directory of the Python package `levade_torch` (see [`find_package`]).
     pub package: PathBuf,
     /// Python interpreter that creates the environment: a program name or a path.
     pub python: String,
-    /// Additional package index for PyTorch, besides PyPI.
+    /// Additional package index from which PyTorch can be installed. `None` to use only PyPI.
     pub torch_index: Option<String>,
-    /// Timeout for the installation.
+    /// Timeout for the complete installation.
     pub timeout: Duration,
 }
 
-/// Directory of the package, relative to a checkout.
+/// Directory of the Python package `levade_torch`, relative to a checkout of Levade.
 pub const PACKAGE: &str = "python/levade_torch";
 
 impl Environment {
-    /// Creates the environment with uv, or with venv and pip if uv is not installed. Reuses the
-    /// results of an earlier installation. Returns the path of the environment's interpreter.
+    /// Installs the environment with uv, or with venv and pip if uv is not installed. An earlier
+    /// installation is reused. Returns the path of the environment's Python interpreter.
     ///
     /// # Errors
     /// Returns an error if a command fails or the timeout expires.
     pub async fn install(&self, host: &Host) -> anyhow::Result<PathBuf> {
         let Environment { dir, timeout, .. } = self;
-        let installed = tokio::time::timeout(*timeout, self.run_steps(host)).await;
+        let installed = tokio::time::timeout(*timeout, self.install_steps(host)).await;
         installed.map_err(|_| {
             anyhow::anyhow!(
-                "waited {timeout:?} for the environment in {}; raise --seconds and run the \
-                 command again: downloaded files are kept",
+                "the Python environment in {} was not installed within {timeout:?}; raise \
+                 --seconds and run the command again, which keeps downloaded files",
                 dir.display()
             )
         })?
     }
 
-    /// Creates an empty environment, installs the package and imports it.
-    async fn run_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
+    /// Creates an empty environment, installs the package `levade_torch`, and imports it as a test.
+    /// Returns the path of the environment's Python interpreter.
+    async fn install_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
         let python = self.dir.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
         let has_uv = Command::new("uv")
             .arg("--version")
@@ -56,9 +57,9 @@ impl Environment {
         let package = format!("{}[lora]", text(&self.package));
         if !python.exists() {
             if has_uv {
-                run(host, &["uv", "venv", "--python", &self.python, &dir]).await?
+                run_command(host, &["uv", "venv", "--python", &self.python, &dir]).await?
             } else {
-                run(host, &[&self.python, "-m", "venv", &dir]).await?
+                run_command(host, &[&self.python, "-m", "venv", &dir]).await?
             }
         }
         let interpreter = text(&python);
@@ -75,16 +76,16 @@ impl Environment {
             }
         }
         install.push(&package);
-        run(host, &install).await?;
+        run_command(host, &install).await?;
         let imports = "import levade_torch, torch, transformers; print('PyTorch', \
                        torch.__version__, 'transformers', transformers.__version__, 'CUDA', \
                        torch.cuda.is_available())";
-        run(host, &[&interpreter, "-c", imports]).await?;
+        run_command(host, &[&interpreter, "-c", imports]).await?;
         Ok(python)
     }
 }
 
-async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
+async fn run_command(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     host.setup("runs", words.join(" "));
     let mut command = Command::new(words[0]);
     let status = command.args(&words[1..]).kill_on_drop(true).status().await;
@@ -97,11 +98,11 @@ async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the directory of the package: `explicit`, or the package in the checkout that contains
-/// the working directory or this binary.
+/// Returns the directory of the Python package `levade_torch`. It is `explicit` if set, otherwise
+/// the package in the checkout that contains the working directory or this binary.
 ///
 /// # Errors
-/// Returns an error if no package is found.
+/// Returns an error if the directory does not contain the package.
 pub fn find_package(explicit: Option<&Path>) -> anyhow::Result<PathBuf> {
     let is_it = |dir: &PathBuf| dir.join("pyproject.toml").is_file();
     let found = match explicit {

@@ -12,56 +12,56 @@ use levade_run::cluster_learner::{SUBDIR, torchrun};
 use levade_run::{Host, display, unusable};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// Part of a machine in the learner of a run.
+/// The part that a machine has in the learner of a run.
 #[derive(Debug, Clone)]
-pub struct Part {
-    /// Run directory. It need not exist yet.
+pub struct MachinePart {
+    /// Directory of the run. It need not exist yet.
     pub run: PathBuf,
-    /// Index of the machine, from 1. Machine 0 trains.
+    /// Index of the machine, from 1. Machine 0 runs `levade train`.
     pub node: u32,
-    /// Timeout for the first start of the learner.
+    /// Maximum wait until the run starts its learner for the first time.
     pub wait: Duration,
 }
 
-/// Reason for which a machine has left a run.
+/// Reason why a machine has left a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinOutcome {
     /// The run has ended.
     Finished,
-    /// Another process has taken over this part.
+    /// Another process has taken over this machine's part in the run.
     Replaced,
     /// This process has received a request to stop.
     Stopped,
 }
 
-/// Interval between checks of the run's files.
+/// Interval between checks of the files through which the run sends orders.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time for which this machine's processes continue after a request to stop. The run receives the
-/// same request, and may need the processes to reach a point at which it can stop.
+/// Time for which this machine's learner processes continue after a request to stop. The run
+/// receives the same request, and may need the processes to reach a point at which it can stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Next action of this process: to follow an order, or to exit.
+/// Next action of this process: to start learner processes by an order of the run, or to exit.
 enum JoinAction {
     Follow(LaunchOrder),
     Exit(JoinOutcome),
 }
 
-/// Files through which the run sends orders to its machines.
+/// Files through which the run sends launch orders to its machines.
 struct OrderFiles {
     dir: PathBuf,
-    /// End time of an earlier run in this directory, if this run resumes it. Until the run starts
-    /// again, its files contain no order for this process.
+    /// Time at which an earlier run in this directory ended, if this run resumes it. Until the run
+    /// starts again, its files contain no order for this process.
     before: Option<SystemTime>,
-    /// Index of this machine.
+    /// Index of this machine in the run.
     node: u32,
-    /// Name of this process among the processes that have had this machine's part.
+    /// Random name of this process, which distinguishes it from other processes with the same
+    /// machine index.
     name: String,
 }
 
 impl OrderFiles {
-    /// Opens the run in the directory `root`, and takes the part of machine `node` for this
-    /// process.
+    /// Claims the part of machine `node` in the run in the directory `root` for this process.
     fn claim(root: &Path, node: u32) -> io::Result<Self> {
         let dir = root.join(SUBDIR);
         let name = random_hex(32);
@@ -69,33 +69,34 @@ impl OrderFiles {
         Ok(OrderFiles { before: order::finished_at(&dir), dir, node, name })
     }
 
-    /// Returns whether another process has taken this machine's part: a launcher has started a
-    /// second process, because it has lost track of this one.
+    /// Returns whether another process has claimed this machine's part. A launcher starts a second
+    /// process if it loses track of the first one.
     fn is_taken(&self) -> bool {
         order::is_taken(&self.dir, self.node, &self.name)
     }
 
-    fn is_over(&self) -> bool {
+    fn has_run_ended(&self) -> bool {
         order::finished_at(&self.dir).is_some_and(|at| Some(at) != self.before)
     }
 
-    /// Returns the newest order, if any.
-    fn order(&self) -> io::Result<Option<LaunchOrder>> {
+    /// Returns the newest launch order of the run, or `None` if there is no order yet.
+    fn newest_order(&self) -> io::Result<Option<LaunchOrder>> {
         let is_old = self.before.is_some() && order::finished_at(&self.dir) == self.before;
         if is_old { Ok(None) } else { LaunchOrder::read(&self.dir) }
     }
 }
 
-/// Waits until the run starts its learner, runs this machine's processes of it, and restarts them
-/// whenever the run restarts its learner, until the run ends. Each item of `stops` is a request to
-/// stop: after the first, the processes continue until the run has stopped; the second ends them at
-/// once.
+/// Runs this machine's learner processes until the run ends. They start when the run starts its
+/// learner, and restart whenever the run restarts its learner.
+///
+/// Each item of `stops` is a request to stop. After the first request, the processes continue until
+/// the run has stopped. The second request ends them immediately.
 ///
 /// # Errors
-/// Returns an error if the run does not start its learner in time, if its group has no such
-/// machine, or if the processes cannot be started.
+/// Returns an error if the run does not start its learner in time, if the learner has no machine
+/// with this index, or if the processes cannot be started.
 pub async fn join(
-    part: &Part,
+    part: &MachinePart,
     host: &Host,
     mut stops: UnboundedReceiver<()>,
 ) -> anyhow::Result<JoinOutcome> {
@@ -136,7 +137,7 @@ pub async fn join(
                     report(&format!("processes ended: {how}"));
                     order::leave(&files.dir, &order.start, part.node, &how)?;
                 }
-                () = superseded(&files, &order) => {}
+                () = wait_until_superseded(&files, &order) => {}
                 _ = sleep(STOP_TIMEOUT), if stopping => {}
                 Some(()) = stops.recv() => if !stopping {
                     stopping = true;
@@ -149,17 +150,21 @@ pub async fn join(
         }
         processes.stop().await;
         if stopping {
-            return Ok(if files.is_over() { JoinOutcome::Finished } else { JoinOutcome::Stopped });
+            return Ok(if files.has_run_ended() {
+                JoinOutcome::Finished
+            } else {
+                JoinOutcome::Stopped
+            });
         }
         last = Some(order);
     }
 }
 
-/// Waits for an order that differs from the last one, or for a reason to leave.
+/// Waits for a launch order that differs from `last`, or for a reason to leave the run.
 async fn next_action(
     files: &OrderFiles,
     last: Option<&LaunchOrder>,
-    part: &Part,
+    part: &MachinePart,
 ) -> anyhow::Result<JoinAction> {
     let timeout = match last {
         Some(order) => Duration::from_secs_f64(order.start_timeout_seconds),
@@ -167,17 +172,18 @@ async fn next_action(
     };
     let mut watch = Stopwatch::start();
     loop {
-        if files.is_over() {
+        if files.has_run_ended() {
             return Ok(JoinAction::Exit(JoinOutcome::Finished));
         }
         if files.is_taken() {
             return Ok(JoinAction::Exit(JoinOutcome::Replaced));
         }
-        if let Some(order) = files.order()?.filter(|order| last.is_none_or(|last| *last != *order))
+        if let Some(order) =
+            files.newest_order()?.filter(|order| last.is_none_or(|last| *last != *order))
         {
             if part.node >= order.nodes {
                 return Err(unusable(format!(
-                    "--node {} is out of range: the group has {} machines, numbered from 0",
+                    "--node is {}, but must be less than {}, the number of the learner's machines",
                     part.node, order.nodes
                 )));
             }
@@ -185,7 +191,7 @@ async fn next_action(
         }
         if watch.elapsed() > timeout {
             anyhow::bail!(
-                "waited {timeout:?} for the run to start its learner (in {}); check that `levade \
+                "the run did not start its learner within {timeout:?} (in {}); check that `levade \
                  train` is running with the same directory",
                 files.dir.display()
             );
@@ -194,13 +200,16 @@ async fn next_action(
     }
 }
 
-/// Waits until there is another order, the run has ended, or another process has taken this
-/// machine's part.
-async fn superseded(files: &OrderFiles, order: &LaunchOrder) {
+/// Waits until the run has another order than `order`, the run has ended, or another process has
+/// claimed this machine's part.
+async fn wait_until_superseded(files: &OrderFiles, order: &LaunchOrder) {
     loop {
         sleep(POLL_INTERVAL).await;
-        let newest = files.order().ok().flatten();
-        if files.is_over() || files.is_taken() || newest.is_some_and(|newest| newest != *order) {
+        let newest = files.newest_order().ok().flatten();
+        if files.has_run_ended()
+            || files.is_taken()
+            || newest.is_some_and(|newest| newest != *order)
+        {
             return;
         }
     }
@@ -234,14 +243,14 @@ mod tests {
         // These files belong to a run that stopped and now resumes: neither its end nor its order
         // counts.
         let files = OrderFiles::claim(root.path(), 1).unwrap();
-        assert!(!files.is_over() && files.order().unwrap().is_none());
+        assert!(!files.has_run_ended() && files.newest_order().unwrap().is_none());
         order::clear(&dir).unwrap();
-        assert!(!files.is_over() && files.order().unwrap().is_none());
+        assert!(!files.has_run_ended() && files.newest_order().unwrap().is_none());
         order("second").write(&dir).unwrap();
-        assert_eq!(files.order().unwrap().unwrap().start, "second");
+        assert_eq!(files.newest_order().unwrap().unwrap().start, "second");
         std::thread::sleep(Duration::from_millis(20));
         order::end(&dir).unwrap();
-        assert!(files.is_over());
+        assert!(files.has_run_ended());
     }
 
     #[test]
@@ -253,7 +262,7 @@ mod tests {
         let files = OrderFiles::claim(root.path(), 1).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         order::end(&dir).unwrap();
-        assert!(files.is_over());
+        assert!(files.has_run_ended());
     }
 
     #[test]

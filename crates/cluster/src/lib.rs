@@ -10,13 +10,13 @@
 //! # Example
 //! Takes part in a run as machine 1.
 //! ```no_run
-//! use levade_cluster::{Part, join};
+//! use levade_cluster::{MachinePart, join};
 //! use levade_process::Supervisor;
 //! use levade_run::Host;
 //!
 //! # async fn example() -> anyhow::Result<()> {
 //! let host = Host::new(Supervisor::from_current_exe()?, |event| println!("{event:?}"));
-//! let part = Part {
+//! let part = MachinePart {
 //!     run: "/shared/runs/math".into(),
 //!     node: 1,
 //!     wait: std::time::Duration::from_secs(900),
@@ -33,4 +33,4 @@ mod environment;
 mod join;
 
 pub use environment::{Environment, PACKAGE, find_package};
-pub use join::{JoinOutcome, Part, join};
+pub use join::{JoinOutcome, MachinePart, join};

@@ -1,15 +1,15 @@
 //! Known devices and the peak rates that their vendors publish (dense, without sparsity).
 
-/// A GPU model and its published peak rates.
+/// A GPU model with its published peak rates, from which times are estimated.
 #[derive(Debug, PartialEq)]
 pub struct Device {
-    /// Name of the device as `--device` takes it, in lower case.
+    /// Name of the GPU model in lower case, as the option `--device` takes it.
     pub name: &'static str,
-    /// Peak bf16 rate, in floating-point operations per second.
+    /// Peak bf16 rate of the GPU, in floating-point operations per second.
     pub flops: f64,
-    /// Peak memory bandwidth, in bytes per second.
+    /// Peak memory bandwidth of the GPU, in bytes per second.
     pub bandwidth: f64,
-    /// Memory size, in bytes.
+    /// Memory size of the GPU, in bytes.
     pub memory: u64,
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn named_ignores_case_and_lists_devices() {
+    fn by_name_ignores_case_and_lists_devices() {
         assert_eq!(Device::by_name("H100").unwrap().memory, 80 << 30);
         assert!(Device::by_name("h1").unwrap_err().contains("must be one of a100, h100"));
     }

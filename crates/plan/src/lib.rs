@@ -2,9 +2,9 @@
 //!
 //! An estimate needs the shape of the model ([`Shape`], from its `config.json`), but not the
 //! weights. [`Learner`] computes the memory of each process of a PyTorch learner, by purpose.
-//! [`time::Work`] computes the time of a step from the peak rates of a [`Device`] and the fractions
-//! of them that are usually reached. [`fleet::Fleet`] simulates a run on many devices, and reports
-//! its staleness, its idle times and its bottleneck.
+//! [`time::Workload`] computes the time of a step from the peak rates of a [`Device`] and the
+//! fractions of them that are usually reached. [`fleet::Fleet`] simulates a run on many devices and
+//! reports its staleness, its idle times and its bottleneck.
 //!
 //! # Example
 //! The memory of one of 8 processes that train a model together:
@@ -21,9 +21,9 @@
 //!     processes: 8, tensor: 1, context: 1, pipeline: 1, compute: 2, recompute: true,
 //!     head_rows: 512, tokens: 8192, lora: None, reference: false, critic: false, on_gpu: true,
 //! };
-//! let plan = learner.plan(&shape);
+//! let plan = learner.plan_memory(&shape);
 //! // More than an eighth of the weights, gradients and optimizer moments, in f32.
-//! assert!(memory::total(&plan) > 16 * shape.parameters() / 8, "{plan:?}");
+//! assert!(memory::total_bytes(&plan) > 16 * shape.parameters() / 8, "{plan:?}");
 //! # Ok::<(), String>(())
 //! ```
 //!

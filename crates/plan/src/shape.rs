@@ -7,7 +7,7 @@ use levade_run::display;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The dimensions of a decoder-only transformer with a gated feed-forward part, dense or
+/// Dimensions of a decoder-only transformer whose feed-forward part is gated, either dense or
 /// mixture-of-experts.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Shape {
@@ -16,10 +16,10 @@ pub struct Shape {
     /// Width of the hidden states.
     #[serde(rename = "hidden_size")]
     pub hidden: u64,
-    /// Number of layers.
+    /// Number of transformer layers.
     #[serde(rename = "num_hidden_layers")]
     pub layers: u64,
-    /// Number of query heads.
+    /// Number of query heads per layer.
     #[serde(rename = "num_attention_heads")]
     pub heads: u64,
     #[serde(rename = "num_key_value_heads", default)]
@@ -32,7 +32,7 @@ pub struct Shape {
     /// Number of tokens in the vocabulary.
     #[serde(rename = "vocab_size")]
     pub vocabulary: u64,
-    /// Maximum sequence length, in tokens. 4096 if the configuration does not set it.
+    /// Maximum sequence length, in tokens. 4096 if the model's configuration does not set it.
     #[serde(rename = "max_position_embeddings", default = "default_context")]
     pub context: u64,
     /// Whether the output head shares the weights of the embedding.
@@ -51,9 +51,9 @@ pub struct Shape {
     expert_intermediate: Option<u64>,
 }
 
-/// Maximum accepted number of heads and experts, and maximum width.
+/// Maximum accepted number of heads and of experts, and maximum accepted width.
 const MAX_SIZE: u64 = 1 << 24;
-/// Maximum accepted number of parameters.
+/// Maximum accepted number of model parameters.
 const MAX_PARAMETERS: u128 = 1 << 50;
 
 fn default_context() -> u64 {
@@ -74,18 +74,19 @@ impl Shape {
         }
     }
 
-    /// Parses a configuration of a family that the engine does not support.
+    /// Parses a `config.json` of a model family that the engine does not support.
     fn parse_unsupported(text: &str) -> Result<Self, String> {
         let mut config: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if let Some(Value::Object(inner)) = config.get_mut("text_config").map(Value::take) {
             let Some(outer) = config.as_object_mut() else {
-                return Err("it is not a JSON object".into());
+                return Err("the configuration is not a JSON object".into());
             };
             outer.extend(inner);
         }
         if !config["kv_lora_rank"].is_null() {
             return Err(
-                "it has latent attention (kv_lora_rank), which `levade plan` does not support"
+                "the model has latent attention (kv_lora_rank), which `levade plan` does not \
+                 support"
                     .into(),
             );
         }
@@ -95,12 +96,17 @@ impl Shape {
             .into_iter()
             .find(|kind| !kind.ends_with("_attention") || *kind == "linear_attention")
         {
-            return Err(format!("it has layers of {odd}, which `levade plan` does not support"));
+            return Err(format!(
+                "the model has layers of {odd}, which `levade plan` does not support"
+            ));
         }
         serde_json::from_value(config).map_err(|error| error.to_string())
     }
 
-    /// Returns the shape if its numbers are in range, and an error otherwise.
+    /// Returns the shape unchanged if its numbers are in range.
+    ///
+    /// # Errors
+    /// Returns a message that names the first number out of range.
     fn check_limits(self) -> Result<Self, String> {
         for (name, value, limit) in [
             ("hidden_size", self.hidden, MAX_SIZE),
@@ -116,25 +122,27 @@ impl Shape {
             ("moe_intermediate_size", self.expert_intermediate.unwrap_or(1), MAX_SIZE),
         ] {
             if value == 0 || value > limit {
-                return Err(format!("{name} is {value}, but must be in 1..={limit}"));
+                return Err(format!("the key `{name}` is {value}, but must be in 1..={limit}"));
             }
         }
         let one = u128::from(
             self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate),
         );
         let block = u128::from(self.hidden)
-            * (3 * u128::from(self.experts.unwrap_or(1)) * one + 4 * u128::from(self.queries()));
+            * (3 * u128::from(self.experts.unwrap_or(1)) * one
+                + 4 * u128::from(self.query_width()));
         let all = u128::from(self.layers) * block
             + 2 * u128::from(self.vocabulary) * u128::from(self.hidden);
         if all > MAX_PARAMETERS {
             return Err(format!(
-                "its sizes give {all} parameters, but must give at most {MAX_PARAMETERS}"
+                "the sizes of the model give {all} parameters, but must give at most \
+                 {MAX_PARAMETERS}"
             ));
         }
         Ok(self)
     }
 
-    /// Creates the shape from the configuration of a model on this machine, in any file format.
+    /// Creates the shape from the parsed configuration of a model on this machine.
     pub fn new(config: &ModelConfig) -> Self {
         Shape {
             model_type: serde_json::to_value(config.family)
@@ -161,8 +169,8 @@ impl Shape {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
-    /// Returns the number of key-value heads. It equals [`Shape::heads`] without grouped-query
-    /// attention.
+    /// Returns the number of key-value heads per layer. It equals [`Shape::heads`] without
+    /// grouped-query attention.
     pub fn kv_heads(&self) -> u64 {
         self.kv_heads.unwrap_or(self.heads)
     }
@@ -172,18 +180,18 @@ impl Shape {
         self.experts
     }
 
-    /// Returns the width of all keys of a layer, and of all values.
-    pub fn keys(&self) -> u64 {
+    /// Returns the total width of all keys of a layer, which is also the width of all values.
+    pub fn key_width(&self) -> u64 {
         self.kv_heads() * self.head_dim()
     }
 
-    /// Returns the width of all queries of a layer.
-    pub fn queries(&self) -> u64 {
+    /// Returns the total width of all queries of a layer.
+    pub fn query_width(&self) -> u64 {
         self.heads * self.head_dim()
     }
 
-    /// Returns the feed-forward width that is active for a token, over all experts that it is
-    /// routed to.
+    /// Returns the feed-forward width that is active for a token, summed over the experts to which
+    /// the token is routed.
     pub fn active_width(&self) -> u64 {
         match (self.experts, self.experts_of_token) {
             (Some(_), Some(active)) => {
@@ -193,12 +201,13 @@ impl Shape {
         }
     }
 
-    fn attention(&self) -> u64 {
-        self.hidden * (2 * self.queries() + 2 * self.keys())
+    fn attention_parameters(&self) -> u64 {
+        self.hidden * (2 * self.query_width() + 2 * self.key_width())
     }
 
-    /// Returns the number of parameters of one block, including all experts and both norms.
-    pub fn block(&self) -> u64 {
+    /// Returns the number of parameters of one transformer layer, including all experts and both
+    /// norms.
+    pub fn layer_parameters(&self) -> u64 {
         let feed_forward = match self.experts {
             Some(experts) => {
                 let one = self.expert_intermediate.unwrap_or(self.intermediate);
@@ -206,39 +215,39 @@ impl Shape {
             }
             None => 3 * self.hidden * self.intermediate,
         };
-        self.attention() + feed_forward + 2 * self.hidden
+        self.attention_parameters() + feed_forward + 2 * self.hidden
     }
 
-    /// Returns the number of parameters outside the blocks: the embedding, the final norm and,
-    /// unless tied, the head.
-    pub fn parameters_outside_blocks(&self) -> u64 {
+    /// Returns the number of parameters outside the transformer layers: the embedding, the final
+    /// norm and, unless tied, the output head.
+    pub fn parameters_outside_layers(&self) -> u64 {
         self.vocabulary * self.hidden * if self.tied { 1 } else { 2 } + self.hidden
     }
 
-    /// Returns the number of all parameters.
+    /// Returns the total number of parameters of the model.
     pub fn parameters(&self) -> u64 {
-        self.layers * self.block() + self.parameters_outside_blocks()
+        self.layers * self.layer_parameters() + self.parameters_outside_layers()
     }
 
-    /// Returns the number of parameters that are active for a token, including the head.
+    /// Returns the number of parameters that are active for a token, including the output head.
     pub fn active_parameters(&self) -> u64 {
-        self.layers * (self.attention() + 3 * self.hidden * self.active_width())
+        self.layers * (self.attention_parameters() + 3 * self.hidden * self.active_width())
             + self.vocabulary * self.hidden
     }
 
-    /// Returns the bytes of the KV cache per token, at `bytes` per number.
-    pub fn cache_of_token(&self, bytes: u64) -> u64 {
-        (2 * self.layers * self.keys()).saturating_mul(bytes)
+    /// Returns the size of the KV cache per token in bytes. `bytes` is the size of one number.
+    pub fn kv_cache_bytes_per_token(&self, bytes: u64) -> u64 {
+        (2 * self.layers * self.key_width()).saturating_mul(bytes)
     }
 
-    /// Returns the floating-point operations of the forward pass of a token that attends to `seen`
-    /// tokens.
-    pub fn forward(&self, seen: u64) -> f64 {
+    /// Returns the number of floating-point operations in the forward pass of one token that
+    /// attends to `seen` tokens.
+    pub fn forward_flops(&self, seen: u64) -> f64 {
         2.0 * self.active_parameters() as f64
-            + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
+            + 4.0 * (self.layers * self.query_width()) as f64 * seen as f64
     }
 
-    /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576,
+    /// Describes the model on one line, for example "llama, 134.5 M parameters, 30 layers of 576,
     /// 49152 tokens".
     pub fn describe(&self) -> String {
         let parameters = self.parameters();
@@ -263,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_matches_shape_read_from_config_json() {
+    fn new_matches_parsed_shape() {
         let config = levade_engine::testing::tiny_config();
         let read = Shape::parse(&config.to_hf_json().to_string()).unwrap();
         let model_shape = Shape::new(&config);
@@ -281,7 +290,7 @@ mod tests {
             "num_key_value_heads":3,"intermediate_size":1536,"vocab_size":49152,"tie_word_embeddings":true}"#;
         let smol = Shape::parse(smol).unwrap();
         assert_eq!(smol.parameters(), 134_515_008);
-        assert_eq!(smol.cache_of_token(2), 2 * 30 * 192 * 2);
+        assert_eq!(smol.kv_cache_bytes_per_token(2), 2 * 30 * 192 * 2);
         let qwen = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064,"tie_word_embeddings":false}"#;
         let parameters = Shape::parse(qwen).unwrap().parameters() as f64;
@@ -306,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn read_rejects_impossible_shapes_by_key() {
+    fn parse_rejects_impossible_shapes_by_key() {
         let base = serde_json::json!({
             "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "intermediate_size": 128, "vocab_size": 7, "max_position_embeddings": 1u64 << 30,
@@ -318,7 +327,7 @@ mod tests {
         };
         // Unusual but valid: a tiny vocabulary, a huge context, a single expert.
         assert_eq!(
-            read("tie_word_embeddings", true.into()).unwrap().parameters_outside_blocks(),
+            read("tie_word_embeddings", true.into()).unwrap().parameters_outside_layers(),
             7 * 64 + 64
         );
         assert_eq!(read("num_experts", 1.into()).unwrap().experts, Some(1));

@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::choice::PolicyChoice;
 use super::context::ContextKeys;
 
-/// Kind of agent: what makes the attempts.
+/// Kind of an agent: which component makes its attempts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentKind {
-    /// The built-in loop, which alternates between the model and its tools.
+    /// The built-in agent loop, which alternates between model calls and tool calls.
     #[default]
     Tools,
     /// A program of the user that calls the model over HTTP.
@@ -33,7 +33,7 @@ pub enum AgentKind {
 }
 
 impl AgentKind {
-    /// Returns the name in recipes.
+    /// Returns the name of the kind in recipes.
     pub fn name(self) -> &'static str {
         match self {
             AgentKind::Tools => "tools",
@@ -44,29 +44,32 @@ impl AgentKind {
         }
     }
 
-    /// Returns whether external policies can play the agent. The built-in loop sends tokens.
+    /// Returns whether an external policy can play agents of this kind. The built-in loop cannot
+    /// use external policies, because it sends tokens.
     pub fn can_be_external(self) -> bool {
         self != AgentKind::Tools
     }
 
-    /// Returns whether the agent calls the model over HTTP.
+    /// Returns whether agents of this kind call the model over HTTP.
     pub fn calls_over_http(self) -> bool {
         matches!(self, AgentKind::Program | AgentKind::Environment | AgentKind::Session)
     }
 }
 
-/// `match`: conditions by which an unnamed call of a program is assigned to this agent. All
-/// conditions that are set must hold.
+/// `match`: conditions under which a program's model call that names no agent is attributed to this
+/// agent. A call must meet all conditions that are set.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MatchKeys {
-    /// Model names that only this agent requests.
+    /// Model names, one of which the call must request. They should be names that only this agent
+    /// requests. No condition if empty.
     pub model: Vec<String>,
-    /// Regular expression that matches anywhere in the agent's instructions.
+    /// Regular expression that must match somewhere in the call's instructions. No condition if
+    /// empty.
     pub system: String,
-    /// Names of tools that the call must offer, all of them.
+    /// Names of tools, all of which the call must offer. No condition if empty.
     pub tools: Vec<String>,
-    /// Whether the call offers any tools.
+    /// Whether the call must offer tools (`true`) or must not (`false`). `None` for no condition.
     pub has_tools: Option<bool>,
 }
 
@@ -74,9 +77,9 @@ pub struct MatchKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentKeys {
-    /// What makes the attempts.
+    /// Kind of the agent, which determines what makes its attempts.
     pub kind: AgentKind,
-    /// Program and its arguments. Only for kind `program`.
+    /// Program that makes the attempts, with its arguments. Only for kind `program`.
     pub command: Vec<String>,
     /// Working directory of the program; by default the directory of the recipe. Only for kind
     /// `program`.
@@ -89,49 +92,51 @@ pub struct AgentKeys {
     pub workers: usize,
     /// Maximum number of concurrent attempts of a worker, at least 1.
     pub worker_attempts: usize,
-    /// Conditions by which an unnamed call of a program is assigned to this agent.
+    /// Conditions under which a program's model call that names no agent is attributed to this
+    /// agent.
     #[serde(rename = "match")]
     pub matches: MatchKeys,
-    /// Name of the policy that generates the agent's completions. It can be left out if there is
-    /// only one policy. With a list of policies, each is used in its fraction of the attempts.
+    /// Name of the policy that generates the agent's completions. It can be omitted if there is
+    /// only one policy. If a list of policies is set, each policy plays the agent in its fraction
+    /// of the attempts.
     pub policy: PolicyChoice,
-    /// Whether a policy of a list is selected for each attempt or for each group of attempts.
+    /// Whether one policy of a list is selected per attempt or per group of attempts.
     pub mixture: MixtureScope,
-    /// Whether a policy of a list is selected for each seat of the agent in a game, or for all of
-    /// them together.
+    /// Whether one policy of a list is selected for each seat of the agent in a game, or for all
+    /// its seats together.
     pub mixture_seats: MixtureSeats,
-    /// Whether the policy is trained on what this agent does. If not, or if the policy is not
+    /// Whether the policy is trained on the agent's completions. If false, or if the policy is not
     /// trained, the agent acts, but its tokens are not training targets.
     pub train: bool,
-    /// Sampling parameters in training.
+    /// Sampling parameters of the agent in training.
     pub sampling: SamplingKeys,
-    /// System prompt; none if empty.
+    /// System prompt of the agent. No system prompt if empty.
     pub system: String,
-    /// User prompt; `{question}` is replaced by the question.
+    /// Template of the user prompt, in which `{question}` is replaced by the task's question.
     pub prompt: String,
     /// Names of the agent's toolboxes, or kinds of toolboxes that need no options, such as
     /// `calculator`.
     pub tools: Vec<String>,
-    /// Descriptions that the model reads in place of those of the toolboxes, by the tool's name.
+    /// Descriptions that replace the tools' own descriptions in prompts, by tool name.
     pub tool_descriptions: ToolDescriptions,
-    /// Name of the simulated user who answers the agent's replies. Empty if a reply without a tool
-    /// call ends the attempt. Only for kind `tools`.
+    /// Name of the simulated user who responds to the agent's messages. If empty, a message without
+    /// a tool call ends the attempt. Only for kind `tools`.
     pub user: String,
-    /// Format of tool calls.
+    /// Format in which the model writes tool calls.
     pub protocol: ToolProtocol,
-    /// Description of tools in the prompt if the chat template does not render tools.
+    /// How the prompt describes the tools if the chat template does not render them.
     pub tool_prompt: ToolPrompt,
-    /// Whether a JSON object that names a tool, bare or in a code fence, is a call even without
-    /// tags. Such calls are counted separately.
+    /// Whether a JSON object that names a tool is a tool call even without the call tags, alone or
+    /// in a code fence. Such calls are counted separately.
     pub bare_calls: bool,
-    /// Treatment of a system message after the first turn that the chat template does not render
+    /// What happens to a system message after the first turn if the chat template cannot render it
     /// there.
     pub late_system: LateSystem,
-    /// How earlier turns are kept: as they were recorded, or as the chat template renders them. If
-    /// the two differ, the rendered version is a branch of its own.
+    /// How earlier turns are kept in prompts: as they were recorded, or as the chat template
+    /// renders them. If the two versions differ, the rendered version becomes a separate branch.
     pub history: History,
-    /// How exactly a program must repeat an assistant message for the message's tokens to be
-    /// continued.
+    /// How exactly a program must repeat an assistant message, so that the next call continues from
+    /// the message's recorded tokens.
     #[serde(alias = "replies")]
     pub completion_matching: CompletionMatching,
     /// Additional variables of the chat template, such as `enable_thinking = false`.
@@ -140,7 +145,7 @@ pub struct AgentKeys {
     pub max_turns: u32,
     /// Maximum number of sampled tokens in an attempt, over all completions, at least 1.
     pub max_tokens: usize,
-    /// Timeout for opening, calling or closing a toolbox, in seconds. A toolbox can set its own.
+    /// Timeout for opening, calling or closing a toolbox, in seconds. A toolbox can override it.
     pub tool_seconds: f64,
     /// Upper bound of a random delay of each tool result, in seconds. It simulates slow tools. 0
     /// disables the delay.
@@ -152,19 +157,21 @@ pub struct AgentKeys {
     #[serde(alias = "reply_seconds")]
     pub completion_seconds: f64,
     /// Maximum total time for the completions and tool calls of an attempt, in seconds. An attempt
-    /// that takes longer ends there and counts as unfinished.
+    /// that exceeds it ends and counts as unfinished.
     pub attempt_seconds: f64,
-    /// Maximum number of tokens of instructions and task. With 0, the limit is the context; if
-    /// `truncation` shortens prompts, 0 leaves room for `max_tokens` in the context.
+    /// Maximum number of tokens of the first prompt (instructions and task). If 0, the limit is the
+    /// model's context. If 0 and `truncation` shortens prompts, `max_tokens` of the context stay
+    /// free.
     #[serde(alias = "prompt_tokens")]
     pub max_prompt_tokens: usize,
-    /// How a prompt that exceeds `max_prompt_tokens` is shortened.
+    /// How a first prompt that exceeds `max_prompt_tokens` is shortened.
     pub truncation: Truncation,
-    /// Maximum number of tokens of a prompt; 0 leaves room for a completion in the model's context.
+    /// Maximum number of tokens of any prompt. If 0, a prompt leaves room for a completion in the
+    /// model's context.
     pub max_context_tokens: usize,
     /// What happens when a prompt exceeds `max_context_tokens` during the conversation.
     pub context: ContextKeys,
-    /// Maximum number of retries of an attempt that broke, or in which no token was sampled.
+    /// Maximum number of retries of an attempt that failed, or in which no token was sampled.
     pub retries: u32,
 }
 
@@ -212,7 +219,8 @@ impl Default for AgentKeys {
 }
 
 impl AgentKeys {
-    /// Returns the format in which the agent's conversations over `chat` are recorded.
+    /// Creates the format in which the agent's conversations are recorded. `chat` renders and
+    /// parses their messages.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
         let options = Options {
             history: self.history,
@@ -222,7 +230,7 @@ impl AgentKeys {
         Arc::new(Format::new(chat, options))
     }
 
-    /// Returns the policy that keeps prompts within a context of `context` tokens.
+    /// Returns the policy that keeps the agent's prompts within a context of `context` tokens.
     pub fn context_policy(&self, context: usize) -> ContextPolicy {
         self.context.policy(self.max_context_tokens, self.max_tokens, context)
     }
@@ -253,9 +261,9 @@ impl AgentKeys {
         messages
     }
 
-    /// Returns the maximum number of tokens of instructions and task in a context of `context`
-    /// tokens.
-    pub fn prompt_limit(&self, context: usize) -> usize {
+    /// Returns the maximum number of tokens of the first prompt (instructions and task) in a model
+    /// context of `context` tokens.
+    pub fn max_opening_tokens(&self, context: usize) -> usize {
         match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Reject) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),
@@ -263,7 +271,7 @@ impl AgentKeys {
         }
     }
 
-    /// Returns the limits of an attempt of this agent.
+    /// Returns the turn, token and time limits of the agent's attempts.
     pub fn limits(&self) -> Limits {
         Limits {
             max_turns: self.max_turns,
@@ -274,11 +282,12 @@ impl AgentKeys {
     }
 }
 
-/// `[agent.sampling]`: sampling parameters in training that differ from those of the phase.
+/// `[agent.sampling]`: sampling parameters of the agent in training, which override those of the
+/// phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingKeys {
-    /// Sampling temperature; by default that of the phase. 0 takes the most likely token.
+    /// Sampling temperature. 0 is greedy sampling. `None` for the temperature of the phase.
     pub temperature: Option<f32>,
     /// Nucleus sampling: samples from the most likely tokens whose probabilities add up to this
     /// value, in 0..=1 but not 0; 1 keeps all tokens.
@@ -297,8 +306,8 @@ impl Default for SamplingKeys {
 }
 
 impl SamplingKeys {
-    /// Returns the sampling parameters in a phase with `params`. Greedy attempts, which serve as
-    /// baselines, stay greedy.
+    /// Returns the sampling parameters for a phase that samples with `params`. Greedy attempts,
+    /// which serve as baselines, stay greedy.
     pub fn params(&self, params: SamplingParams) -> SamplingParams {
         if params.temperature == 0.0 {
             return params;
@@ -313,12 +322,12 @@ impl SamplingKeys {
         }
     }
 
-    /// Returns whether the recorded log-probabilities are those of the distribution from which the
-    /// tokens are sampled.
+    /// Returns whether sampling is neither filtered nor greedy, so that the recorded
+    /// log-probabilities belong to the distribution from which tokens are sampled.
     pub fn is_plain(&self) -> bool {
         !self.params(SamplingParams::default()).is_filtered() && self.temperature != Some(0.0)
     }
 }
 
-/// Placeholder for the question in `agent.prompt`.
+/// Placeholder for the task's question in the recipe key `agent.prompt`.
 pub const QUESTION: &str = "{question}";

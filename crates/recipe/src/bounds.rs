@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use super::patterns::visit_matches;
 use super::{MAX_SECONDS, read};
 
-/// Range of the values of a key.
+/// Range of the allowed values of a recipe key.
 type Range = (Bound<f64>, Bound<f64>);
 
 const fn at_least(low: f64) -> Range {
@@ -30,21 +30,22 @@ const NOT_NEGATIVE: Range = at_least(0.0);
 const POSITIVE: Range = (Bound::Excluded(0.0), Bound::Unbounded);
 const FINITE: Range = (Bound::Unbounded, Bound::Unbounded);
 const SECONDS: Range = (Bound::Excluded(0.0), Bound::Included(MAX_SECONDS));
-/// Range of a fraction in 0..=1 except 0.
+/// Range of a recipe key that is a fraction in 0..=1, except 0.
 const FRACTION: Range = (Bound::Excluded(0.0), Bound::Included(1.0));
-/// Range of a fraction in 0..=1 except 1.
+/// Range of a recipe key that is a fraction in 0..=1, except 1.
 const DECAY: Range = (Bound::Included(0.0), Bound::Excluded(1.0));
 
-/// Maximum number of attempts of a step and the attempts that run ahead of it, of an evaluation,
-/// and of demonstrations. Lists of this size fit into memory, and their sums cannot overflow.
+/// Maximum number of attempts in a step (including attempts that run ahead), in an evaluation, and
+/// of demonstrations. Lists of this size fit into memory, and their sums cannot overflow.
 pub(super) const MAX_ATTEMPTS: usize = 1 << 24;
-/// Maximum number of training tasks of a generator: the order of all of them is kept in memory.
+/// Maximum number of training tasks of a generator. The order of all tasks is kept in memory.
 const MAX_GENERATED: f64 = (1 << 28) as f64;
-/// Maximum number of nodes, and of processes per node.
+/// Maximum number of nodes of a learner, and of its processes per node.
 const MAX_RANKS: f64 = 16384.0;
 
-/// Every key with a range, and the suffix of its error message: the scope of the value, or the
-/// reason for the range. Keys of agents apply to `[agent]` and to every `[agent.NAME]`.
+/// Every recipe key with a range, and a text that follows the range in error messages: to what the
+/// value applies, or the reason for the range. Keys of agents apply to `[agent]` and to every
+/// `[agent.NAME]`.
 const BOUNDS: &[(&str, Range, &str)] = &[
     ("run.keep", COUNT, ""),
     ("model.context", at_least(2.0), ""),
@@ -174,7 +175,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.critic.optimizer.max_grad_norm", NOT_NEGATIVE, ""),
 ];
 
-/// A value outside its range.
+/// A recipe value outside its allowed range, in parts of an error message.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct OutOfRange {
     pub key: String,
@@ -182,8 +183,8 @@ pub(super) struct OutOfRange {
     pub range: String,
 }
 
-/// Returns the first value of a recipe that is outside its range, in the order of [`BOUNDS`]. Named
-/// agents are in a table of their own in `recipe`.
+/// Returns the first value of a recipe that is outside its range, in the order of [`BOUNDS`].
+/// `recipe` must contain the named agents in a separate table.
 pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
     let mut found = None;
     for (key, range, why) in BOUNDS {
@@ -204,7 +205,7 @@ pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
     found
 }
 
-/// Returns whether a value is within a range. Values that are not numbers always are.
+/// Returns whether a value is within a range. A value that is not a number counts as within.
 fn is_within(range: &Range, value: &Value) -> bool {
     match value {
         Value::Integer(value) => range.contains(&(*value as f64)),
@@ -220,14 +221,14 @@ fn format_value(value: &Value) -> String {
     }
 }
 
-/// Formats a number in the shorter notation: 1e9, but 16777216.
+/// Formats a number in its shorter notation, such as 1e9 or 16777216.
 fn format_number(number: f64) -> String {
     let plain = number.to_string();
     let short = format!("{number:e}");
     if short.len() + 2 < plain.len() { short } else { plain }
 }
 
-/// Returns the description of a range that ends an error message.
+/// Describes a range for the end of an error message, such as `in 0..=1`.
 fn describe_range(range: &Range, value: &Value) -> String {
     let finite = if value.is_float() { "finite and " } else { "" };
     match range {

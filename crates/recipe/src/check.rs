@@ -24,13 +24,12 @@ pub(super) fn is_http(url: &str) -> bool {
     url.starts_with("http://") || url.starts_with("https://")
 }
 
-/// Returns a URL as it can be shown in messages. A URL with a user may contain a password, and is
-/// hidden.
+/// Formats a URL for messages. A URL with a user name is hidden, because it may contain a password.
 pub(super) fn display_url(url: &str) -> String {
     if url.contains('@') { "an address with a user name".into() } else { format!("\"{url}\"") }
 }
 
-/// Checks values, and turns the first invalid value into an error.
+/// Checks the values of one recipe file. Each check returns an error for the first invalid value.
 pub(super) struct Checker<'a> {
     file: &'a Path,
 }
@@ -59,9 +58,9 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks the filters of evaluation sampling: their ranges, and that greedy sampling has no
+    /// Checks the sampling filters of evaluations: their ranges, and that greedy sampling has no
     /// filter.
-    fn eval_sampling(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
+    fn check_eval_sampling(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
         let greedy = temperature == 0.0;
         let greedy_note = "; leave it out if sampling is greedy (eval.temperature = 0)";
@@ -73,23 +72,28 @@ impl Checker<'_> {
         self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{greedy_note}"))
     }
 
-    /// Checks that a phase with early stopping has evaluations between its steps.
-    fn early_stopping(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
+    /// Checks that a phase with a success rate for early stopping is evaluated between its steps.
+    fn check_early_stopping(
+        &self,
+        key: &str,
+        phase: &Phase,
+        eval: &EvalKeys,
+    ) -> Result<(), RecipeError> {
         let Some(until) = phase.early_stop_success() else { return Ok(()) };
         let measured = eval.every > 0 && eval.tasks > 0;
         let range = "left out unless the phase is evaluated; set `eval.every` and `eval.tasks`";
         self.check(measured, key, until, range)
     }
 
-    fn sft(&self, recipe: &Recipe, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
+    fn check_sft(&self, recipe: &Recipe, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
         if let Some(source) = &keys.source {
             let key = |key: &str| format!("phase.{phase}.source.{key}");
             if source.sessions {
-                self.session_source(recipe, phase, keys, source)?;
+                self.check_session_source(recipe, phase, keys, source)?;
             } else if let Some(policy) = &source.policy {
                 let external = matches!(recipe.policy.get(policy), Some(PolicyKeys::External(_)));
                 let own = recipe.agents().iter().all(|(_, agent)| {
-                    recipe.policies_of(agent) == [policy.as_str()]
+                    recipe.policy_names(agent) == [policy.as_str()]
                         && recipe.trained_policies().contains(policy)
                 });
                 let range = "a policy of kind \"external\", or the trained policy of all agents, \
@@ -121,22 +125,26 @@ impl Checker<'_> {
             let key = format!("phase.{phase}.system");
             self.check(keys.source.is_some() && is_single_loop, key, format!("{system:?}"), range)?;
         }
-        self.parameter(phase, keys.normalizer.check())
+        self.check_parameter(phase, keys.normalizer.check())
     }
 
-    /// Converts a parameter error of `levade_rl` into an error of the recipe.
-    fn parameter(&self, phase: usize, found: Result<(), RlError>) -> Result<(), RecipeError> {
+    /// Converts an error about a loss or advantage parameter into an error about the recipe key
+    /// that sets the parameter.
+    fn check_parameter(&self, phase: usize, found: Result<(), RlError>) -> Result<(), RecipeError> {
         match found {
-            Err(RlError::Parameter { name, value, range }) => {
-                self.check(false, format!("phase.{phase}.{}", key_of(name)), value, range)
-            }
+            Err(RlError::Parameter { name, value, range }) => self.check(
+                false,
+                format!("phase.{phase}.{}", recipe_key_of_parameter(name)),
+                value,
+                range,
+            ),
             _ => Ok(()),
         }
     }
 
-    /// Checks that a loss works with tokens whose advantages are set to 0 if the fraction is below
-    /// 1.
-    fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    /// Checks, if `high_entropy_fraction` is below 1, that the loss works with tokens whose
+    /// advantages are set to 0.
+    fn check_high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let fraction = keys.high_entropy_fraction;
         let loss = match keys.loss().policy {
             PolicyLoss::GeometricMean { .. } => "gmpo",
@@ -156,7 +164,7 @@ impl Checker<'_> {
         )
     }
 
-    fn rl(&self, recipe: &Recipe, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    fn check_rl(&self, recipe: &Recipe, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("phase.{phase}.{name}");
         let allows_single_attempt =
             !keys.compares_attempts() || (keys.group_by == GroupBy::Step && keys.groups >= 2);
@@ -166,17 +174,17 @@ impl Checker<'_> {
             keys.group_size,
             "at least 2: an advantage compares an attempt with the other attempts at the same task",
         )?;
-        self.seat_groups(phase, keys)?;
-        self.curriculum(phase, keys.curriculum.as_ref())?;
-        self.experience(recipe, phase, keys)?;
-        self.step_attempts(phase, keys)?;
+        self.check_seat_groups(phase, keys)?;
+        self.check_curriculum(phase, keys.curriculum.as_ref())?;
+        self.check_experience(recipe, phase, keys)?;
+        self.check_step_attempts(phase, keys)?;
         let estimator = keys.estimator();
         let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();
         self.check(
             passes || keys.k.is_none(),
             key("k"),
             keys.k.unwrap_or_default(),
-            "left out: only `algorithm = \"pass_k\"` uses it; if you set `advantage`, set k there",
+            "left out unless `algorithm` is \"pass_k\"; if you set `advantage`, set k in it",
         )?;
         if let Estimator::Group(GroupBaseline {
             compare: Compare::SecondBest { k: Some(k) }, ..
@@ -200,7 +208,7 @@ impl Checker<'_> {
         for wrong in
             checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check()))
         {
-            self.parameter(phase, wrong)?;
+            self.check_parameter(phase, wrong)?;
         }
         if let Estimator::OptimalToken { alignment, .. } = estimator {
             self.check(
@@ -211,7 +219,7 @@ impl Checker<'_> {
                  only for comparisons with other programs",
             )?;
         }
-        self.high_entropy(phase, keys)?;
+        self.check_high_entropy(phase, keys)?;
         let parts =
             if let Estimator::Gdpo { weights, .. } = &estimator { weights.len() } else { 3 };
         self.check(
@@ -324,7 +332,7 @@ impl Checker<'_> {
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
             from.unwrap_or_default(),
-            "at most `reward_to`: otherwise no attempt is trained on",
+            "at most `only.reward_to`, because otherwise no attempt is trained on",
         )?;
         let omits_groups = matches!(
             keys.zero_variance_groups,
@@ -339,8 +347,8 @@ impl Checker<'_> {
     }
 }
 
-/// Returns the key of a recipe that sets a parameter of `levade_rl`.
-fn key_of(name: &str) -> String {
+/// Returns the recipe key that sets the `levade_rl` parameter `name`.
+fn recipe_key_of_parameter(name: &str) -> String {
     let first = name.split(' ').next().unwrap_or(name);
     let nested_key = |table: &str, key: &str| format!("{table}.{key}");
     let bound = if first == "lower" { "low" } else { "high" };
@@ -360,7 +368,7 @@ fn key_of(name: &str) -> String {
 }
 
 impl Recipe {
-    /// Checks that the name of the run can be the name of a directory below `runs`.
+    /// Checks that the name of the run is valid as the name of a directory within `runs`.
     pub(super) fn check_name(&self, file: &Path) -> Result<(), RecipeError> {
         let name = &self.run.name;
         let is_path = name.contains(['/', '\\']) || [".", ".."].contains(&name.trim());
@@ -370,7 +378,7 @@ impl Recipe {
         Checker { file }.check(ok, "run.name", format_args!("{name:?}"), range)
     }
 
-    /// Checks every value of the recipe.
+    /// Checks every value of the recipe. `file` names the recipe in errors.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
         let Recipe { run, model, tasks, eval, phase, .. } = self;
@@ -420,23 +428,23 @@ impl Recipe {
             }
         }
 
-        checker.environments(self)?;
-        checker.game(self)?;
-        checker.sessions(self)?;
-        checker.policies(self)?;
-        checker.learner(self)?;
-        checker.samplers(self)?;
-        checker.placement(self)?;
-        checker.runners(self)?;
-        checker.session_gateway(self)?;
-        checker.tools(&self.tool)?;
-        checker.helpers(self)?;
-        checker.users(self)?;
+        checker.check_environments(self)?;
+        checker.check_game(self)?;
+        checker.check_sessions(self)?;
+        checker.check_policies(self)?;
+        checker.check_learner(self)?;
+        checker.check_samplers(self)?;
+        checker.check_placement(self)?;
+        checker.check_runners(self)?;
+        checker.check_session_gateway(self)?;
+        checker.check_tools(&self.tool)?;
+        checker.check_helpers(self)?;
+        checker.check_users(self)?;
         for (name, keys) in self.agents() {
             let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
-            checker.agent(self, &table, keys)?;
+            checker.check_agent(self, &table, keys)?;
         }
-        checker.eval_attempts(eval)?;
+        checker.check_eval_attempts(eval)?;
         let samples = (0.01..=100.0).contains(&eval.temperature);
         let several = eval.samples > 1;
         checker.check(
@@ -449,18 +457,18 @@ impl Recipe {
                 "0, for the most likely token, or in 0.01..=100"
             },
         )?;
-        checker.eval_sampling(eval)?;
-        checker.reward(self)?;
+        checker.check_eval_sampling(eval)?;
+        checker.check_reward(self)?;
 
         for (i, phase) in phase.iter().enumerate() {
-            checker.early_stopping(&format!("phase.{i}.until"), phase, eval)?;
-            checker.phase_names(self, i, phase)?;
+            checker.check_early_stopping(&format!("phase.{i}.until"), phase, eval)?;
+            checker.check_phase_names(self, i, phase)?;
             match phase {
-                Phase::Sft(keys) => checker.sft(self, i, keys)?,
-                Phase::Rl(keys) => checker.rl(self, i, keys)?,
-                Phase::Prompt(keys) => checker.prompt(self, i, keys)?,
+                Phase::Sft(keys) => checker.check_sft(self, i, keys)?,
+                Phase::Rl(keys) => checker.check_rl(self, i, keys)?,
+                Phase::Prompt(keys) => checker.check_prompt(self, i, keys)?,
             }
         }
-        checker.steps(phase)
+        checker.check_steps(phase)
     }
 }

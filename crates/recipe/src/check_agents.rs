@@ -14,7 +14,7 @@ use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
 use super::tools::ToolKeys;
 
-/// Returns names as the end of an error message.
+/// Formats the allowed names as a list for the end of an error message.
 pub(super) fn format_choices<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     format!("one of {}", names.join(", "))
@@ -25,20 +25,22 @@ fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> 
 }
 
 impl Checker<'_> {
-    /// Checks that a name can be a directory name and a part of a URL.
-    pub(super) fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
+    /// Checks that the name of an agent, a policy or a user is valid as a directory name and in a
+    /// URL. `table` is the recipe table of the name.
+    pub(super) fn check_name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
         let ok = !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
         self.check(ok, format!("{table}.{name}"), "a name", "a name of letters, digits, - and _")
     }
 
-    /// Checks policies. If the recipe has phases, at least one policy must be trained.
-    pub(super) fn policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the policies of a recipe. If the recipe has phases, at least one policy must be
+    /// trained.
+    pub(super) fn check_policies(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.policy {
-            self.name("policy", name)?;
+            self.check_name("policy", name)?;
             let key = |key: &str| format!("policy.{name}.{key}");
             match keys {
-                PolicyKeys::External(keys) => self.external(&key, keys)?,
+                PolicyKeys::External(keys) => self.check_external_keys(&key, keys)?,
                 PolicyKeys::Frozen(PolicyModel { lora: Some(_), .. }) => {
                     self.check(
                         false,
@@ -47,7 +49,7 @@ impl Checker<'_> {
                         "left out: a frozen policy is not trained",
                     )?;
                 }
-                PolicyKeys::Past(keys) => self.past(recipe, &key, keys)?,
+                PolicyKeys::Past(keys) => self.check_past_pool(recipe, &key, keys)?,
                 PolicyKeys::Trained(_) | PolicyKeys::Frozen(_) => {}
             }
         }
@@ -60,8 +62,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks a pool of past versions.
-    fn past(
+    /// Checks the keys of a pool of past versions.
+    fn check_past_pool(
         &self,
         recipe: &Recipe,
         key: &dyn Fn(&str) -> String,
@@ -84,8 +86,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks an external policy.
-    fn external(
+    /// Checks the keys of an external policy.
+    fn check_external_keys(
         &self,
         key: &dyn Fn(&str) -> String,
         keys: &ExternalKeys,
@@ -100,8 +102,8 @@ impl Checker<'_> {
         self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name of the model at `url`")
     }
 
-    /// Checks an agent with an external policy: only a program or an environment can call it, and
-    /// only as an additional agent.
+    /// Checks an agent that an external policy may play. It must be an additional agent, and only a
+    /// program or an environment can call it.
     fn check_external_policy(
         &self,
         key: &dyn Fn(&str) -> String,
@@ -129,12 +131,12 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks toolboxes, each of which needs a unique name.
-    pub(super) fn tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
+    /// Checks the toolboxes of a recipe. Each toolbox needs a unique name.
+    pub(super) fn check_tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
         for (i, keys) in tools.iter().enumerate() {
             let table = format!("tool.{i}");
             let name = keys.name();
-            self.name(&table, name)?;
+            self.check_name(&table, name)?;
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range =
                 format!("different from the name of tool.{first}: agents refer to tools by name");
@@ -154,8 +156,9 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks the policies and agents that a phase names, and that the phase trains some of them.
-    pub(super) fn phase_names(
+    /// Checks the policies and agents that a phase names. The phase must train at least one policy
+    /// and one agent.
+    pub(super) fn check_phase_names(
         &self,
         recipe: &Recipe,
         index: usize,
@@ -193,7 +196,7 @@ impl Checker<'_> {
         let trained = recipe.trained_policies_in(phase);
         let trainable_agents = agents.clone();
         agents.retain(|(_, keys)| {
-            recipe.policies_of(keys).iter().any(|policy| trained.contains(policy))
+            recipe.policy_names(keys).iter().any(|policy| trained.contains(policy))
         });
         self.check(
             !agents.is_empty(),
@@ -203,7 +206,7 @@ impl Checker<'_> {
                 "a list with a policy of a trained agent, {}: otherwise this phase would train \
                  nothing",
                 format_choices(
-                    trainable_agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys))
+                    trainable_agents.iter().flat_map(|(_, keys)| recipe.policy_names(keys))
                 )
             ),
         )?;
@@ -215,8 +218,12 @@ impl Checker<'_> {
         self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
 
-    /// Checks keys that only a program has, and that a program needs.
-    fn program(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+    /// Checks the keys that only agents of kind `program` may have, and those that they must have.
+    fn check_program(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         let is_program = agent.kind == AgentKind::Program;
         let named = agent.command.first().is_some_and(|program| !program.is_empty());
         self.check(
@@ -237,8 +244,12 @@ impl Checker<'_> {
         self.check(wrong.is_none(), key("match.system"), format!("\"{pattern}\""), range)
     }
 
-    /// Checks the weights of a mixture of policies.
-    fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
+    /// Checks the policy weights of an agent that is played by several policies.
+    fn check_mixture(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         let weights = agent.policy.weights();
         for (at, PolicyWeight { name, weight, .. }) in weights.iter().enumerate() {
             let ok = *weight > 0.0 && weight.is_finite();
@@ -255,8 +266,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks the agent that writes summaries.
-    fn context(
+    /// Checks that the agent that `context.agent` names exists and can write summaries.
+    fn check_context(
         &self,
         recipe: &Recipe,
         key: &dyn Fn(&str) -> String,
@@ -278,8 +289,8 @@ impl Checker<'_> {
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
-    /// Checks one agent, whose keys are in `table`.
-    pub(super) fn agent(
+    /// Checks all keys of one agent. `table` is the recipe table of the agent.
+    pub(super) fn check_agent(
         &self,
         recipe: &Recipe,
         table: &str,
@@ -287,16 +298,16 @@ impl Checker<'_> {
     ) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
         if let Some(name) = table.strip_prefix("agent.") {
-            self.name("agent", name)?;
+            self.check_name("agent", name)?;
         }
         let policies = recipe.policies();
         let range = format_choices(policies.iter().map(|(name, _)| name));
-        let policy = recipe.policy_of(agent);
-        let agent_policies = recipe.policies_of(agent);
+        let policy = recipe.policy_name(agent);
+        let agent_policies = recipe.policy_names(agent);
         let known = |name: &String| policies.iter().any(|(known, _)| known == name);
         let unknown = agent_policies.iter().find(|name| !known(name));
         self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
-        self.mixture(&key, agent)?;
+        self.check_mixture(&key, agent)?;
         let plays_user = table.strip_prefix("agent.").is_some_and(|name| recipe.plays_user(name));
         if recipe.may_be_external(agent) && !plays_user {
             self.check_external_policy(&key, table, agent)?;
@@ -324,7 +335,7 @@ impl Checker<'_> {
             format!("\"{}\"", agent.prompt),
             format!("a text that contains {QUESTION}"),
         )?;
-        self.program(&key, agent)?;
+        self.check_program(&key, agent)?;
         for name in &agent.tools {
             let ok = ToolKeys::find(&recipe.tool, name).is_some();
             let range =
@@ -342,7 +353,7 @@ impl Checker<'_> {
                 ),
             )?;
         }
-        self.context(recipe, &key, agent)?;
+        self.check_context(recipe, &key, agent)?;
         self.check(
             0.0 <= agent.min_tool_delay && agent.min_tool_delay <= agent.tool_delay,
             key("min_tool_delay"),

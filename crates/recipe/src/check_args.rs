@@ -5,10 +5,11 @@ use super::RecipeError;
 use super::check::Checker;
 use super::cluster::{SamplersKeys, TorchKeys};
 
-/// A flag that the run sets, and what to do instead of passing it.
+/// A command-line flag that recipes must not pass, because the run sets it, and a hint at what to
+/// do instead.
 type ReservedFlag = (&'static str, &'static str);
 
-/// Flags for the address of a server and for its model.
+/// Flags of inference servers that set their address and model.
 const SERVER_FLAGS: [ReservedFlag; 3] = [
     (
         "--host",
@@ -25,7 +26,7 @@ const VLLM_FLAGS: [ReservedFlag; 1] =
 const SGLANG_FLAGS: [ReservedFlag; 1] =
     [("--model-path", "servers start with the weights of `model.source`")];
 
-/// Options of `levade_torch` that keys of the recipe set.
+/// Flags of `levade_torch` for which the recipe has keys, or which the run sets.
 const TORCH_FLAGS: [ReservedFlag; 22] = [
     (
         "--host",
@@ -56,25 +57,25 @@ const TORCH_FLAGS: [ReservedFlag; 22] = [
 ];
 
 impl Checker<'_> {
-    /// Checks arguments of servers that the run starts.
-    pub(super) fn args_of_servers(&self, samplers: &SamplersKeys) -> Result<(), RecipeError> {
+    /// Checks the additional arguments of the inference servers that the run starts.
+    pub(super) fn check_server_args(&self, samplers: &SamplersKeys) -> Result<(), RecipeError> {
         let kind_flags = match samplers {
             SamplersKeys::Vllm(_) => VLLM_FLAGS,
             SamplersKeys::Sglang(_) => SGLANG_FLAGS,
         };
-        self.args(
+        self.check_args(
             "cluster.samplers.args",
             &samplers.servers().args,
             SERVER_FLAGS.iter().chain(&kind_flags),
         )
     }
 
-    /// Checks arguments of a learner's processes.
-    pub(super) fn args_of_learner(&self, keys: &TorchKeys) -> Result<(), RecipeError> {
-        self.args("cluster.learner.args", &keys.args, TORCH_FLAGS.iter())
+    /// Checks the additional arguments of the learner's processes.
+    pub(super) fn check_learner_args(&self, keys: &TorchKeys) -> Result<(), RecipeError> {
+        self.check_args("cluster.learner.args", &keys.args, TORCH_FLAGS.iter())
     }
 
-    fn args<'a>(
+    fn check_args<'a>(
         &self,
         key: &str,
         args: &[String],

@@ -9,8 +9,8 @@ use super::cluster::{InFlightKey, LearnerKeys, Placement, TorchKeys};
 use super::keys::{Phase, Recipe};
 
 impl Checker<'_> {
-    /// Checks the keys of the learner.
-    pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the keys of `[cluster.learner]`.
+    pub(super) fn check_learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(()) };
         let key = |name: &str| format!("cluster.learner.{name}");
         let quoted = |text: &str| format!("\"{text}\"");
@@ -38,7 +38,7 @@ impl Checker<'_> {
             let range = "left out if `url` is set: only a group that the run starts uses it";
             self.check(!(has_url && is_set), key(name), "set", range)?;
         }
-        self.interpreter(key("python"), &keys.python)?;
+        self.check_interpreter(key("python"), &keys.python)?;
         let group_size = keys.processes_per_node().saturating_mul(keys.nodes);
         let parallel_size = keys.tp.saturating_mul(keys.cp).saturating_mul(keys.pp);
         self.check(
@@ -74,17 +74,16 @@ impl Checker<'_> {
                          only by FSDP2 and `cp`";
             self.check(value == 1 || !adapters, key(name), value, range)?;
         }
-        self.args_of_learner(keys)?;
-        self.requires_one_trained_policy(
+        self.check_learner_args(keys)?;
+        self.check_one_trained_policy(
             recipe,
             "cluster.learner",
             "left out unless the recipe trains exactly one policy: a group can train only one",
         )
     }
 
-    /// Checks that learner and samplers can share devices if the recipe places them on the same
-    /// ones.
-    pub(super) fn placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks, if learner and samplers are colocated, that both can share the same devices.
+    pub(super) fn check_placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let cluster = &recipe.cluster;
         if cluster.placement == Placement::Disaggregated {
             return Ok(());
@@ -139,8 +138,9 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that a recipe trains exactly one policy, which this part of a cluster requires.
-    pub(super) fn requires_one_trained_policy(
+    /// Checks that a recipe trains exactly one policy, which the table `key` of the cluster
+    /// requires. `range` describes the requirement in the error.
+    pub(super) fn check_one_trained_policy(
         &self,
         recipe: &Recipe,
         key: &str,
@@ -150,8 +150,8 @@ impl Checker<'_> {
         self.check(trained == 1, key, format!("set, and {trained} policies are trained"), range)
     }
 
-    /// Checks that an interpreter is named.
-    pub(super) fn interpreter(&self, key: String, python: &Path) -> Result<(), RecipeError> {
+    /// Checks that the key `key` names a Python interpreter.
+    pub(super) fn check_interpreter(&self, key: String, python: &Path) -> Result<(), RecipeError> {
         self.check(!python.as_os_str().is_empty(), key, "empty", "a program or its path")
     }
 }

@@ -6,7 +6,7 @@ use super::curriculum::CurriculumKeys;
 
 impl Checker<'_> {
     /// Checks the curriculum of a phase.
-    pub(super) fn curriculum(
+    pub(super) fn check_curriculum(
         &self,
         phase: usize,
         keys: Option<&CurriculumKeys>,

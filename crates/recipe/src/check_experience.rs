@@ -7,8 +7,9 @@ use super::keys::{Recipe, TaskSource};
 use super::rl::RlKeys;
 
 impl Checker<'_> {
-    /// Checks that the attempts of a phase can run one after another.
-    pub(super) fn experience(
+    /// Checks that the attempts of a group can run one after another, so that each reads the
+    /// answers of earlier attempts.
+    pub(super) fn check_experience(
         &self,
         recipe: &Recipe,
         phase: usize,

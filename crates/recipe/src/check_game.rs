@@ -16,11 +16,11 @@ use super::read::ReadError;
 use super::rl::{GroupBy, RlKeys};
 
 impl Recipe {
-    /// Returns the loop that plays the recipe's game. `workers` starts the program of a game that
-    /// is not built in.
+    /// Creates the agent loop that plays the recipe's game. `workers` starts the program of a game
+    /// that is not built in.
     ///
     /// # Errors
-    /// Returns a message if no built-in game has this name.
+    /// Returns a message if no built-in game has the name in the recipe.
     pub fn game_loop(
         &self,
         workers: impl FnOnce(&GameKeys, Duration) -> GameWorkers,
@@ -34,7 +34,7 @@ impl Recipe {
         Ok(GameLoop { options: self.game_options(rules).into() })
     }
 
-    /// Returns the options of the recipe's game loop with these rules.
+    /// Returns the options of the recipe's game loop. `rules` are the rules of the game.
     pub fn game_options(&self, rules: Rules) -> GameOptions {
         let keys = &self.game;
         let mut agents = keys.agents.clone();
@@ -66,8 +66,9 @@ impl Recipe {
 }
 
 impl Checker<'_> {
-    /// Checks the game, the agents of its seats, and that tasks of its agents are seeds.
-    pub(super) fn game(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the keys of the game, the agents of its seats, and that the tasks of these agents are
+    /// seeds.
+    pub(super) fn check_game(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let keys = &recipe.game;
         let agents = recipe.agents();
         let leads = agents.iter().any(|(_, keys)| keys.kind == AgentKind::Game);
@@ -78,9 +79,9 @@ impl Checker<'_> {
             "\"game\" if the recipe has a table [game]",
         )?;
         for (name, keys) in &agents {
-            self.seated_agent(name, keys, &recipe.phase)?;
+            self.check_seated_agent(name, keys, &recipe.phase)?;
         }
-        self.seats_of(recipe, &recipe.reward.of, "reward.of")?;
+        self.check_agent_name(recipe, &recipe.reward.of, "reward.of")?;
         for (index, source) in recipe.tasks.iter().enumerate() {
             let TaskSource::Seeds(seeds) = source else { continue };
             let wanted = if seeds.agent.is_empty() { DEFAULT } else { &seeds.agent };
@@ -104,7 +105,7 @@ impl Checker<'_> {
         )?;
         let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys| {
-            keys.train && recipe.policies_of(keys).iter().all(|policy| trained.contains(policy))
+            keys.train && recipe.policy_names(keys).iter().all(|policy| trained.contains(policy))
         };
         self.check(
             !keys.constrained || !agents.iter().all(|(_, keys)| is_trained(keys)),
@@ -113,7 +114,7 @@ impl Checker<'_> {
             "false if all policies are trained: tokens that a grammar restricts are never trained",
         )?;
         for (seat, agent) in &keys.agents {
-            self.seats_of(recipe, agent, &format!("game.agents.{seat}"))?;
+            self.check_agent_name(recipe, agent, &format!("game.agents.{seat}"))?;
         }
         for (name, keys) in agents.iter().filter(|(_, keys)| !keys.system.is_empty()) {
             let table = if *name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
@@ -146,8 +147,9 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the keys of an agent that mean something else in a game, or only something there.
-    fn seated_agent(
+    /// Checks the keys of an agent that have another meaning in a game, or that exist only for
+    /// games.
+    fn check_seated_agent(
         &self,
         name: &str,
         agent: &AgentKeys,
@@ -185,8 +187,9 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks that a group of seats can be compared.
-    pub(super) fn seat_groups(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    /// Checks that groups have at least two attempts if advantages compare a seat with the same
+    /// seat of other attempts.
+    pub(super) fn check_seat_groups(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         self.check(
             keys.group_by != GroupBy::Agent || keys.group_size >= 2,
             format!("phase.{phase}.group_size"),
@@ -196,8 +199,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks the name of an agent, which may be left out.
-    fn seats_of(&self, recipe: &Recipe, name: &str, key: &str) -> Result<(), RecipeError> {
+    /// Checks that `name`, the value of the recipe key `key`, is empty or the name of an agent.
+    fn check_agent_name(&self, recipe: &Recipe, name: &str, key: &str) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         let found = name.is_empty() || agents.iter().any(|(agent, _)| *agent == name);
         let range = format_choices(agents.iter().map(|(agent, _)| agent));
@@ -205,5 +208,5 @@ impl Checker<'_> {
     }
 }
 
-/// Placeholder in `game.format`.
+/// Placeholder in `game.format` for the description of the output format.
 const FORMAT: &str = "{format}";

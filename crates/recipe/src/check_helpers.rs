@@ -8,7 +8,7 @@ use super::check::Checker;
 use super::keys::Recipe;
 use super::tools::ToolKeys;
 
-/// Returns the agents that a toolbox calls, each with the key that names it.
+/// Returns the agents that a toolbox calls, each with the toolbox key that names the agent.
 fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     let mut agents = Vec::new();
     if let ToolKind::Agent(keys) = &keys.options {
@@ -20,8 +20,9 @@ fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     agents
 }
 
-/// Returns whether an agent calls another agent through its tools, directly or indirectly.
-fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
+/// Returns whether an agent calls the agent `other` through its tools, directly or indirectly.
+/// `depth` is the number of calls so far.
+fn calls_agent(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bool {
     let tools = keys.tools.iter().filter_map(|name| ToolKeys::find(&recipe.tool, name));
     // A chain longer than the number of agents contains a cycle, which another check reports.
     depth <= recipe.agents.len() + 1
@@ -36,21 +37,21 @@ fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bo
                 name == other
                     || recipe
                         .agent_named(&name)
-                        .is_some_and(|next| can_query(recipe, next, other, depth + 1))
+                        .is_some_and(|next| calls_agent(recipe, next, other, depth + 1))
             })
 }
 
 impl Recipe {
-    /// Returns whether a toolbox calls the agent.
+    /// Returns whether a toolbox of the recipe calls the agent called `agent`.
     pub(super) fn is_called_by_tools(&self, agent: &str) -> bool {
         self.tool.iter().flat_map(called_agents).any(|(_, name)| name == agent)
     }
 }
 
 impl Checker<'_> {
-    /// Checks the agents that toolboxes call: they exist, run in the built-in loop, and never call
-    /// themselves.
-    pub(super) fn helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the helper agents that toolboxes call: each must exist, run in the built-in loop, and
+    /// never call itself through its tools.
+    pub(super) fn check_helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         let is_callable =
             |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
@@ -65,7 +66,7 @@ impl Checker<'_> {
                 );
                 self.check(names.contains(&name), &key, format!("\"{name}\""), range)?;
                 let has_cycle =
-                    recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
+                    recipe.agent_named(name).is_some_and(|keys| calls_agent(recipe, keys, name, 0));
                 let range = format!(
                     "an agent that does not call itself through its tools; [agent.{name}] inherits \
                      the tools of [agent] unless it sets `tools`, for example `tools = []`"
@@ -73,12 +74,12 @@ impl Checker<'_> {
                 self.check(!has_cycle, &key, format!("\"{name}\""), range)?;
             }
         }
-        self.helper_leases(recipe)
+        self.check_helper_leases(recipe)
     }
 
-    /// Checks that no agent waits for a lease while an agent that called it keeps one: if all
-    /// leases were kept in this way, none would ever be returned.
-    fn helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks that no agent waits for a lease of a toolbox while the agent that called it holds
+    /// one. Otherwise, all leases could be held in this way, and none would be returned.
+    fn check_helper_leases(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let leased = |keys: &AgentKeys| {
             recipe.tool.iter().position(|tool| {
                 tool.leases.is_some() && keys.tools.iter().any(|name| name == tool.name())
@@ -96,7 +97,7 @@ impl Checker<'_> {
                     recipe.tool[kept].name()
                 );
                 self.check(
-                    !can_query(recipe, keys, called, 0),
+                    !calls_agent(recipe, keys, called, 0),
                     format!("tool.{awaited}.leases"),
                     recipe.tool[awaited].leases.unwrap_or_default(),
                     range,

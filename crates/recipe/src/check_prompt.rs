@@ -13,9 +13,9 @@ use super::policy::PolicyKeys;
 use super::prompt::{PromptKeys, PromptTarget};
 
 impl Checker<'_> {
-    /// Checks the editor, the agent and the target of a prompt phase, and that its attempts fit
-    /// into memory.
-    pub(super) fn prompt(
+    /// Checks the editor, the agent and the target of a prompt phase, and that the attempts of a
+    /// step fit into memory.
+    pub(super) fn check_prompt(
         &self,
         recipe: &Recipe,
         phase: usize,
@@ -25,8 +25,8 @@ impl Checker<'_> {
         let agents = recipe.agents();
         let external = |name: &&String| matches!(recipe.policy[*name], PolicyKeys::External(_));
         let mut editors: Vec<String> = recipe.policy.keys().filter(external).cloned().collect();
-        editors.extend(agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys)));
-        editors.retain(|name| recipe.weights_of(name) == name);
+        editors.extend(agents.iter().flat_map(|(_, keys)| recipe.policy_names(keys)));
+        editors.retain(|name| recipe.weight_source(name) == name);
         editors.sort();
         editors.dedup();
         let range = format!("an external policy, or one that an agent uses: {}", {
@@ -51,7 +51,7 @@ impl Checker<'_> {
             "an agent that no tool calls: the prompts of such agents cannot be improved yet",
         )?;
         if let Some(agent) = recipe.agent_named(name) {
-            self.prompt_target(&key("target"), name, agent, &keys.target)?;
+            self.check_prompt_target(&key("target"), name, agent, &keys.target)?;
         }
         for (i, text) in keys.candidates.iter().enumerate() {
             let value = match text.trim().is_empty() {
@@ -61,10 +61,10 @@ impl Checker<'_> {
             let max = keys.target.max_chars();
             let range =
                 format!("a text of 1 to {max} characters, which can be the {}", keys.target);
-            let is_possible = keys.target.rejection(text).is_none();
+            let is_possible = keys.target.rejection_reason(text).is_none();
             self.check(is_possible, key(&format!("candidates.{i}")), value, range)?;
         }
-        let prompts = keys.children().saturating_add(keys.candidates.len() + 1);
+        let prompts = keys.num_new_prompts().saturating_add(keys.candidates.len() + 1);
         let tasks = keys.gradient_tasks.saturating_mul(2).saturating_add(keys.selection_tasks);
         let attempts = prompts.saturating_mul(tasks.saturating_add(2));
         let range = format!(
@@ -74,9 +74,9 @@ impl Checker<'_> {
         self.check(attempts <= MAX_ATTEMPTS, key("selection_tasks"), keys.selection_tasks, range)
     }
 
-    /// Checks that the agent `name` has the text that a prompt phase improves. Which tools exist is
-    /// known only after the toolboxes have started.
-    fn prompt_target(
+    /// Checks that the agent `name` can have the text that a prompt phase improves. Which tools
+    /// exist is known only after the toolboxes have started.
+    fn check_prompt_target(
         &self,
         key: &str,
         name: &str,

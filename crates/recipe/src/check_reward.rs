@@ -9,10 +9,10 @@ use super::keys::{Phase, Recipe, TaskSource};
 use super::reward::{RewardKeys, ScorerKeys, WhenKeys};
 
 impl Checker<'_> {
-    /// Checks that scorers have valid options, unique names and known task sources.
-    pub(super) fn reward(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks that scorers have valid options, unique names and existing task sources.
+    pub(super) fn check_reward(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let reward: &RewardKeys = &recipe.reward;
-        self.scorer("reward.scorer", &reward.scorer)?;
+        self.check_scorer("reward.scorer", &reward.scorer)?;
         for (i, scorer) in reward.scorers.iter().enumerate() {
             let key = |name: &str| format!("reward.scorers.{i}.{name}");
             let ScorerKeys { name, scorer: kind, .. } = scorer;
@@ -25,15 +25,15 @@ impl Checker<'_> {
                 format!("{name:?}"),
                 "a name that no other scorer has, of letters, digits, `_` and `-`",
             )?;
-            self.sources(recipe, &key("when.source"), scorer)?;
-            self.moments(recipe, &|name| key(&format!("when.{name}")), &scorer.when)?;
-            self.scorer(&format!("reward.scorers.{i}"), kind)?;
+            self.check_sources(recipe, &key("when.source"), scorer)?;
+            self.check_moments(recipe, &|name| key(&format!("when.{name}")), &scorer.when)?;
+            self.check_scorer(&format!("reward.scorers.{i}"), kind)?;
         }
         Ok(())
     }
 
-    /// Checks the phases, steps and measured successes to which a scorer is limited.
-    fn moments(
+    /// Checks the phases, steps and measured success rates to which a scorer is limited.
+    fn check_moments(
         &self,
         recipe: &Recipe,
         key: &dyn Fn(&str) -> String,
@@ -76,10 +76,15 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks that the task sources that a scorer names exist.
-    fn sources(&self, recipe: &Recipe, key: &str, scorer: &ScorerKeys) -> Result<(), RecipeError> {
+    /// Checks that the task sources in a scorer's condition `when` exist.
+    fn check_sources(
+        &self,
+        recipe: &Recipe,
+        key: &str,
+        scorer: &ScorerKeys,
+    ) -> Result<(), RecipeError> {
         let named = scorer.when.fields().find(|(field, _)| *field == "source");
-        let known = names_of(recipe);
+        let known = source_names(recipe);
         for name in named.into_iter().flat_map(|(_, names)| names) {
             let is_known =
                 known.iter().any(|(source, files)| source == name || files.contains(name));
@@ -99,14 +104,14 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn scorer(&self, key: &str, kind: &ScorerKind) -> Result<(), RecipeError> {
+    fn check_scorer(&self, key: &str, kind: &ScorerKind) -> Result<(), RecipeError> {
         let Err(error) = kind.check() else { return Ok(()) };
         self.check(false, key, format!("not usable ({error})"), "a scorer with valid options")
     }
 }
 
-/// Returns the names of the sources of a recipe, each with the names of its files.
-fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
+/// Returns the name of each task source, with the names of its files.
+fn source_names(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
     let name = |source: &TaskSource| match source {
         TaskSource::Arithmetic(_) => ("arithmetic".to_owned(), Vec::new()),
         TaskSource::File(options) => {

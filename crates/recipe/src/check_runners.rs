@@ -13,8 +13,8 @@ use super::runners::RunnersKeys;
 use super::tools::ToolKeys;
 
 impl Checker<'_> {
-    /// Checks the keys of runners.
-    pub(super) fn runners(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the keys of `[runners]`.
+    pub(super) fn check_runners(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(keys) = &recipe.runners else { return Ok(()) };
         let RunnersKeys { store, listen, gateway, .. } = keys;
         let key = |name: &str| format!("runners.{name}");
@@ -25,12 +25,16 @@ impl Checker<'_> {
             "the path of an SQLite file, or the http:// URL of `levade store serve`, without a \
              user name: runners are other processes",
         )?;
-        self.gateway_address(&key, (listen.as_str(), gateway.as_str()), "runners")?;
-        recipe.agents().into_iter().try_for_each(|(name, keys)| self.leasable(recipe, name, keys))
+        self.check_gateway_address(&key, (listen.as_str(), gateway.as_str()), "runners")?;
+        recipe
+            .agents()
+            .into_iter()
+            .try_for_each(|(name, keys)| self.check_leasable(recipe, name, keys))
     }
 
-    /// Checks the address at which a gateway listens, and the URL by which `clients` reach it.
-    pub(super) fn gateway_address(
+    /// Checks the address at which a gateway listens, and the URL by which it is reached. `clients`
+    /// names the clients in the error.
+    pub(super) fn check_gateway_address(
         &self,
         key: &dyn Fn(&str) -> String,
         (listen, gateway): (&str, &str),
@@ -49,9 +53,14 @@ impl Checker<'_> {
         self.check(is_known, key("gateway"), "empty", range)
     }
 
-    /// Checks that a runner can make the attempts of an agent. A runner has no tokenizer, and
-    /// cannot call other agents.
-    fn leasable(&self, recipe: &Recipe, name: &str, keys: &AgentKeys) -> Result<(), RecipeError> {
+    /// Checks that runners can make the attempts of an agent. A runner has no tokenizer, and cannot
+    /// call other agents.
+    fn check_leasable(
+        &self,
+        recipe: &Recipe,
+        name: &str,
+        keys: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         let range = "another kind with [runners]: games are played in the trainer's process";
         let is_game = keys.kind == AgentKind::Game;
         self.check(!is_game, format!("agent.{name}.kind"), keys.kind.name(), range)?;
@@ -100,7 +109,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let keys = load(dir.path(), "runners = { store = 'http://h:4747' }").unwrap().runners;
         let keys = keys.unwrap();
-        assert_eq!(keys.queue_of("x"), "run/x");
+        assert_eq!(keys.queue_name("x"), "run/x");
         assert_eq!((keys.lease_seconds, keys.wait_seconds), (60.0, 3600.0));
         assert_eq!(keys.folder, dir.path(), "files are found relative to the recipe");
         for (rest, wrong) in [

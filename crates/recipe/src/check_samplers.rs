@@ -6,8 +6,8 @@ use super::cluster::{LearnerKeys, Placement, WeightsKey};
 use super::keys::Recipe;
 
 impl Checker<'_> {
-    /// Checks the keys of the samplers.
-    pub(super) fn samplers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the keys of `[cluster.samplers]`.
+    pub(super) fn check_samplers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(samplers) = &recipe.cluster.samplers else { return Ok(()) };
         let keys = samplers.servers();
         let key = |name: &str| format!("cluster.samplers.{name}");
@@ -25,7 +25,7 @@ impl Checker<'_> {
             let fits = is_http(url) && once && !url.contains('@');
             self.check(fits, key(&format!("urls.{i}")), display_url(url), range)?;
         }
-        self.args_of_servers(samplers)?;
+        self.check_server_args(samplers)?;
         // A server that uses all visible GPUs would also use the GPUs of the learner.
         let learner_takes_gpus = recipe.cluster.placement == Placement::Disaggregated
             && matches!(&recipe.cluster.learner, Some(LearnerKeys::Torch(keys)) if keys.start && keys.gpus > 0);
@@ -53,8 +53,8 @@ impl Checker<'_> {
             "\"folder\" if an adapter is trained (`model.lora`): servers load adapters from a \
              directory",
         )?;
-        self.interpreter(key("python"), &keys.python)?;
-        self.requires_one_trained_policy(
+        self.check_interpreter(key("python"), &keys.python)?;
+        self.check_one_trained_policy(
             recipe,
             "cluster.samplers",
             "left out unless the recipe trains exactly one policy: servers sample for only one",

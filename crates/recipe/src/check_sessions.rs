@@ -9,24 +9,26 @@ use super::keys::{Phase, Recipe, SftKeys, SourceKeys, TaskSource};
 use super::sessions::{SessionGatewayKeys, SessionKeys};
 
 impl Recipe {
-    /// Returns whether a source of tasks consists of recorded sessions.
+    /// Returns whether the recipe has a task source of recorded sessions.
     pub fn has_sessions(&self) -> bool {
         self.tasks.iter().any(|source| matches!(source, TaskSource::Sessions(_)))
     }
 
-    /// Returns whether agents that run elsewhere make attempts of the run, as sessions.
+    /// Returns whether an agent of the recipe runs elsewhere and makes its attempts as sessions.
     pub fn has_session_agents(&self) -> bool {
         self.agents().iter().any(|(_, keys)| keys.kind == AgentKind::Session)
     }
 
-    /// Returns whether sessions serve only as demonstrations: they are tasks, and no phase is RL.
+    /// Returns whether recorded sessions serve only as demonstrations, because all phases are SFT.
+    /// Returns false if no task source consists of sessions.
     pub fn only_imitates_sessions(&self) -> bool {
         self.has_sessions()
             && !self.phase.is_empty()
             && self.phase.iter().all(|phase| matches!(phase, Phase::Sft(_)))
     }
 
-    /// Returns the number of sessions that one group takes: the largest group of an RL phase.
+    /// Returns the number of recorded sessions that form a group: the largest group size of an RL
+    /// phase, or 1 if there is no RL phase.
     pub fn session_group(&self) -> usize {
         let size = |phase: &Phase| match phase {
             Phase::Rl(keys) => keys.group_size,
@@ -37,9 +39,9 @@ impl Recipe {
 }
 
 impl Checker<'_> {
-    /// Checks that sessions have a directory and an agent, and that no phase samples more attempts
-    /// at their tasks than were recorded.
-    pub(super) fn sessions(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks that sources of recorded sessions have a directory and an agent, and that no phase
+    /// samples more attempts per task than were recorded.
+    pub(super) fn check_sessions(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
         for (index, source) in recipe.tasks.iter().enumerate() {
             let TaskSource::Sessions(SessionKeys { path, agent }) = source else { continue };
@@ -70,8 +72,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Checks that the demonstrations of a phase can be recorded sessions.
-    pub(super) fn session_source(
+    /// Checks that recorded sessions can serve as the demonstrations of a phase.
+    pub(super) fn check_session_source(
         &self,
         recipe: &Recipe,
         phase: usize,
@@ -92,14 +94,14 @@ impl Checker<'_> {
         self.check(keys.system.is_none(), key("system"), "set", range)
     }
 
-    /// Checks the gateway at which agents start sessions.
-    pub(super) fn session_gateway(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the gateway at which agents that run elsewhere start sessions.
+    pub(super) fn check_session_gateway(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let Some(keys) = &recipe.sessions else { return Ok(()) };
         let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
         let range = "left out unless an agent has kind = \"session\"";
         self.check(recipe.has_session_agents(), "sessions", "set", range)?;
         let key = |name: &str| format!("sessions.{name}");
-        self.gateway_address(&key, (listen.as_str(), gateway.as_str()), "agents")?;
+        self.check_gateway_address(&key, (listen.as_str(), gateway.as_str()), "agents")?;
         let range = "the environment variable with the keys that start sessions";
         self.check(!key_env.is_empty(), key("key_env"), "\"\"", range)
     }

@@ -10,8 +10,8 @@ use super::rl::RlKeys;
 const MAX_STEPS: u64 = 1_000_000_000;
 
 impl Checker<'_> {
-    /// Checks the number of attempts of an evaluation.
-    pub(super) fn eval_attempts(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
+    /// Checks that the number of attempts of an evaluation fits into memory.
+    pub(super) fn check_eval_attempts(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let max_samples = MAX_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
         let range = format!(
             "at most {MAX_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {max_samples}"
@@ -19,9 +19,13 @@ impl Checker<'_> {
         self.check(eval.samples as usize <= max_samples.max(1), "eval.samples", eval.samples, range)
     }
 
-    /// Checks the number of attempts of a step and of those that may run ahead of it. The error
-    /// names the largest factor.
-    pub(super) fn step_attempts(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    /// Checks that the attempts of a step, including attempts that run ahead, fit into memory. The
+    /// error names the largest factor of their number.
+    pub(super) fn check_step_attempts(
+        &self,
+        phase: usize,
+        keys: &RlKeys,
+    ) -> Result<(), RecipeError> {
         let RlKeys { groups, group_size, oversample: spare, staleness, .. } = *keys;
         let ahead = staleness as usize;
         let attempts_per_group =
@@ -49,8 +53,8 @@ impl Checker<'_> {
         )
     }
 
-    /// Checks the number of steps of all phases together.
-    pub(super) fn steps(&self, phases: &[Phase]) -> Result<(), RecipeError> {
+    /// Checks that the phases together have at most [`MAX_STEPS`] steps.
+    pub(super) fn check_steps(&self, phases: &[Phase]) -> Result<(), RecipeError> {
         let mut before = 0;
         for (index, phase) in phases.iter().enumerate() {
             let (key, value) = match phase {
@@ -58,7 +62,7 @@ impl Checker<'_> {
                 Phase::Rl(keys) => ("steps", keys.steps),
                 Phase::Prompt(keys) => ("rounds", keys.rounds),
             };
-            let all = phase.all_steps().saturating_add(before);
+            let all = phase.exact_steps().saturating_add(before);
             let range = format!("so few that all phases have at most {MAX_STEPS} steps together");
             self.check(all <= MAX_STEPS, format_args!("phase.{index}.{key}"), value, range)?;
             before = all;

@@ -14,17 +14,18 @@ use super::keys::Recipe;
 use super::read::ReadError;
 use super::user::{UserAgentKeys, UserKeys, UserKind};
 
-/// Name under which scorers get the data of the user. No toolbox may have this name.
+/// Name under which scorers get data about the simulated user. No toolbox may have this name.
 const USER: &str = "user";
 
 impl Recipe {
-    /// Returns whether an agent plays a user, so that its tokens are never trained.
+    /// Returns whether the agent called `agent` plays a simulated user. Its tokens are then never
+    /// trained.
     pub fn plays_user(&self, agent: &str) -> bool {
         self.user.values().any(|keys| keys.agent() == Some(agent))
     }
 
-    /// Returns the user named `name`, or `None` if the recipe has none. `python` starts a class in
-    /// Python.
+    /// Creates the simulated user called `name`. Returns `None` if the recipe has no such user.
+    /// `python` starts a user that is implemented as a Python class.
     pub fn simulated_user(
         &self,
         name: &str,
@@ -54,12 +55,14 @@ impl Recipe {
 }
 
 impl Checker<'_> {
-    /// Checks users, the agents that play them, and the agents that talk to them.
-    pub(super) fn users(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the simulated users, the agents that play them, and the agents that talk to them.
+    pub(super) fn check_users(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         for (name, keys) in &recipe.user {
-            self.name("user", name)?;
+            self.check_name("user", name)?;
             match &keys.options {
-                UserKind::Agent(options) => self.user_agent(recipe, name, &keys.stop, options)?,
+                UserKind::Agent(options) => {
+                    self.check_user_agent(recipe, name, &keys.stop, options)?
+                }
                 UserKind::Python(options) => match options.check() {
                     Ok(()) => {}
                     Err(OptionError::Range { key, value, range }) => {
@@ -73,7 +76,7 @@ impl Checker<'_> {
             }
         }
         for (name, keys) in recipe.agents() {
-            self.talks(recipe, name, keys)?;
+            self.check_user_of_agent(recipe, name, keys)?;
         }
         let taken = recipe.tool.iter().position(|keys| keys.name() == USER);
         let key = format!("tool.{}.name", taken.unwrap_or_default());
@@ -81,8 +84,8 @@ impl Checker<'_> {
         self.check(taken.is_none() || recipe.user.is_empty(), key, "\"user\"", range)
     }
 
-    /// Checks an agent that plays the user `name`.
-    fn user_agent(
+    /// Checks that an agent can play the simulated user `name`.
+    fn check_user_agent(
         &self,
         recipe: &Recipe,
         name: &str,
@@ -112,8 +115,13 @@ impl Checker<'_> {
         self.check(knows_stop, key("prompt"), prompt, range)
     }
 
-    /// Checks the key `user` of an agent.
-    fn talks(&self, recipe: &Recipe, name: &str, keys: &AgentKeys) -> Result<(), RecipeError> {
+    /// Checks the key `user` of an agent, which names the simulated user with whom the agent talks.
+    fn check_user_of_agent(
+        &self,
+        recipe: &Recipe,
+        name: &str,
+        keys: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         // An agent that plays a user inherits the key from `[agent]`.
         if keys.user.is_empty() || recipe.plays_user(name) {
             return Ok(());

@@ -5,44 +5,47 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::read::one_or_several;
+use super::read::deserialize_one_or_several;
 
-/// One policy of a mixture, `{ name, weight }`.
+/// One policy of a mixture of policies, with its weight: `{ name, weight }`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyWeight {
     /// Name of the policy.
     pub name: String,
-    /// Relative weight, more than 0. Weights of a mixture need not add up to 1.
+    /// Relative weight of the policy in the mixture, more than 0. The weights of a mixture need not
+    /// add up to 1.
     #[serde(alias = "share")]
     pub weight: f64,
-    /// System prompt of the policy in a game, in place of the agent's. Empty for the agent's.
+    /// System prompt of the policy in a game, which replaces the agent's system prompt. If empty,
+    /// the agent's system prompt is used.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub system: String,
-    /// Format text of the policy in a game, in place of the game's. Empty for the game's.
+    /// Text about the output format for the policy in a game, which replaces `game.format`. If
+    /// empty, `game.format` is used.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub format: String,
 }
 
 impl PolicyWeight {
-    /// Returns whether the policy has prompts of its own.
+    /// Returns whether the policy has a separate system prompt or format text.
     pub fn has_prompts(&self) -> bool {
         !self.system.is_empty() || !self.format.is_empty()
     }
 }
 
-/// Policies of an agent: none, if the recipe names none; one policy, by its name; or a mixture of
-/// several.
+/// The policies that play an agent: an empty list if the recipe names no policy, one policy, or a
+/// mixture of several.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PolicyChoice(Vec<PolicyWeight>);
 
 impl PolicyChoice {
-    /// Returns whether no policy is named.
+    /// Returns whether the recipe names no policy for the agent.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns all policies, in the order of the recipe.
+    /// Returns all policies with their weights, in the order of the recipe.
     pub fn weights(&self) -> &[PolicyWeight] {
         &self.0
     }
@@ -80,7 +83,7 @@ impl Serialize for PolicyChoice {
 impl<'de> Deserialize<'de> for PolicyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "the name of a policy, or a non-empty list of { name, weight }";
-        let mut fractions = one_or_several::<PolicyWeight, D>(deserializer, expected)?;
+        let mut fractions = deserialize_one_or_several::<PolicyWeight, D>(deserializer, expected)?;
         if matches!(&fractions[..], [PolicyWeight { name, .. }] if name.is_empty()) {
             fractions.clear();
         }

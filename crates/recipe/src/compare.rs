@@ -7,8 +7,8 @@ use toml::{Table, Value};
 
 use super::read::KIND;
 
-/// Keys that may change when a run resumes. They affect how the run proceeds, and affect results
-/// only if a timeout expires.
+/// Recipe keys that may change when a run resumes. They determine how the run proceeds, and affect
+/// results only if a timeout expires.
 const FREE_KEYS: [&str; 18] = [
     "run.name",
     "run.folder",
@@ -31,7 +31,7 @@ const FREE_KEYS: [&str; 18] = [
     "eval.every",
 ];
 
-/// Keys of an external learner that may change when a run resumes.
+/// Keys of `[cluster.learner]` that may change when a run resumes.
 const FREE_LEARNER_KEYS: [&str; 10] = [
     "url",
     "token_env",
@@ -45,7 +45,7 @@ const FREE_LEARNER_KEYS: [&str; 10] = [
     "restarts",
 ];
 
-/// Keys of external samplers that may change when a run resumes.
+/// Keys of `[cluster.samplers]` that may change when a run resumes.
 const FREE_SAMPLERS_KEYS: [&str; 15] = [
     "urls",
     "urls_file",
@@ -64,7 +64,7 @@ const FREE_SAMPLERS_KEYS: [&str; 15] = [
     "response_seconds",
 ];
 
-/// Keys of a toolbox that may change when a run resumes.
+/// Keys of `[[tool]]` that may change when a run resumes.
 const FREE_TOOL_KEYS: [&str; 7] = [
     "seconds",
     "calls_per_second",
@@ -75,8 +75,8 @@ const FREE_TOOL_KEYS: [&str; 7] = [
     "start_seconds",
 ];
 
-/// Returns whether a key, of any agent or scorer, may change when a run resumes.
-fn can_differ(key: &str) -> bool {
+/// Returns whether the recipe key `key` may change when a run resumes.
+fn may_change_on_resume(key: &str) -> bool {
     let is_free_entry = match key.split('.').collect::<Vec<_>>()[..] {
         // Names of environment variables.
         ["cluster", "learner", "environment", _] => true,
@@ -95,9 +95,9 @@ fn can_differ(key: &str) -> bool {
     is_free_entry || FREE_KEYS.contains(&key)
 }
 
-/// Returns whether a difference only changes the length of training, which a resumed run accepts:
-/// more steps of a phase, another success rate for early stopping, or an additional phase at the
-/// end.
+/// Returns whether a difference between recipes only changes the length of training, which a
+/// resumed run accepts. Such differences are more steps of a phase, another success rate for early
+/// stopping, and an additional phase at the end.
 fn extends_training(
     Difference { key, before, now }: &Difference,
     is_sft: impl Fn(usize) -> bool,
@@ -114,14 +114,14 @@ fn extends_training(
     }
 }
 
-/// A key whose value differs between two recipes.
+/// A recipe key whose value differs between two recipes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// Path of the key.
+    /// Path of the recipe key, such as `run.seed`.
     pub key: String,
-    /// Value in the earlier recipe; `None` if it is not set.
+    /// Value in the earlier recipe. `None` if the key is not set there.
     pub before: Option<Value>,
-    /// Value in the later recipe; `None` if it is not set.
+    /// Value in the later recipe. `None` if the key is not set there.
     pub now: Option<Value>,
 }
 
@@ -133,20 +133,22 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Returns whether a key may change when a run goes back to an earlier step: the steps after it are
-/// scored again, and are recorded in another store.
-fn can_differ_from_step(key: &str) -> bool {
+/// Returns whether a recipe key may change when a run goes back to an earlier step. Only the reward
+/// and the store may change, because later attempts are scored again and recorded in another store.
+fn may_change_on_rewind(key: &str) -> bool {
     key == "reward" || key.starts_with("reward.") || key == "run.store"
 }
 
-/// Returns the first difference that prevents resuming, in the key order of the earlier recipe.
+/// Returns the first difference because of which a run cannot resume with the recipe `now`, in the
+/// key order of the earlier recipe `before`.
 pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
     first_difference(before, now, |_| false)
 }
 
-/// Returns the first difference that prevents resuming from an earlier step.
+/// Returns the first difference because of which a run of the recipe `before` cannot resume from an
+/// earlier step with the recipe `now`.
 pub(super) fn difference_from_step(before: &Table, now: &Table) -> Option<Difference> {
-    first_difference(before, now, can_differ_from_step)
+    first_difference(before, now, may_change_on_rewind)
 }
 
 fn first_difference(
@@ -160,19 +162,24 @@ fn first_difference(
         kind == Some("sft")
     };
     let mut found = Vec::new();
-    collect(
+    collect_differences(
         String::new(),
         Some(&Value::Table(before.clone())),
         Some(&Value::Table(now.clone())),
         &mut found,
     );
     found.into_iter().find(|one| {
-        !can_differ(&one.key) && !is_allowed(&one.key) && !extends_training(one, is_sft)
+        !may_change_on_resume(&one.key) && !is_allowed(&one.key) && !extends_training(one, is_sft)
     })
 }
 
-/// Collects every key whose value differs.
-fn collect(key: String, before: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
+/// Collects every recipe key below `key` whose value differs.
+fn collect_differences(
+    key: String,
+    before: Option<&Value>,
+    now: Option<&Value>,
+    found: &mut Vec<Difference>,
+) {
     if before == now {
         return;
     }
@@ -181,12 +188,12 @@ fn collect(key: String, before: Option<&Value>, now: Option<&Value>, found: &mut
         (Some(Value::Table(before)), Some(Value::Table(now))) => {
             let added = now.keys().filter(|name| !before.contains_key(*name));
             for name in before.keys().chain(added) {
-                collect(inner(name), before.get(name), now.get(name), found);
+                collect_differences(inner(name), before.get(name), now.get(name), found);
             }
         }
         (Some(Value::Array(before)), Some(Value::Array(now))) => {
             for i in 0..before.len().max(now.len()) {
-                collect(inner(&i.to_string()), before.get(i), now.get(i), found);
+                collect_differences(inner(&i.to_string()), before.get(i), now.get(i), found);
             }
         }
         _ => found.push(Difference { key, before: before.cloned(), now: now.cloned() }),

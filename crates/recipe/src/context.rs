@@ -4,11 +4,11 @@ use levade_agent::{ContextPolicy, SummaryOptions};
 use levade_conversation::{Budget, Overflow};
 use serde::{Deserialize, Serialize};
 
-/// `context`: what happens to a prompt that exceeds `max_context_tokens`.
+/// `context`: what happens when a prompt exceeds `max_context_tokens`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextKeys {
-    /// The call fails, and the built-in loop ends the attempt.
+    /// The model call fails, and the built-in loop ends the attempt.
     #[default]
     Fail,
     /// Long tool results and user messages in the middle of the conversation are truncated.
@@ -20,28 +20,28 @@ pub enum ContextKeys {
     Summarize(SummarizeKeys),
 }
 
-/// Keys of policies that drop or truncate.
+/// Keys of context policies that drop turns or truncate texts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeepKeys {
-    /// Number of newest turns that stay unchanged, at least 1; 2 by default. A turn is a completion
-    /// and everything before the next completion.
+    /// Number of newest turns that stay unchanged, at least 1 (default 2). A turn is a completion
+    /// with everything before the next completion.
     pub keep: usize,
 }
 
-/// Keys of the policy that summarizes.
+/// Keys of the context policy that summarizes the oldest turns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SummarizeKeys {
-    /// Number of newest turns that stay unchanged, at least 1; 2 by default.
+    /// Number of newest turns that stay unchanged, at least 1 (default 2).
     pub keep: usize,
-    /// Name of the agent that writes summaries; the agent itself if empty.
+    /// Name of the agent that writes the summaries. If empty, the agent writes its own summaries.
     pub agent: String,
-    /// Whether summaries that the agent writes itself are trained.
+    /// Whether the agent's own summaries are trained.
     pub train: bool,
-    /// Maximum number of tokens of a summary, at least 1.
+    /// Maximum number of tokens in a summary, at least 1.
     pub tokens: usize,
-    /// Instruction that precedes the text to summarize.
+    /// Instruction to the agent that writes a summary. It precedes the text to summarize.
     pub instruction: String,
 }
 
@@ -80,9 +80,9 @@ impl ContextKeys {
         }
     }
 
-    /// Returns the policy for prompts of at most `max_prompt_tokens` tokens. If `max_prompt_tokens`
-    /// is 0, prompts leave room for a completion of `max_tokens` in a context of `context` tokens,
-    /// but may always use three quarters of it.
+    /// Returns the context policy for prompts of at most `max_prompt_tokens` tokens. If
+    /// `max_prompt_tokens` is 0, a prompt leaves room for a completion of `max_tokens` in a context
+    /// of `context` tokens, but can always use three quarters of the context.
     pub fn policy(
         &self,
         max_prompt_tokens: usize,
@@ -115,7 +115,7 @@ impl ContextKeys {
         }
     }
 
-    /// Returns whether the agent writes its own summaries and these are trained.
+    /// Returns whether the agent writes its own summaries and is trained on them.
     pub(super) fn trains_summaries(&self) -> bool {
         matches!(self, ContextKeys::Summarize(keys) if keys.train)
     }

@@ -8,10 +8,12 @@ use super::keys::{Phase, Recipe};
 use super::rl::ProximalPolicy;
 
 impl Recipe {
-    /// Returns the correction of phases that set none. Log-probabilities from servers, or from the
-    /// engine next to a learner that computes in bf16, differ numerically from the learner's.
-    /// Without a correction, ratios to the policy that sampled a token would treat this difference
-    /// as a change of weights.
+    /// Returns the importance correction for phases that set none, or `None` if sampler and learner
+    /// compute equal log-probabilities.
+    ///
+    /// Log-probabilities of inference servers, or of the engine combined with a learner that
+    /// computes in bf16, differ numerically from the learner's. Without a correction, the loss
+    /// would treat this difference as a change of weights.
     fn default_correction(&self) -> Option<Correction> {
         if let Some(samplers) = &self.cluster.samplers {
             return samplers.servers().correction.correction();
@@ -24,8 +26,8 @@ impl Recipe {
         }
     }
 
-    /// Returns a note for the user on the correction for the sampler's numerics and its reason, or
-    /// `None` if there is no correction.
+    /// Describes, for the user, how and why phases correct for numerical differences between
+    /// sampler and learner. Returns `None` if no phase has a correction.
     pub fn numerics_note(&self) -> Option<String> {
         self.default_correction()?;
         let mut phases = self.phase.iter().filter_map(|phase| match phase {
@@ -49,7 +51,7 @@ impl Recipe {
         ))
     }
 
-    /// Sets the default correction in phases that set none.
+    /// Sets the default importance correction in RL phases that set no correction.
     pub(super) fn apply_defaults(&mut self) {
         let Some(correction) = self.default_correction() else { return };
         for phase in &mut self.phase {

@@ -11,9 +11,9 @@ use super::check_agents::format_choices;
 use super::keys::Recipe;
 
 impl Checker<'_> {
-    /// Checks the values of environments, that their names are unique, and that the kinds of their
-    /// agents fit.
-    pub(super) fn environments(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+    /// Checks the keys of environments. Their names must be unique, and their agents must have a
+    /// kind that environments support.
+    pub(super) fn check_environments(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let mut names: Vec<String> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
             let Some(options) = source.environment() else { continue };

@@ -2,19 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-/// `[phase.experience]`: the attempts of a group are made one after another, and each reads the
-/// final answers of earlier ones.
+/// `[phase.experience]`: makes the attempts of a group one after another, so that the prompt of
+/// each attempt contains the final answers of earlier attempts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExperienceKeys {
-    /// Maximum number of earlier attempts that an attempt reads, the newest ones; at least 1.
+    /// Maximum number of earlier attempts in a prompt, at least 1. The newest attempts are used.
     pub attempts: usize,
-    /// Whether an attempt reads the scores of the earlier ones.
+    /// Whether the prompt contains the scores of the earlier attempts.
     pub scores: bool,
-    /// Maximum number of characters of each final answer; the middle of a longer one is omitted. At
-    /// least 1.
+    /// Maximum number of characters of each final answer in the prompt, at least 1. The middle of a
+    /// longer answer is omitted.
     pub max_characters: usize,
-    /// Text before the earlier attempts.
+    /// Text that precedes the earlier attempts in the prompt.
     pub instruction: String,
 }
 

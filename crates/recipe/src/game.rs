@@ -12,43 +12,45 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GameKeys {
-    /// Name of the game: a built-in one, or any name if `command` is set.
+    /// Name of a built-in game, or any name if `command` is set.
     pub name: String,
-    /// Program that implements the rules of the game, with its arguments. Empty for a built-in
-    /// game.
+    /// Program that implements the rules of the game, with its arguments. Empty if the game is
+    /// built in.
     pub command: Vec<String>,
     /// Working directory of the program; by default the directory of the recipe.
     pub folder: PathBuf,
     /// Names of environment variables that are passed to the program in addition to the usual ones.
     pub environment: Vec<String>,
-    /// Maximum number of processes of the program, at least 1.
+    /// Maximum number of concurrent processes of the program, at least 1.
     pub workers: usize,
     /// Timeout for one request to the program, in seconds.
     pub seconds: f64,
-    /// Options of the game.
+    /// Options that the rules of the game define.
     pub options: Map<String, Value>,
-    /// Agent of each seat, by the seat's name, role or side; the first of these counts. The agent
-    /// under `other` plays the remaining seats; by default the agent of `[agent]`.
+    /// Name of the agent that plays a seat, by the seat's name, role or side. If several apply, the
+    /// name precedes the role and the role the side. The agent under `other` plays the remaining
+    /// seats; by default, it is the agent of `[agent]`.
     pub agents: BTreeMap<String, String>,
-    /// Maximum number of further completions if a completion is no legal move. After them, the
-    /// default move of the rules is played.
+    /// Maximum number of further completions after a completion that is no legal move. After these,
+    /// the default move of the rules is played.
     pub retries: u32,
-    /// Reward of a completion that is no legal move.
+    /// Reward of each completion that is no legal move.
     pub illegal: f64,
-    /// Reward of a default move.
+    /// Reward of each default move that replaces an illegal move.
     pub default: f64,
-    /// Maximum number of tokens of one completion; 0 leaves the limit to the agent.
+    /// Maximum number of sampled tokens per completion. 0 applies the limit of the agent.
     pub move_tokens: usize,
-    /// Whether the sampler restricts completions to the JSON schema of the move, except those of
-    /// trained policies.
+    /// Whether the sampler constrains completions to the JSON schema of the move. Completions of
+    /// trained policies are never constrained.
     pub constrained: bool,
-    /// Whether the described format of a completion has a field for private reasoning.
+    /// Whether the output format that prompts describe has a field for private reasoning.
     pub reasoning: bool,
-    /// Text after each request for a move; `{format}` is replaced by the format of the completion.
+    /// Text that follows each request for a move. `{format}` is replaced by the description of the
+    /// output format.
     pub format: String,
 }
 
-/// Key of [`GameKeys::agents`] for the remaining seats.
+/// Key in [`GameKeys::agents`] of the agent that plays the remaining seats.
 pub(super) const OTHER: &str = "other";
 
 impl Default for GameKeys {
@@ -74,7 +76,7 @@ impl Default for GameKeys {
 }
 
 impl GameKeys {
-    /// Returns whether the recipe has no game.
+    /// Returns whether the recipe defines no game.
     pub fn is_empty(&self) -> bool {
         *self == GameKeys::default()
     }
@@ -85,13 +87,14 @@ impl GameKeys {
     }
 }
 
-/// `[[tasks]] kind = "seeds"`: tasks without a question. Each has a seed, for a game.
+/// `[[tasks]] kind = "seeds"`: tasks that consist of a seed instead of a question. They start
+/// matches of a game.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SeedKeys {
-    /// Number of training seeds, from 0.
+    /// Number of training seeds, which are 0, 1, 2, and so on.
     pub train: u32,
-    /// Name of the agent that leads the attempts; by default the agent of `[agent]`.
+    /// Name of the agent that leads the attempts. By default, it is the agent of `[agent]`.
     pub agent: String,
 }
 
@@ -101,20 +104,20 @@ impl Default for SeedKeys {
     }
 }
 
-/// First held-out seed. Training seeds are below.
+/// Lowest possible held-out seed. All training seeds are lower.
 const FIRST_HELD_OUT: u64 = 1 << 32;
 
 impl SeedKeys {
-    /// Name of the source of the tasks.
+    /// Name of the task source in tasks and metrics.
     pub(super) const SOURCE: &str = "seeds";
 
-    /// Returns the training tasks.
-    pub fn training(&self) -> Vec<Task> {
+    /// Creates the training tasks of the source.
+    pub fn training_tasks(&self) -> Vec<Task> {
         (0..u64::from(self.train)).map(|seed| self.task(seed)).collect()
     }
 
-    /// Returns `count` held-out tasks, which depend on `eval.split_seed`.
-    pub fn held_out(&self, split_seed: u64, count: usize) -> Vec<Task> {
+    /// Creates `count` held-out tasks of the source. Their seeds depend on `eval.split_seed`.
+    pub fn held_out_tasks(&self, split_seed: u64, count: usize) -> Vec<Task> {
         let first = FIRST_HELD_OUT.wrapping_add(split_seed << 33) & (i64::MAX as u64);
         (0..count as u64).map(|index| self.task(first.max(FIRST_HELD_OUT) + index)).collect()
     }

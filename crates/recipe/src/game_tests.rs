@@ -51,8 +51,11 @@ fn prompts_of_policies_need_game_and_slots() {
 fn seeds_of_training_and_evaluation_are_separate() {
     let keys = SeedKeys { train: 20, agent: String::new() };
     let seed = |task: &levade_tasks::Task| task.row["seed"].as_u64().unwrap();
-    assert_eq!(keys.training().iter().map(seed).collect::<Vec<_>>(), (0..20).collect::<Vec<_>>());
-    let held_out = |split| keys.held_out(split, 5).iter().map(seed).collect::<Vec<_>>();
+    assert_eq!(
+        keys.training_tasks().iter().map(seed).collect::<Vec<_>>(),
+        (0..20).collect::<Vec<_>>()
+    );
+    let held_out = |split| keys.held_out_tasks(split, 5).iter().map(seed).collect::<Vec<_>>();
     assert!(held_out(1).iter().all(|seed| *seed > u64::from(u32::MAX)));
     assert!(held_out(1).iter().all(|seed| !held_out(2).contains(seed)));
 }

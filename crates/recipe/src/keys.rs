@@ -30,28 +30,29 @@ use super::sessions::{SessionGatewayKeys, SessionKeys};
 use super::tools::ToolKeys;
 use super::user::UserKeys;
 
-/// A complete recipe.
+/// A complete recipe: all settings of a training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Name, seed, directory and store of the run.
     pub run: RunKeys,
-    /// Model that the run starts from.
+    /// Model with whose weights the run starts.
     pub model: ModelKeys,
-    /// Policies by name. If none is given, the model is the only policy, and it is trained.
+    /// Policies by name. If empty, the model is the only policy, and it is trained.
     #[serde(default)]
     pub policy: BTreeMap<String, PolicyKeys>,
-    /// How this machine computes.
+    /// Compute settings of the embedded engine on this machine.
     #[serde(default)]
     pub engine: EngineKeys,
-    /// Samplers and learners outside the embedded engine.
+    /// Samplers and learners outside of the embedded engine.
     #[serde(default, skip_serializing_if = "ClusterKeys::is_empty")]
     pub cluster: ClusterKeys,
-    /// Runners, which make the attempts on this host or others. Without this table, this process
-    /// makes them.
+    /// Settings of the runners that make the attempts, on this host or other hosts. `None` if this
+    /// process makes the attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runners: Option<RunnersKeys>,
-    /// Gateway at which agents of kind `session` start attempts.
+    /// Settings of the gateway at which agents of kind `session` start attempts. `None` for no
+    /// gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<SessionGatewayKeys>,
     /// Task sources. Tasks of several sources are trained on together.
@@ -62,19 +63,19 @@ pub struct Recipe {
     /// Toolboxes that agents can use.
     #[serde(default)]
     pub tool: Vec<ToolKeys>,
-    /// The default agent.
+    /// Settings of the default agent, and defaults for additional agents.
     #[serde(default)]
     pub agent: AgentKeys,
-    /// Additional agents by name, `[agent.NAME]` in a file.
+    /// Additional agents by name (`[agent.NAME]` in a recipe file).
     #[serde(default, rename = "$agents")]
     pub agents: BTreeMap<String, AgentKeys>,
-    /// Simulated users by name, with whom agents talk.
+    /// Simulated users by name, who talk with agents.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub user: BTreeMap<String, UserKeys>,
-    /// Game that the agents play.
+    /// Game that agents of kind `game` play.
     #[serde(default, skip_serializing_if = "GameKeys::is_empty")]
     pub game: GameKeys,
-    /// How attempts are rewarded.
+    /// How attempts are scored and rewarded.
     #[serde(default)]
     pub reward: RewardKeys,
     /// How success is measured on held-out tasks.
@@ -85,7 +86,7 @@ pub struct Recipe {
     pub phase: Vec<Phase>,
 }
 
-/// `[run]`
+/// `[run]`: name, seed, directory, store and checkpoints of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunKeys {
@@ -94,7 +95,7 @@ pub struct RunKeys {
     /// Seed of every random choice. Two runs with the same recipe and seed end with the same
     /// weights, unless the order in which attempts finish decides what is trained on (`staleness`,
     /// `oversample`).
-    #[serde(default = "one")]
+    #[serde(default = "default_seed")]
     pub seed: u64,
     /// Output directory; by default `runs/<name>` in the working directory.
     #[serde(default)]
@@ -102,16 +103,16 @@ pub struct RunKeys {
     /// Store for attempts, step plans and evaluations; `sqlite:run.db` if empty.
     #[serde(default, skip_serializing_if = "Location::is_default")]
     pub store: Location,
-    /// Interval between checkpoints in steps, in addition to the one at the end of each phase; 0
-    /// for no others.
-    #[serde(default = "ten")]
+    /// Interval between checkpoints, in steps. 0 writes no checkpoints in addition to those at the
+    /// end of each phase.
+    #[serde(default = "default_checkpoint_every")]
     pub checkpoint_every: u32,
-    /// Number of these checkpoints that are kept, at least 1; the newest are kept. Checkpoints at
-    /// the end of a phase are always kept.
-    #[serde(default = "two")]
+    /// Number of newest checkpoints to keep, at least 1. Checkpoints at the end of a phase are
+    /// always kept in addition.
+    #[serde(default = "default_keep")]
     pub keep: u32,
-    /// Number of phases to skip, counted from the first: 1 for a model that was fine-tuned
-    /// elsewhere. It is 0 in a resolved recipe, which contains only the phases that run.
+    /// Number of phases to skip at the start, for example 1 if the model was fine-tuned elsewhere.
+    /// In a resolved recipe, it is 0, because that recipe contains only the phases that run.
     #[serde(default)]
     pub skip_phases: usize,
 }
@@ -124,34 +125,36 @@ impl RunKeys {
     }
 }
 
-fn one() -> u64 {
+fn default_seed() -> u64 {
     1
 }
 
-fn two() -> u32 {
+fn default_keep() -> u32 {
     2
 }
 
-fn ten() -> u32 {
+fn default_checkpoint_every() -> u32 {
     10
 }
 
-/// Default number of sequences computed together if the recipe does not set the number of
-/// concurrent attempts. A larger batch spreads the cost of reading the weights, but each sequence
-/// needs memory for its keys and values.
+/// Default number of sequences that the engine computes together, if the recipe does not set the
+/// number of concurrent attempts. A larger batch spreads the cost of reading the weights, but each
+/// sequence needs memory for its keys and values.
 const DEFAULT_SEQUENCES: usize = 64;
 
-/// `[engine]`
+/// `[engine]`: compute settings of the embedded engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineKeys {
-    /// Number of compute threads; 0 for one per core. Results do not depend on it.
+    /// Number of compute threads. 0 starts one thread per core. Results do not depend on this
+    /// number.
     pub threads: usize,
     /// Maximum number of attempts in flight, including those that wait for a tool. 0 allows all
     /// attempts of a step and those that may run ahead of it. Results do not depend on it.
     pub concurrency: usize,
     /// Maximum number of tokens of a micro-batch after merging shared prefixes, at least 1. It
-    /// bounds memory. A longer sequence is a micro-batch of its own, which is computed in chunks.
+    /// bounds the memory of training. A longer sequence forms a separate micro-batch, which is
+    /// computed in chunks.
     pub micro_batch_tokens: usize,
     /// Precision of sampling and training. The trained weights are always f32.
     pub precision: Precision,
@@ -160,42 +163,42 @@ pub struct EngineKeys {
     /// Log-probabilities computed in training then differ slightly from those of sampling; the
     /// recorded log-probability is the one of sampling.
     pub keep_cache: bool,
-    /// Maximum memory to use, in MiB; 0 for the free memory. If memory is short, training
-    /// recomputes activations, which takes longer. Results do not depend on it.
+    /// Maximum memory of the engine, in MiB. 0 uses the free memory. If memory is short, training
+    /// recomputes activations, which takes longer. Results do not depend on this limit.
     pub memory_mb: usize,
-    /// Memory for the keys and values of sequences in sampling, in MiB, of each engine; 0 for a
-    /// quarter of the memory, at most 1024. The cache always holds a sequence of the full context.
+    /// Memory of the KV cache in sampling, in MiB per engine. 0 uses a quarter of the memory, at
+    /// most 1024 MiB. The cache always fits one sequence of the full context.
     pub kv_memory_mb: usize,
-    /// Timeout for calls of the model other than completions, in seconds: computing a micro-batch,
-    /// changing its weights, writing or reading them. If a call times out, the run ends with an
-    /// error and can be resumed from its last checkpoint.
+    /// Timeout for model calls other than completions, in seconds: computing a micro-batch, or
+    /// changing, writing or reading weights. If a call times out, the run ends with an error and
+    /// can be resumed from its last checkpoint.
     pub call_seconds: f64,
 }
 
 impl EngineKeys {
-    /// Returns the maximum number of sequences that the engine computes together. It is the number
-    /// of concurrent attempts if the recipe sets one.
-    pub fn sequences(&self) -> usize {
-        self.attempts(DEFAULT_SEQUENCES)
+    /// Returns the maximum number of sequences that the engine computes together: the number of
+    /// concurrent attempts if the recipe sets it, otherwise a default.
+    pub fn max_sequences(&self) -> usize {
+        self.max_attempts_or(DEFAULT_SEQUENCES)
     }
 
-    /// Wraps `sampler` so that its calls time out after `call_seconds`.
-    pub fn sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
+    /// Wraps `sampler` so that calls other than completions time out after `call_seconds`.
+    pub fn wrap_sampler(&self, sampler: Arc<dyn Sampler>) -> Arc<dyn Sampler> {
         Arc::new(TimeoutPolicy::new(sampler, self.max_call_timeout()))
     }
 
-    /// Wraps `learner` so that its calls time out after `call_seconds`.
-    pub fn learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
+    /// Wraps `learner` so that each call times out after `call_seconds`.
+    pub fn wrap_learner(&self, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
         Arc::new(TimeoutPolicy::new(learner, self.max_call_timeout()))
     }
 
-    /// Returns the timeout for a call of a policy.
+    /// Returns the timeout for calls of a policy other than completions.
     pub fn max_call_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
-    /// Returns the maximum number of attempts in flight. `needed` is used if the recipe sets none.
-    pub fn attempts(&self, needed: usize) -> usize {
+    /// Returns the maximum number of attempts in flight, or `needed` if the recipe sets none.
+    pub fn max_attempts_or(&self, needed: usize) -> usize {
         if self.concurrency > 0 { self.concurrency } else { needed }
     }
 }
@@ -215,11 +218,11 @@ impl Default for EngineKeys {
     }
 }
 
-/// `[[tasks]]`, by `kind`
+/// `[[tasks]]`: a source of tasks, by `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskSource {
-    /// Generated arithmetic, in symbols or words, without end.
+    /// Generated arithmetic problems, in symbols or words.
     Arithmetic(ArithmeticKeys),
     /// Rows of files (JSON Lines, Parquet and others).
     #[serde(alias = "jsonl")]
@@ -233,14 +236,15 @@ pub enum TaskSource {
     /// An OpenEnv server.
     #[serde(rename = "openenv")]
     OpenEnv(OpenEnvOptions),
-    /// Seeds of a game.
+    /// Seeds for matches of a game.
     Seeds(SeedKeys),
     /// Recorded sessions of agents that run elsewhere.
     Sessions(SessionKeys),
 }
 
 impl TaskSource {
-    /// Returns the environment's options, or `None` if this source is not an environment.
+    /// Returns the options of the environment that provides the tasks, or `None` if this source is
+    /// not an environment.
     pub fn environment(&self) -> Option<EnvironmentOptions> {
         match self {
             TaskSource::Arithmetic(_)
@@ -257,7 +261,7 @@ impl TaskSource {
     }
 }
 
-/// `[[tasks]] kind = "arithmetic"`
+/// `[[tasks]] kind = "arithmetic"`: generated arithmetic problems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArithmeticKeys {
@@ -271,7 +275,7 @@ pub struct ArithmeticKeys {
     pub words: f64,
     /// Whether a task in words may be a story, which does not name the operations.
     pub stories: bool,
-    /// Number of different training tasks.
+    /// Number of distinct training tasks to generate.
     pub train: u32,
 }
 
@@ -284,39 +288,41 @@ impl Default for ArithmeticKeys {
 }
 
 impl ArithmeticKeys {
-    /// Returns the options of the generator.
+    /// Returns the options of the arithmetic generator.
     pub fn options(&self) -> ArithmeticOptions {
         let ArithmeticKeys { operands, min_digits, max_digits, words, stories, .. } = *self;
         ArithmeticOptions { operands, min_digits, max_digits, words, stories }
     }
 }
 
-/// `[metrics]`: destinations of metrics in addition to `metrics.jsonl`
+/// `[metrics]`: destinations of metrics in addition to `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsKeys {
-    /// Whether to write event files for TensorBoard to the directory `tensorboard` of the run.
+    /// Whether to write TensorBoard event files into the directory `tensorboard` of the run.
     pub tensorboard: bool,
-    /// URL of an MLflow server, such as `http://127.0.0.1:5000`; none if empty. The experiment has
-    /// the run's name.
+    /// URL of an MLflow server to which metrics are sent, such as `http://127.0.0.1:5000`. The
+    /// experiment has the run's name. Disabled if empty.
     pub mlflow: String,
-    /// Project in Weights & Biases; none if empty. Metrics are written to the directory `wandb` of
-    /// the run, which `wandb sync` uploads.
+    /// Project name for Weights & Biases. Metrics are written into the directory `wandb` of the
+    /// run, which `wandb sync` uploads. Disabled if empty.
     pub wandb: String,
-    /// Traces of attempts, for a collector of OpenTelemetry.
+    /// Traces of attempts, which are sent to an OpenTelemetry collector.
     pub traces: TracesKeys,
 }
 
-/// `[metrics.traces]`: traces of attempts, with their model calls, tool calls and scores
+/// `[metrics.traces]`: traces of attempts, with their model calls, tool calls and scores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracesKeys {
     /// URL to which traces are sent as OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`.
-    /// `mlflow` is the server of `metrics.mlflow`, in the experiment of the run. None if empty.
+    /// The value `mlflow` selects the server of `metrics.mlflow` and the experiment of the run.
+    /// Disabled if empty.
     pub otlp: String,
-    /// Further headers of the requests, by name.
+    /// Additional HTTP headers of the requests, by name.
     pub headers: BTreeMap<String, String>,
-    /// Environment variable with further headers, as `NAME=VALUE,NAME=VALUE`; for secrets.
+    /// Name of an environment variable that contains additional headers, as
+    /// `NAME=VALUE,NAME=VALUE`. It is meant for secrets.
     pub headers_env: String,
     /// Whether traces contain the text of prompts, completions, tool calls and results.
     pub text: bool,
@@ -337,36 +343,36 @@ impl Default for TracesKeys {
 }
 
 impl TracesKeys {
-    /// Value of `otlp` for the server of `metrics.mlflow`.
+    /// Value of `metrics.traces.otlp` that selects the server of `metrics.mlflow`.
     pub const MLFLOW: &str = "mlflow";
 }
 
-/// `[eval]`: evaluation on held-out tasks, before the first phase and after each phase; greedy by
-/// default.
+/// `[eval]`: evaluations on held-out tasks, before the first phase and after each phase. Sampling
+/// is greedy by default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalKeys {
-    /// Number of tasks from each source. A file contributes at most the tasks that it holds out. 0
-    /// disables evaluations.
+    /// Number of evaluation tasks from each source. A file provides at most the tasks that it holds
+    /// out. 0 disables evaluations.
     pub tasks: usize,
-    /// Fraction of these tasks that are used only to select `checkpoints/best`, in 0..1, and are
+    /// Fraction of the evaluation tasks that only select `checkpoints/best`, in 0..1, and are
     /// reported separately. The remaining tasks then give an unbiased estimate for the best
-    /// checkpoint. With 0, all tasks select the checkpoint, and the estimate is biased upwards.
+    /// checkpoint. If 0, all tasks select the checkpoint, and the estimate is biased upwards.
     pub select: f64,
-    /// Number of tasks from each generator in wordings that never occur in training; reported
-    /// separately.
+    /// Number of separately reported tasks per generator whose wordings never occur in training.
     pub unseen_wordings: usize,
-    /// Seed of the choice of held-out questions, over all sources together. It is separate from the
-    /// run's seed. Runs with different seeds are therefore measured on the same tasks, and no run
-    /// trains on a task that another run is measured on.
+    /// Seed that selects the held-out questions, over all sources together. It is independent of
+    /// the run's seed: runs with different seeds are evaluated on the same tasks, and no run trains
+    /// on an evaluation task of another run.
     pub split_seed: u64,
-    /// Interval between evaluations in steps of a phase; 0 evaluates only at the end of a phase.
+    /// Interval between evaluations, in steps of a phase. 0 evaluates only at the end of each
+    /// phase.
     pub every: u32,
-    /// Whether to evaluate before training.
+    /// Whether to evaluate before the first phase.
     pub before: bool,
-    /// Number of attempts at each task, at least 1.
+    /// Number of attempts at each evaluation task, at least 1.
     pub samples: u32,
-    /// Sampling temperature, in 0.01..=100 or 0. 0 takes the most likely token and needs `samples =
+    /// Sampling temperature, 0 or in 0.01..=100. 0 is greedy sampling, which requires `samples =
     /// 1`.
     pub temperature: f32,
     /// Nucleus sampling: samples from the most likely tokens whose probabilities add up to this
@@ -377,9 +383,9 @@ pub struct EvalKeys {
     /// Minimum probability of a token relative to the most likely token, in 0..=1; 0 keeps all
     /// tokens.
     pub min_p: f32,
-    /// Maximum number of completions in an attempt; 0 for `agent.max_turns`.
+    /// Maximum number of completions in an evaluation attempt. 0 applies `agent.max_turns`.
     pub max_turns: u32,
-    /// Maximum number of sampled tokens in an attempt; 0 for `agent.max_tokens`.
+    /// Maximum number of sampled tokens in an evaluation attempt. 0 applies `agent.max_tokens`.
     pub max_tokens: usize,
 }
 
@@ -420,7 +426,7 @@ impl EvalKeys {
     }
 }
 
-/// `[[phase]]`, by `kind`
+/// `[[phase]]`: one part of the training, by `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -428,12 +434,12 @@ pub enum Phase {
     Sft(SftKeys),
     /// Reinforcement learning.
     Rl(Box<RlKeys>),
-    /// Improvement of a system prompt.
+    /// Improvement of a prompt, such as the system prompt of an agent.
     Prompt(PromptKeys),
 }
 
 impl Phase {
-    /// Returns the name in messages and metrics.
+    /// Returns the name of the phase's kind in messages and metrics, such as `sft` or `grpo`.
     pub fn name(&self) -> &'static str {
         match self {
             Phase::Sft(_) => "sft",
@@ -452,13 +458,13 @@ impl Phase {
         }
     }
 
-    /// Returns the number of steps if the phase does not stop early.
+    /// Returns the number of steps of the phase if it does not stop early.
     pub fn steps(&self) -> u32 {
-        u32::try_from(self.all_steps()).unwrap_or(u32::MAX)
+        u32::try_from(self.exact_steps()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of steps without the cap of `u32`, which no run can exceed.
-    pub(super) fn all_steps(&self) -> u64 {
+    /// Returns the exact number of steps, which can exceed `u32::MAX` in an unchecked recipe.
+    pub(super) fn exact_steps(&self) -> u64 {
         match self {
             Phase::Sft(keys) => {
                 let steps_per_epoch = keys.demonstrations.div_ceil(keys.batch.max(1)) as u64;
@@ -469,8 +475,8 @@ impl Phase {
         }
     }
 
-    /// Returns the optimizer of the phase and its peak learning rate, or `None` if the phase trains
-    /// no weights.
+    /// Returns the optimizer settings of the phase and the peak learning rate, or `None` if the
+    /// phase trains no weights.
     pub fn optimizer(&self) -> Option<(&OptimizerKeys, f32)> {
         match self {
             Phase::Sft(keys) => Some((&keys.optimizer, keys.learning_rate)),
@@ -479,8 +485,8 @@ impl Phase {
         }
     }
 
-    /// Returns the names of the policies that the phase trains; empty for all trained policies.
-    /// Returns `None` if the phase trains no weights.
+    /// Returns the names of the policies that the phase trains. An empty list selects all trained
+    /// policies. Returns `None` if the phase trains no weights.
     pub fn policies(&self) -> Option<&[String]> {
         match self {
             Phase::Sft(keys) => Some(&keys.policies),
@@ -489,7 +495,7 @@ impl Phase {
         }
     }
 
-    /// Returns the success rate at which the phase stops early, or `None`.
+    /// Returns the success rate at which the phase stops early, or `None` if it never stops early.
     pub fn early_stop_success(&self) -> Option<f64> {
         match self {
             Phase::Sft(keys) => keys.until,
@@ -499,39 +505,39 @@ impl Phase {
     }
 }
 
-/// `[[phase]] kind = "sft"`
+/// `[[phase]] kind = "sft"`: supervised fine-tuning on demonstrations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SftKeys {
     /// Number of demonstrations, at least 1. They are sampled evenly over all kinds of training
-    /// tasks that have one, or made by `source`.
+    /// tasks that have demonstrations, or they come from `source`.
     pub demonstrations: usize,
-    /// Origin of demonstrations if they do not come with the tasks.
+    /// Origin of the demonstrations. `None` uses the worked solutions of the tasks.
     #[serde(default)]
     pub source: Option<SourceKeys>,
-    /// System prompt with which the completions of `source` are imitated, in place of the one with
-    /// which they were made. The agent uses it from the first step on.
+    /// System prompt that replaces the original system prompt in demonstrations from `source`. The
+    /// agent uses it from the first step on. `None` keeps the original.
     #[serde(default)]
     pub system: Option<String>,
     /// Maximum number of passes over the demonstrations.
-    #[serde(default = "one_epoch")]
+    #[serde(default = "default_epochs")]
     pub epochs: u32,
-    /// Success rate, in 0..=1, at which the phase stops early; see `eval.every`. If `eval.select`
-    /// reserves tasks for selection, their success counts.
+    /// Success rate, in 0..=1, at which the phase stops early (see `eval.every`). If `eval.select`
+    /// reserves selection tasks, their success rate counts. `None` disables early stopping.
     #[serde(default)]
     pub until: Option<f64>,
-    /// Names of the policies that the phase trains; by default all trained policies.
+    /// Names of the policies that the phase trains. All trained policies if empty.
     #[serde(default)]
     pub policies: Vec<String>,
     /// Number of demonstrations in a step.
     pub batch: usize,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// How the loss of a step is averaged; by default the mean over tokens.
+    /// How the loss is averaged over a step. The default is the mean over tokens.
     #[serde(default)]
     #[serde(alias = "normaliser")]
     pub normalizer: Normalizer,
-    /// The optimiser.
+    /// Settings of the optimizer.
     #[serde(default)]
     #[serde(alias = "optimiser")]
     pub optimizer: OptimizerKeys,
@@ -546,24 +552,24 @@ pub struct SourceKeys {
     /// Name of a policy of kind `external`, or of the trained policy of the agent.
     #[serde(default)]
     pub policy: Option<String>,
-    /// Instead of `policy`: the field of a task's row that contains the completions of an attempt,
-    /// in order.
+    /// Name of the field in a task's row that contains the completions of an attempt, in order.
+    /// Excludes `policy`.
     #[serde(default)]
     pub field: Option<String>,
-    /// Instead of `policy`: whether the completions of recorded sessions are imitated, the tasks of
-    /// kind `sessions`.
+    /// Whether the completions of recorded sessions are imitated, which are tasks of kind
+    /// `sessions`. Excludes `policy`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sessions: bool,
-    /// Minimum score of an attempt whose completions are imitated.
-    #[serde(default = "full_score")]
+    /// Minimum score of an attempt that is used as a demonstration.
+    #[serde(default = "default_min_score")]
     #[serde(alias = "least_score")]
     pub min_score: f64,
-    /// Maximum number of tasks to try; 0 for four per demonstration, or for all sessions.
+    /// Maximum number of tasks to try. 0 tries four tasks per demonstration, or all sessions.
     #[serde(default)]
     pub tasks: usize,
 }
 
-fn full_score() -> f64 {
+fn default_min_score() -> f64 {
     1.0
 }
 
@@ -588,6 +594,6 @@ impl SourceKeys {
     }
 }
 
-fn one_epoch() -> u32 {
+fn default_epochs() -> u32 {
     1
 }

@@ -134,7 +134,7 @@ pub use write::WriteError;
 /// [`std::time::Duration`].
 const MAX_SECONDS: f64 = 1e9;
 
-/// Errors in a recipe. The user can fix each of them.
+/// Errors in a recipe file or in its overrides. The user can fix each of them.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.
@@ -158,7 +158,7 @@ pub enum RecipeError {
     Key {
         /// Path of the recipe file.
         file: PathBuf,
-        /// Path of the key, and the problem.
+        /// Path of the key, and a description of the problem.
         source: ReadError,
     },
     /// A value is out of range.
@@ -168,12 +168,12 @@ pub enum RecipeError {
         file: PathBuf,
         /// Path of the key.
         key: String,
-        /// Value in the recipe, as it is shown in the message.
+        /// Invalid value, as the message shows it.
         value: String,
         /// Description of the allowed values.
         range: String,
     },
-    /// An override is malformed, or its path does not exist.
+    /// An override (`--set`) is malformed, or its path does not exist.
     #[error("{0}")]
     Set(#[from] SetError),
     /// A value cannot be represented in TOML.
@@ -182,26 +182,26 @@ pub enum RecipeError {
 }
 
 impl Recipe {
-    /// Returns the task sources that are environments.
+    /// Returns the options of the task sources that are environments.
     pub fn environments(&self) -> impl Iterator<Item = EnvironmentOptions> {
         self.tasks.iter().filter_map(TaskSource::environment)
     }
 
-    /// Returns the maximum number of attempts in flight. This is `engine.concurrency` if it is not
-    /// 0. Otherwise it is enough for the largest step and the attempts that may run ahead of it.
+    /// Returns the maximum number of attempts in flight: `engine.concurrency` or, if it is 0,
+    /// enough for the largest step and the attempts that may run ahead of it.
     pub fn concurrency(&self) -> usize {
         let attempts = |phase: &Phase| match phase {
             Phase::Sft(_) => 0,
-            Phase::Prompt(keys) => keys.children().saturating_mul(keys.gradient_tasks),
+            Phase::Prompt(keys) => keys.num_new_prompts().saturating_mul(keys.gradient_tasks),
             Phase::Rl(keys) => (1 + keys.staleness as usize)
                 .saturating_mul(keys.groups)
-                .saturating_mul(keys.attempts_of_task()),
+                .saturating_mul(keys.attempts_per_task()),
         };
-        let needed = self.phase.iter().map(attempts).fold(self.engine.sequences(), usize::max);
-        self.engine.attempts(needed)
+        let needed = self.phase.iter().map(attempts).fold(self.engine.max_sequences(), usize::max);
+        self.engine.max_attempts_or(needed)
     }
 
-    /// Reads a recipe, applies the overrides in order, and checks every value.
+    /// Reads a recipe file, applies the overrides in order, and checks every value.
     ///
     /// # Errors
     /// Returns [`RecipeError`] with the file and the key if the recipe is invalid, and an error if
@@ -210,8 +210,8 @@ impl Recipe {
         Self::load_over(None, file, overrides)
     }
 
-    /// Reads a recipe of which only `[reward]` counts. A file that contains only `[reward]` gets
-    /// the other tables from the recipe in `base`.
+    /// Reads a recipe for its `[reward]`. If the file contains only `[reward]`, the other tables
+    /// come from the recipe in `base`.
     ///
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
@@ -223,8 +223,8 @@ impl Recipe {
         Self::load_over(Some(base), file, overrides)
     }
 
-    /// Reads a recipe. If `base` is `Some` and `file` contains only `[reward]`, the other tables
-    /// are those of `base`.
+    /// Reads the recipe in `file`. If `base` is `Some` and the file contains only `[reward]`, the
+    /// other tables come from the recipe in `base`.
     fn load_over(
         base: Option<&Path>,
         file: &Path,
@@ -241,27 +241,27 @@ impl Recipe {
                 "the path of its directory, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
         }
-        paths::resolve(&mut table, &dir);
+        paths::resolve_paths(&mut table, &dir);
         if let Some(base) = base
             && table.len() == 1
             && let Some(reward) = table.remove("reward")
         {
             table = read_table(base)?;
-            paths::resolve(&mut table, &here.join(base.parent().unwrap_or(Path::new(""))));
+            paths::resolve_paths(&mut table, &here.join(base.parent().unwrap_or(Path::new(""))));
             table.insert("reward".to_owned(), reward);
         }
         for change in overrides {
-            paths::apply(change, &mut table, &here)?;
+            paths::apply_override(change, &mut table, &here)?;
         }
         // The parts of the file already have their directories; this sets the directories of parts
         // from overrides.
-        paths::resolve_parts(&mut table, &here);
+        paths::resolve_component_paths(&mut table, &here);
         Self::from_table(table, file, &here)
     }
 
-    /// Reads a recipe that was resolved on another host. Paths in the directory `runners.folder`,
-    /// which is the recipe's directory there, are replaced by paths in `dir`. `name` names the
-    /// recipe in errors.
+    /// Parses a recipe that was resolved on another host. Paths below `runners.folder`, the
+    /// recipe's directory on that host, are replaced by paths below `dir`. `name` names the recipe
+    /// in errors.
     ///
     /// # Errors
     /// Returns [`RecipeError`] with the key if the recipe is invalid.
@@ -269,16 +269,16 @@ impl Recipe {
         let mut table = parse_table(text, name)?;
         let folder = table.get("runners").and_then(|keys| keys.get("folder"));
         if let Some(folder) = folder.and_then(Value::as_str).map(str::to_owned) {
-            paths::relocate(&mut table, Path::new(&folder), dir);
+            paths::relocate_paths(&mut table, Path::new(&folder), dir);
         }
         Self::from_table(table, name, dir)
     }
 
-    /// Reads and checks a recipe whose paths are absolute. `here` is the working directory.
+    /// Parses and checks a recipe whose paths are absolute. `here` is the working directory.
     fn from_table(mut table: Table, file: &Path, here: &Path) -> Result<Self, RecipeError> {
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
-        reward::check_standalone(&table).map_err(wrong)?;
-        named::split(&mut table);
+        reward::check_scorer_keys(&table).map_err(wrong)?;
+        named::split_named_agents(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         recipe.apply_defaults();
         if recipe.run.folder.as_os_str().is_empty() {
@@ -293,7 +293,7 @@ impl Recipe {
     }
 
     /// Reads only the location of the run's store from a recipe. Other keys are not checked,
-    /// because they may name files that are not on this machine.
+    /// because they may name files that do not exist on this machine.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or is not TOML, or if its `run.store` is not a
@@ -319,8 +319,8 @@ impl Recipe {
             .map_err(|error| RecipeError::Write(write::to_write_error(error)))
     }
 
-    /// Returns the first key whose difference prevents one recipe from continuing the other
-    /// recipe's run.
+    /// Returns the first key whose difference prevents this recipe from resuming a run of the
+    /// recipe `earlier`. Returns `None` if the run can resume.
     ///
     /// # Errors
     /// Returns an error if a recipe cannot be written as TOML.
@@ -328,8 +328,8 @@ impl Recipe {
         Ok(compare::difference(&earlier.to_table()?, &self.to_table()?))
     }
 
-    /// Returns the first key whose difference prevents one recipe from continuing the other
-    /// recipe's run from an earlier step. In addition to the keys that a resumed run may change,
+    /// Returns the first key whose difference prevents this recipe from resuming a run of the
+    /// recipe `earlier` at an earlier step. In addition to the keys that a resumed run may change,
     /// all keys of `[reward]` and `run.store` may differ.
     ///
     /// # Errors
@@ -341,8 +341,8 @@ impl Recipe {
         Ok(compare::difference_from_step(&earlier.to_table()?, &self.to_table()?))
     }
 
-    /// Returns the override, as `--set` takes it, that gives another recipe the reward of this one.
-    /// Contains only keys that differ from their defaults.
+    /// Returns an override for `--set` that gives another recipe the reward of this recipe. It
+    /// contains only keys that differ from their defaults.
     ///
     /// # Errors
     /// Returns an error if a number is too large for TOML.
@@ -358,23 +358,23 @@ impl Recipe {
         Ok(format!("reward={}", Value::Table(reward)))
     }
 
-    /// Returns all keys in the layout of a recipe file.
+    /// Converts the recipe to a TOML table with all keys, in the layout of a recipe file.
     fn to_table(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
-        named::join(&mut table);
-        reward::remove_unused(&mut table);
+        named::join_named_agents(&mut table);
+        reward::remove_unused_scorer_key(&mut table);
         Ok(table)
     }
 }
 
-/// Reads a TOML file.
+/// Reads a TOML file into a table.
 fn read_table(file: &Path) -> Result<Table, RecipeError> {
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|source| RecipeError::Io { file: file.to_owned(), source })?;
     parse_table(&text, file)
 }
 
-/// Parses TOML. `file` names the text in errors.
+/// Parses TOML text into a table. `file` names the text in errors.
 fn parse_table(text: &str, file: &Path) -> Result<Table, RecipeError> {
     text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
         file: file.to_owned(),

@@ -10,12 +10,13 @@ use super::read::AGENTS;
 
 const AGENT: &str = "agent";
 
-/// Keys of an agent that are tables themselves, so that no agent can have these names.
+/// Keys of `[agent]` that are tables. No agent can have one of these names, because `[agent.NAME]`
+/// would be ambiguous.
 const TABLES: [&str; 5] = ["context", "match", "sampling", "tool_descriptions", "variables"];
 
-/// Moves the named agents out of `[agent]`. Each gets the keys of `[agent]` that it does not set
-/// itself.
-pub(super) fn split(table: &mut Table) {
+/// Moves the named agents out of `[agent]` into a separate table. Each agent inherits the keys of
+/// `[agent]` that it does not set.
+pub(super) fn split_named_agents(table: &mut Table) {
     let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return };
     let is_agent =
         |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
@@ -34,8 +35,8 @@ pub(super) fn split(table: &mut Table) {
     table.insert(AGENTS.into(), Value::Table(named));
 }
 
-/// Moves the named agents back into `[agent]`: the inverse of [`split`].
-pub(super) fn join(table: &mut Table) {
+/// Moves the named agents back into `[agent]`. This is the inverse of [`split`].
+pub(super) fn join_named_agents(table: &mut Table) {
     let Some(Value::Table(named)) = table.remove(AGENTS) else { return };
     if let Some(Value::Table(agent)) = table.get_mut(AGENT) {
         agent.extend(named);
@@ -52,19 +53,19 @@ mod tests {
                     system = 'x'\n[agent.y]";
         let mut table: Table = text.parse().unwrap();
         let before = table.clone();
-        split(&mut table);
+        split_named_agents(&mut table);
         let want: Table = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n\
              ['$agents'.x]\nmax_turns = 3\nsystem = 'x'\nvariables = { a = 1 }\n\
              ['$agents'.y]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }"
             .parse()
             .unwrap();
         assert_eq!(table, want);
-        join(&mut table);
+        join_named_agents(&mut table);
         assert_eq!(table["agent"]["x"]["system"], before["agent"]["x"]["system"]);
         let again = table.clone();
-        split(&mut table);
+        split_named_agents(&mut table);
         assert_eq!(table, want);
-        join(&mut table);
+        join_named_agents(&mut table);
         assert_eq!(table, again);
     }
 }

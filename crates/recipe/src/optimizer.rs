@@ -14,15 +14,15 @@ pub struct OptimizerKeys {
     /// Final learning rate as a fraction of the peak, in 0..=1.
     #[serde(alias = "final_share")]
     pub min_lr_ratio: f32,
-    /// Decay of the first moment, in 0..1.
+    /// Exponential decay rate of the first moment, in 0..1.
     pub beta1: f32,
-    /// Decay of the second moment, in 0..1.
+    /// Exponential decay rate of the second moment, in 0..1.
     pub beta2: f32,
     /// Constant that is added to the root of the second moment, more than 0.
     pub epsilon: f32,
     /// Decoupled weight decay, applied to matrices only; at least 0.
     pub weight_decay: f32,
-    /// Maximum global norm of gradients; larger gradients are scaled down. 0 disables clipping.
+    /// Maximum global norm of the gradients. Larger gradients are scaled down. 0 disables clipping.
     pub max_grad_norm: f32,
 }
 
@@ -48,8 +48,8 @@ pub enum Schedule {
     /// The learning rate stays at the peak.
     #[default]
     Constant,
-    /// Linear decay to `min_lr_ratio`.
+    /// The learning rate decays linearly to `min_lr_ratio` of the peak.
     Linear,
-    /// Half a cosine down to `min_lr_ratio`.
+    /// The learning rate decays along half a cosine to `min_lr_ratio` of the peak.
     Cosine,
 }

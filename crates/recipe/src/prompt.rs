@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 use super::agent::AgentKeys;
 use super::context::ContextKeys;
 
-/// Search algorithm of a prompt phase.
+/// Search algorithm by which a prompt phase improves prompts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptAlgorithm {
-    /// Beam search with textual gradients, as in Automatic Prompt Optimization: the prompts with
+    /// Beam search with textual gradients, as in Automatic Prompt Optimization. The prompts with
     /// the best mean scores are kept.
     #[default]
     Apo,
-    /// Reflective evolution, as in GEPA: every prompt that is the best at some task can have
+    /// Reflective evolution, as in GEPA. Every prompt that is the best at some task can have
     /// children, and a child is kept if it beats its parent at the tasks of its critique.
     Gepa,
 }
 
 impl PromptAlgorithm {
-    /// Returns the name in recipes and metrics.
+    /// Returns the name of the algorithm in recipes and metrics.
     pub fn name(self) -> &'static str {
         match self {
             PromptAlgorithm::Apo => "apo",
@@ -30,20 +30,20 @@ impl PromptAlgorithm {
     }
 }
 
-/// Text of an agent that a prompt phase improves.
+/// Which text of an agent a prompt phase improves.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptTarget {
-    /// The system prompt: `system` of the agent.
+    /// The system prompt of the agent (recipe key `system`).
     #[default]
     System,
-    /// The instruction for summaries of earlier turns: `context.instruction` of the agent.
+    /// The instruction for summaries of earlier turns (recipe key `context.instruction`).
     SummaryInstruction,
-    /// The description of a tool or of a parameter: `tool_descriptions` of the agent.
+    /// The description of a tool or of a tool parameter (recipe key `tool_descriptions`).
     Tool(ToolTarget),
 }
 
-/// Keys of a target of kind `tool`.
+/// The tool or tool parameter whose description a prompt phase improves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolTarget {
@@ -56,7 +56,7 @@ pub struct ToolTarget {
 }
 
 impl PromptTarget {
-    /// Returns the key of an agent in a recipe that sets the text.
+    /// Returns the recipe key, within an agent's table, that sets the text.
     pub fn key(&self) -> &'static str {
         match self {
             PromptTarget::System => "system",
@@ -65,8 +65,8 @@ impl PromptTarget {
         }
     }
 
-    /// Returns the maximum number of characters of a text. A description is in every prompt beside
-    /// those of other tools, so it must be shorter than a system prompt.
+    /// Returns the maximum number of characters of the text. A tool description must be shorter
+    /// than a system prompt, because every prompt also contains the descriptions of other tools.
     pub fn max_chars(&self) -> usize {
         match self {
             PromptTarget::System => 32_000,
@@ -74,8 +74,9 @@ impl PromptTarget {
         }
     }
 
-    /// Returns why a text cannot be a candidate: it is empty or too long. Returns `None` if it can.
-    pub fn rejection(&self, text: &str) -> Option<String> {
+    /// Returns why `text` cannot be a candidate prompt: it is empty or too long. Returns `None` if
+    /// it is acceptable.
+    pub fn rejection_reason(&self, text: &str) -> Option<String> {
         if text.trim().is_empty() {
             return Some("it is empty".into());
         }
@@ -83,8 +84,8 @@ impl PromptTarget {
         (chars > max).then(|| format!("it has {chars} characters; the maximum is {max}"))
     }
 
-    /// Sets the text in the keys of an agent. Does nothing if the agent writes no summaries and
-    /// the text is the instruction for them.
+    /// Sets the text in an agent's keys. Does nothing if the text is the summary instruction and
+    /// the agent writes no summaries.
     pub fn set(&self, keys: &mut AgentKeys, text: &str) {
         let text = text.to_owned();
         match self {
@@ -124,60 +125,62 @@ impl fmt::Display for PromptTarget {
 /// `[[phase]] kind = "prompt"`: improves a text that an agent reads, such as its system prompt. No
 /// weights change.
 ///
-/// The first step scores the given prompts at the selection tasks. Each further step makes new
-/// prompts: the agent attempts some training tasks with a parent prompt, the editor criticizes the
-/// prompt in view of these attempts, and then rewrites it.
+/// The first step scores the prompts of the recipe on the selection tasks. Each further step makes
+/// new prompts: the agent attempts some training tasks with a parent prompt, then the editor
+/// criticizes the prompt in view of these attempts, and rewrites it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromptKeys {
     /// Name of the policy that criticizes and rewrites prompts.
     pub editor: String,
-    /// Name of the agent whose text is improved; by default the agent of `[agent]`.
+    /// Name of the agent whose text is improved. By default, it is the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// Text that is improved.
+    /// Which text of the agent is improved.
     #[serde(default)]
     pub target: PromptTarget,
-    /// Search algorithm.
+    /// Search algorithm of the phase.
     #[serde(default)]
     pub algorithm: PromptAlgorithm,
-    /// Prompts that compete from the start with the one that the agent has then.
+    /// Candidate prompts that compete from the start with the agent's current prompt.
     #[serde(default)]
     pub candidates: Vec<String>,
-    /// Number of steps that make new prompts; 0 to only select the best of the given prompts.
-    #[serde(default = "three")]
+    /// Number of steps that make new prompts. If 0, the phase only selects the best of the given
+    /// prompts.
+    #[serde(default = "default_rounds")]
     pub rounds: u32,
-    /// Number of prompts that a step of `apo` keeps as parents.
-    #[serde(default = "four")]
+    /// Number of prompts that the algorithm `apo` keeps as parents in a step.
+    #[serde(default = "default_breadth")]
     pub beam_width: usize,
-    /// Number of new prompts: of each parent in `apo`, of a step in `gepa`.
-    #[serde(default = "four")]
+    /// Number of new prompts: per parent with the algorithm `apo`, per step with `gepa`.
+    #[serde(default = "default_breadth")]
     pub branch_factor: usize,
-    /// Number of attempts that a critique is based on, each at another training task.
-    #[serde(default = "four")]
+    /// Number of attempts on which a critique is based. Each is made at another training task.
+    #[serde(default = "default_breadth")]
     pub gradient_tasks: usize,
     /// Number of training tasks that are reserved to score prompts. Critiques never see them.
-    #[serde(default = "sixteen")]
+    #[serde(default = "default_selection_tasks")]
     pub selection_tasks: usize,
     /// Sampling temperature of the agent and of the editor.
-    #[serde(default = "unit")]
+    #[serde(default = "default_temperature")]
     pub temperature: f32,
     /// Maximum number of tokens of a critique or a new prompt.
-    #[serde(default = "long")]
+    #[serde(default = "default_max_tokens")]
     pub max_tokens: usize,
-    /// Success rate, in 0..=1, at which the phase stops early; see `eval.every`.
+    /// Success rate, in 0..=1, at which the phase stops early (see `eval.every`). `None` disables
+    /// early stopping.
     #[serde(default)]
     pub until: Option<f64>,
 }
 
 impl PromptKeys {
-    /// Returns the number of steps: one that scores the given prompts, and the rounds.
+    /// Returns the number of steps: one step that scores the given prompts, and one step per round.
     pub fn steps(&self) -> u32 {
         self.rounds.saturating_add(1)
     }
 
-    /// Returns the number of new prompts of a round.
-    pub fn children(&self) -> usize {
+    /// Returns the number of new prompts per round.
+    pub fn num_new_prompts(&self) -> usize {
         match self.algorithm {
             PromptAlgorithm::Apo => self.beam_width.saturating_mul(self.branch_factor),
             PromptAlgorithm::Gepa => self.branch_factor,
@@ -185,23 +188,23 @@ impl PromptKeys {
     }
 }
 
-fn three() -> u32 {
+fn default_rounds() -> u32 {
     3
 }
 
-fn four() -> usize {
+fn default_breadth() -> usize {
     4
 }
 
-fn sixteen() -> usize {
+fn default_selection_tasks() -> usize {
     16
 }
 
-fn unit() -> f32 {
+fn default_temperature() -> f32 {
     1.0
 }
 
-fn long() -> usize {
+fn default_max_tokens() -> usize {
     2048
 }
 
@@ -245,12 +248,12 @@ mod tests {
     fn rejection_depends_on_target() {
         let long = "x".repeat(8_001);
         for target in [PromptTarget::System, PromptTarget::SummaryInstruction, tool("")] {
-            assert_eq!(target.rejection(" \n").as_deref(), Some("it is empty"));
-            assert_eq!(target.rejection("Use it."), None);
-            let why = target.rejection(&long);
+            assert_eq!(target.rejection_reason(" \n").as_deref(), Some("it is empty"));
+            assert_eq!(target.rejection_reason("Use it."), None);
+            let why = target.rejection_reason(&long);
             assert_eq!(why.is_none(), target == PromptTarget::System, "{target}: {why:?}");
         }
-        let why = PromptTarget::System.rejection(&"x".repeat(32_001)).unwrap();
+        let why = PromptTarget::System.rejection_reason(&"x".repeat(32_001)).unwrap();
         assert!(why.contains("32001 characters"), "{why}");
     }
 }

@@ -16,27 +16,28 @@ use serde::de::{
 use serde_path_to_error::Segment;
 use toml::{Table, Value};
 
-/// Name of the typed field with the agents by name, which are in `[agent]` in a file. No key of a
-/// file starts with `$`.
+/// Name of the typed field that contains the named agents, which are in `[agent]` in a recipe file.
+/// No key of a file starts with `$`.
 pub(super) const AGENTS: &str = "$agents";
 
-/// Key that names the variant of an enum.
+/// Name of the key that selects the variant of an enum.
 pub(super) const KIND: &str = "kind";
 
-/// Name of the field whose contents are among the keys of its struct in a file.
+/// Name of the typed field whose keys are, in a recipe file, in the table of the surrounding
+/// struct.
 pub(super) const OPTIONS: &str = "$options";
 
-/// An error in a value, with the path of its key.
+/// An error in a value of a recipe, with the path of its key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadError {
-    /// Keys, outermost first. Until [`read`] returns, it contains only the keys that serde does not
-    /// see.
+    /// Path of the key, outermost part first. Until [`read`] returns, it contains only the parts
+    /// that serde does not report.
     path: Vec<String>,
-    problem: Problem,
+    problem: ReadProblem,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Problem {
+enum ReadProblem {
     UnknownKey { known: Vec<&'static str> },
     UnknownKind { found: String, known: &'static [&'static str] },
     Missing { kinds: &'static [&'static str] },
@@ -49,14 +50,14 @@ impl ReadError {
     pub(super) fn at_path<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
         ReadError {
             path: path.map(str::to_owned).to_vec(),
-            problem: Problem::Other(why.to_string()),
+            problem: ReadProblem::Other(why.to_string()),
         }
     }
 
-    /// Adds the keys of an outer struct to the known keys, if this is an unknown key of the struct
-    /// with `fields`. In a file, both structs share one table.
-    fn with_known(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
-        if let Problem::UnknownKey { known } = &mut self.problem
+    /// Adds the keys of an outer struct to the known keys, if this error is about an unknown key of
+    /// the struct with `fields`. In a recipe file, both structs share one table.
+    fn with_known_keys(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
+        if let ReadProblem::UnknownKey { known } = &mut self.problem
             && *known == fields
         {
             known.splice(0..0, outer.iter().copied());
@@ -65,17 +66,18 @@ impl ReadError {
     }
 }
 
-impl From<Problem> for ReadError {
-    fn from(problem: Problem) -> Self {
+impl From<ReadProblem> for ReadError {
+    fn from(problem: ReadProblem) -> Self {
         ReadError { path: Vec::new(), problem }
     }
 }
 
-fn wrong_type(found: &Value, expected: &str) -> ReadError {
+fn type_error(found: &Value, expected: &str) -> ReadError {
     <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
 }
 
-/// Formats names in quotes. Names with `$` are not for users.
+/// Formats names in quotes as a list. Omits names that start with `$`, because users do not see
+/// them.
 fn format_list(names: &[&str], quote: &str, separator: &str) -> String {
     let names = names.iter().filter(|name| !name.starts_with('$'));
     names.map(|name| format!("{quote}{name}{quote}")).collect::<Vec<_>>().join(separator)
@@ -85,7 +87,7 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.path.join(".");
         match &self.problem {
-            Problem::UnknownKey { known } => {
+            ReadProblem::UnknownKey { known } => {
                 let last = self.path.last().map_or("", String::as_str);
                 write!(f, "unknown key `{key}`; ")?;
                 match nearest_name(last, known) {
@@ -94,7 +96,7 @@ impl fmt::Display for ReadError {
                     None => write!(f, "the keys there are {}", format_list(known, "`", ", ")),
                 }
             }
-            Problem::UnknownKind { found, known } => {
+            ReadProblem::UnknownKind { found, known } => {
                 write!(
                     f,
                     "`{key}` is \"{found}\", but must be one of {}",
@@ -105,15 +107,15 @@ impl fmt::Display for ReadError {
                     None => Ok(()),
                 }
             }
-            Problem::Missing { kinds: [] } => write!(f, "`{key}` is missing"),
-            Problem::Missing { kinds } => {
+            ReadProblem::Missing { kinds: [] } => write!(f, "`{key}` is missing"),
+            ReadProblem::Missing { kinds } => {
                 write!(f, "`{key}` (which may be {}) is missing", format_list(kinds, "\"", " or "))
             }
-            Problem::InvalidValue { found, expected } => {
+            ReadProblem::InvalidValue { found, expected } => {
                 write!(f, "`{key}` is {found}, but must be {expected}")
             }
-            Problem::Other(message) if key.is_empty() => f.write_str(message),
-            Problem::Other(message) => write!(f, "`{key}`: {message}"),
+            ReadProblem::Other(message) if key.is_empty() => f.write_str(message),
+            ReadProblem::Other(message) => write!(f, "`{key}`: {message}"),
         }
     }
 }
@@ -131,7 +133,7 @@ pub(super) fn nearest_name<'a>(name: &str, known: &[&'a str]) -> Option<&'a str>
         .map(|(_, candidate)| candidate)
 }
 
-/// Returns the name of a type that serde expects in terms of a recipe.
+/// Converts serde's name of an expected type to the wording of recipes, such as `a whole number`.
 fn describe_expected(expected: &dyn de::Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {
@@ -162,11 +164,11 @@ fn describe_found(found: Unexpected<'_>) -> String {
 
 impl de::Error for ReadError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Problem::Other(message.to_string()).into()
+        ReadProblem::Other(message.to_string()).into()
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Problem::InvalidValue {
+        ReadProblem::InvalidValue {
             found: describe_found(found),
             expected: describe_expected(expected),
         }
@@ -178,20 +180,20 @@ impl de::Error for ReadError {
     }
 
     fn unknown_variant(found: &str, known: &'static [&'static str]) -> Self {
-        Problem::UnknownKind { found: found.into(), known }.into()
+        ReadProblem::UnknownKind { found: found.into(), known }.into()
     }
 
     // The path of serde's error already leads to the key.
     fn unknown_field(_key: &str, known: &'static [&'static str]) -> Self {
-        Problem::UnknownKey { known: known.to_vec() }.into()
+        ReadProblem::UnknownKey { known: known.to_vec() }.into()
     }
 
     fn missing_field(key: &'static str) -> Self {
-        ReadError { path: vec![key.into()], problem: Problem::Missing { kinds: &[] } }
+        ReadError { path: vec![key.into()], problem: ReadProblem::Missing { kinds: &[] } }
     }
 }
 
-/// Deserializes a typed configuration.
+/// Deserializes a typed configuration from a TOML table.
 pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError> {
     let value = Value::Table(table);
     serde_path_to_error::deserialize(Reader::Value(&value)).map_err(|error| {
@@ -210,19 +212,20 @@ pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError
     })
 }
 
-/// Entries of a table, in file order.
+/// Keys and values of a table, in file order.
 type Entries<'a> = Vec<(&'a str, Reader<'a>)>;
 
 enum Reader<'a> {
-    /// A value of the file.
+    /// A value in the recipe file.
     Value(&'a Value),
-    /// Part of a table, and the fields of the outer struct that the other part belongs to.
+    /// A part of a table, and the fields of the outer struct to which the other part of the table
+    /// belongs.
     Part(Entries<'a>, &'static [&'static str]),
 }
 
 impl<'a> Reader<'a> {
-    /// Returns the entries of a table, and the fields of the outer struct that other entries belong
-    /// to.
+    /// Returns the entries of a table, and the fields of the outer struct to which other entries of
+    /// the table belong. Returns the value itself as an error if it is not a table.
     fn entries(self) -> Result<(Entries<'a>, &'static [&'static str]), &'a Value> {
         match self {
             Reader::Value(Value::Table(table)) => Ok((
@@ -234,25 +237,28 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the name of a variant, and its contents.
-    fn variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
+    /// Returns the name of an enum variant, and the contents of the variant.
+    fn read_variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
         let (mut entries, outer) = match self.entries() {
             Ok(table) => table,
             Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
-            Err(other) => return Err(wrong_type(other, "a string in quotes or a table")),
+            Err(other) => {
+                let expected = "a string in quotes or a table";
+                return Err(type_error(other, expected));
+            }
         };
         let at_kind = |error| ReadError { path: vec![KIND.into()], ..error };
         match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
-            None => Err(at_kind(Problem::Missing { kinds: variants }.into())),
+            None => Err(at_kind(ReadProblem::Missing { kinds: variants }.into())),
             Some(Reader::Value(Value::String(variant))) if variants.contains(&variant.as_str()) => {
                 Ok((variant, Reader::Part(entries, outer)))
             }
             Some(Reader::Value(Value::String(found))) => {
                 Err(at_kind(de::Error::unknown_variant(found, variants)))
             }
-            Some(Reader::Value(other)) => Err(at_kind(wrong_type(other, "a string in quotes"))),
+            Some(Reader::Value(other)) => Err(at_kind(type_error(other, "a string in quotes"))),
             Some(Reader::Part(..)) => {
-                Err(at_kind(de::Error::custom("a part of a table is not a string")))
+                Err(at_kind(de::Error::custom("the value must be a string, but is a table")))
             }
         }
     }
@@ -279,7 +285,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             Err(Value::Integer(number)) => visitor.visit_i64(*number),
             Err(Value::Float(number)) => visitor.visit_f64(*number),
             Err(Value::Boolean(value)) => visitor.visit_bool(*value),
-            Err(other) => Err(Problem::InvalidValue {
+            Err(other) => Err(ReadProblem::InvalidValue {
                 found: format!("the time {other}"),
                 expected: "a string, a number, a list or a table".into(),
             }
@@ -307,7 +313,9 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     ) -> Result<V::Value, ReadError> {
         if !fields.contains(&OPTIONS) {
             let outer = if let Reader::Part(_, outer) = self { outer } else { &[] };
-            return self.deserialize_any(visitor).map_err(|error| error.with_known(fields, outer));
+            return self
+                .deserialize_any(visitor)
+                .map_err(|error| error.with_known_keys(fields, outer));
         }
         let (mut own, options) = match self {
             Reader::Value(Value::Table(table)) => {
@@ -330,16 +338,16 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        let variant = std::iter::once(self.variant(variants)?);
+        let variant = std::iter::once(self.read_variant(variants)?);
         visitor.visit_enum(MapAccessDeserializer::new(MapDeserializer::new(variant)))
     }
 
-    /// Deserializes the contents of a variant without fields.
+    /// Deserializes the contents of an enum variant without fields.
     fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let Reader::Part(entries, outer) = self else { return self.deserialize_any(visitor) };
         let Some((key, _)) = entries.first() else { return visitor.visit_unit() };
         let known = [outer, &[KIND]].concat();
-        Err(ReadError { path: vec![(*key).to_owned()], problem: Problem::UnknownKey { known } })
+        Err(ReadError { path: vec![(*key).to_owned()], problem: ReadProblem::UnknownKey { known } })
     }
 
     serde::forward_to_deserialize_any! {
@@ -348,8 +356,8 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     }
 }
 
-/// Deserializes a list of at least one item, or one item that is a string.
-pub(super) fn one_or_several<'de, T, D>(
+/// Deserializes a list with at least one item. A single string is accepted as a list with one item.
+pub(super) fn deserialize_one_or_several<'de, T, D>(
     deserializer: D,
     expected: &'static str,
 ) -> Result<Vec<T>, D::Error>
@@ -457,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key_and_the_way_out() {
+    fn read_errors_name_key_and_remedy() {
         let cases = [
             ("", "`name` is missing"),
             ("name = 3", "`name` is 3, but must be a string in quotes"),

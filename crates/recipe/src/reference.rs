@@ -4,20 +4,20 @@
 use super::rl::RlKeys;
 
 impl RlKeys {
-    /// Returns the number of completed steps of the phase when the reference took the weights that
-    /// step `step` uses. 0 is the start of the phase.
+    /// Returns after how many completed steps of the phase the KL reference took the weights that it
+    /// has in step `step`. 0 is the start of the phase.
     pub fn reference_step(&self, step: u32) -> u32 {
         let every = self.kl.map_or(0, |kl| kl.reference_every);
         step.checked_rem(every).map_or(0, |since| step - since)
     }
 
-    /// Returns whether the reference moves before step `step`.
+    /// Returns whether the KL reference takes the current weights before step `step`.
     pub fn updates_reference(&self, step: u32) -> bool {
         step > 0 && self.reference_step(step) == step
     }
 
-    /// Returns whether, after `done` steps, the reference has weights of its own: neither the
-    /// weights at the start of the phase nor the current weights of the policy.
+    /// Returns whether the weights of the KL reference after `done` steps are neither the weights
+    /// at the start of the phase nor the current weights of the policy.
     pub fn has_separate_reference(&self, done: u32) -> bool {
         (1..done).contains(&self.reference_step(done))
     }

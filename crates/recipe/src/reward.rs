@@ -12,37 +12,39 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::read::{ReadError, one_or_several};
+use super::read::{ReadError, deserialize_one_or_several};
 
 /// `[reward]`: reward = score + shaping. The score is the weighted sum of the scorers' scores.
 /// Evaluations use only the score.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardKeys {
-    /// Scorer of the final answer, if one scorer is used for all tasks.
+    /// Scorer of all tasks. It is unused if `scorers` is set.
     pub scorer: ScorerKind,
-    /// Several scorers, each for all tasks or for some.
+    /// List of several scorers, each for all tasks or for some tasks. Empty if `scorer` scores all
+    /// tasks.
     pub scorers: Vec<ScorerKeys>,
     /// Name of the agent whose part of a game's rewards is the score and reward of an attempt, in
-    /// metrics, evaluations and filters: the mean over the seats of the agent. If empty, the score
+    /// metrics, evaluations and filters. It is the mean over the agent's seats. If empty, the score
     /// is the sum over all agents, which is constant in a zero-sum game.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub of: String,
-    /// Effect on an attempt that a scorer cannot score. A scorer in `scorers` can set its own.
+    /// What happens to an attempt that a scorer cannot score. A scorer in `scorers` can override
+    /// it.
     pub unscored: UnscoredEffect,
-    /// Timeout for a scorer, in seconds: for one that does not respond, and for one that is
-    /// unavailable while training needs its scores. After it, the run stops and can be resumed.
+    /// Timeout in seconds for a scorer that does not respond, or that is unavailable while training
+    /// needs its scores. After the timeout, the run stops and can be resumed.
     #[serde(alias = "outage_seconds")]
     pub timeout_seconds: f64,
-    /// Reward added for each call that could not be parsed, usually a small negative number.
+    /// Reward for each tool call that could not be parsed, usually a small negative number.
     pub malformed_call: f64,
-    /// Reward added for each call that was parsed but failed (unknown tool, wrong arguments,
-    /// failure, timeout).
+    /// Reward for each tool call that was parsed but failed: unknown tool, wrong arguments,
+    /// failure, or timeout.
     pub failed_call: f64,
-    /// Reward added if a limit ended the attempt before its answer.
+    /// Reward for an attempt that a limit ended before its final answer.
     pub unfinished: f64,
-    /// Reward if something outside the model broke. By default, such an attempt is left out of
-    /// training.
+    /// Reward for an attempt that failed for a reason outside the model. `None` leaves such an
+    /// attempt out of training.
     pub broken: Option<f64>,
 }
 
@@ -63,11 +65,11 @@ impl Default for RewardKeys {
 }
 
 impl RewardKeys {
-    /// Returns the single scorer for all tasks as an entry of a list, named after its kind.
+    /// Returns the scorer of all tasks as an entry for `scorers`, named after its kind.
     pub fn single_scorer(&self) -> ScorerKeys {
         ScorerKeys {
             name: self.scorer.name().to_owned(),
-            weight: one(),
+            weight: default_weight(),
             weights: BTreeMap::new(),
             when: WhenKeys::default(),
             unscored: None,
@@ -76,23 +78,25 @@ impl RewardKeys {
     }
 }
 
-/// `[[reward.scorers]]`
+/// `[[reward.scorers]]`: one of several scorers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerKeys {
-    /// Name in the store, in metrics and in messages, and by which a task selects the scorer.
+    /// Name of the scorer in the store, in metrics and in messages. A task can select the scorer by
+    /// this name.
     pub name: String,
-    /// Weight of the score; 0 only records it.
-    #[serde(default = "one")]
+    /// Weight of the scorer's score in the total score. If 0, the score is only recorded.
+    #[serde(default = "default_weight")]
     pub weight: f64,
-    /// Weights of the scorer's additional components, by name. Components without a weight do not
-    /// count.
+    /// Weights of the scorer's additional components, by component name. A component without a
+    /// weight does not count.
     #[serde(default)]
     pub weights: BTreeMap<String, f64>,
-    /// Tasks that the scorer scores; all by default.
+    /// Conditions under which the scorer applies to an attempt. By default, it applies to all
+    /// attempts.
     #[serde(default)]
     pub when: WhenKeys,
-    /// Effect on an attempt that the scorer cannot score; by default `reward.unscored`.
+    /// What happens to an attempt that the scorer cannot score. `None` applies `reward.unscored`.
     #[serde(default)]
     pub unscored: Option<UnscoredEffect>,
     /// Kind and options of the scorer.
@@ -100,63 +104,67 @@ pub struct ScorerKeys {
     pub scorer: ScorerKind,
 }
 
-fn one() -> f64 {
+fn default_weight() -> f64 {
     1.0
 }
 
-/// `when`: fields of a task, each with its allowed values, and a part of the training. All
-/// conditions that are set must hold. A range contains its start (`from_…`), and not its end
-/// (`until_…`).
+/// `when`: conditions on the task and on the moment of training. All conditions that are set must
+/// hold. A range contains its start (`from_…`) but not its end (`until_…`).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WhenKeys {
-    /// Source of the task: the name of a file or a generator.
+    /// Allowed sources of the task: names of files or generators. No condition if empty.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub source: Values,
-    /// Kind of the task.
+    /// Allowed kinds of the task. No condition if empty.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub kind: Values,
-    /// Field `data_source` of the task's row, as in verl's files.
+    /// Allowed values of the field `data_source` in the task's row, as in verl's files. No
+    /// condition if empty.
     #[serde(skip_serializing_if = "Values::is_empty")]
     pub data_source: Values,
-    /// Other fields of the task's row, by name.
+    /// Allowed values of other fields in the task's row, by field name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub row: BTreeMap<String, Values>,
-    /// Index of a phase, from 0.
+    /// Index of the first phase in which the scorer applies, from 0. `None` for no lower bound.
     pub from_phase: Option<u32>,
-    /// Index of a phase.
+    /// Index of the first phase in which the scorer no longer applies. `None` for no upper bound.
     pub until_phase: Option<u32>,
-    /// Index of a step of a phase, from 0.
+    /// Index of the first step of a phase in which the scorer applies, from 0. `None` for no lower
+    /// bound.
     pub from_step: Option<u32>,
-    /// Index of a step of a phase.
+    /// Index of the first step of a phase in which the scorer no longer applies. `None` for no
+    /// upper bound.
     pub until_step: Option<u32>,
-    /// Success at the task that a curriculum had measured when the attempt was started, in 0..=1.
+    /// Minimum success rate at the task, in 0..=1, that a curriculum had measured when the attempt
+    /// was started. `None` for no lower bound.
     pub from_success: Option<f64>,
-    /// Success at the task.
+    /// Success rate at the task from which on the scorer no longer applies. `None` for no upper
+    /// bound.
     pub until_success: Option<f64>,
 }
 
 impl WhenKeys {
-    /// Returns whether the scorer applies at every moment of the training.
+    /// Returns whether the scorer applies in every phase and step, and at every success rate.
     pub fn is_constant(&self) -> bool {
         let steps = [self.from_phase, self.until_phase, self.from_step, self.until_step];
         steps.iter().all(Option::is_none) && !self.depends_on_success()
     }
 
-    /// Returns whether a condition refers to the measured success at a task.
+    /// Returns whether a condition refers to the measured success rate at a task.
     pub fn depends_on_success(&self) -> bool {
         self.from_success.is_some() || self.until_success.is_some()
     }
 
-    /// Returns whether the scorer applies to an attempt that was started in this step of this phase
-    /// at a task of this measured success.
+    /// Returns whether the scorer applies to an attempt that was started in step `step` of phase
+    /// `phase`, at a task with the measured success rate `success`.
     pub fn includes(&self, phase: u32, step: u32, success: f64) -> bool {
         is_within(self.from_phase, self.until_phase, phase)
             && is_within(self.from_step, self.until_step, step)
             && is_within(self.from_success, self.until_success, success)
     }
 
-    /// Returns the fields that have a condition, each with its allowed values.
+    /// Returns the names of the task fields that have a condition, each with its allowed values.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         let all =
             [("source", &self.source), ("kind", &self.kind), ("data_source", &self.data_source)];
@@ -170,13 +178,13 @@ fn is_within<T: PartialOrd>(from: Option<T>, until: Option<T>, value: T) -> bool
     from.is_none_or(|from| value >= from) && until.is_none_or(|until| value < until)
 }
 
-/// A string or a list of strings.
+/// A list of strings, which a recipe can also contain as a single string.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(transparent)]
 pub struct Values(Vec<String>);
 
 impl Values {
-    /// Returns whether `value` is one of the strings.
+    /// Returns whether `value` is one of the strings in the list.
     pub fn contains(&self, value: &str) -> bool {
         self.0.iter().any(|allowed| allowed == value)
     }
@@ -189,23 +197,23 @@ impl Values {
 impl<'de> Deserialize<'de> for Values {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a string in quotes, or a non-empty list of strings";
-        one_or_several(deserializer, expected).map(Values)
+        deserialize_one_or_several(deserializer, expected).map(Values)
     }
 }
 
-/// `unscored`: effect on an attempt that a scorer cannot score.
+/// `unscored`: what happens to an attempt that a scorer cannot score.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum UnscoredEffect {
-    /// The request is retried a few times. Then the attempt counts as broken, and is retried up to
-    /// `agent.retries` times.
+    /// The scoring request is retried a few times. Then the attempt counts as failed, and is
+    /// retried up to `agent.retries` times.
     #[default]
     Retry,
     /// The attempt is excluded from training.
     Drop,
-    /// The attempt stays in the store and is scored when the scorer is available again. Meanwhile
-    /// the run continues as far as it can without the score.
+    /// The attempt stays in the store, and is scored when the scorer is available again. Meanwhile,
+    /// the run continues until it needs the score.
     Defer,
-    /// The attempt gets this score.
+    /// The attempt gets this number as its score.
     Value(f64),
 }
 
@@ -256,23 +264,23 @@ impl<'de> Deserialize<'de> for UnscoredEffect {
 }
 
 const REWARD: &str = "reward";
-/// Key of a single scorer.
+/// Recipe key of the scorer for all tasks.
 const SCORER: &str = "scorer";
-/// Key of a list of scorers.
+/// Recipe key of the list of several scorers.
 const SCORERS: &str = "scorers";
 
-/// Returns whether the file lists several scorers.
-fn has_several(reward: &Table) -> bool {
+/// Returns whether the table `[reward]` lists several scorers.
+fn has_scorer_list(reward: &Table) -> bool {
     reward.get(SCORERS).and_then(Value::as_array).is_some_and(|scorers| !scorers.is_empty())
 }
 
-/// Checks that a file has either one scorer for all tasks or a list of scorers.
+/// Checks that a recipe file sets either one scorer for all tasks or a list of scorers.
 ///
 /// # Errors
-/// Returns an error if the file has both.
-pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
+/// Returns an error if the file sets both.
+pub(super) fn check_scorer_keys(table: &Table) -> Result<(), ReadError> {
     let reward = table.get(REWARD).and_then(Value::as_table);
-    if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_several(reward)) {
+    if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_scorer_list(reward)) {
         let why = "`reward.scorer` and `[[reward.scorers]]` exclude each other; move the scorer to \
                    `[[reward.scorers]]`, or remove that list";
         return Err(ReadError::at_path([], why));
@@ -280,8 +288,8 @@ pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
     Ok(())
 }
 
-/// Removes the key of the scorers that are not used, `scorer` or `scorers`.
-pub(super) fn remove_unused(table: &mut Table) {
+/// Removes the recipe key that is not in effect from `[reward]`: `scorer` or `scorers`.
+pub(super) fn remove_unused_scorer_key(table: &mut Table) {
     let Some(Value::Table(reward)) = table.get_mut(REWARD) else { return };
-    reward.remove(if has_several(reward) { SCORER } else { SCORERS });
+    reward.remove(if has_scorer_list(reward) { SCORER } else { SCORERS });
 }

@@ -12,8 +12,8 @@ use super::policy::{ExternalKeys, PastKeys, PolicyKeys, PolicyModel};
 use super::prompt::PromptTarget;
 
 impl Recipe {
-    /// Returns every policy by name, in the order of the names. Without `[policy]`, returns the
-    /// only policy.
+    /// Returns the policies of the recipe with their names, in name order. If the recipe has no
+    /// `[policy]`, returns the default policy.
     pub fn policies(&self) -> Vec<(String, PolicyKeys)> {
         if self.policy.is_empty() {
             return vec![(DEFAULT.to_owned(), PolicyKeys::Trained(PolicyModel::default()))];
@@ -21,27 +21,28 @@ impl Recipe {
         self.policy.iter().map(|(name, keys)| (name.clone(), keys.clone())).collect()
     }
 
-    /// Returns whether a policy trains an adapter.
+    /// Returns whether a policy of the recipe trains a low-rank adapter.
     pub(super) fn has_adapter(&self) -> bool {
         let adapts =
             |keys: &PolicyKeys| keys.model(&self.model).is_some_and(|model| model.lora.is_some());
         self.policies().iter().any(|(_, keys)| adapts(keys))
     }
 
-    /// Returns every agent by name. The agent of `[agent]` is first; it acts when no other agent is
-    /// requested.
+    /// Returns the agents of the recipe with their names. The agent of `[agent]` comes first, which
+    /// acts when no other agent is requested.
     pub fn agents(&self) -> Vec<(&str, &AgentKeys)> {
         let named = self.agents.iter().map(|(name, keys)| (name.as_str(), keys));
         let first = (!self.agents.contains_key(DEFAULT)).then_some((DEFAULT, &self.agent));
         first.into_iter().chain(named).collect()
     }
 
-    /// Returns the keys of the agent named `name`.
+    /// Returns the keys of the agent called `name`, or `None` if there is no such agent.
     pub fn agent_named(&self, name: &str) -> Option<&AgentKeys> {
         self.agents.get(name).or((name == DEFAULT).then_some(&self.agent))
     }
 
-    /// Sets a text of the agent named `name`, if there is one.
+    /// Sets the text of an agent that `target` selects. Does nothing if there is no agent called
+    /// `name`.
     pub fn set_text(&mut self, name: &str, target: &PromptTarget, text: &str) {
         let keys = match self.agents.get_mut(name) {
             None if name == DEFAULT => Some(&mut self.agent),
@@ -52,9 +53,9 @@ impl Recipe {
         }
     }
 
-    /// Returns the name of an agent's policy. Of a mixture, returns the first policy. Returns
-    /// `None` if the agent names no policy and there are several, or if it names an unknown policy.
-    pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
+    /// Returns the name of an agent's policy, or the first one of a mixture. Returns `None` if the
+    /// policy is unknown, or if the agent names no policy and the recipe has several.
+    pub fn policy_name(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
         if let Some(first) = agent.policy.weights().first() {
             return policies.into_iter().map(|(name, _)| name).find(|name| *name == first.name);
@@ -65,15 +66,15 @@ impl Recipe {
         }
     }
 
-    /// Returns the names of all policies of an agent, in the order of the recipe.
-    pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
+    /// Returns the names of all policies that may play an agent, in the order of the recipe.
+    pub fn policy_names(&self, agent: &AgentKeys) -> Vec<String> {
         match agent.policy.weights() {
-            [] => self.policy_of(agent).into_iter().collect(),
+            [] => self.policy_name(agent).into_iter().collect(),
             weights => weights.iter().map(|policy| policy.name.clone()).collect(),
         }
     }
 
-    /// Returns the pools of past versions by name, in name order.
+    /// Returns the pools of past versions with their names, in name order.
     pub fn past_policies(&self) -> impl Iterator<Item = (&str, &PastKeys)> {
         self.policy.iter().filter_map(|(name, keys)| match keys {
             PolicyKeys::Past(keys) => Some((name.as_str(), keys)),
@@ -81,42 +82,43 @@ impl Recipe {
         })
     }
 
-    /// Removes the policies that no agent uses, except those whose past versions an agent uses.
+    /// Removes the policies that no agent uses. Keeps trained policies whose past versions are
+    /// used.
     pub fn keep_policies_in_use(&mut self) {
         let agents = self.agents();
         let in_use: BTreeSet<String> =
-            agents.iter().flat_map(|(_, keys)| self.policies_of(keys)).collect();
+            agents.iter().flat_map(|(_, keys)| self.policy_names(keys)).collect();
         let weights: BTreeSet<String> =
-            in_use.iter().map(|policy| self.weights_of(policy).to_owned()).collect();
+            in_use.iter().map(|policy| self.weight_source(policy).to_owned()).collect();
         self.policy.retain(|name, _| in_use.contains(name) || weights.contains(name));
     }
 
-    /// Returns the policy that a policy gets its weights from: for past versions, the trained
-    /// policy, and otherwise the policy itself.
-    pub fn weights_of<'a>(&'a self, policy: &'a str) -> &'a str {
+    /// Returns the name of the policy that provides a policy's weights: the trained policy for a
+    /// pool of past versions, otherwise the policy itself.
+    pub fn weight_source<'a>(&'a self, policy: &'a str) -> &'a str {
         match self.policy.get(policy) {
             Some(PolicyKeys::Past(keys)) => &keys.of,
             _ => policy,
         }
     }
 
-    /// Returns whether an agent's policies include an external policy.
+    /// Returns whether an external policy may play an agent.
     pub fn may_be_external(&self, agent: &AgentKeys) -> bool {
         let external =
             |name: &String| matches!(self.policy.get(name), Some(PolicyKeys::External(_)));
-        self.policies_of(agent).iter().any(external)
+        self.policy_names(agent).iter().any(external)
     }
 
-    /// Returns the API that generates an agent's completions, or `None` if its policy is not
-    /// external.
+    /// Returns the external API that generates an agent's completions, or `None` if the agent's
+    /// policy is not external.
     pub fn external_of(&self, agent: &AgentKeys) -> Option<&ExternalKeys> {
-        match self.policy.get(&self.policy_of(agent)?)? {
+        match self.policy.get(&self.policy_name(agent)?)? {
             PolicyKeys::External(keys) => Some(keys),
             _ => None,
         }
     }
 
-    /// Returns the names of the trained policies, in order.
+    /// Returns the names of the trained policies, in name order.
     pub fn trained_policies(&self) -> Vec<String> {
         self.policies()
             .into_iter()
@@ -125,8 +127,8 @@ impl Recipe {
             .collect()
     }
 
-    /// Returns the names of the policies that a phase trains, in order: those that it names, or all
-    /// trained policies.
+    /// Returns the names of the policies that a phase trains, in name order: the policies that the
+    /// phase names, or all trained policies.
     pub fn trained_policies_in(&self, phase: &Phase) -> Vec<String> {
         let Some(policies) = phase.policies() else { return Vec::new() };
         let named: BTreeSet<&String> = policies.iter().collect();

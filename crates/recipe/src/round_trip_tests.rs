@@ -86,7 +86,7 @@ fn policy_mixtures_and_teachers_round_trip() {
     let recipe = load(SMALL, &overrides).unwrap();
     let text = recipe.to_toml().unwrap();
     assert_eq!(load(&text, &[]).unwrap(), recipe, "{text}");
-    assert_eq!(recipe.policies_of(&recipe.agent), ["default", "other"]);
+    assert_eq!(recipe.policy_names(&recipe.agent), ["default", "other"]);
     assert_eq!(recipe.phase[0].teacher(), Some("teacher"));
     let PolicyKeys::External(keys) = &recipe.policy["teacher"] else { panic!() };
     assert_eq!(keys.urls().collect::<Vec<_>>(), ["http://a/v1", "http://b/v1"]);

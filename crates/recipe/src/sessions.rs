@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// `[[tasks]] kind = "sessions"`: tasks whose attempts are copies of recorded sessions. Nothing is
-/// sampled for them.
+/// `[[tasks]] kind = "sessions"`: tasks whose attempts are copied from recorded sessions. Nothing
+/// is sampled for them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionKeys {
-    /// Directory into which `levade serve --record` has written the sessions.
+    /// Directory into which `levade serve --record` wrote the sessions.
     pub path: PathBuf,
-    /// Name of the agent to which the sessions are attributed; by default the agent of `[agent]`.
+    /// Name of the agent to which the sessions are attributed. By default, it is the agent of
+    /// `[agent]`.
     pub agent: String,
 }
 
@@ -21,17 +22,18 @@ pub struct SessionKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionGatewayKeys {
-    /// Address and port at which the gateway listens. Port 0 takes a free port.
+    /// Address and port at which the gateway listens. Port 0 selects a free port.
     pub listen: String,
-    /// URL by which agents reach the gateway; `http://` and the `listen` address if empty.
+    /// URL by which agents reach the gateway. If empty, it is `http://` with the address in
+    /// `listen`.
     pub gateway: String,
-    /// Environment variable with the keys that start sessions, separated by commas.
+    /// Name of the environment variable that contains the access keys for starting sessions,
+    /// separated by commas.
     pub key_env: String,
-    /// Timeout for an agent to start a session while attempts wait and no session is open, in
-    /// seconds.
+    /// Maximum time for which attempts wait while no agent has a session open, in seconds.
     pub wait_seconds: f64,
-    /// Time without a call after which the agent of a session counts as lost, in seconds. Its
-    /// attempt is then repeated.
+    /// Maximum time between two calls of an agent in a session, in seconds. After it, the agent
+    /// counts as lost, and its attempt is repeated.
     pub silence_seconds: f64,
 }
 
@@ -48,13 +50,14 @@ impl Default for SessionGatewayKeys {
 }
 
 impl SessionGatewayKeys {
-    /// Returns the timeout for an agent to start a session.
-    pub fn wait(&self) -> Duration {
+    /// Returns the maximum time for which attempts wait while no agent has a session open
+    /// (`wait_seconds`).
+    pub fn wait_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.wait_seconds)
     }
 
-    /// Returns the time without a call after which the agent of a session counts as lost.
-    pub fn silence(&self) -> Duration {
+    /// Returns the maximum time between two calls of an agent in a session (`silence_seconds`).
+    pub fn silence_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.silence_seconds)
     }
 }

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-/// Keys whose old names still load, as (old name, name).
+/// Pairs of the old and the current name of recipe keys that were renamed. Old names still load.
 const RENAMED: &[(&str, &str)] = &[
     ("adopt_seconds", "update_seconds"),
     ("answer_seconds", "response_seconds"),
@@ -36,9 +36,9 @@ const RENAMED: &[(&str, &str)] = &[
     ("uniform_groups", "zero_variance_groups"),
 ];
 
-/// Returns the name under which `table` contains `key`: the current name or an old one. Returns
+/// Returns the name under which `table` contains a renamed key: its current or an old name. Returns
 /// `key` if the table contains neither.
-fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
+fn current_or_old_name<'a>(table: &Table, key: &'a str) -> &'a str {
     if table.contains_key(key) {
         return key;
     }
@@ -53,25 +53,26 @@ fn name_in<'a>(table: &Table, key: &'a str) -> &'a str {
     key
 }
 
-/// Errors in an override.
+/// Errors in an override of a recipe key (`--set`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// The override has no `=`, or no key before it.
-    #[error("--set {0}: give it as key=value, as in `--set run.seed=2`")]
+    /// The override has no `=`, or an empty part in its key path.
+    #[error("--set {0} has no key or no value; give it as key=value, as in `--set run.seed=2`")]
     Syntax(String),
-    /// The path leads through a value that has no keys.
-    #[error("--set {key}: `{inner}` is {found}, which has no keys")]
+    /// The key path leads through a value that has no keys.
+    #[error("--set {key}: `{inner}` is {found}, which has no keys; name a key that exists")]
     NoKeys {
         /// Complete path of the override.
         key: String,
         /// Part of the path up to the value that has no keys.
         inner: String,
-        /// The value that has no keys.
+        /// The value that has no keys, as TOML.
         found: String,
     },
-    /// A list is indexed by something other than the number of an item.
+    /// The key path contains something other than an item number after a list.
     #[error(
-        "--set {key}: `{inner}` is a list of {len}; name an item by its number, counted from 0"
+        "--set {key}: `{inner}` is a list of {len} items; name an item by its number, counted \
+         from 0"
     )]
     NoItem {
         /// Complete path of the override.
@@ -83,10 +84,10 @@ pub enum SetError {
     },
 }
 
-/// An override: a path of keys, and the new value.
+/// An override of a recipe key (`--set`): the path of the key, and its new value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
-    /// Keys, outermost first; items of lists by index from 0.
+    /// Path of the key, outermost part first. Items of a list have their index from 0.
     pub path: Vec<String>,
     /// New value of the key.
     pub value: Value,
@@ -95,8 +96,8 @@ pub struct Override {
 impl std::str::FromStr for Override {
     type Err = SetError;
 
-    /// Parses `key=value`. The value is parsed as TOML. If it is not TOML, it is taken as a string,
-    /// so that quotes can be left out.
+    /// Parses an override in the form `key=value`. The value is parsed as TOML. If it is not TOML,
+    /// it becomes a string, so that quotes can be omitted.
     fn from_str(text: &str) -> Result<Self, SetError> {
         let (key, value) = text.split_once('=').ok_or_else(|| SetError::Syntax(text.into()))?;
         let path: Vec<String> = key.trim().split('.').map(str::to_owned).collect();
@@ -114,39 +115,39 @@ impl std::str::FromStr for Override {
     }
 }
 
-/// Returns whether a value is a table with a key, or with a table that contains the key.
-fn contains(value: &Value, key: &str) -> bool {
+/// Returns whether a TOML value is a table that contains the key at any depth.
+fn contains_key(value: &Value, key: &str) -> bool {
     let tables = value.as_table().into_iter();
-    tables.flatten().any(|(name, inner)| name == key || contains(inner, key))
+    tables.flatten().any(|(name, inner)| name == key || contains_key(inner, key))
 }
 
 impl Override {
-    /// Returns the path with dots, as in `--set`.
+    /// Returns the path of the key with dots, as in `--set`.
     pub fn key(&self) -> String {
         self.path.join(".")
     }
 
-    /// Returns whether the override sets a key somewhere in the table `table` of the recipe, by its
-    /// path or in the new value.
+    /// Returns whether the override sets `key` anywhere within the recipe table `table`, by its
+    /// path or in its new value.
     pub fn sets(&self, table: &str, key: &str) -> bool {
         let Some((first, rest)) = self.path.split_first() else { return false };
-        first == table && (rest.iter().any(|part| part == key) || contains(&self.value, key))
+        first == table && (rest.iter().any(|part| part == key) || contains_key(&self.value, key))
     }
 
-    /// Sets the value in `table`, and creates missing tables on the path. Lists do not grow. A key
-    /// that the table contains under its old name is set under that name, and the reverse.
+    /// Sets the value in the recipe `table`, and creates missing tables on the path. Lists do not
+    /// grow. A renamed key is set under the name, old or current, that the table contains.
     ///
     /// # Errors
     /// Returns [`SetError`] with the part of the path that does not exist.
     pub fn apply(&self, table: &mut Table) -> Result<(), SetError> {
         let Some((first, rest)) = self.path.split_first() else { return Ok(()) };
-        let name = name_in(table, first);
+        let name = current_or_old_name(table, first);
         let mut target = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
         for (depth, key) in rest.iter().enumerate() {
             let inner = || self.path[..=depth].join(".");
             target = match target {
                 Value::Table(table) => {
-                    let name = name_in(table, key);
+                    let name = current_or_old_name(table, key);
                     table.entry(name).or_insert_with(|| Value::Table(Table::new()))
                 }
                 Value::Array(items) => {
@@ -250,7 +251,7 @@ mod tests {
             ("seed.x=3", "--set seed.x: `seed` is 1, which has no keys"),
             (
                 "phase.1.steps=3",
-                "`phase` is a list of 1; name an item by its number, counted from 0",
+                "`phase` is a list of 1 items; name an item by its number, counted from 0",
             ),
             ("phase.last.steps=3", "`phase` is a list of 1"),
         ];

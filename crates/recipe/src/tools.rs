@@ -10,75 +10,76 @@ use serde::{Deserialize, Serialize};
 
 use super::read::nearest_name;
 
-/// `[[tool]]`: keys of every toolbox, and the options of its kind.
+/// `[[tool]]`: a toolbox that agents can use, with the keys of all kinds and the options of its
+/// kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolKeys {
-    /// Name by which agents refer to the toolbox; the name of its kind if empty.
+    /// Name by which agents refer to the toolbox. If empty, it is the name of the toolbox's kind.
     #[serde(default)]
     pub name: String,
-    /// Timeout for opening, calling or closing the toolbox, in seconds; by default that of the
-    /// agent.
+    /// Timeout for opening, calling or closing the toolbox, in seconds. `None` uses the agent's
+    /// timeout.
     #[serde(default)]
     pub seconds: Option<f64>,
-    /// Whether calls of one turn run concurrently, if the kind supports it.
-    #[serde(default = "yes")]
+    /// Whether several calls of one turn run concurrently, if the kind of toolbox supports it.
+    #[serde(default = "default_parallel")]
     pub parallel: bool,
-    /// Maximum number of tokens of a tool result that the model sees; unlimited by default.
+    /// Maximum number of tokens of a tool result that the model sees. `None` for no limit.
     #[serde(default)]
     pub max_tokens: Option<usize>,
-    /// Maximum number of characters of a tool result that the model sees; unlimited by default.
+    /// Maximum number of characters of a tool result that the model sees. `None` for no limit.
     #[serde(default)]
     pub max_characters: Option<usize>,
-    /// Side of a longer tool result that is truncated.
+    /// At which side a tool result that exceeds the limit is truncated.
     #[serde(default)]
     pub truncate: OmittedPart,
-    /// Maximum number of calls that start per second, in 0.00001..=1e6; unlimited by default.
+    /// Maximum number of calls that start per second, in 0.00001..=1e6. `None` for no limit.
     #[serde(default)]
     pub calls_per_second: Option<f64>,
-    /// Maximum number of concurrent calls over all attempts; unlimited by default.
+    /// Maximum number of concurrent calls over all attempts. `None` for no limit.
     #[serde(default)]
     pub at_once: Option<usize>,
-    /// Maximum number of attempts that have the toolbox open; further attempts wait. Unlimited by
-    /// default.
+    /// Maximum number of attempts that can have the toolbox open at the same time. Further attempts
+    /// wait. `None` for no limit.
     #[serde(default)]
     pub leases: Option<usize>,
-    /// Agent that summarizes long tool results; by default they are shown unchanged.
+    /// Settings of the agent that summarizes long tool results. `None` passes results on unchanged.
     #[serde(default)]
     #[serde(alias = "condense")]
     pub summarize: Option<CondenseKeys>,
-    /// Effect of a failure of the toolbox on the attempt.
+    /// What happens to an attempt if the toolbox fails.
     #[serde(default)]
     #[serde(alias = "outage")]
     pub on_failure: ToolFailureEffect,
-    /// Options of the toolbox's kind.
+    /// Kind of the toolbox, with its options.
     #[serde(rename = "$options")]
     pub options: ToolKind,
 }
 
-/// `on_failure`: effect on an attempt if a toolbox fails because its server has exited or does not
-/// respond.
+/// `on_failure`: what happens to an attempt if a toolbox fails because its server has exited or
+/// does not respond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolFailureEffect {
     /// The model reads that the call failed, and the attempt continues.
     #[default]
     Observe,
-    /// The attempt breaks, and is retried up to `agent.retries` times.
+    /// The attempt fails, and is retried up to `agent.retries` times.
     Retry,
 }
 
-fn yes() -> bool {
+fn default_parallel() -> bool {
     true
 }
 
 impl From<ToolKind> for ToolKeys {
-    /// Creates a toolbox of this kind, with the name of the kind and defaults.
+    /// Creates the keys of a toolbox of this kind, with the name of the kind and default values.
     fn from(options: ToolKind) -> Self {
         ToolKeys {
             name: String::new(),
             seconds: None,
-            parallel: yes(),
+            parallel: default_parallel(),
             max_tokens: None,
             max_characters: None,
             truncate: OmittedPart::default(),
@@ -93,8 +94,8 @@ impl From<ToolKind> for ToolKeys {
 }
 
 impl ToolKeys {
-    /// Returns the toolbox named `name`, or else a toolbox of the kind named `name` that needs no
-    /// options.
+    /// Returns the toolbox called `name`. If there is none, returns a toolbox of the kind called
+    /// `name`, if that kind needs no options.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(|| {
             ToolKind::default_kinds()
@@ -104,8 +105,8 @@ impl ToolKeys {
         })
     }
 
-    /// Returns the end of an error message: the names that agents can use, and the name nearest to
-    /// `wrong`.
+    /// Describes the toolbox names that agents can use, for the end of an error message, with the
+    /// name that is most similar to `wrong`.
     pub fn describe_names(tools: &[ToolKeys], wrong: &str) -> String {
         let mut known: Vec<&str> = tools.iter().map(ToolKeys::name).collect();
         let plain = ToolKind::default_kinds().into_iter().map(|kind| kind.name());
@@ -120,15 +121,16 @@ impl ToolKeys {
         if self.name.is_empty() { self.options.name() } else { &self.name }
     }
 
-    /// Returns the directory of the index that the toolbox searches in this process.
-    pub fn index(&self) -> Option<&Path> {
+    /// Returns the directory of the search index that the toolbox searches in this process, or
+    /// `None` if it searches none.
+    pub fn index_dir(&self) -> Option<&Path> {
         match &self.options {
             ToolKind::Search(keys) => keys.index.as_deref(),
             _ => None,
         }
     }
 
-    /// Returns the limits on concurrency and rate of calls.
+    /// Returns the limits on the concurrency and the rate of the toolbox's calls.
     pub fn limits(&self) -> CallLimits {
         CallLimits {
             max_sessions: self.leases,
@@ -138,10 +140,10 @@ impl ToolKeys {
         }
     }
 
-    /// Checks options that can be checked before any tool is started.
+    /// Checks the options that can be checked before a tool is started.
     ///
     /// # Errors
-    /// Returns an error if options contradict each other, or if one is out of range.
+    /// Returns an error if options contradict each other, or if an option is out of range.
     pub(super) fn check(&self) -> Result<(), OptionError> {
         if self.name.is_empty() && self.options.needs_name() {
             return Err("a tool of this kind needs a `name`, by which the model calls it"

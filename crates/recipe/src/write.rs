@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::read::{KIND, OPTIONS};
 
-/// A value that cannot be represented in TOML.
+/// Error for a value that cannot be represented in TOML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WriteError(String);
@@ -15,16 +15,16 @@ pub(super) fn to_write_error(error: impl std::fmt::Display) -> WriteError {
     WriteError(error.to_string())
 }
 
-/// Returns the configuration as a table without `None` values.
+/// Serializes a configuration as a TOML table. `None` values are omitted.
 pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
     let content = Serializer::new().serialize(value).map_err(to_write_error)?;
     match to_value(content)? {
         Some(Value::Table(table)) => Ok(table),
-        _ => Err(WriteError("a configuration must be a table".into())),
+        _ => Err(WriteError("the value is not a table, as a TOML file must be".into())),
     }
 }
 
-/// Returns the TOML value, or `None` if the content is absent.
+/// Converts serialized content to a TOML value, or `None` if the content is absent.
 fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
     Ok(Some(match content {
         Content::Unit | Content::Option(None) => return Ok(None),
@@ -34,18 +34,18 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
         Content::Number(Number::F32(value)) => {
             Value::Float(value.to_string().parse().map_err(to_write_error)?)
         }
-        Content::Seq(items) | Content::Tuple(items) => list(items)?,
+        Content::Seq(items) | Content::Tuple(items) => list_to_value(items)?,
         Content::Map(entries) => {
             let entries = entries.into_iter().map(|(key, value)| match key {
                 Content::String(key) => Ok((key, value)),
                 _ => Err(WriteError("keys must be strings".into())),
             });
-            table(entries.collect::<Result<Vec<_>, _>>()?)?
+            table_to_value(entries.collect::<Result<Vec<_>, _>>()?)?
         }
-        Content::Struct(found) => return data(found.data),
+        Content::Struct(found) => return data_to_value(found.data),
         Content::Enum(found) => {
             let variant = Value::String(found.variant.clone().into_owned());
-            match data(found.data)? {
+            match data_to_value(found.data)? {
                 None => variant,
                 Some(Value::Table(contents)) => {
                     let mut table = Table::from_iter([(KIND.to_owned(), variant)]);
@@ -54,7 +54,7 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
                 }
                 Some(_) => {
                     return Err(WriteError(format!(
-                        "the contents of `{}` must be a table",
+                        "the contents of the variant `{}` are not a table",
                         found.variant
                     )));
                 }
@@ -64,16 +64,16 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
     }))
 }
 
-fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
+fn data_to_value(data: Data<'_>) -> Result<Option<Value>, WriteError> {
     match data {
         Data::Unit => Ok(None),
         Data::NewType { value } => to_value(value),
-        Data::Tuple { values } => list(values).map(Some),
-        Data::Struct { fields } => table(fields).map(Some),
+        Data::Tuple { values } => list_to_value(values).map(Some),
+        Data::Struct { fields } => table_to_value(fields).map(Some),
     }
 }
 
-fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
+fn list_to_value(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
     items
         .into_iter()
         .map(|item| {
@@ -86,13 +86,13 @@ fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
 /// Name of the only field of a `serde_json` number, which contains its digits.
 const NUMBER: &str = "$serde_json::private::Number";
 
-fn table<'a, K: AsRef<str>>(
+fn table_to_value<'a, K: AsRef<str>>(
     fields: impl IntoIterator<Item = (K, Content<'a>)>,
 ) -> Result<Value, WriteError> {
     let mut table = Table::new();
     for (key, content) in fields {
         match (key.as_ref(), to_value(content)?) {
-            (NUMBER, Some(Value::String(digits))) => return json_number(&digits),
+            (NUMBER, Some(Value::String(digits))) => return parse_json_number(&digits),
             (OPTIONS, Some(Value::Table(options))) => table.extend(options),
             // This kind has no contents.
             (OPTIONS, Some(kind)) => drop(table.insert(KIND.into(), kind)),
@@ -103,8 +103,8 @@ fn table<'a, K: AsRef<str>>(
     Ok(Value::Table(table))
 }
 
-/// Returns a JSON number as TOML from its digits.
-fn json_number(digits: &str) -> Result<Value, WriteError> {
+/// Converts a JSON number, given by its digits, to TOML.
+fn parse_json_number(digits: &str) -> Result<Value, WriteError> {
     if let Ok(integer) = digits.parse() {
         return Ok(Value::Integer(integer));
     }
@@ -112,7 +112,7 @@ fn json_number(digits: &str) -> Result<Value, WriteError> {
         Ok(float) if float.is_finite() && digits.contains(['.', 'e', 'E']) => {
             Ok(Value::Float(float))
         }
-        _ => Err(WriteError(format!("{digits} is too large for TOML"))),
+        _ => Err(WriteError(format!("the number {digits} is too large for TOML"))),
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(numbers.get("n"), Some(&Value::Array(items.to_vec())));
         let too_large =
             write(&json!({ "a": read("12345678901234567890123") })).unwrap_err().to_string();
-        assert_eq!(too_large, "12345678901234567890123 is too large for TOML");
+        assert_eq!(too_large, "the number 12345678901234567890123 is too large for TOML");
         assert!(write(&json!({ "a": read("1e400") })).is_err());
     }
 }

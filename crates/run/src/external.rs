@@ -32,7 +32,7 @@ pub type ExternalApis = BTreeMap<String, Arc<dyn ChatApi>>;
 /// Returns an error if an address is invalid, or if an API key is missing.
 pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
     let mut external_apis = ExternalApis::new();
-    let requested = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
+    let requested = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policy_names(agent));
     let imitated = recipe.phase.iter().filter_map(Phase::teacher).map(str::to_owned);
     for name in requested.chain(imitated) {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)

@@ -193,7 +193,7 @@ pub fn options_without_cache(
         memory_mb: recipe.engine.memory_mb,
         precision: recipe.engine.precision,
         adapters,
-        running: recipe.engine.sequences(),
+        running: recipe.engine.max_sequences(),
         keep_cache: recipe.engine.keep_cache,
         ..EngineOptions::default()
     }

@@ -159,12 +159,12 @@ pub async fn start(
     for (name, keys) in recipe.agents() {
         let mut backends = Vec::new();
         let mut first = None;
-        for policy in recipe.policies_of(keys) {
+        for policy in recipe.policy_names(keys) {
             if let Some(other) = external_apis.get(&policy) {
                 backends.push(ChatBackend::Api(Arc::clone(other)));
                 continue;
             }
-            let weights_of = recipe.weights_of(&policy);
+            let weights_of = recipe.weight_source(&policy);
             let owner = models
                 .iter()
                 .find(|model| model.policies.iter().any(|wanted| wanted.name == weights_of));

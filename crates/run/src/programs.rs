@@ -225,7 +225,8 @@ fn session_queue(
 ) -> Arc<SessionQueue> {
     let url = format!("{}/rl/start_session", started.address);
     host.setup("sessions", format!("agents start sessions at {url}"));
-    let options = SessionQueueOptions { url, wait: keys.wait(), silence: keys.silence() };
+    let options =
+        SessionQueueOptions { url, wait: keys.wait_timeout(), silence: keys.silence_timeout() };
     let noticed = host.clone();
     SessionQueue::open(&started.gateway, options, move |text| noticed.note(text))
 }

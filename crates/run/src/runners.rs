@@ -151,24 +151,24 @@ async fn announce(
     keys: &RunnersKeys,
     host: &Host,
 ) -> anyhow::Result<Arc<RunnerQueue>> {
-    let store = open_store(&keys.store, keys.wait()).await?;
-    let queue = keys.queue_of(&recipe.run.name);
+    let store = open_store(&keys.store, keys.wait_timeout()).await?;
+    let queue = keys.queue_name(&recipe.run.name);
     let announcement = Announcement { levade_runner_protocol: PROTOCOL, recipe: recipe.to_toml()? };
     let value: Json = to_raw_value(&announcement)?;
     let put = || store.put_resources(Some(&queue), &value);
-    let resources = retry(&*store, "announce the run to runners", keys.wait(), put).await?;
+    let resources = retry(&*store, "announce the run to runners", keys.wait_timeout(), put).await?;
     let options = QueueOptions {
         store: keys.store.clone(),
         queue: queue.clone(),
         resources_id: resources.id,
         recipe_version: resources.version,
-        lease: keys.lease(),
-        wait: keys.wait(),
+        lease: keys.lease_timeout(),
+        wait: keys.wait_timeout(),
     };
     let noticed = host.clone();
     let queued = RunnerQueue::new(Arc::clone(&store), options, move |text| noticed.note(text));
     let cancel = || queued.cancel_all();
-    retry(&*store, "cancel earlier attempts", keys.wait(), cancel).await?;
+    retry(&*store, "cancel earlier attempts", keys.wait_timeout(), cancel).await?;
     let text = format!("make the attempts of {queue}: levade runner --store {}", keys.store);
     host.setup("runners", text);
     Ok(queued)

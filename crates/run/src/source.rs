@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf, absolute};
 
 use levade_recipe::{ModelKeys, PolicyKeys, PolicyModel, Recipe};
-use levade_trainer::merged_from;
+use levade_trainer::read_merge_source;
 use levade_tree::DEFAULT;
 
 use crate::dir::{POLICIES, RunDir, STATE, policy_dir};
@@ -96,7 +96,7 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel
         .into_iter()
         .filter(|(name, _)| scope == AgentScope::All || *name == DEFAULT);
     let policies_in_use: Vec<String> =
-        agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
+        agents.flat_map(|(_, keys)| recipe.policy_names(keys)).collect();
     let policies_in_use: Vec<&String> =
         trained.iter().filter(|name| policies_in_use.contains(name)).collect();
     let model_path =
@@ -206,7 +206,7 @@ pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
     if let (_, Some(run)) = model_source(text)? {
         return Ok(Some(run));
     }
-    let Some(root) = merged_from(Path::new(text))? else { return Ok(None) };
+    let Some(root) = read_merge_source(Path::new(text))? else { return Ok(None) };
     RunDir::find(&root).map(Some).ok_or_else(|| {
         unusable(format!(
             "{text} was merged from the run in {}, which no longer exists",

@@ -21,13 +21,14 @@ use levade_tree::DEFAULT;
 
 use crate::TrainerError;
 use crate::checkpoint::Checkpoint;
-use crate::past::{PastPolicies, PastPool};
+use crate::past::{PastVersionPool, PastVersionPools};
 use crate::policies::{Policies, Policy};
 
-/// Components of an agent that the caller provides.
+/// Configuration of one agent that the program passes to the trainer: model backends, tools, loop
+/// and simulated user.
 #[derive(Clone)]
 pub struct AgentSpec {
-    /// Name in the recipe.
+    /// Name of the agent in the recipe.
     pub name: String,
     /// Backend of each policy that plays the agent, in the order of the recipe.
     pub backends: Vec<ChatBackend>,
@@ -35,9 +36,11 @@ pub struct AgentSpec {
     pub pick: Option<PolicyPicker>,
     /// Tools of the agent.
     pub tools: ToolSet,
-    /// Calls of a program that are attributed to the agent although they do not name it.
+    /// Pattern of the model calls that are attributed to this agent even if they do not name an
+    /// agent. An external program makes such calls.
     pub when: CallPattern,
-    /// User who answers the agent's replies. `None` if a reply without a tool call ends an attempt.
+    /// Simulated user who responds to the agent's messages. `None` if an assistant message without
+    /// a tool call ends the attempt.
     pub user: Option<Arc<SimulatedUser>>,
     /// Agent loop that replaces the built-in loop. `None` for the built-in loop.
     pub custom: Option<Arc<dyn AgentLoop>>,
@@ -46,14 +49,15 @@ pub struct AgentSpec {
 /// The interface through which an agent's policy generates completions.
 #[derive(Clone)]
 pub enum ChatBackend {
-    /// Samples tokens. The chat renders messages as tokens, and parses tokens into messages.
+    /// A policy that samples tokens. Its [`Chat`] renders messages as tokens, and parses sampled
+    /// tokens into messages.
     Policy(Arc<Chat>),
     /// A chat API that takes and returns messages.
     Api(Arc<dyn ChatApi>),
 }
 
 impl AgentSpec {
-    /// Creates the parts of an agent that uses the built-in loop and one policy.
+    /// Creates the specification of an agent that uses the built-in loop and one policy.
     pub fn new(name: &str, chat: Arc<Chat>, tools: ToolSet) -> Self {
         AgentSpec {
             name: name.to_owned(),
@@ -67,12 +71,12 @@ impl AgentSpec {
     }
 }
 
-/// An agent that performs tasks of a run.
+/// An agent that can perform the tasks of a run, with its recipe keys and the loop that runs it.
 #[derive(Clone)]
 pub struct NamedAgent {
     /// The agent, with its players and tools.
     pub agent: Agent,
-    /// Chat format of the agent's first player.
+    /// Chat format (template and tool-call syntax) of the agent's first player.
     pub format: Arc<Format>,
     /// Sampler of the agent's first player.
     pub sampler: Arc<dyn Sampler>,
@@ -83,24 +87,31 @@ pub struct NamedAgent {
 }
 
 impl NamedAgent {
-    /// Returns the first of the policies that play the agent.
+    /// Returns the agent's first player: the first policy that plays the agent.
     pub fn player(&self) -> &Player {
         // Every agent has at least one player.
         &self.agent.players[0]
     }
 
-    /// Returns this agent with other texts, those of `keys`.
-    pub(crate) fn with_texts_of(&self, keys: &AgentKeys) -> Self {
-        let agent = with_texts(&self.agent, keys);
+    /// Returns a copy of this agent with the system prompt, tool descriptions and summary
+    /// instruction that `keys` contains.
+    pub(crate) fn with_prompts_from(&self, keys: &AgentKeys) -> Self {
+        let agent = with_tool_texts(&self.agent, keys);
         NamedAgent { agent, keys: keys.clone(), ..self.clone() }
     }
 
-    /// Returns a text of the agent, as the agent reads it.
+    /// Returns the prompt text that `target` selects: the agent's system prompt, its summary
+    /// instruction, or the description of one of its tools or tool parameters.
     ///
     /// # Errors
-    /// Returns an error that names the tools or parameters that exist if the text is the
-    /// description of another one. `key` is the key of the recipe that names the text.
-    pub(crate) fn text(&self, target: &PromptTarget, key: &str) -> Result<String, TrainerError> {
+    /// Returns an error if the agent does not have the tool or the parameter that `target` names.
+    /// The error lists the existing names, and mentions `key`, the recipe key that contains
+    /// `target`.
+    pub(crate) fn prompt_text(
+        &self,
+        target: &PromptTarget,
+        key: &str,
+    ) -> Result<String, TrainerError> {
         let ToolTarget { name, parameter } = match (target, &self.keys.context) {
             (PromptTarget::System, _) => return Ok(self.keys.system.clone()),
             (PromptTarget::SummaryInstruction, ContextKeys::Summarize(keys)) => {
@@ -129,12 +140,16 @@ impl NamedAgent {
             .ok_or_else(|| unknown(&format!("its parameter {parameter:?}"), parameter_names(spec)))
     }
 
-    /// Checks that the prompts of the agent contain a text that it has.
+    /// Checks that the agent's rendered prompts contain the text that `target` selects.
     ///
     /// # Errors
-    /// Returns an error if the text is the description of a tool or a parameter that prompts leave
-    /// out. `key` is the key of the recipe that names the text.
-    pub(crate) fn check_shown(&self, target: &PromptTarget, key: &str) -> Result<(), TrainerError> {
+    /// Returns an error if the text describes a tool or a tool parameter that the rendered prompts
+    /// leave out. The error mentions `key`, the recipe key that contains `target`.
+    pub(crate) fn check_text_is_rendered(
+        &self,
+        target: &PromptTarget,
+        key: &str,
+    ) -> Result<(), TrainerError> {
         let PromptTarget::Tool(ToolTarget { name, .. }) = target else { return Ok(()) };
         let mut keys = self.keys.clone();
         target.set(&mut keys, "Another description.");
@@ -143,7 +158,7 @@ impl NamedAgent {
             let specs = named.agent.tools.specs(&task);
             named.format.chat().prompt(&named.keys.initial_messages(&task), &specs)
         };
-        if prompt(self)? != prompt(&self.with_texts_of(&keys))? {
+        if prompt(self)? != prompt(&self.with_prompts_from(&keys))? {
             return Ok(());
         }
         let why = format!(
@@ -154,8 +169,8 @@ impl NamedAgent {
         Err(TrainerError::Tool { name: name.clone(), why })
     }
 
-    /// Returns the agent as a helper that toolboxes of other agents can call.
-    fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
+    /// Converts this agent into a helper agent, which the toolboxes of other agents can call.
+    fn to_helper_agent(&self, roster: &Arc<Roster>) -> HelperAgent {
         let keys = self.keys.clone();
         HelperAgent {
             agent: self.agent.name.clone(),
@@ -165,9 +180,9 @@ impl NamedAgent {
     }
 }
 
-/// Returns an agent with other texts, those of `keys`: the descriptions of its tools and the
-/// instruction for summaries. Its system prompt is in `keys` only.
-fn with_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
+/// Returns a copy of `agent` with the tool descriptions and the summary instruction that `keys`
+/// contains. An [`Agent`] does not store its system prompt, which is only in `keys`.
+fn with_tool_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
     let with_instruction = |player: &Player| Player {
         context_policy: keys.context_policy(player.context),
         ..player.clone()
@@ -179,27 +194,27 @@ fn with_texts(agent: &Agent, keys: &AgentKeys) -> Agent {
     }
 }
 
-/// Registers agents with the toolboxes that call them as helpers.
+/// Registers each agent that a toolbox calls as a helper with that toolbox.
 fn register_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
     for slot in agents.iter().flat_map(|named| named.agent.tools.helpers()) {
         if let Some(named) = agents.iter().find(|named| named.agent.name == slot.agent()) {
-            slot.set(Arc::new(named.helper(roster)));
+            slot.set(Arc::new(named.to_helper_agent(roster)));
         }
     }
 }
 
-/// Maximum number of sampled tokens per attempt, by the agent that the task names.
+/// Maximum numbers of sampled tokens per attempt, by the agent that performs the task.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenLimits {
-    /// Limit for tasks that name no agent of the run.
+    /// Limit in tokens for tasks that do not name an agent of the run.
     pub default: usize,
-    /// Limits of the agents, by name.
+    /// Limit in tokens of each agent, by agent name.
     pub by_agent: BTreeMap<String, usize>,
 }
 
 impl TokenLimits {
-    /// Returns the limit of attempts at a recorded task.
-    pub fn limit_for(&self, task: &serde_json::Value) -> usize {
+    /// Returns the maximum number of sampled tokens per attempt at the recorded `task`.
+    pub fn max_attempt_tokens(&self, task: &serde_json::Value) -> usize {
         let limit = task["agent"].as_str().and_then(|name| self.by_agent.get(name));
         limit.copied().unwrap_or(self.default)
     }
@@ -208,37 +223,42 @@ impl TokenLimits {
 /// The agents of a run. The first agent performs tasks that name no agent.
 #[derive(Clone)]
 pub struct Agents {
-    /// Agents that perform tasks. An agent that an external policy may play is not among them.
+    /// Agents that perform tasks. Agents that an external policy may play are excluded.
     named: Vec<NamedAgent>,
-    /// All agents, with their limits, tools and players.
+    /// All agents of the run, including those that external policies play, with their limits, tools
+    /// and players.
     pub(crate) roster: Arc<Roster>,
-    /// Agents that toolboxes call. The toolboxes have only weak references to them. No phase
-    /// improves the texts of such agents.
+    /// Keeps the agents alive that toolboxes call as helpers, because toolboxes have only weak
+    /// references to them. No phase improves the prompts of helper agents.
     _helpers: Arc<Roster>,
-    /// Teacher that generates completions instead of the trained policies.
+    /// Teacher that generates completions in place of the trained policies. `None` if the trained
+    /// policies generate them.
     pub(crate) teacher: Option<Teacher>,
 }
 
 /// The sampler of a policy, with the policy's name in the store and its context size in tokens.
 struct PolicySampler {
     policy: String,
-    /// Sampler of the policy. A pool of past versions has one sampler for each slot.
+    /// Samplers of the policy: one sampler, or one for each slot of a pool of past versions.
     samplers: Vec<Arc<dyn Sampler>>,
     context: usize,
-    pool: Option<Arc<PastPool>>,
+    pool: Option<Arc<PastVersionPool>>,
 }
 
-/// Position of one policy's players in the list of an agent's players.
+/// Range of one policy's players within the list of an agent's players.
 struct PolicyPlayers {
-    /// Index of the first one.
+    /// Index of the policy's first player.
     first: usize,
     /// Pool that selects one of the policy's players. `None` if the policy has only one player.
-    pool: Option<Arc<PastPool>>,
+    pool: Option<Arc<PastVersionPool>>,
 }
 
-/// Returns the function that picks the player of an agent: it picks a policy and, if the policy is
-/// a pool, one of its past versions.
-fn player_picker(pick: Option<PolicyPicker>, policies: Vec<PolicyPlayers>) -> Option<PolicyPicker> {
+/// Returns the function that picks an agent's player for an attempt. The function picks a policy
+/// and, if the policy is a pool of past versions, one of these versions.
+fn make_player_picker(
+    pick: Option<PolicyPicker>,
+    policies: Vec<PolicyPlayers>,
+) -> Option<PolicyPicker> {
     if policies.iter().all(|policy| policy.pool.is_none()) {
         return pick;
     }
@@ -246,34 +266,35 @@ fn player_picker(pick: Option<PolicyPicker>, policies: Vec<PolicyPlayers>) -> Op
         let policy = pick.as_ref().map_or(0, |pick| pick(seed, stream, role));
         // An index without a policy is reported by the caller.
         policies.get(policy).map_or(usize::MAX, |PolicyPlayers { first, pool }| {
-            first + pool.as_ref().map_or(0, |pool| pool.pick(seed, stream))
+            first + pool.as_ref().map_or(0, |pool| pool.pick_slot(seed, stream))
         })
     }))
 }
 
-/// Names of verl's own loops (a single turn, and turns with tools), which rows in verl's layout
-/// contain. The built-in loop covers both.
+/// Names of verl's built-in agent loops (single-turn, and multi-turn with tools), which data rows
+/// in verl's layout contain. The built-in loop of this crate replaces them.
 const VERL_LOOPS: [&str; 3] = ["single_turn_agent", "tool_agent", "tool_agent_loop"];
 
 impl Agents {
-    /// Creates the agents of a recipe.
+    /// Creates the agents of `recipe` from their specifications `parts`.
     ///
     /// # Errors
-    /// Returns an error if the parts of an agent or one of its policies are missing.
+    /// Returns an error if the specification of an agent or one of its policies is missing.
     pub(crate) fn new(
         recipe: &Recipe,
         parts: &[AgentSpec],
         policies: &Policies,
-        past: &PastPolicies,
+        past: &PastVersionPools,
     ) -> Result<Self, TrainerError> {
         let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
         let find = |name: &str| {
             let policy = policies.get(name);
-            let policy =
-                policy.ok_or_else(|| TrainerError::MissingPart(format!("the policy {name}")))?;
+            let missing =
+                || TrainerError::MissingPart(format!("the policy {name} was not provided"));
+            let policy = policy.ok_or_else(missing)?;
             let pool = past.get(name).cloned();
-            let samplers = pool.as_ref().map_or(1, |pool| pool.slots());
+            let samplers = pool.as_ref().map_or(1, |pool| pool.num_slots());
             Ok(PolicySampler {
                 policy: name.to_owned(),
                 samplers: policies.samplers(name).take(samplers).collect(),
@@ -284,13 +305,13 @@ impl Agents {
         Self::from_policies(recipe, parts, is_trained, find)
     }
 
-    /// Creates the agents of an evaluation outside of training, which the policies play as in
-    /// training. `checkpoint` is the checkpoint of the run in `run.folder` whose past versions
-    /// play, and can be `None` if the recipe has no past versions.
+    /// Creates the agents of an evaluation outside of a training run. Each agent is played by the
+    /// same policies as in training. `checkpoint` determines which past versions play; it can be
+    /// `None` if the recipe has no past versions.
     ///
     /// # Errors
-    /// Returns an error if the parts of an agent or one of its policies are missing, or if past
-    /// versions cannot be loaded.
+    /// Returns an error if the specification of an agent or one of its policies is missing, or if
+    /// past versions cannot be loaded.
     pub async fn for_evaluation(
         recipe: &Recipe,
         parts: &[AgentSpec],
@@ -298,7 +319,7 @@ impl Agents {
         checkpoint: Option<&Checkpoint>,
     ) -> Result<Self, TrainerError> {
         let policies = Policies::new(policies, &recipe.engine);
-        let past = PastPolicies::new(recipe, &policies)?;
+        let past = PastVersionPools::new(recipe, &policies)?;
         let version = |keys: &PastKeys| {
             (keys.of.clone(), checkpoint.map_or(0, |checkpoint| checkpoint.version(&keys.of)))
         };
@@ -307,8 +328,8 @@ impl Agents {
         Self::new(recipe, parts, &policies, &past)
     }
 
-    /// Creates the agents of a recipe so that all of them sample from one model, whatever their
-    /// policies. The model has this context size.
+    /// Creates the agents of `recipe` so that all of them sample from `sampler`, whatever policies
+    /// the recipe names. `context` is the context size of that model in tokens.
     pub fn with_sampler(
         recipe: &Recipe,
         parts: &[AgentSpec],
@@ -322,7 +343,8 @@ impl Agents {
         Self::from_policies(recipe, parts, |_, _| true, find)
     }
 
-    /// Creates agents from the policies that `find` returns.
+    /// Creates the agents of `recipe`. `find` returns the sampler of a policy by name, and
+    /// `is_trained` whether a policy is trained when it plays an agent.
     fn from_policies(
         recipe: &Recipe,
         parts: &[AgentSpec],
@@ -344,7 +366,7 @@ impl Agents {
             let make_player = |backend| Player {
                 is_trained: is_trained(keys, name),
                 opening: OpeningLimit {
-                    max_tokens: keys.prompt_limit(context),
+                    max_tokens: keys.max_opening_tokens(context),
                     truncation: keys.truncation,
                 },
                 context_policy: keys.context_policy(context),
@@ -362,12 +384,13 @@ impl Agents {
             let performs_tasks = !recipe.may_be_external(keys);
             let Some(parts) = parts.iter().find(|parts| parts.name == name) else {
                 if performs_tasks {
-                    return Err(TrainerError::MissingPart(format!("the agent {name}")));
+                    let missing = format!("the agent {name} was not provided");
+                    return Err(TrainerError::MissingPart(missing));
                 } else {
                     continue;
                 }
             };
-            let mut policies = recipe.policies_of(keys);
+            let mut policies = recipe.policy_names(keys);
             if policies.is_empty() {
                 policies.push(DEFAULT.to_owned());
             }
@@ -386,7 +409,7 @@ impl Agents {
             let agent = Agent {
                 name: name.to_owned(),
                 players,
-                picker: player_picker(parts.pick.clone(), of_policies),
+                picker: make_player_picker(parts.pick.clone(), of_policies),
                 mixture: keys.mixture,
                 mixture_seats: keys.mixture_seats,
                 limits: keys.limits(),
@@ -406,7 +429,7 @@ impl Agents {
                 }) => (Arc::clone(sampler), Arc::clone(format)),
                 _ => {
                     return Err(TrainerError::MissingPart(format!(
-                        "the policy of the agent {name}"
+                        "the agent {name} has no policy that samples tokens"
                     )));
                 }
             };
@@ -463,8 +486,9 @@ impl Agents {
         &self.named[0]
     }
 
-    /// Returns the cumulative use of all agents' toolboxes in this process, by toolbox name.
-    pub(crate) fn used(&self) -> BTreeMap<String, Usage> {
+    /// Returns the cumulative use of the agents' toolboxes since the start of this process, by
+    /// toolbox name.
+    pub(crate) fn toolbox_usage(&self) -> BTreeMap<String, Usage> {
         let mut all: BTreeMap<String, Usage> = BTreeMap::new();
         for (name, used) in self.named.iter().flat_map(|agent| agent.agent.tools.usage()) {
             let sum = all.entry(name.to_owned()).or_default();
@@ -486,12 +510,12 @@ impl Agents {
         chats
     }
 
-    /// Returns these agents with `teacher`, which generates completions instead of their trained
-    /// policies.
+    /// Returns a copy of these agents in which `teacher` generates the completions in place of the
+    /// trained policies.
     ///
     /// # Errors
     /// Returns an error if the loop of an agent does not support a teacher.
-    pub(crate) fn taught(
+    pub(crate) fn with_teacher(
         &self,
         source: &SourceKeys,
         teacher: &Teacher,
@@ -505,34 +529,35 @@ impl Agents {
         }
     }
 
-    /// Returns an agent that performs tasks.
+    /// Returns the agent called `name`, among the agents that perform tasks.
     ///
     /// # Errors
     /// Returns an error if there is no such agent.
-    pub(crate) fn find(&self, name: &str) -> Result<&NamedAgent, TrainerError> {
+    pub(crate) fn find_agent(&self, name: &str) -> Result<&NamedAgent, TrainerError> {
         let found = self.named.iter().find(|named| named.agent.name == name);
-        found.ok_or_else(|| TrainerError::MissingPart(format!("the agent {name}")))
+        found.ok_or_else(|| TrainerError::MissingPart(format!("the agent {name} was not provided")))
     }
 
-    /// Returns these agents with another text for one of them.
-    pub(crate) fn with_text(&self, agent: &str, target: &PromptTarget, text: &str) -> Self {
-        let Ok(named) = self.find(agent) else { return self.clone() };
+    /// Returns a copy of these agents in which the text of `agent` that `target` selects is
+    /// replaced by `text`.
+    pub(crate) fn with_prompt_text(&self, agent: &str, target: &PromptTarget, text: &str) -> Self {
+        let Ok(named) = self.find_agent(agent) else { return self.clone() };
         let mut keys = named.keys.clone();
         target.set(&mut keys, text);
         let named = self.named.iter().map(|named| match named.agent.name == agent {
-            true => named.with_texts_of(&keys),
+            true => named.with_prompts_from(&keys),
             false => named.clone(),
         });
         let roster = self.roster.agents().iter().map(|known| match known.name == agent {
-            true => with_texts(known, &keys),
+            true => with_tool_texts(known, &keys),
             false => known.clone(),
         });
         let roster = Arc::new(Roster::new(roster.collect()));
         Agents { named: named.collect(), roster, ..self.clone() }
     }
 
-    /// Returns these agents with the token limits of an evaluation.
-    pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
+    /// Returns a copy of these agents with the token limits that apply to evaluations.
+    pub(crate) fn with_evaluation_limits(&self, keys: &EvalKeys) -> Self {
         let limited = |named: &NamedAgent| {
             let agent = Agent { limits: keys.limits(named.agent.limits), ..named.agent.clone() };
             NamedAgent { agent, ..named.clone() }

@@ -52,10 +52,10 @@ fn parameter_that_compact_prompts_leave_out_is_no_target() {
         let tools = ToolSet::new(vec![Arc::new(Calculator::default())], Duration::ZERO).unwrap();
         let parts = [AgentSpec::new("default", chat, tools)];
         let agents = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
-        let agent = agents.find("default").unwrap();
-        agent.check_shown(&PromptTarget::System, "k").unwrap();
-        agent.check_shown(&tool(""), "k").unwrap();
-        let checked = agent.check_shown(&tool("expression"), "k");
+        let agent = agents.find_agent("default").unwrap();
+        agent.check_text_is_rendered(&PromptTarget::System, "k").unwrap();
+        agent.check_text_is_rendered(&tool(""), "k").unwrap();
+        let checked = agent.check_text_is_rendered(&tool("expression"), "k");
         assert_eq!(checked.is_ok(), has_parameters, "{tool_prompt:?}");
         if let Err(error) = checked {
             let want = "`k` names the description of the parameter `expression` of the tool";
@@ -65,7 +65,7 @@ fn parameter_that_compact_prompts_leave_out_is_no_target() {
 }
 
 #[test]
-fn with_text_changes_what_one_agent_reads() {
+fn with_prompt_text_changes_only_one_agent() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("recipe.toml");
     let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\n\
@@ -86,13 +86,16 @@ fn with_text_changes_what_one_agent_reads() {
     for target in
         [PromptTarget::System, PromptTarget::SummaryInstruction, tool(""), tool("expression")]
     {
-        let changed = initial.with_text("writer", &target, "Other.");
-        let text = |agents: &Agents, name| agents.find(name).unwrap().text(&target, "k").unwrap();
+        let changed = initial.with_prompt_text("writer", &target, "Other.");
+        let text = |agents: &Agents, name| {
+            agents.find_agent(name).unwrap().prompt_text(&target, "k").unwrap()
+        };
         assert_eq!(text(&changed, "writer"), "Other.", "{target}");
         assert_eq!(text(&changed, "default"), text(&initial, "default"), "{target}");
         // Attempts look agents up in the roster, and its tools and summaries are the same.
-        let [own, known] =
-            [&changed.find("writer").unwrap().agent, { changed.roster.find("writer").unwrap() }];
+        let [own, known] = [&changed.find_agent("writer").unwrap().agent, {
+            changed.roster.find("writer").unwrap()
+        }];
         assert_eq!(own.tools.specs(&Task::default()), known.tools.specs(&Task::default()));
         assert_eq!(own.players[0].context_policy, known.players[0].context_policy);
         let is_other = known.players[0].context_policy.summary.instruction == "Other.";
@@ -100,5 +103,5 @@ fn with_text_changes_what_one_agent_reads() {
         // Agents that toolboxes call still exist.
         assert!(Arc::ptr_eq(&changed._helpers, &initial._helpers));
     }
-    assert_eq!(initial.with_text("nobody", &tool(""), "Other.").named.len(), 2);
+    assert_eq!(initial.with_prompt_text("nobody", &tool(""), "Other.").named.len(), 2);
 }

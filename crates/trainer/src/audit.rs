@@ -13,24 +13,26 @@ use serde::Serialize;
 
 use crate::TrainerError;
 
-/// A step that trained a policy.
+/// A training step of one policy, with the attempts that it trained on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TrainedStep {
     /// Index of the phase, from 0.
     pub phase: u32,
     /// Index of the step within the phase, from 0.
     pub step: u32,
-    /// Number of finished steps of the run after this step: the number in the name of a checkpoint.
+    /// Number of finished steps of the run after this step, counted over all phases. It is the
+    /// number in the name of a checkpoint.
     pub global_step: u32,
-    /// Name of the policy.
+    /// Name of the policy that the step trained.
     pub policy: String,
-    /// Version of the policy after this step.
+    /// Weight version of the policy after this step.
     pub version: u64,
     /// Attempts that the step trained on, in the order of their first sequence.
     pub attempts: Vec<AttemptId>,
 }
 
-/// Returns every step that trained a policy, in the order of the run.
+/// Returns all training steps that the store contains, one entry per trained policy, in the order
+/// of the run.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
@@ -55,34 +57,37 @@ pub async fn trained_steps(store: &dyn Store) -> Result<Vec<TrainedStep>, Traine
     Ok(found)
 }
 
-/// The weights of a policy that descend from an attempt.
+/// The weight versions of one policy that were trained, directly or indirectly, on given attempts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Descendant {
+pub struct PolicyDescendants {
     /// Name of the policy.
     pub policy: String,
     /// Steps that trained the policy on at least one of the attempts.
     pub steps: Vec<TrainedStep>,
-    /// First version that descends from the attempts. All later versions descend from it.
+    /// First weight version that was trained on one of the attempts. All later versions descend
+    /// from this version.
     pub first: u64,
-    /// Last version of the run.
+    /// Last weight version of the policy in the run.
     pub last: u64,
 }
 
-/// Returns the weights that descend from `attempts`, one entry for each policy. The steps of an
-/// entry list only attempts of `attempts`.
+/// Returns the weight versions that descend from `attempts`, one entry for each policy. The steps
+/// of an entry list only attempts among `attempts`.
 ///
-/// A policy descends from the attempts if a step trained the policy on one of them. If the samples
-/// of a policy were only context in the training of another policy, the other policy does not
-/// descend from them.
-pub fn descendants(trained: &[TrainedStep], attempts: &BTreeSet<AttemptId>) -> Vec<Descendant> {
-    let mut found: BTreeMap<&str, Descendant> = BTreeMap::new();
+/// A policy descends from an attempt if a step trained the policy on the attempt. It does not
+/// descend from an attempt that served only as context while another policy was trained.
+pub fn find_descendants(
+    trained: &[TrainedStep],
+    attempts: &BTreeSet<AttemptId>,
+) -> Vec<PolicyDescendants> {
+    let mut found: BTreeMap<&str, PolicyDescendants> = BTreeMap::new();
     for step in trained {
         let direct: Vec<AttemptId> =
             step.attempts.iter().filter(|id| attempts.contains(id)).copied().collect();
         if direct.is_empty() && !found.contains_key(step.policy.as_str()) {
             continue;
         }
-        let entry = found.entry(&step.policy).or_insert_with(|| Descendant {
+        let entry = found.entry(&step.policy).or_insert_with(|| PolicyDescendants {
             policy: step.policy.clone(),
             steps: Vec::new(),
             first: step.version,
@@ -118,13 +123,13 @@ mod tests {
             step("a", 4, &[2]),
         ];
         let targets = BTreeSet::from([AttemptId::from_bytes([2; 16])]);
-        let expected = Descendant {
+        let expected = PolicyDescendants {
             policy: "a".into(),
             steps: vec![step("a", 2, &[2]), step("a", 4, &[2])],
             first: 2,
             last: 4,
         };
-        assert_eq!(descendants(&trained, &targets), [expected]);
-        assert_eq!(descendants(&trained, &BTreeSet::new()), []);
+        assert_eq!(find_descendants(&trained, &targets), [expected]);
+        assert_eq!(find_descendants(&trained, &BTreeSet::new()), []);
     }
 }

@@ -11,95 +11,96 @@ use levade_tree::{
     MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory, agent_of,
 };
 
-/// A leaf of a trajectory and the trained actions on its sequence.
+/// A sequence of a trajectory (root to leaf), with the tokens that are trained on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrainedSequence {
     pub leaf: SegmentId,
-    /// Number of earlier turns on the sequence that another leaf's sequence trains.
+    /// Number of earlier trained turns of this sequence that belong to another leaf's sequence.
     pub turns_before: usize,
-    /// Trained actions on the sequence, in order.
+    /// Trained turns of the sequence, in order.
     pub turns: Vec<TurnTokens>,
 }
 
 /// The trained tokens of one turn on a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TurnTokens {
-    /// Index of the model call.
+    /// Index of the turn (model call) within the attempt.
     pub turn: u32,
     /// Agent that sampled the tokens.
     pub agent: String,
-    /// Segments with their numbers of tokens.
+    /// Trained segments of the turn, each with its number of tokens.
     pub segments: Vec<(SegmentId, usize)>,
 }
 
 impl TurnTokens {
-    /// Returns the number of tokens.
-    pub fn tokens(&self) -> usize {
+    /// Returns the number of trained tokens in this turn.
+    pub fn num_tokens(&self) -> usize {
         self.segments.iter().map(|(_, tokens)| tokens).sum()
     }
 }
 
 impl TrainedSequence {
-    /// Returns the number of trained tokens.
-    pub fn tokens(&self) -> usize {
-        self.turns.iter().map(TurnTokens::tokens).sum()
+    /// Returns the number of trained tokens on this sequence.
+    pub fn num_tokens(&self) -> usize {
+        self.turns.iter().map(TurnTokens::num_tokens).sum()
     }
 }
 
-/// Definition of the training targets: the tokens of one policy, except the tokens of untrained
+/// Selects the training targets of a step: the tokens of one policy, except the tokens of untrained
 /// agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Targets<'a> {
-    /// Name of the policy.
+    /// Name of the policy whose tokens are targets.
     pub policy: &'a str,
-    /// Names of the agents that are not trained, in all their seats.
+    /// Names of the agents that are not trained, whichever seat they take in a game.
     pub untrained: &'a [String],
-    /// Whether an attempt in which only other policies acted is excluded from the samples of the
-    /// policy. False in runs that an earlier build started.
+    /// Whether an attempt counts as a sample of the policy only if the policy acted in the attempt.
+    /// False in runs that an earlier build started.
     pub requires_acting: bool,
 }
 
 #[cfg(test)]
 impl Targets<'static> {
-    /// All tokens of the policy that a recipe has if it names none.
+    /// Targets of a recipe that names no policies: all tokens of the default policy.
     pub const DEFAULT: Self = Targets { policy: DEFAULT, untrained: &[], requires_acting: true };
 }
 
 impl Targets<'_> {
-    /// Returns whether sampled tokens in such a segment would be targets of the policy.
-    pub fn can_contain(&self, segment: &Segment) -> bool {
+    /// Returns whether sampled tokens in `segment` would be training targets, by the segment's
+    /// policy and agent.
+    pub fn accepts_segment(&self, segment: &Segment) -> bool {
         let is_untrained =
             |name: &String| *name == segment.agent || name == agent_of(&segment.agent);
         segment.policy == self.policy && !self.untrained.iter().any(is_untrained)
     }
 
-    /// Returns whether a segment contains targets of the policy.
+    /// Returns whether `segment` contains training targets.
     pub fn contains_targets(&self, segment: &Segment) -> bool {
-        segment.is_target() && self.can_contain(segment)
+        segment.is_target() && self.accepts_segment(segment)
     }
 }
 
-/// Numbers of segments and of their tokens.
+/// Number of segments, and the total number of their tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Count {
+pub(crate) struct SegmentCount {
     pub segments: u64,
     pub tokens: u64,
 }
 
-/// Counts of trainable tokens, and of tokens that are recorded but masked.
+/// Numbers of trainable tokens and, by reason, of recorded tokens that are masked.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Census {
-    pub trainable: Count,
-    pub masked: BTreeMap<MaskReason, Count>,
+pub(crate) struct TokenCensus {
+    pub trainable: SegmentCount,
+    pub masked: BTreeMap<MaskReason, SegmentCount>,
 }
 
-impl Census {
-    /// Counts the segments for which `trained` returns true.
-    pub fn count<'a>(
+impl TokenCensus {
+    /// Counts the trainable and the masked tokens of the segments for which `trained` returns true.
+    pub fn count_segments<'a>(
         trajectories: impl Iterator<Item = &'a Trajectory>,
         trained: impl Fn(&Segment) -> bool,
     ) -> Self {
-        let mut found = Census::default();
+        let mut found = TokenCensus::default();
         for segment in
             trajectories.flat_map(Trajectory::segments).filter(|segment| trained(segment))
         {
@@ -115,35 +116,35 @@ impl Census {
     }
 
     /// Adds the counts of `other`.
-    pub fn add(&mut self, other: &Census) {
+    pub fn add(&mut self, other: &TokenCensus) {
         self.trainable.add(other.trainable);
         for (why, count) in &other.masked {
             self.masked.entry(*why).or_default().add(*count);
         }
     }
 
-    /// Returns the reasons for masking, each with its number of tokens, if no trainable token is
-    /// left. Returns `None` if there are trainable tokens or nothing is masked.
-    pub fn masked_reasons(&self) -> Option<String> {
+    /// Returns a list of the mask reasons, each with its number of tokens, if masks leave no
+    /// trainable token. Returns `None` if there are trainable tokens or if nothing is masked.
+    pub fn describe_masks(&self) -> Option<String> {
         if self.trainable.segments > 0 || self.masked.is_empty() {
             return None;
         }
-        let reasons = self.masked.iter().map(|(why, Count { segments, tokens })| {
+        let reasons = self.masked.iter().map(|(why, SegmentCount { segments, tokens })| {
             format!("{tokens} were {why} (segments: {segments})")
         });
         Some(reasons.collect::<Vec<_>>().join(", "))
     }
 }
 
-impl Count {
-    fn add(&mut self, other: Count) {
+impl SegmentCount {
+    fn add(&mut self, other: SegmentCount) {
         self.segments += other.segments;
         self.tokens += other.tokens;
     }
 }
 
-/// Returns the sequences that train every target segment exactly once. Masked segments are context
-/// here, as in [`AttemptSequences::input`]: they precede the following tokens and are not targets.
+/// Returns the sequences of `trajectory` that together train every target segment exactly once.
+/// Masked segments stay as context for later tokens, but are no targets.
 pub(crate) fn trained_sequences(
     trajectory: &Trajectory,
     targets: Targets<'_>,
@@ -179,12 +180,12 @@ pub(crate) fn trained_sequences(
     sequences
 }
 
-/// The sequences of one trajectory, which share its tokens in memory.
+/// The sequences of one trajectory. They share the trajectory's tokens in memory.
 pub(crate) struct AttemptSequences<'a> {
     trajectory: &'a Trajectory,
-    /// The leaf whose sequence trains each segment.
+    /// Leaf of the sequence that trains each segment, by segment index.
     owners: Vec<SegmentId>,
-    /// Tokens of each segment.
+    /// Token ids of each segment, by segment index.
     tokens: Vec<Arc<[u32]>>,
 }
 
@@ -194,9 +195,9 @@ impl<'a> AttemptSequences<'a> {
         AttemptSequences { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
     }
 
-    /// Returns a planned sequence with its tokens, up to the last target, because later tokens have
-    /// no effect. `version` is the version of the weights that are trained.
-    pub fn input(
+    /// Builds the learner's input from a planned sequence. The input ends at the last target,
+    /// because later tokens have no effect. `version` is the weight version before the update.
+    pub fn build_input(
         &self,
         planned: &PlannedSequence,
         targets: Targets<'_>,
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn trained_paths_contain_each_sampled_token_once() {
+    fn trained_sequences_contain_each_sampled_token_once() {
         let trajectory = forked();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let action = |segments: &[(u32, usize)]| {
@@ -307,8 +308,11 @@ mod tests {
                 },
             ]
         );
-        let first =
-            AttemptSequences::from_trajectory(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
+        let first = AttemptSequences::from_trajectory(&trajectory).build_input(
+            &planned(4),
+            Targets::DEFAULT,
+            9,
+        );
         // Context tokens after the last completion are not part of the sequence.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
@@ -316,8 +320,11 @@ mod tests {
         assert_eq!((term.behavior, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second =
-            AttemptSequences::from_trajectory(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
+        let second = AttemptSequences::from_trajectory(&trajectory).build_input(
+            &planned(5),
+            Targets::DEFAULT,
+            9,
+        );
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -341,12 +348,12 @@ mod tests {
         }
         let indices = |targets: Targets<'_>| {
             let [sequence] = &trained_sequences(&trajectory, targets)[..] else { panic!() };
-            let input = AttemptSequences::from_trajectory(&trajectory).input(
+            let input = AttemptSequences::from_trajectory(&trajectory).build_input(
                 &planned(sequence.leaf.0),
                 targets,
                 9,
             );
-            assert_eq!(sequence.tokens(), input.targets.len());
+            assert_eq!(sequence.num_tokens(), input.targets.len());
             (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens.to_vec())
         };
         let untrained = ["z".to_owned()];
@@ -362,7 +369,8 @@ mod tests {
         let mut t = Trajectory::new();
         let root = t.push(Segment::context(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = AttemptSequences::from_trajectory(&t).input(&planned(1), Targets::DEFAULT, 9);
+        let input =
+            AttemptSequences::from_trajectory(&t).build_input(&planned(1), Targets::DEFAULT, 9);
         assert!(input.targets.iter().all(|t| t.term.behavior.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
@@ -376,8 +384,8 @@ mod tests {
         t.push(Segment { temperature: 0.0, ..sampled(0, &[2, 3]) }).unwrap();
         t.push(Segment { filtered: true, agent: "b".into(), ..sampled(1, &[4]) }).unwrap();
         assert_eq!(trained_sequences(&t, Targets::DEFAULT), []);
-        let all = |t: &Trajectory| Census::count(std::iter::once(t), |_| true);
-        let why = all(&t).masked_reasons().unwrap();
+        let all = |t: &Trajectory| TokenCensus::count_segments(std::iter::once(t), |_| true);
+        let why = all(&t).describe_masks().unwrap();
         assert_eq!(
             why,
             "2 were decoded greedily (segments: 1), 1 were sampled with a filter, a penalty or a \
@@ -385,20 +393,24 @@ mod tests {
         );
         t.push(sampled(2, &[5, 6])).unwrap();
         let sequences = trained_sequences(&t, Targets::DEFAULT);
-        assert_eq!((sequences.len(), sequences[0].turns_before, sequences[0].tokens()), (1, 0, 2));
-        let input = AttemptSequences::from_trajectory(&t).input(&planned(3), Targets::DEFAULT, 9);
+        assert_eq!(
+            (sequences.len(), sequences[0].turns_before, sequences[0].num_tokens()),
+            (1, 0, 2)
+        );
+        let input =
+            AttemptSequences::from_trajectory(&t).build_input(&planned(3), Targets::DEFAULT, 9);
         assert_eq!(input.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4, 5]);
-        let Census { trainable, masked } = all(&t);
-        assert_eq!(trainable, Count { segments: 1, tokens: 2 });
-        assert_eq!(masked[&MaskReason::Greedy], Count { segments: 1, tokens: 2 });
-        assert_eq!(masked[&MaskReason::Filtered], Count { segments: 1, tokens: 1 });
-        assert_eq!(all(&t).masked_reasons(), None);
+        let TokenCensus { trainable, masked } = all(&t);
+        assert_eq!(trainable, SegmentCount { segments: 1, tokens: 2 });
+        assert_eq!(masked[&MaskReason::Greedy], SegmentCount { segments: 1, tokens: 2 });
+        assert_eq!(masked[&MaskReason::Filtered], SegmentCount { segments: 1, tokens: 1 });
+        assert_eq!(all(&t).describe_masks(), None);
         // Nothing was sampled, so masking is not the reason.
-        assert_eq!(all(&Trajectory::new()).masked_reasons(), None);
+        assert_eq!(all(&Trajectory::new()).describe_masks(), None);
         // Untrained agents are not counted.
-        let of_b = Census::count(std::iter::once(&t), |segment| segment.agent == "b");
-        assert_eq!((of_b.trainable, of_b.masked.len()), (Count::default(), 1));
+        let of_b = TokenCensus::count_segments(std::iter::once(&t), |segment| segment.agent == "b");
+        assert_eq!((of_b.trainable, of_b.masked.len()), (SegmentCount::default(), 1));
     }
 
     proptest! {
@@ -425,13 +437,15 @@ mod tests {
             }
             let mut seen = Vec::new();
             for path in trained_sequences(&t, Targets::DEFAULT) {
-                let input = AttemptSequences::from_trajectory(&t).input(&planned(path.leaf.0), Targets::DEFAULT, 9);
+                let planned = planned(path.leaf.0);
+                let sequences = AttemptSequences::from_trajectory(&t);
+                let input = sequences.build_input(&planned, Targets::DEFAULT, 9);
                 let segments = path.turns.iter().flat_map(|action| &action.segments);
                 let wanted: Vec<u32> =
                     segments.clone().flat_map(|(id, _)| t.segments()[id.0 as usize].tokens.clone()).collect();
                 let tokens = input.tokens.to_vec();
                 let found: Vec<u32> = input.targets.iter().map(|t| tokens[t.index as usize]).collect();
-                prop_assert_eq!(found.len(), path.tokens());
+                prop_assert_eq!(found.len(), path.num_tokens());
                 prop_assert_eq!(found, wanted);
                 seen.extend(segments.map(|(id, _)| *id));
             }

@@ -1,8 +1,8 @@
 //! The best checkpoint of a run.
 //!
 //! The evaluation that selects the best checkpoint overestimates it, because the luckiest of
-//! several equally good checkpoints is selected. So [`Best`] records how the checkpoint was
-//! selected.
+//! several equally good checkpoints is selected. So [`BestCheckpoint`] records how the checkpoint
+//! was selected.
 
 use std::path::PathBuf;
 
@@ -10,40 +10,41 @@ use levade_rl::Interval;
 
 use crate::eval_result::EvalResult;
 
-/// The checkpoint with the best result on the selection tasks.
+/// The checkpoint with the best evaluation result on the selection tasks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Best {
+pub struct BestCheckpoint {
     /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
-    /// Label of its evaluation, such as `grpo, step 20`.
+    /// Label of the checkpoint's evaluation, such as `grpo, step 20`.
     pub label: String,
     /// Number of checkpoints among which the best one was selected.
     pub candidates: usize,
-    /// Success rate on the tasks that are reported.
+    /// Success rate of the checkpoint on the reported tasks.
     pub success: Interval,
-    /// Whether the checkpoint was selected on separate tasks (`eval.select`). If not, `success` is
-    /// the success rate on the selection tasks, and is biased upwards.
+    /// Whether the checkpoint was selected on separate tasks (`eval.select`). If false, `success`
+    /// is the success rate on the selection tasks themselves, and is biased upwards.
     pub uses_selection_tasks: bool,
 }
 
-/// Returns the evaluation with the highest mean score on the selection tasks. Of equal evaluations,
-/// returns the first.
-pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
+/// Returns the evaluation with the highest mean score on the selection tasks. If several
+/// evaluations are equal, returns the first of them.
+pub(crate) fn find_best_eval(evals: &[EvalResult]) -> Option<&EvalResult> {
     evals.iter().reduce(|best, eval| if eval.selection() > best.selection() { eval } else { best })
 }
 
-impl Best {
-    /// Returns the best of `evals`, whose checkpoint is `checkpoint`. Returns `None` if fewer than
-    /// two checkpoints were evaluated, or if the best evaluation was made before training.
+impl BestCheckpoint {
+    /// Returns the best evaluation among `evals`. `checkpoint` is the directory of its weights.
+    /// Returns `None` if fewer than two checkpoints were evaluated, or if the evaluation before
+    /// training is the best.
     pub(crate) fn select(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
-        let best = best_of(evals)?;
+        let best = find_best_eval(evals)?;
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
         let candidates = evals.iter().filter(is_trained).count();
         let checkpoint = checkpoint.filter(|_| is_trained(&best) && candidates > 1)?;
         let label = best.label.clone();
         let success = best.overall.success;
         let uses_selection_tasks = best.slices.iter().any(|slice| slice.selects);
-        Some(Best { checkpoint, label, candidates, success, uses_selection_tasks })
+        Some(BestCheckpoint { checkpoint, label, candidates, success, uses_selection_tasks })
     }
 }
 
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     /// Returns an evaluation with ten reported tasks, and optionally tasks for selection.
-    fn eval(step: u32, correct: u64, chosen: Option<(u64, u64)>) -> EvalResult {
+    fn eval_result(step: u32, correct: u64, chosen: Option<(u64, u64)>) -> EvalResult {
         let slice = |name: &str, selects: bool, correct: u64, tasks: u64| -> Value {
             let estimate = correct as f64 / tasks as f64;
             json!({
@@ -74,17 +75,22 @@ mod tests {
     }
 
     #[test]
-    fn chosen_success_prefers_selection_tasks() {
-        assert_eq!(eval(1, 4, None).chosen_success(), 0.4);
-        assert_eq!(eval(1, 9, Some((1, 4))).chosen_success(), 0.25);
-        assert_eq!(eval(1, 4, Some((4, 4))).chosen_success(), 1.0);
+    fn selection_success_prefers_selection_tasks() {
+        assert_eq!(eval_result(1, 4, None).selection_success(), 0.4);
+        assert_eq!(eval_result(1, 9, Some((1, 4))).selection_success(), 0.25);
+        assert_eq!(eval_result(1, 4, Some((4, 4))).selection_success(), 1.0);
     }
 
     #[test]
     fn best_reports_how_it_was_selected() {
         let checkpoint_dir = || Some(PathBuf::from("step-000002"));
-        let evals = [eval(0, 1, None), eval(1, 4, None), eval(2, 7, None), eval(3, 7, None)];
-        let best = Best::select(&evals, checkpoint_dir()).unwrap();
+        let evals = [
+            eval_result(0, 1, None),
+            eval_result(1, 4, None),
+            eval_result(2, 7, None),
+            eval_result(3, 7, None),
+        ];
+        let best = BestCheckpoint::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(
             (
                 best.label.as_str(),
@@ -96,8 +102,8 @@ mod tests {
         );
         // The selection tasks can select another checkpoint than the remaining tasks would. The
         // reported success is the success on the remaining tasks.
-        let evals = [eval(1, 4, Some((4, 4))), eval(2, 7, Some((3, 4)))];
-        let best = Best::select(&evals, checkpoint_dir()).unwrap();
+        let evals = [eval_result(1, 4, Some((4, 4))), eval_result(2, 7, Some((3, 4)))];
+        let best = BestCheckpoint::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(
             (
                 best.label.as_str(),
@@ -107,11 +113,11 @@ mod tests {
             ),
             ("step 1", 2, 0.4, true)
         );
-        assert_eq!(Best::select(&evals[..1], checkpoint_dir()), None, "one is no choice");
-        assert_eq!(Best::select(&evals, None), None);
-        let fell = [eval(0, 9, None), eval(1, 4, None), eval(2, 7, None)];
+        assert_eq!(BestCheckpoint::select(&evals[..1], checkpoint_dir()), None, "one is no choice");
+        assert_eq!(BestCheckpoint::select(&evals, None), None);
+        let fell = [eval_result(0, 9, None), eval_result(1, 4, None), eval_result(2, 7, None)];
         assert_eq!(
-            Best::select(&fell, checkpoint_dir()),
+            BestCheckpoint::select(&fell, checkpoint_dir()),
             None,
             "training made it worse, and the model it began with is no checkpoint"
         );

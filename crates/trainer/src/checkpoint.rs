@@ -27,7 +27,7 @@ use tracing::info;
 use crate::TrainerError;
 use crate::files::{file_error, sync_dir, write_atomically};
 use crate::policies::{CRITIC, REFERENCE};
-use crate::prompt_version::Prompts;
+use crate::prompt_version::ImprovedPrompts;
 
 /// Version of `trainer.json` that this build reads and writes. Version 2 added checksums.
 const SCHEMA: u32 = 2;
@@ -37,61 +37,59 @@ const TEMPORARY: &str = ".tmp-";
 /// Version of each policy by name: the number of steps that have trained it.
 pub(crate) type Versions = BTreeMap<String, u64>;
 
-/// Progress of a run.
+/// Position of a run in its phases and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Position {
     /// Index of the phase, from 0.
     pub phase: u32,
-    /// Number of finished steps of the phase.
+    /// Number of finished steps of the current phase.
     pub step: u32,
-    /// Number of finished steps over all phases. The resulting weights are published as this
-    /// version.
+    /// Number of finished steps over all phases, which is also the number in a checkpoint's name.
     pub global_step: u32,
     /// Whether the metrics file contains the evaluation due at this position.
     pub evaluated: bool,
 }
 
-/// Contents of `trainer.json`.
+/// Contents of the checkpoint file `trainer.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
+struct CheckpointState {
     schema: u32,
     position: Position,
     /// Number of steps that have trained each policy, by name. Empty in checkpoints of earlier
     /// builds, which had one policy that every step trained.
     #[serde(default)]
     versions: Versions,
-    /// Texts that phases have improved.
-    #[serde(default, skip_serializing_if = "Prompts::is_empty")]
-    prompts: Prompts,
-    /// Whether the phase ended here. Such checkpoints are kept, because the next phase starts from
-    /// them.
+    /// Prompt texts that phases have improved so far.
+    #[serde(default, skip_serializing_if = "ImprovedPrompts::is_empty")]
+    prompts: ImprovedPrompts,
+    /// Whether a phase ended here. If so, the checkpoint is kept as the start of the next phase.
     phase_end: bool,
-    /// Length of the metrics file at this point, in bytes.
+    /// Length of the run's metrics file when the checkpoint was written, in bytes.
     metrics_bytes: u64,
-    /// All other files of the checkpoint.
+    /// Sizes and checksums of all other files of the checkpoint.
     files: Vec<SavedFile>,
 }
 
-/// A complete checkpoint in a run directory.
+/// Metadata of a complete checkpoint in a run directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// Directory of the checkpoint.
     pub dir: PathBuf,
     /// Progress of the run at this checkpoint.
     pub position: Position,
-    /// Number of steps that had trained each policy, by name.
+    /// Number of steps that had trained each policy, by policy name.
     pub versions: BTreeMap<String, u64>,
-    /// Texts that phases have improved.
-    pub prompts: Prompts,
-    /// Whether the phase ended here.
+    /// Prompt texts that phases had improved when the checkpoint was written.
+    pub prompts: ImprovedPrompts,
+    /// Whether the checkpoint was written at the end of a phase.
     pub phase_end: bool,
-    /// Length of the metrics file at this point, in bytes.
+    /// Length of the run's metrics file when the checkpoint was written, in bytes.
     pub metrics_bytes: u64,
 }
 
 impl Checkpoint {
-    /// Returns the number of steps that had trained a policy.
+    /// Returns the weight version of a policy: the number of steps that had trained the policy.
     pub(crate) fn version(&self, policy: &str) -> u64 {
         let every_step = u64::from(self.position.global_step);
         if self.versions.is_empty() {
@@ -101,25 +99,25 @@ impl Checkpoint {
         }
     }
 
-    /// Reads every file and compares its checksum.
+    /// Verifies the checksum of every file.
     ///
     /// # Errors
-    /// Returns a message that names the file if one has changed since it was written.
-    pub(crate) fn verify(&self) -> Result<(), String> {
+    /// Returns a message that names the file if a file cannot be read or has changed.
+    pub(crate) fn verify_checksums(&self) -> Result<(), String> {
         for SavedFile { name, crc32c, .. } in read_state(&self.dir)?.files {
             let file =
                 File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
-                return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
+                return Err(format!("{name} has the checksum {found:08x}, expected {crc32c:08x}"));
             }
         }
         Ok(())
     }
 }
 
-/// The checkpoints of a run.
-pub(crate) struct Checkpoints {
+/// The directory of a run's checkpoints, in which they are written, listed and removed.
+pub(crate) struct CheckpointDir {
     root: PathBuf,
 }
 
@@ -132,58 +130,57 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<Checkpoint>, TrainerError> {
     if !root.exists() {
         return Ok(Vec::new());
     }
-    Ok(Checkpoints::read_only(root).find()?.complete)
+    Ok(CheckpointDir::open_read_only(root).find()?.complete)
 }
 
-/// Returns the texts that phases had improved when a checkpoint was written.
+/// Returns the prompt texts that phases had improved when a checkpoint was written.
 ///
 /// # Errors
-/// Returns a message that names the file of the checkpoint that cannot be read.
-pub fn improved_prompts(checkpoint: &Path) -> Result<Prompts, String> {
+/// Returns a message that names the checkpoint's file if it cannot be read.
+pub fn improved_prompts(checkpoint: &Path) -> Result<ImprovedPrompts, String> {
     read_state(checkpoint).map(|state| state.prompts)
 }
 
-/// A policy's part of a checkpoint.
+/// The models of one policy that a checkpoint saves.
 pub(crate) struct PolicyContent<'a> {
-    /// Directory within the checkpoint.
+    /// Directory of the policy's files, relative to the checkpoint.
     pub subdir: PathBuf,
     /// The learner of the policy.
     pub learner: &'a dyn Learner,
-    /// The critic, if one is trained.
+    /// The critic of the policy. `None` if no critic is trained.
     pub critic: Option<&'a dyn Learner>,
-    /// The reference, if its weights are neither the policy's nor in an earlier checkpoint that is
-    /// kept.
+    /// The reference model. `None` if its weights are the policy's or in an earlier checkpoint.
     pub reference: Option<&'a dyn Learner>,
     /// Writes the remaining files of a model directory.
     pub write_extra_files: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
 }
 
-/// Metadata of a checkpoint.
+/// Metadata that a new checkpoint records.
 pub(crate) struct CheckpointMeta {
     pub position: Position,
     pub versions: Versions,
-    pub prompts: Prompts,
+    pub prompts: ImprovedPrompts,
     pub phase_end: bool,
     pub metrics_bytes: u64,
 }
 
-/// Name of the file that names the best checkpoint.
+/// Name of the file that contains the name of the best checkpoint.
 const BEST: &str = "best";
 
-/// Checkpoints found in a directory.
+/// The complete checkpoints of a directory, and messages about the damaged checkpoints.
 pub(crate) struct FoundCheckpoints {
-    /// The complete checkpoints, oldest first.
+    /// Metadata of the complete checkpoints, oldest first.
     pub complete: Vec<Checkpoint>,
     /// Messages about the damaged checkpoints.
     pub damaged: Vec<String>,
 }
 
-impl Checkpoints {
-    /// Opens the directory and removes temporary directories that an earlier process left in it.
+impl CheckpointDir {
+    /// Opens or creates the directory `root`. Removes temporary directories of earlier processes.
     pub fn open(root: PathBuf) -> Result<Self, TrainerError> {
         fs::create_dir_all(&root).map_err(|source| file_error("create", &root, source))?;
-        let checkpoints = Checkpoints { root };
-        for name in checkpoints.names()? {
+        let checkpoints = CheckpointDir { root };
+        for name in checkpoints.list_names()? {
             if name.starts_with(TEMPORARY) {
                 let path = checkpoints.root.join(name);
                 fs::remove_dir_all(&path).map_err(|source| file_error("remove", &path, source))?;
@@ -192,12 +189,12 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
-    /// Opens a directory for reading, without any change to it.
-    pub fn read_only(root: PathBuf) -> Self {
-        Checkpoints { root }
+    /// Opens the directory `root` for reading. The directory is not changed.
+    pub fn open_read_only(root: PathBuf) -> Self {
+        CheckpointDir { root }
     }
 
-    fn names(&self) -> Result<Vec<String>, TrainerError> {
+    fn list_names(&self) -> Result<Vec<String>, TrainerError> {
         let failed = |source| file_error("list", &self.root, source);
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.root).map_err(failed)? {
@@ -207,11 +204,11 @@ impl Checkpoints {
         Ok(names)
     }
 
-    /// Reads the metadata of every checkpoint, and compares file sizes.
+    /// Reads the metadata of every checkpoint, and compares the sizes of the checkpoint's files.
     pub fn find(&self) -> Result<FoundCheckpoints, TrainerError> {
         let mut found = FoundCheckpoints { complete: Vec::new(), damaged: Vec::new() };
-        for name in self.names()?.into_iter().filter(|name| name.starts_with("step-")) {
-            match read(&self.root.join(&name)) {
+        for name in self.list_names()?.into_iter().filter(|name| name.starts_with("step-")) {
+            match read_checkpoint(&self.root.join(&name)) {
                 Ok(checkpoint) => found.complete.push(checkpoint),
                 Err(why) => found
                     .damaged
@@ -222,13 +219,12 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Returns a directory for temporary files. Its leftovers are removed when the checkpoint
-    /// directory is next opened.
-    pub fn scratch(&self) -> PathBuf {
+    /// Returns the path for temporary files. [`CheckpointDir::open`] removes the files there.
+    pub fn scratch_dir(&self) -> PathBuf {
         self.root.join(format!("{TEMPORARY}scratch"))
     }
 
-    /// Writes a checkpoint.
+    /// Writes a checkpoint. Its directory becomes visible only when the checkpoint is complete.
     pub async fn write(
         &self,
         contents: &[PolicyContent<'_>],
@@ -253,7 +249,7 @@ impl Checkpoints {
         crash_point("before_rename");
         if checkpoint_dir.exists() {
             // The old directory was incomplete, otherwise the run would have resumed from it.
-            self.remove(&checkpoint_dir)?;
+            self.remove_checkpoint(&checkpoint_dir)?;
         }
         fs::rename(&temporary, &checkpoint_dir)
             .map_err(|source| file_error("rename", &temporary, source))?;
@@ -313,7 +309,7 @@ impl Checkpoints {
         }
         crash_point("companions_saved");
         let mut files = Vec::new();
-        let found = files_of(dir).map_err(|source| file_error("list", dir, source))?;
+        let found = list_files(dir).map_err(|source| file_error("list", dir, source))?;
         let mut dirs: BTreeSet<&Path> = BTreeSet::new();
         for (_, path) in &found {
             dirs.extend(path.ancestors().skip(1).take_while(|location| *location != dir));
@@ -339,21 +335,25 @@ impl Checkpoints {
             files.push(SavedFile { name, bytes, crc32c });
         }
         let CheckpointMeta { position, phase_end, metrics_bytes, .. } = *about;
-        let versions = about.versions.clone();
-        let prompts = about.prompts.clone();
-        let state =
-            State { schema: SCHEMA, position, versions, prompts, phase_end, metrics_bytes, files };
+        let state = CheckpointState {
+            schema: SCHEMA,
+            position,
+            versions: about.versions.clone(),
+            prompts: about.prompts.clone(),
+            phase_end,
+            metrics_bytes,
+            files,
+        };
         let text = serde_json::to_string_pretty(&state)
             .map_err(|error| file_error("write", &dir.join(STATE), io::Error::other(error)))?;
         write_atomically(&dir.join(STATE), text.as_bytes())
     }
 
-    /// Returns the newest checkpoint whose checksums match, and messages about newer ones that are
-    /// damaged.
-    pub fn newest(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
+    /// Returns the newest checkpoint whose checksums match, and messages about newer damaged ones.
+    pub fn newest_intact(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
         let mut damaged = Vec::new();
         for checkpoint in self.find()?.complete.into_iter().rev() {
-            match checkpoint.verify() {
+            match checkpoint.verify_checksums() {
                 Ok(()) => return Ok((Some(checkpoint), damaged)),
                 Err(why) => {
                     let name = checkpoint
@@ -369,14 +369,14 @@ impl Checkpoints {
         Ok((None, damaged))
     }
 
-    /// Marks a checkpoint as the best so far.
+    /// Marks a checkpoint as the best checkpoint so far.
     pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
         let name = checkpoint.dir.file_name().unwrap_or_default().to_string_lossy();
         write_atomically(&self.root.join(BEST), format!("{name}\n").as_bytes())
     }
 
-    /// Returns the best checkpoint so far, if one is marked and exists.
-    pub fn best(&self) -> Option<PathBuf> {
+    /// Returns the directory of the best checkpoint so far, if one is marked and exists.
+    pub fn best_dir(&self) -> Option<PathBuf> {
         let name = fs::read_to_string(self.root.join(BEST)).ok()?;
         Some(self.root.join(name.trim())).filter(|path| path.is_dir())
     }
@@ -385,21 +385,20 @@ impl Checkpoints {
     /// checkpoints at the end of a phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
         let found = self.find()?.complete;
-        let best = self.best();
+        let best = self.best_dir();
         let is_kept = |checkpoint: &Checkpoint| {
             checkpoint.phase_end || best.as_ref() == Some(&checkpoint.dir)
         };
         let passing: Vec<&Checkpoint> =
             found.iter().filter(|checkpoint| !is_kept(checkpoint)).collect();
         for old in &passing[..passing.len().saturating_sub(keep)] {
-            self.remove(&old.dir)?;
+            self.remove_checkpoint(&old.dir)?;
         }
         Ok(())
     }
 
-    /// Removes a checkpoint. It is renamed first, so that a partly removed checkpoint is never
-    /// visible.
-    fn remove(&self, path: &Path) -> Result<(), TrainerError> {
+    /// Removes a checkpoint. It is renamed first, so that no partly removed checkpoint is visible.
+    fn remove_checkpoint(&self, path: &Path) -> Result<(), TrainerError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let renamed = self.root.join(format!("{TEMPORARY}old-{name}"));
         fs::rename(path, &renamed)
@@ -408,8 +407,8 @@ impl Checkpoints {
     }
 }
 
-/// Returns all files below a directory, sorted, with their relative names.
-fn files_of(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+/// Returns all files below `dir`, sorted, each with its relative and its full path.
+fn list_files(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -418,7 +417,7 @@ fn files_of(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
         if kind.is_file() {
             files.push((name, entry.path()));
         } else if kind.is_dir() {
-            let within = files_of(&entry.path())?;
+            let within = list_files(&entry.path())?;
             files.extend(within.into_iter().map(|(file, path)| (format!("{name}/{file}"), path)));
         }
     }
@@ -426,26 +425,27 @@ fn files_of(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-fn read_state(path: &Path) -> Result<State, String> {
+fn read_state(path: &Path) -> Result<CheckpointState, String> {
     let text = fs::read_to_string(path.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
-    let state: State = serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
+    let state: CheckpointState =
+        serde_json::from_str(&text).map_err(|error| format!("{STATE}: {error}"))?;
     if state.schema != SCHEMA {
         return Err(format!(
-            "{STATE} has schema version {}, but this build reads version {SCHEMA}",
+            "the file {STATE} has schema version {}, but this build reads version {SCHEMA}",
             state.schema
         ));
     }
     Ok(state)
 }
 
-/// Reads a checkpoint's metadata, and checks by size that all of its files exist.
-fn read(path: &Path) -> Result<Checkpoint, String> {
+/// Reads a checkpoint's metadata, and checks that all of its files exist with the recorded sizes.
+fn read_checkpoint(path: &Path) -> Result<Checkpoint, String> {
     let state = read_state(path)?;
     for SavedFile { name, bytes, .. } in &state.files {
         let found =
             fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
         if found != *bytes {
-            return Err(format!("{name} has {found} bytes instead of {bytes}"));
+            return Err(format!("the file {name} has {found} bytes, but {bytes} were recorded"));
         }
     }
     Ok(Checkpoint {
@@ -464,19 +464,19 @@ mod tests {
 
     use super::*;
 
-    fn about(step: u32, phase_end: bool) -> CheckpointMeta {
+    fn meta(step: u32, phase_end: bool) -> CheckpointMeta {
         let position = Position { phase: 0, step, global_step: step, evaluated: false };
         let versions = Versions::from([("default".to_owned(), u64::from(step))]);
         CheckpointMeta {
             position,
             versions,
-            prompts: Prompts::default(),
+            prompts: ImprovedPrompts::default(),
             phase_end,
             metrics_bytes: 10,
         }
     }
 
-    fn companions(dir: &Path) -> io::Result<()> {
+    fn write_tokenizer(dir: &Path) -> io::Result<()> {
         fs::write(dir.join("tokenizer.json"), "{}")
     }
 
@@ -493,10 +493,10 @@ mod tests {
         }
     }
 
-    async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
+    async fn write(checkpoints: &CheckpointDir, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
         checkpoints
-            .write(&[content(&simulator, &companions)], about(step, phase_end))
+            .write(&[content(&simulator, &write_tokenizer)], meta(step, phase_end))
             .await
             .unwrap()
     }
@@ -505,9 +505,9 @@ mod tests {
     #[tokio::test]
     async fn manifest_checksum_is_recomputed_after_file_change() {
         let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
+        let checkpoints = CheckpointDir::open(dir.path().to_owned()).unwrap();
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        write(&checkpoints, 1, false).await.verify().unwrap();
+        write(&checkpoints, 1, false).await.verify_checksums().unwrap();
         let zeroed = |dir: &Path| {
             let file = dir.join("simulator.weights");
             let len = fs::metadata(&file)?.len() as usize;
@@ -515,14 +515,14 @@ mod tests {
             fs::write(file, vec![0; len])
         };
         let content = content(&simulator, &zeroed);
-        checkpoints.write(&[content], about(2, false)).await.unwrap().verify().unwrap();
+        checkpoints.write(&[content], meta(2, false)).await.unwrap().verify_checksums().unwrap();
     }
 
     #[tokio::test]
     async fn checkpoints_prune_old_and_report_damaged() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("checkpoints");
-        let checkpoints = Checkpoints::open(root.clone()).unwrap();
+        let checkpoints = CheckpointDir::open(root.clone()).unwrap();
         let mut written = Vec::new();
         for (step, phase_end) in [(2, false), (4, true), (6, false), (8, false), (10, false)] {
             written.push(write(&checkpoints, step, phase_end).await);
@@ -551,13 +551,13 @@ mod tests {
         // A file of the right size whose contents changed is detected before it is loaded.
         fs::write(written[1].dir.join("tokenizer.json"), "[]").unwrap();
         assert_eq!(steps(&checkpoints.find().unwrap()), [4]);
-        let (newest, damaged) = checkpoints.newest().unwrap();
+        let (newest, damaged) = checkpoints.newest_intact().unwrap();
         assert!(
             newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"),
             "{damaged:?}"
         );
         fs::write(written[1].dir.join("tokenizer.json"), "{}").unwrap();
-        assert_eq!(checkpoints.newest().unwrap().0.as_ref(), Some(&written[1]));
+        assert_eq!(checkpoints.newest_intact().unwrap().0.as_ref(), Some(&written[1]));
         // The checkpoint can be written again over the damaged one.
         let again = write(&checkpoints, 10, false).await;
         assert_eq!(checkpoints.find().unwrap().complete.last(), Some(&again));
@@ -566,8 +566,8 @@ mod tests {
     #[tokio::test]
     async fn prune_keeps_best_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(dir.path().join("checkpoints")).unwrap();
-        assert_eq!(checkpoints.best(), None);
+        let checkpoints = CheckpointDir::open(dir.path().join("checkpoints")).unwrap();
+        assert_eq!(checkpoints.best_dir(), None);
         for step in 1..5 {
             let written = write(&checkpoints, step, false).await;
             if step == 2 {
@@ -578,23 +578,23 @@ mod tests {
         let steps: Vec<u32> =
             checkpoints.find().unwrap().complete.iter().map(|c| c.position.step).collect();
         assert_eq!(steps, [2, 4]);
-        assert!(checkpoints.best().unwrap().ends_with("step-000002"));
+        assert!(checkpoints.best_dir().unwrap().ends_with("step-000002"));
     }
 
     #[tokio::test]
     async fn open_removes_incomplete_checkpoints() {
         let dir = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
+        let checkpoints = CheckpointDir::open(dir.path().to_owned()).unwrap();
         let whole = write(&checkpoints, 1, false).await;
         fs::create_dir(dir.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
         let error =
-            checkpoints.write(&[content(&simulator, &full)], about(3, false)).await.unwrap_err();
+            checkpoints.write(&[content(&simulator, &full)], meta(3, false)).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("free space"), "{error}");
-        let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
-        assert_eq!(checkpoints.names().unwrap(), ["step-000001"]);
+        let checkpoints = CheckpointDir::open(dir.path().to_owned()).unwrap();
+        assert_eq!(checkpoints.list_names().unwrap(), ["step-000001"]);
         assert_eq!(checkpoints.find().unwrap().complete, [whole]);
     }
 }

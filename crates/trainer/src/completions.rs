@@ -17,11 +17,11 @@ use crate::TrainerError;
 use crate::eval_result::{NUM_RESAMPLES, is_correct};
 use crate::scoring::Scorers;
 
-/// Scores of a file of completions.
+/// Scores of completions that were read from a file.
 #[derive(Debug)]
 pub struct ScoredCompletions {
-    /// The completions as attempts, in the order of the file. An attempt without a score has an
-    /// error in its outcome.
+    /// The scored completions as attempts, in the order of the file. The outcome of an attempt that
+    /// could not be scored contains the error.
     pub attempts: Vec<Attempt>,
     /// Fraction of the scored completions with a score of 1, with its 95 % interval. `None` if no
     /// completion has a score.
@@ -88,7 +88,8 @@ pub async fn score_completions(
     })
 }
 
-/// Scores the completions for one task.
+/// Scores the completions of one task: first each completion independently, then all together if a
+/// scorer compares the attempts of a group.
 pub(crate) async fn score_group(
     scorers: &Scorers,
     group: Vec<(usize, Attempt)>,
@@ -114,7 +115,8 @@ pub(crate) async fn score_group(
             return unscored;
         }
     }
-    let finished = scored.into_iter().map(|(index, attempt)| (index, scorers.finish(attempt)));
+    let finished =
+        scored.into_iter().map(|(index, attempt)| (index, scorers.compute_score(attempt)));
     finished.chain(unscored).collect()
 }
 

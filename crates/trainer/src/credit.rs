@@ -24,36 +24,38 @@ use levade_store::{CreditTarget, StepReward};
 use levade_tree::{Kind, Segment, SegmentId, Trajectory, is_seat};
 
 use crate::batch::TrainedSequence;
-use crate::signals::Signals;
+use crate::signals::SequenceSignals;
 
-/// A trained token: the index of its sequence in the attempt, and its index among the trained
-/// tokens of that sequence.
+/// Position of a trained token: the index of its sequence in the attempt, and the token's index
+/// among the trained tokens of that sequence.
 type SequencePosition = (usize, usize);
 
-/// The reward of an attempt, divided into parts by the tokens that earned them.
+/// The reward of an attempt, divided into the final reward and the rewards that single tokens,
+/// seats or agents earned earlier.
 pub(crate) struct CreditedReward {
-    /// Part that is not earned before the end.
+    /// Part of the reward that is earned at the end of the attempt.
     outcome: f64,
     /// Part of `outcome` that is the score of the final answer.
     answer_score: f64,
-    /// Parts that are earned before the end, each with the tokens that it is assigned to.
+    /// Rewards that are earned before the end, each with the positions of the tokens to which it is
+    /// credited.
     parts: Vec<(f64, Vec<SequencePosition>)>,
-    /// Parts of seats without trained tokens and, if agents are compared within their role, of
-    /// agents without any.
+    /// Rewards that cannot be credited to a trained token: rewards of seats and, if agents are
+    /// compared within their role, of agents without trained tokens.
     unplaced: Vec<(f64, CreditTarget)>,
 }
 
-/// One sample for an advantage estimator: an attempt, or one agent's part of an attempt.
-pub(crate) struct Sample {
-    /// Name of the agent if agents are compared within their role, otherwise `None`.
+/// One sample for an advantage estimator: a complete attempt, or one agent's part of an attempt.
+pub(crate) struct EstimatorSample {
+    /// Name of the sample's agent if agents are compared within their role, otherwise `None`.
     pub agent: Option<String>,
-    /// Total reward of the sample.
+    /// Total reward of the sample, including rewards that its tokens earned before the end.
     score: f64,
-    /// Indices of the sample's tokens, by sequence.
+    /// Indices of the sample's tokens in each of its sequences, with the index of the sequence.
     pub tokens: Vec<(usize, Vec<usize>)>,
 }
 
-/// Returns the last token of every trained segment, with its turn and agent.
+/// Returns every trained segment with the position of its last token, its turn and its agent.
 fn trained_segments(
     sequences: &[TrainedSequence],
 ) -> impl Iterator<Item = (SegmentId, SequencePosition, u32, &str)> {
@@ -70,7 +72,8 @@ fn trained_segments(
     })
 }
 
-/// Returns the tokens to which a reward earned by `by` is assigned.
+/// Returns the tokens to which the reward of the credit target `by` is assigned. Returns no tokens
+/// if no trained token belongs to the target.
 fn credited_positions(
     trajectory: &Trajectory,
     sequences: &[TrainedSequence],
@@ -107,7 +110,8 @@ fn credited_positions(
     }
 }
 
-/// Returns whether an agent whose name `accepts` accepts acted and earned a reward.
+/// Returns whether `by` refers to a part of the attempt in which an agent acted whose name
+/// `accepts` accepts.
 fn is_reward_of(
     trajectory: &Trajectory,
     by: &CreditTarget,
@@ -127,13 +131,15 @@ fn is_reward_of(
     }
 }
 
-/// Returns whether a seat of a game earned a reward. A seat can earn a reward without having acted.
+/// Returns whether the credit target `by` is a seat of a game. A seat can earn a reward without
+/// having acted.
 fn is_of_seat(trajectory: &Trajectory, by: &CreditTarget) -> bool {
     matches!(by, CreditTarget::Agent(name) if is_seat(name))
         || is_reward_of(trajectory, by, is_seat)
 }
 
-/// Returns whether an agent without a trained token in `sequences` acted and earned a reward.
+/// Returns whether the credit target `by` belongs to an agent that acted but has no trained token
+/// in `sequences`.
 fn is_of_untrained_agent(
     trajectory: &Trajectory,
     sequences: &[TrainedSequence],
@@ -144,8 +150,8 @@ fn is_of_untrained_agent(
 }
 
 impl CreditedReward {
-    /// Divides the total `reward` of an attempt. `answer_score` is the part for its final answer.
-    /// `group_by` decides whether agents share the rewards of agents that are not trained here.
+    /// Divides the total `reward` of an attempt. `answer_score` is the part for the final answer.
+    /// `group_by` determines whether agents share the rewards of agents that are not trained here.
     pub fn new(
         trajectory: &Trajectory,
         sequences: &[TrainedSequence],
@@ -172,38 +178,45 @@ impl CreditedReward {
         credited
     }
 
-    /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
-    /// `agents`, which act in other attempts of the group, because the next agent to act is
-    /// unknown. A seat among `agents` that did not act is a sample in any case.
+    /// Returns the advantage estimator's samples of an attempt. `agents` are the agents that act in
+    /// the attempts of the group.
+    ///
+    /// An attempt without trained tokens becomes a sample of each of `agents`, because the agent
+    /// that would have acted next is unknown. A seat among `agents` that did not act is always a
+    /// sample.
     pub fn samples(
         &self,
         sequences: &[TrainedSequence],
         by: GroupBy,
         agents: &[String],
-    ) -> Vec<Sample> {
+    ) -> Vec<EstimatorSample> {
         if by != GroupBy::Agent {
             let tokens = sequences
                 .iter()
                 .enumerate()
-                .map(|(i, sequence)| (i, (0..sequence.tokens()).collect()));
+                .map(|(i, sequence)| (i, (0..sequence.num_tokens()).collect()));
             let score = self.parts.iter().fold(self.outcome, |sum, (reward, _)| sum + reward);
-            return vec![Sample { agent: None, score, tokens: tokens.collect() }];
+            return vec![EstimatorSample { agent: None, score, tokens: tokens.collect() }];
         }
         if sequences.is_empty() {
             return agents.iter().map(|agent| self.sample_without_tokens(agent)).collect();
         }
-        let mut samples: Vec<Sample> = Vec::new();
+        let mut samples: Vec<EstimatorSample> = Vec::new();
         for (sequence, trained) in sequences.iter().enumerate() {
             let mut start = 0;
             for action in &trained.turns {
-                let tokens = start..start + action.tokens();
+                let tokens = start..start + action.num_tokens();
                 start = tokens.end;
                 let index = samples.iter().position(|s| s.agent.as_ref() == Some(&action.agent));
                 let sample = match index {
                     Some(index) => &mut samples[index],
                     None => {
                         let agent = Some(action.agent.clone());
-                        samples.push(Sample { agent, score: self.outcome, tokens: Vec::new() });
+                        samples.push(EstimatorSample {
+                            agent,
+                            score: self.outcome,
+                            tokens: Vec::new(),
+                        });
                         let last = samples.len() - 1;
                         &mut samples[last]
                     }
@@ -236,30 +249,32 @@ impl CreditedReward {
         let silent = |agent: &&String| {
             is_seat(agent) && samples.iter().all(|sample| sample.agent.as_ref() != Some(*agent))
         };
-        let silent: Vec<Sample> =
+        let silent: Vec<EstimatorSample> =
             agents.iter().filter(silent).map(|agent| self.sample_without_tokens(agent)).collect();
         samples.extend(silent);
         samples
     }
 
-    /// Returns the sample of an agent that did not act.
-    fn sample_without_tokens(&self, agent: &str) -> Sample {
+    /// Creates the sample of an agent that did not act, from the final reward and the agent's own
+    /// earlier rewards.
+    fn sample_without_tokens(&self, agent: &str) -> EstimatorSample {
         let is_own = |by: &CreditTarget| matches!(by, CreditTarget::Agent(name) if name == agent);
         let own = self.unplaced.iter().filter(|(_, by)| is_own(by)).map(|(reward, _)| *reward);
         let score = self.outcome + own.sum::<f64>();
-        Sample { agent: Some(agent.to_owned()), score, tokens: Vec::new() }
+        EstimatorSample { agent: Some(agent.to_owned()), score, tokens: Vec::new() }
     }
 
-    /// Converts a sample for the estimators. `extra_rewards` is added to the rewards of the tokens
-    /// of each sequence, and so to the score. `signals` are the values that models computed for
-    /// each sequence. `masked` returns whether an agent's tokens are left out of training.
-    pub fn rollout(
+    /// Converts a sample into the input of the advantage estimators. `extra_rewards` contains
+    /// further rewards of each sequence's tokens, which also add to the score. `signals` contains
+    /// the values that models computed for each sequence. `masked` returns whether the tokens of an
+    /// agent are left out of training.
+    pub fn to_rollout(
         &self,
-        sample: &Sample,
+        sample: &EstimatorSample,
         group: u64,
         sequences: &[TrainedSequence],
         extra_rewards: &[Vec<f64>],
-        signals: &[Signals],
+        signals: &[SequenceSignals],
         masked: impl Fn(&str) -> bool,
     ) -> Rollout {
         let sequence = |(sequence, tokens): &(usize, Vec<usize>)| {
@@ -284,17 +299,17 @@ impl CreditedReward {
                     .filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent))
             };
             let masked = own_actions()
-                .flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.tokens()));
+                .flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.num_tokens()));
             let select = |numbers: &[f32]| match numbers {
                 [] => Vec::new(),
                 _ => tokens.iter().map(|token| f64::from(numbers[*token])).collect(),
             };
             // The last token of a truncated sequence is the truncated one.
             let is_last =
-                tokens.last().is_some_and(|token| token + 1 == sequences[sequence].tokens());
+                tokens.last().is_some_and(|token| token + 1 == sequences[sequence].num_tokens());
             levade_rl::Sequence {
                 turns_before: sequences[sequence].turns_before,
-                turns: own_actions().map(|action| action.tokens()).collect(),
+                turns: own_actions().map(|action| action.num_tokens()).collect(),
                 masked: masked.collect(),
                 rewards,
                 values: select(&signals.values),
@@ -324,7 +339,7 @@ mod tests {
     use super::*;
     use crate::batch::{Targets, trained_sequences};
 
-    fn sampled(parent: u32, tokens: usize, turn: u32, agent: &str) -> Segment {
+    fn sampled_segment(parent: u32, tokens: usize, turn: u32, agent: &str) -> Segment {
         Segment {
             kind: Kind::Sampled,
             logprobs: vec![-1.0; tokens],
@@ -336,21 +351,24 @@ mod tests {
 
     /// Segments 0 (context), 1 of "a" (2 tokens), 2 (context), 3 of "b" (3), 4 (context), 5 of "a"
     /// (1). Below segment 2 a second branch: 6 of "b" (2).
-    fn game() -> Trajectory {
+    fn game_trajectory() -> Trajectory {
         let mut t = Trajectory::new();
         let given = |parent| Segment::context(Some(SegmentId(parent)), vec![9], 0);
         t.push(Segment::context(None, vec![9], 0)).unwrap();
-        t.push(sampled(0, 2, 0, "a")).unwrap();
+        t.push(sampled_segment(0, 2, 0, "a")).unwrap();
         t.push(given(1)).unwrap();
-        t.push(sampled(2, 3, 1, "b")).unwrap();
+        t.push(sampled_segment(2, 3, 1, "b")).unwrap();
         t.push(given(3)).unwrap();
-        t.push(sampled(4, 1, 2, "a")).unwrap();
-        t.push(sampled(2, 2, 3, "b")).unwrap();
+        t.push(sampled_segment(4, 1, 2, "a")).unwrap();
+        t.push(sampled_segment(2, 2, 3, "b")).unwrap();
         t
     }
 
-    fn rewards(by: GroupBy, step_rewards: &[(CreditTarget, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
-        let trajectory = game();
+    fn credited_rewards(
+        by: GroupBy,
+        step_rewards: &[(CreditTarget, f64)],
+    ) -> Vec<(f64, Vec<Vec<f64>>)> {
+        let trajectory = game_trajectory();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let step_rewards: Vec<StepReward> = step_rewards
             .iter()
@@ -358,9 +376,9 @@ mod tests {
             .collect();
         let credited = CreditedReward::new(&trajectory, &sequences, (10.0, 8.0), &step_rewards, by);
         let nothing = vec![Vec::new(); sequences.len()];
-        let signals = vec![Signals::default(); sequences.len()];
-        let rollout = |sample: &Sample| {
-            let rollout = credited.rollout(sample, 0, &sequences, &nothing, &signals, |_| false);
+        let signals = vec![SequenceSignals::default(); sequences.len()];
+        let rollout = |sample: &EstimatorSample| {
+            let rollout = credited.to_rollout(sample, 0, &sequences, &nothing, &signals, |_| false);
             assert!(
                 rollout.sequences.iter().all(|path| path.turns.iter().sum::<usize>() == path.len())
             );
@@ -378,7 +396,10 @@ mod tests {
         let both =
             |first: [f64; 6], second: [f64; 2]| vec![(10.0, vec![first.to_vec(), second.to_vec()])];
         let segment = |id| CreditTarget::Segment(SegmentId(id));
-        assert_eq!(rewards(GroupBy::Task, &[]), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0]));
+        assert_eq!(
+            credited_rewards(GroupBy::Task, &[]),
+            both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])
+        );
         for (by, want) in [
             (segment(1), both([0.0, 1.0, 0.0, 0.0, 0.0, 9.0], [0.0, 9.0])),
             // An observation shared by both sequences is credited to the action before it.
@@ -390,7 +411,7 @@ mod tests {
             (segment(0), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
             (CreditTarget::Agent("c".into()), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0])),
         ] {
-            assert_eq!(rewards(GroupBy::Task, &[(by.clone(), 1.0)]), want, "{by:?}");
+            assert_eq!(credited_rewards(GroupBy::Task, &[(by.clone(), 1.0)]), want, "{by:?}");
         }
     }
 
@@ -400,11 +421,11 @@ mod tests {
     fn seats_keep_their_own_rewards() {
         let mut t = Trajectory::new();
         t.push(Segment::context(None, vec![9], 0)).unwrap();
-        t.push(sampled(0, 2, 0, "wolf@1")).unwrap();
+        t.push(sampled_segment(0, 2, 0, "wolf@1")).unwrap();
         t.push(Segment::context(None, vec![8], 1)).unwrap();
-        t.push(sampled(2, 3, 1, "wolf@2")).unwrap();
+        t.push(sampled_segment(2, 3, 1, "wolf@2")).unwrap();
         t.push(Segment::context(None, vec![7], 2)).unwrap();
-        let opponent = Segment { policy: "frozen".into(), ..sampled(4, 1, 2, "good@3") };
+        let opponent = Segment { policy: "frozen".into(), ..sampled_segment(4, 1, 2, "good@3") };
         t.push(opponent).unwrap();
         let sequences = trained_sequences(&t, Targets::DEFAULT);
         let seat = |name: &str, reward| StepReward {
@@ -443,9 +464,9 @@ mod tests {
     fn agents_keep_their_own_rewards_across_policies() {
         let mut t = Trajectory::new();
         t.push(Segment::context(None, vec![9], 0)).unwrap();
-        t.push(sampled(0, 2, 0, "write")).unwrap();
+        t.push(sampled_segment(0, 2, 0, "write")).unwrap();
         t.push(Segment::context(None, vec![8], 1)).unwrap();
-        let rewrite = Segment { policy: "rewriter".into(), ..sampled(2, 3, 1, "rewrite") };
+        let rewrite = Segment { policy: "rewriter".into(), ..sampled_segment(2, 3, 1, "rewrite") };
         t.push(rewrite).unwrap();
         let sequences = trained_sequences(&t, Targets::DEFAULT);
         let part = |credit_target, reward| StepReward { credit_target, reward };
@@ -465,7 +486,7 @@ mod tests {
 
     #[test]
     fn agents_become_separate_samples() {
-        let found = rewards(
+        let found = credited_rewards(
             GroupBy::Agent,
             &[(CreditTarget::Turn(1), 1.0), (CreditTarget::Agent("a".into()), -2.0)],
         );
@@ -478,22 +499,22 @@ mod tests {
     /// truncated belongs to the sample with its last token.
     #[test]
     fn rollout_preserves_signals_of_each_token() {
-        let trajectory = game();
+        let trajectory = game_trajectory();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
-        let signals: Vec<Signals> = [6, 2]
-            .map(|tokens| Signals {
+        let signals: Vec<SequenceSignals> = [6, 2]
+            .map(|tokens| SequenceSignals {
                 values: (0..tokens).map(|i| i as f32).collect(),
                 logprobs: (0..tokens).map(|i| -(i as f32)).collect(),
                 concentrations: (0..tokens).map(|i| i as f32 / 8.0).collect(),
                 truncation_value: Some(0.5),
-                ..Signals::default()
+                ..SequenceSignals::default()
             })
             .into();
         let credited =
             CreditedReward::new(&trajectory, &sequences, (1.0, 1.0), &[], GroupBy::Agent);
         let nothing = vec![Vec::new(); sequences.len()];
-        let of = |sample: &Sample| {
-            credited.rollout(sample, 0, &sequences, &nothing, &signals, |agent| agent == "a")
+        let of = |sample: &EstimatorSample| {
+            credited.to_rollout(sample, 0, &sequences, &nothing, &signals, |agent| agent == "a")
         };
         let samples = credited.samples(&sequences, GroupBy::Agent, &[]);
         let found: Vec<_> = samples.iter().flat_map(|sample| of(sample).sequences).collect();
@@ -520,15 +541,15 @@ mod tests {
     /// KL penalties on tokens belong neither to the answer nor to early rewards.
     #[test]
     fn token_penalties_count_in_outcome_remainder() {
-        let trajectory = game();
+        let trajectory = game_trajectory();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let step_rewards = [StepReward { credit_target: CreditTarget::Turn(1), reward: 1.0 }];
         let by = GroupBy::Task;
         let credited = CreditedReward::new(&trajectory, &sequences, (10.0, 8.0), &step_rewards, by);
         let charges = [vec![-0.5; 6], vec![-0.25; 2]];
         let [sample] = &credited.samples(&sequences, GroupBy::Task, &[])[..] else { panic!() };
-        let signals = [Signals::default(), Signals::default()];
-        let found = credited.rollout(sample, 0, &sequences, &charges, &signals, |_| false);
+        let signals = [SequenceSignals::default(), SequenceSignals::default()];
+        let found = credited.to_rollout(sample, 0, &sequences, &charges, &signals, |_| false);
         // The reward is 10, of which 8 are for the answer and 1 was earned early. The penalties
         // subtract 3.5.
         assert_eq!((found.score, &found.components[..]), (6.5, &[8.0, 1.0 - 3.5, 1.0][..]));

@@ -16,7 +16,7 @@ use levade_tree::{AttemptId, AttemptSlot, TreeError};
 
 use levade_recipe::{Difference, RecipeError};
 
-use crate::remedies::{missing_checkpoint, way_back, way_out};
+use crate::remedies::{explain_no_checkpoint, full_disk_remedy, reward_change_remedy};
 
 /// An error that ends a training run or prevents its start.
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +27,13 @@ pub enum TrainerError {
     /// The tasks cannot be loaded.
     #[error(transparent)]
     Tasks(#[from] TaskError),
-    /// An environment cannot be used.
+    /// An environment that the recipe names cannot be used.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The tools conflict with each other.
+    /// The tools of an agent conflict with each other.
     #[error(transparent)]
     Tools(#[from] ToolError),
-    /// A tool's options conflict with each other.
+    /// A tool cannot be used as the recipe configures it.
     #[error("the tool {name:?} cannot be used: {why}")]
     Tool {
         /// Name of the tool.
@@ -42,14 +42,14 @@ pub enum TrainerError {
         why: String,
     },
     /// The recipe names a tool that does not exist.
-    #[error("`agent.tools` names \"{name}\", but there is no such tool; {known}")]
+    #[error("`agent.tools` names the tool \"{name}\", which does not exist; {known}")]
     UnknownTool {
-        /// Name that does not exist.
+        /// Name in the recipe to which no tool belongs.
         name: String,
-        /// The names of the tools that exist.
+        /// The tools that exist, as the end of the message.
         known: String,
     },
-    /// The environment variable with headers for the collector of traces is malformed.
+    /// The environment variable that contains the headers for the trace collector is malformed.
     #[error(
         "the environment variable {variable}, which `metrics.traces.headers_env` names, cannot \
              be used: {why}"
@@ -64,64 +64,63 @@ pub enum TrainerError {
     #[error(transparent)]
     Text(#[from] TextError),
     /// The directory already contains a run.
-    #[error("{} already holds a run: continue it with --resume, or name another directory with \
-             --run", .0.display())]
+    #[error("the directory {} already holds a run; continue the run with --resume, or name another \
+             directory with --run", .0.display())]
     RunDirExists(PathBuf),
     /// The store of a run already exists outside the run directory.
-    #[error("the store {} exists already; name another file in `run.store`, or continue its run \
-             with --resume", .0.display())]
+    #[error("the store {} already exists; name another file in `run.store`, or continue the run \
+             of this store with --resume", .0.display())]
     StoreExists(PathBuf),
     /// The directory contains no run to resume.
-    #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
+    #[error("the directory {} holds no run to resume; leave --resume out to start a run there",
+             .0.display())]
     NothingToResume(PathBuf),
     /// Another process is working on the run.
     #[error("another process is working on the run in {}; wait for it or stop it", .0.display())]
     Locked(PathBuf),
     /// The recipe differs from the run's recipe in a key that must not change.
     #[error(
-        "the recipe differs from that of the run in {0}: {difference}. Undo the change, resume \
-         with the run's own recipe (levade train {0} --resume), {1}or start another run in a \
-         directory named with --run",
+        "the recipe differs from the recipe of the run in {0}: {difference}. Undo the change, \
+         resume with the run's own recipe (levade train {0} --resume), {1}or start another run in \
+         a directory named with --run",
         run_dir.display(),
-        way_back(difference)
+        reward_change_remedy(difference)
     )]
     Differs {
         /// Directory of the run.
         run_dir: PathBuf,
-        /// The first key that differs.
+        /// The first recipe key whose value differs from the run's recipe.
         difference: Box<Difference>,
     },
     /// The directory contains no record of sessions.
-    #[error("{} holds no record of sessions; name the directory that levade serve --record has \
-             written", .0.display())]
+    #[error("the directory {} holds no record of sessions; name the directory that levade serve \
+             --record has written", .0.display())]
     NoSessions(PathBuf),
-    /// The model or the tokenizer of the run differs from the one that sampled the recorded
-    /// sessions.
-    #[error("the sessions in {} were sampled by another model than the run's: {name} differs; \
-             train the model that was served", record.display())]
+    /// The model or tokenizer of the run differs from those that sampled the recorded sessions.
+    #[error("the sessions in {} were sampled by another model than the run's: the file {name} \
+             differs; train the model that was served", record.display())]
     OtherModel {
         /// Directory of the record.
         record: PathBuf,
-        /// File of the model that differs.
+        /// Name of the model or tokenizer file that differs.
         name: String,
     },
-    /// The run cannot go back to a step, because it has no such step, or no intact checkpoint of
-    /// that step or an earlier one.
-    #[error("the run in {} {}", run_dir.display(), missing_checkpoint(*step, *num_steps, kept))]
+    /// The run has no step to go back to, or no intact checkpoint at or before that step.
+    #[error("the run in {} {}", run_dir.display(), explain_no_checkpoint(*step, *num_steps, kept))]
     NoCheckpoint {
         /// Number of finished steps that was requested.
         step: u32,
         /// Number of steps of the run, including one that is recorded but not finished.
         num_steps: u32,
-        /// Number of finished steps of each checkpoint.
+        /// Number of finished steps at each checkpoint of the run.
         kept: Vec<u32>,
         /// Directory of the run.
         run_dir: PathBuf,
     },
     /// The store of a run that goes back to an earlier step is not in its directory.
     #[error(
-        "the record of the run in {} is outside of it, in {location}, and is not overwritten; name \
-         another store for the steps that are made anew, as in --set run.store=sqlite:run.db",
+        "the store {location} is outside of the run directory {}, and is not overwritten; name \
+         another store for the repeated steps, as in --set run.store=sqlite:run.db",
         run_dir.display()
     )]
     StoreOutside {
@@ -131,15 +130,15 @@ pub enum TrainerError {
         run_dir: PathBuf,
     },
     /// The new store of a run that goes back to an earlier step contains a run.
-    #[error("{location} already holds a run; name another store in `run.store`")]
+    #[error("the store {location} already holds a run; name another store in `run.store`")]
     StoreInUse {
         /// Location of the store.
         location: String,
     },
     /// The file system cannot exchange two directories.
     #[error(
-        "cannot exchange the directory {} with the one of the new steps: {source}; copy the run \
-         to another file system and go back there",
+        "cannot exchange the run directory {} with the directory for the repeated steps: {source}; \
+         copy the run to another file system, and go back to the step there",
         run_dir.display()
     )]
     ExchangeUnsupported {
@@ -150,43 +149,43 @@ pub enum TrainerError {
     },
     /// The recipe changes the length of a phase that has already ended.
     #[error(
-        "phase {phase} is over: phase {later} of the run started from its end, so its length can \
-         no longer change. Undo the change, add a phase at the end, or start another run in a \
-         directory named with --run"
+        "the length of phase {phase} can no longer change, because phase {later} of the run \
+         started from the result of phase {phase}. Undo the change, add a phase at the end, or \
+         start another run in a directory named with --run"
     )]
     PhaseFinished {
         /// Index of the phase.
         phase: usize,
-        /// Index of a later phase that has already started.
+        /// Index of a later phase, which has already started.
         later: u32,
     },
-    /// A file or a tool has changed since the run started.
+    /// A file or a tool differs from the one with which the run started.
     #[error(
-        "{name} of `{of}` differs from what the run in {} started with: it was changed, added or \
-         removed. Undo the change, or start another run in a directory named with --run",
+        "cannot resume the run in {}: {name} of `{of}` was changed, added or removed after the \
+         start. Undo the change, or start another run in a directory named with --run",
         run_dir.display()
     )]
     Changed {
-        /// Owner: `model`, the source of tasks, or an agent.
+        /// Owner of the file or tool: `model`, a source of tasks such as `tasks.0`, or an agent.
         of: String,
-        /// Name of the file or the tool.
+        /// Name of the file or of the tool.
         name: String,
         /// Directory of the run.
         run_dir: PathBuf,
     },
-    /// There are no held-out tasks, so nothing can be evaluated.
+    /// The sources of tasks hold out no task, so nothing can be evaluated.
     #[error(
-        "no task is held out, so there is nothing to evaluate on: set `held_out` of a source of \
+        "no task is held out, so there is nothing to evaluate on; set `held_out` of a source of \
          tasks, or set `eval.tasks` to 0 to disable evaluation"
     )]
     NoHeldOutTasks,
-    /// There are no training tasks. The text contains the reason and a remedy.
+    /// There are no training tasks. The field contains the reason and a remedy.
     #[error("{0}")]
     NothingToTrainOn(String),
     /// There are fewer demonstrations than requested.
     #[error(
         "`phase.{phase}.demonstrations` is {wanted}, but the training tasks have only {found} \
-         demonstrations"
+         demonstrations; lower the number, or add tasks with demonstrations"
     )]
     TooFewDemonstrations {
         /// Index of the phase.
@@ -198,8 +197,8 @@ pub enum TrainerError {
     },
     /// The agent of a prompt phase has too few training tasks.
     #[error(
-        "phase {phase} improves the prompt of an agent that has {found} training tasks, but \
-         `selection_tasks` and `gradient_tasks` of the phase need {wanted}; lower them, or add tasks"
+        "phase {phase} improves the prompt of an agent with {found} training tasks, but its keys \
+         `selection_tasks` and `gradient_tasks` need {wanted}; lower the keys, or add tasks"
     )]
     TooFewPromptTasks {
         /// Index of the phase.
@@ -209,7 +208,8 @@ pub enum TrainerError {
         /// Number of tasks that the agent has.
         found: usize,
     },
-    /// A prompt phase would need a scorer that compares the attempts of a group.
+    /// The attempts of a prompt phase cannot be scored, because the phase scores prompts by single
+    /// attempts, but a scorer compares the attempts of a group.
     #[error(
         "phase {phase} scores prompts by single attempts, but the scorer {scorer} compares the \
          attempts of a group; use another scorer"
@@ -220,60 +220,59 @@ pub enum TrainerError {
         /// Name of the scorer.
         scorer: String,
     },
-    /// A teacher reached the minimum score in too few attempts.
+    /// Too few attempts of a teacher reached the minimum score of a demonstration.
     #[error(
-        "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but \
-         `phase.{phase}.demonstrations` is {wanted}; lower it, lower \
-         `phase.{phase}.source.min_score`, or raise `phase.{phase}.source.tasks`"
+        "phase {phase} has too few demonstrations: {teacher} reached a score of {min_score} in \
+         {found} of {tried} attempts, but `phase.{phase}.demonstrations` is {wanted}; lower this \
+         number, lower `phase.{phase}.source.min_score`, or raise `phase.{phase}.source.tasks`"
     )]
     TooFewLessons {
         /// Index of the phase.
         phase: u32,
-        /// The teacher: `the policy NAME`, or `the field NAME`.
+        /// The teacher, in the form `the policy NAME` or `the field NAME`.
         teacher: String,
-        /// Minimum score of a demonstration.
+        /// Minimum score of an attempt that serves as a demonstration.
         min_score: f64,
         /// Number of attempts that reached the minimum score.
         found: usize,
-        /// Number of attempts made.
+        /// Number of attempts that the teacher made.
         tried: usize,
         /// Number of demonstrations requested.
         wanted: usize,
     },
     /// The loop of an agent does not send chat messages, so a teacher cannot act in it.
-    #[error("the agent {agent} has its own loop, which {teacher} cannot drive")]
+    #[error("the loop of agent {agent} does not support {teacher} as teacher; use another source")]
     UnsupportedLoop {
         /// Name of the agent.
         agent: String,
-        /// The teacher: `the policy NAME`, or `the field NAME`.
+        /// The teacher, in the form `the policy NAME` or `the field NAME`.
         teacher: String,
     },
-    /// The completions of a task cannot be imitated.
-    #[error("task {task}: {why}")]
+    /// The written completions of a task's row cannot be imitated.
+    #[error("the completions of task {task} cannot be imitated: {why}")]
     WrittenCompletion {
         /// Name of the task.
         task: String,
-        /// Reason why they cannot be imitated.
+        /// Reason why the completions cannot be imitated.
         why: String,
     },
     /// The demonstration of a task cannot be imitated.
-    #[error("the demonstration of task {task}: {source}")]
+    #[error("the demonstration of task {task} cannot be imitated: {source}")]
     Demonstration {
         /// Name of the task.
         task: String,
-        /// Reason why it cannot be imitated.
+        /// Reason why the demonstration cannot be imitated.
         source: DemonstrationError,
     },
     /// The prompt of a task exceeds the recipe's limit.
     #[error(
         "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = \
-         {max_tokens}: raise it, set in `agent.truncation` what to leave out, or leave the task \
-         out"
+         {max_tokens}; raise this limit, set `agent.truncation`, or remove the task"
     )]
     PromptOverLimit {
         /// Name of the task.
         task: String,
-        /// Number of tokens of its prompt.
+        /// Number of tokens of the task's prompt.
         tokens: usize,
         /// Maximum number of prompt tokens.
         max_tokens: usize,
@@ -281,26 +280,26 @@ pub enum TrainerError {
     /// The first prompt of a task exceeds the context limit of an agent that drops no messages.
     #[error(
         "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = \
-         {max_tokens}, and with `agent.context = \"fail\"` nothing is left out: raise it, shorten \
-         `agent.system`, or leave the task out"
+         {max_tokens}, and with `agent.context = \"fail\"` nothing is left out; raise this limit, \
+         shorten `agent.system`, or remove the task"
     )]
     PromptOverContext {
         /// Name of the task.
         task: String,
-        /// Number of tokens of its prompt.
+        /// Number of tokens of the task's prompt.
         tokens: usize,
         /// Maximum number of context tokens.
         max_tokens: usize,
     },
     /// The prompt of a task does not fit into the model's context.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise \
-         `model.context` if the model allows it, shorten `agent.system`, or leave the task out"
+        "the prompt of task {task} has {tokens} tokens, but the context holds {context} tokens; \
+         raise `model.context` if the model allows it, shorten `agent.system`, or remove the task"
     )]
     PromptTooLong {
         /// Name of the task.
         task: String,
-        /// Number of tokens of its prompt.
+        /// Number of tokens of the task's prompt.
         tokens: usize,
         /// Context size in tokens.
         context: usize,
@@ -310,38 +309,38 @@ pub enum TrainerError {
     AnswerKey {
         /// Name of the task.
         task: String,
-        /// Reason why it cannot be scored.
+        /// Reason why the task cannot be scored.
         source: ScoreError,
     },
     /// A task names a scorer that does not exist.
     #[error(
-        "task {task} names the scorer {name:?}, but the recipe has {known}; add the scorer to \
-         [[reward.scorers]], or remove the field `scorer`"
+        "task {task} names the scorer {name:?}, but the scorers of the recipe are {known}; add the \
+         scorer to [[reward.scorers]], or remove the field `scorer`"
     )]
     UnknownScorer {
         /// Name of the task.
         task: String,
         /// Name of the unknown scorer.
         name: String,
-        /// The scorers of the recipe.
+        /// Names of the scorers that the recipe defines.
         known: String,
     },
     /// No scorer of the recipe applies to a task.
     #[error(
-        "task {task} of the source {of} has no scorer: none of {known} matches it; see `when` of \
-         [[reward.scorers]]; the sources are {sources}"
+        "task {task} of the source {of} has no scorer: `when` of {known} excludes the task; change \
+         `when` in [[reward.scorers]]; the sources are {sources}"
     )]
     NoScorer {
         /// Name of the task.
         task: String,
-        /// Source of the task.
+        /// Name of the task's source.
         of: String,
         /// Names of all sources of tasks.
         sources: String,
-        /// The scorers of the recipe.
+        /// Names of the scorers that the recipe defines.
         known: String,
     },
-    /// A length penalty would start below 0 tokens for an agent.
+    /// The length penalty of a phase would start below 0 tokens for an agent.
     #[error(
         "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the \
          agent {agent}, {max_tokens}, because this agent performs the task {task}"
@@ -349,7 +348,7 @@ pub enum TrainerError {
     OverlongBuffer {
         /// Index of the phase.
         phase: usize,
-        /// Size of the buffer in tokens.
+        /// Length of the range below `max_tokens` in which the penalty rises, in tokens.
         buffer: u64,
         /// Name of the agent.
         agent: String,
@@ -358,11 +357,11 @@ pub enum TrainerError {
         /// A task that the agent performs.
         task: String,
     },
-    /// The advantage estimator of a phase needs greedy attempts, which belong to no group, but a
-    /// scorer compares the attempts of a group.
+    /// A scorer compares the attempts of a group, but the advantage estimator of the phase needs
+    /// greedy attempts, which belong to no group.
     #[error(
-        "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it \
-         compares attempts at one task with each other. Choose another advantage or scorer"
+        "phase {phase} needs the score of a greedy attempt, but the scorer {scorer} only compares \
+         the attempts at one task with each other; choose another `advantage` or another scorer"
     )]
     GreedyUnscorable {
         /// Index of the phase.
@@ -373,8 +372,8 @@ pub enum TrainerError {
     /// A scorer was unavailable for longer than the outage timeout.
     #[error(
         "the scorer {scorer} was unavailable for the {seconds} s of `reward.timeout_seconds`, and \
-         the run cannot continue without it: {why}. Attempts that wait for it ({waiting}) are in \
-         the store; --resume scores them and samples none of them again"
+         the run cannot continue without scores: {why}. The store keeps the attempts that wait for \
+         a score ({waiting}); --resume scores them without sampling them again"
     )]
     Outage {
         /// Name of the scorer.
@@ -383,24 +382,24 @@ pub enum TrainerError {
         seconds: f64,
         /// Number of attempts, or groups of attempts, that wait for the scorer.
         waiting: usize,
-        /// Reason of the last failure.
+        /// Reason of the scorer's last failure.
         why: String,
     },
     /// The curriculum of a phase does not fit the tasks.
-    #[error("the curriculum of phase {phase}: {why}")]
+    #[error("the curriculum of phase {phase} does not fit the tasks: {why}")]
     Curriculum {
         /// Index of the phase.
         phase: u32,
         /// Reason why the curriculum does not fit the tasks.
         why: String,
     },
-    /// A snapshot of a pool of past versions cannot be loaded.
+    /// A snapshot of a past version of a policy cannot be loaded.
     #[error("version {version} of the policy {pool} cannot be loaded from {}: {why}; put the files \
              back, or go back to a step before this version with --from", dir.display())]
     Snapshot {
-        /// Name of the pool.
+        /// Name of the pool of past versions.
         pool: String,
-        /// Version of the trained policy.
+        /// Version of the trained policy that the snapshot contains.
         version: u64,
         /// Directory of the snapshot.
         dir: PathBuf,
@@ -408,33 +407,33 @@ pub enum TrainerError {
         why: String,
     },
     /// A phase has a KL penalty, but no reference model was loaded.
-    #[error("phase {0} has a KL penalty, but no reference model was loaded")]
+    #[error("phase {0} has a KL penalty, but the program did not provide a reference model")]
     NoReference(usize),
-    /// The caller did not provide a component that the recipe names.
-    #[error("the recipe requires {0}, which was not provided; this is a defect of the program")]
+    /// The program did not provide a component that the recipe names, such as an agent or a policy.
+    #[error("{0}; this is a defect of the program")]
     MissingPart(String),
     /// A task names an agent that does not exist.
     #[error(
-        "task {task} names the agent {name:?}, but the recipe has {known}; describe the agent in \
-         [agent.{name}], or remove the field `agent_name`"
+        "task {task} names the agent {name:?}, but the agents of the recipe are {known}; describe \
+         the agent in [agent.{name}], or remove the field `agent_name`"
     )]
     UnknownAgent {
         /// Name of the task.
         task: String,
         /// Name of the unknown agent.
         name: String,
-        /// The agents of the recipe.
+        /// Names of the agents that the recipe defines.
         known: String,
     },
     /// A step waits for an attempt, but no attempt is in progress.
-    #[error("a step waits for attempts, but none is in flight; this is a defect of the trainer")]
+    #[error("a step waits for attempts, but no attempt is in progress (a defect of the trainer)")]
     NoAttemptsInFlight,
     /// A phase needs value estimates, but no critic was loaded.
-    #[error("phase {0} needs a critic, but none was loaded")]
+    #[error("phase {0} needs a critic, but the program did not provide a critic")]
     NoCritic(usize),
     /// All tokens that a step sampled are masked.
     #[error(
-        "phase {phase}, step {step} has no token to train on: of the sampled tokens, {masked}; \
+        "step {step} of phase {phase} has no token to train on: of the sampled tokens, {masked}; \
          for training, sample at a temperature above 0, without filters, penalties and biases"
     )]
     NoTargets {
@@ -442,43 +441,38 @@ pub enum TrainerError {
         phase: u32,
         /// Index of the step within the phase.
         step: u32,
-        /// The reasons, each with the number of tokens that it masks.
+        /// The reasons for masking, each with the number of tokens that it masks.
         masked: String,
     },
     /// A plan names an attempt that the store does not contain.
-    #[error(
-        "the plan of the step names attempt {0}, which is not in the store; the store is \
-         incomplete"
-    )]
+    #[error("the store lacks attempt {0}, which a planned step uses; restore the complete store")]
     Unrecorded(AttemptId),
-    /// A step needs an attempt that was withdrawn.
+    /// A step that must be repeated was trained on an attempt that has been withdrawn.
     #[error(
-        "{0} was withdrawn, so the step that trained on it cannot be repeated; continue from an \
-         earlier or a later checkpoint, or start another run in a directory named with --run"
+        "cannot repeat a step that trained on {0}, which was withdrawn; continue from an earlier \
+         or a later checkpoint, or start another run in a directory named with --run"
     )]
     Withdrawn(AttemptSlot),
-    /// The run would use a task that was withdrawn. The text is the quoted id of the task, with the
-    /// person if the task has one.
+    /// The run would use a task that has been withdrawn. The field contains the quoted id of the
+    /// task and, if a person withdrew, the person.
     #[error(
-        "the task {0} was withdrawn from this run; remove it from its source, and start another \
-         run in a directory named with --run"
+        "the task {0} was withdrawn from this run; remove the task from its source, and start \
+         another run in a directory named with --run"
     )]
     WithdrawnTask(String),
     /// The requested step is not in the store.
-    #[error(
-        "step {step} of phase {phase} is not in the store; `levade inspect` lists the stored steps"
-    )]
+    #[error("step {step} of phase {phase} is not in the store; `levade inspect` lists all steps")]
     NoStep {
         /// Index of the phase.
         phase: u32,
         /// Index of the step within the phase.
         step: u32,
     },
-    /// A planned step used an attempt that the store does not contain.
-    #[error("a planned step uses {0}, which is not in the store; the store is incomplete")]
+    /// A recorded step took a group with an attempt that the store does not contain.
+    #[error("the store lacks {0}, which a planned step uses; restore the complete store")]
     MissingAttempt(AttemptSlot),
     /// Every attempt of a batch failed.
-    #[error("all {count} attempts failed; the first one: {first}")]
+    #[error("all {count} attempts failed; error of the first attempt: {first}")]
     AllFailed {
         /// Number of attempts in the batch.
         count: usize,
@@ -498,9 +492,9 @@ pub enum TrainerError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An operation on a file of the run failed.
-    #[error("cannot {action} {}: {source}{}", path.display(), way_out(source))]
+    #[error("cannot {action} {}: {source}{}", path.display(), full_disk_remedy(source))]
     File {
-        /// The action that failed, as an infinitive.
+        /// The action that failed, as an infinitive such as `write`.
         action: &'static str,
         /// Path of the file or directory.
         path: PathBuf,
@@ -518,8 +512,7 @@ pub enum TrainerError {
 }
 
 impl TrainerError {
-    /// Returns whether the user can fix the cause (the input, the disk), as opposed to a failure of
-    /// the run.
+    /// Returns whether the user can fix the cause, such as wrong input or a full disk.
     pub fn is_user_error(&self) -> bool {
         use TrainerError as E;
         match self {

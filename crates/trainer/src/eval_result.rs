@@ -15,46 +15,48 @@ use serde_json::{Map, Value, json};
 use crate::TrainerError;
 use crate::metrics::Metrics;
 
-/// The result of an evaluation.
+/// The result of one evaluation: success rates and scores, overall and by slice of the tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalResult {
-    /// Index of the phase, from 0.
+    /// Index of the phase in which the evaluation was made, from 0.
     pub phase: u32,
-    /// Number of finished steps of the phase.
+    /// Number of finished steps of the phase at the evaluation.
     pub step: u32,
-    /// Label of the evaluation: `before training`, `after sft`, …
+    /// Label of the evaluation, such as `before training` or `after sft`.
     pub label: String,
     /// Result over all slices that are not reported separately.
     pub overall: TaskSliceResult,
     /// Result of each slice.
     pub slices: Vec<TaskSliceResult>,
-    /// An example completion, if there were tools but no tool call succeeded.
+    /// Example completion without a successful tool call. `None` if agents had no tools, or if a
+    /// tool call of the evaluation succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncalled: Option<UncalledTools>,
 }
 
-/// A first completion of an attempt, if no tool call succeeded in the evaluation.
+/// An example completion of an evaluation in which no tool call succeeded, although agents had
+/// tools.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UncalledTools {
-    /// Name of the attempt, as in `levade inspect`.
+    /// Name of the attempt's slot, as `levade inspect` prints it.
     pub attempt: String,
-    /// Full text of the completion.
+    /// Full text of the attempt's first completion.
     #[serde(rename = "reply")]
     pub completion: String,
-    /// Why no call was parsed from the completion, or how the call failed.
+    /// Reason why no tool call was parsed from the completion, or why the call failed.
     #[serde(rename = "why")]
     pub reason: String,
 }
 
-/// Results of the tasks of a slice.
+/// Evaluation results over the tasks of one slice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskSliceResult {
-    /// Name of the slice.
+    /// Name of the slice, as in the metrics.
     pub name: String,
     /// Whether the slice is excluded from the overall result.
     #[serde(rename = "apart")]
     pub is_separate: bool,
-    /// Whether the tasks serve only to select the best checkpoint.
+    /// Whether the slice's tasks serve only to select the best checkpoint.
     #[serde(default, skip_serializing_if = "is_false")]
     pub selects: bool,
     /// Number of tasks in the slice.
@@ -73,15 +75,17 @@ pub struct TaskSliceResult {
     pub used_tool: f64,
     /// Mean number of sampled tokens per attempt.
     pub sampled_tokens: f64,
-    /// Number of attempts that failed outside the model. They count as incorrect.
-    #[serde(default, skip_serializing_if = "is_0")]
+    /// Number of attempts that failed outside the model, for example in a tool or a scorer. They
+    /// count as incorrect.
+    #[serde(default, skip_serializing_if = "is_zero")]
     #[serde(rename = "broken")]
     pub failed: u64,
-    /// Metrics over k attempts per task. Empty if there is one attempt per task.
+    /// Metrics over k attempts per task, such as pass@k, by increasing k. Empty if there is one
+    /// attempt per task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub at: Vec<AtK>,
-    /// Means of the metrics of a game with their 95 % bootstrap intervals over tasks, by name, such
-    /// as `role.wolf.won`. Empty without a game.
+    pub at: Vec<MetricsAtK>,
+    /// Mean of each game metric with its 95 % bootstrap interval over tasks, by metric name, such
+    /// as `role.wolf.won`. Empty if the tasks are not games.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub game: BTreeMap<String, Interval>,
 }
@@ -90,15 +94,15 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-fn is_0(count: &u64) -> bool {
+fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Metrics over k attempts per task: expectations over the choice of k attempts, with bootstrap
-/// intervals over tasks.
+/// The metrics pass@k, best@k and maj@k of one k. Each is an expectation over the choice of k
+/// attempts per task, with a bootstrap interval over tasks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AtK {
-    /// Number k of attempts.
+pub struct MetricsAtK {
+    /// Number k of attempts that are chosen per task.
     pub k: usize,
     /// pass@k: fraction of tasks that are solved by at least one of k attempts.
     pub pass: Interval,
@@ -111,18 +115,19 @@ pub struct AtK {
 /// Number of bootstrap resamples.
 pub(crate) const NUM_RESAMPLES: u32 = 10_000;
 
-/// Prefix of the metrics of a game.
+/// Prefix by which the metrics of a game are recognized among the tool metrics of an attempt.
 const GAME: &str = "game/";
 
 /// Number of random subsets of k attempts by which maj@k is estimated.
 const MAJORITY_SAMPLES: u32 = 200;
 
-/// Returns the mean over tasks with its bootstrap interval.
-fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
+/// Returns the mean of one value per task, with its bootstrap interval over tasks.
+fn mean_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
     Ok(mean_score(&values.collect::<Vec<_>>(), NUM_RESAMPLES, 0)?)
 }
 
-/// Returns the means of a game's metrics over the matches that did not fail.
+/// Returns the mean over tasks of each game metric, by metric name. Attempts without the metric,
+/// such as failed matches, do not count.
 fn game_metrics(tasks: &[&[&Attempt]]) -> Result<BTreeMap<String, Interval>, TrainerError> {
     let all = tasks.iter().copied().flatten().flat_map(|a| a.outcome.tool_metrics.keys());
     let names: BTreeSet<&String> = all.filter(|name| name.starts_with(GAME)).collect();
@@ -135,13 +140,13 @@ fn game_metrics(tasks: &[&[&Attempt]]) -> Result<BTreeMap<String, Interval>, Tra
                 .collect();
             (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
         });
-        means.insert(name[GAME.len()..].to_owned(), interval_over_tasks(of_tasks)?);
+        means.insert(name[GAME.len()..].to_owned(), mean_over_tasks(of_tasks)?);
     }
     Ok(means)
 }
 
-/// Returns 2, 4, 8, … below `max_attempts`, then `max_attempts`. Empty if `max_attempts` is at most
-/// 1.
+/// Returns the values of k for which metrics over k attempts are computed: 2, 4, 8, … below
+/// `max_attempts`, then `max_attempts`. Returns no values if `max_attempts` is at most 1.
 fn k_values(max_attempts: usize) -> Vec<usize> {
     let mut all: Vec<usize> =
         std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < max_attempts).collect();
@@ -149,26 +154,26 @@ fn k_values(max_attempts: usize) -> Vec<usize> {
     all
 }
 
-/// Returns the scores of attempts. An attempt without a score, which failed outside the model,
-/// counts 0.
+/// Returns the scores of attempts. An attempt without a score failed outside the model, and counts
+/// as 0.
 fn scores(attempts: &[&Attempt]) -> Vec<f64> {
     attempts.iter().map(|attempt| attempt.score.unwrap_or(0.0)).collect()
 }
 
-/// Returns whether the answer is correct: a score of 1. The tolerance allows for weights whose sum
-/// is slightly below 1.
+/// Returns whether the attempt's answer is correct: its score is 1. The tolerance allows for
+/// weights whose sum is slightly below 1.
 pub(crate) fn is_correct(attempt: &Attempt) -> bool {
     attempt.score.is_some_and(|score| score >= 1.0 - 1e-9)
 }
 
-/// Returns the answer of an attempt: the text that the scorer extracted, or the complete final
-/// text. `None` if the attempt did not end with an answer.
+/// Returns the answer of an attempt: the text that the scorer extracted, or else the complete final
+/// text. Returns `None` if the attempt did not end with an answer.
 fn final_answer(attempt: &Attempt) -> Option<String> {
     let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_complete())?;
     Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
 }
 
-impl AtK {
+impl MetricsAtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
         let pass = tasks.iter().map(|attempts| {
             let flags = attempts.iter().map(|attempt| f64::from(u8::from(is_correct(attempt))));
@@ -181,18 +186,18 @@ impl AtK {
             let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
             majority_of(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
         });
-        Ok(AtK {
+        Ok(MetricsAtK {
             k,
-            pass: interval_over_tasks(pass)?,
-            best: interval_over_tasks(best)?,
-            majority: interval_over_tasks(majority)?,
+            pass: mean_over_tasks(pass)?,
+            best: mean_over_tasks(best)?,
+            majority: mean_over_tasks(majority)?,
         })
     }
 }
 
 impl TaskSliceResult {
-    /// Computes the results of attempts at some tasks. The attempts are ordered by task, with
-    /// `samples` per task.
+    /// Computes the results of one slice from its attempts, which are ordered by task, with
+    /// `samples` attempts per task.
     pub(crate) fn new(
         name: &str,
         is_separate: bool,
@@ -219,20 +224,20 @@ impl TaskSliceResult {
             success: if samples == 1 {
                 wilson(correct, attempts.len() as u64)?
             } else {
-                interval_over_tasks(
+                mean_over_tasks(
                     by_task
                         .iter()
                         .map(|attempts| count_correct(attempts) as f64 / attempts.len() as f64),
                 )?
             },
             score: if graded {
-                Some(interval_over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
+                Some(mean_over_tasks(by_task.iter().map(|attempts| mean(attempts)))?)
             } else {
                 None
             },
             at: k_values(samples)
                 .into_iter()
-                .map(|k| AtK::new(k, &by_task))
+                .map(|k| MetricsAtK::new(k, &by_task))
                 .collect::<Result<_, _>>()?,
             answered: fraction(outcomes.iter().filter(|o| o.finish.is_complete()).count()),
             used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
@@ -243,7 +248,7 @@ impl TaskSliceResult {
         })
     }
 
-    /// Returns the number of attempts at all tasks together.
+    /// Returns the number of attempts over all tasks of the slice.
     pub fn attempts(&self) -> u64 {
         self.tasks * self.at.last().map_or(1, |max_attempts| max_attempts.k as u64)
     }
@@ -255,19 +260,19 @@ impl TaskSliceResult {
 }
 
 impl EvalResult {
-    /// Returns the mean score on the tasks that select checkpoints.
+    /// Returns the mean score on the selection tasks, by which the best checkpoint is selected.
     pub fn selection(&self) -> f64 {
         self.selection_mean(TaskSliceResult::mean_score)
     }
 
-    /// Returns the success rate on the selection tasks. It decides whether a phase stops early, so
-    /// that the reported tasks decide nothing.
-    pub fn chosen_success(&self) -> f64 {
+    /// Returns the success rate on the selection tasks, by which a phase can stop early. The
+    /// reported tasks therefore do not influence training.
+    pub fn selection_success(&self) -> f64 {
         self.selection_mean(|slice| slice.success)
     }
 
-    /// Returns the mean score over the tasks that only select the checkpoint (`eval.select`). If
-    /// there are none, returns the mean over all tasks that count.
+    /// Returns the mean of `interval_of` over the tasks that only select the checkpoint
+    /// (`eval.select`), or over all tasks of the overall result if there are no selection tasks.
     fn selection_mean(&self, interval_of: impl Fn(&TaskSliceResult) -> Interval) -> f64 {
         let choosing = || self.slices.iter().filter(|slice| slice.selects);
         let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
@@ -279,7 +284,7 @@ impl EvalResult {
         sum / tasks as f64
     }
 
-    /// Returns the line for the metrics file.
+    /// Returns the evaluation's line for the metrics file, with its phase, step and label.
     pub(crate) fn to_json(&self, global_step: u32) -> Value {
         let head = json!({"phase": self.phase, "step": self.step, "eval": self.label});
         self.metrics(global_step).to_json(match head {
@@ -288,7 +293,7 @@ impl EvalResult {
         })
     }
 
-    /// Returns the metrics without the labels.
+    /// Returns the numeric metrics of the evaluation, by metric name.
     pub(crate) fn metrics(&self, global_step: u32) -> Metrics {
         let mut metrics = Metrics::default();
         metrics.add("training/global_step", f64::from(global_step));
@@ -328,7 +333,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns an attempt without any turns.
+    /// Creates an attempt without any turns, in the given slot.
     pub(crate) fn blank(slot: AttemptSlot) -> Attempt {
         Attempt {
             id: AttemptId::new(&RunId("r".into()), &slot, 0),
@@ -352,8 +357,8 @@ pub(crate) mod tests {
         })
     }
 
-    /// Returns an evaluation in which six tasks count. The three tasks between them are reported
-    /// separately.
+    /// Creates the result of an evaluation in which six tasks count. Three further tasks, in the
+    /// middle, are reported separately.
     pub(crate) fn eval(phase: u32, step: u32, label: &str) -> EvalResult {
         let slices = [slice("a", false, 4), slice("b", true, 3), slice("c", false, 2)];
         let value = json!({

@@ -12,11 +12,12 @@ use crate::observe::{Observer, StopFlag};
 use crate::rollout::AttemptMaker;
 use crate::tasks::EvalSlice;
 
-/// Evaluates the published policy. Returns the result and the attempts, in the order of the tasks.
-/// Returns `None` if the run is stopped.
+/// Evaluates the published policy on the tasks of `slices`. Returns the result and the attempts, in
+/// the order of the tasks. Returns `None` if the run is stopped.
 ///
 /// # Errors
-/// Returns an error if there are no tasks, if recording fails, or if every attempt failed.
+/// Returns an error if there are no tasks, if the store cannot be written, or if every attempt
+/// failed.
 pub async fn evaluate(
     rollouts: &AttemptMaker,
     slices: &[EvalSlice],
@@ -37,7 +38,8 @@ pub async fn evaluate(
             (0..keys.samples).map(move |sample| (slot_of(sample), task.clone()))
         })
         .collect();
-    let rollouts = AttemptMaker { agents: rollouts.agents.evaluated(keys), ..rollouts.clone() };
+    let rollouts =
+        AttemptMaker { agents: rollouts.agents.with_evaluation_limits(keys), ..rollouts.clone() };
     let attempts = rollouts.run(&wanted, &keys.params(), observer, stop).await?;
     let Some(attempts) = attempts else { return Ok(None) };
     let samples = keys.samples as usize;
@@ -63,14 +65,17 @@ pub async fn evaluate(
     let phase = key.phase;
     let step = key.step;
     let label = label.to_owned();
-    let uncalled =
-        if overall.used_tool == 0.0 { find_uncalled(&rollouts, &wanted, &attempts)? } else { None };
+    let uncalled = if overall.used_tool == 0.0 {
+        find_completion_without_call(&rollouts, &wanted, &attempts)?
+    } else {
+        None
+    };
     Ok(Some((EvalResult { phase, step, label, overall, slices: results, uncalled }, attempts)))
 }
 
-/// Returns the first completion of the first attempt that sampled a token. Returns `None` if there
-/// are no tools.
-fn find_uncalled(
+/// Finds the first completion of the first attempt whose agent has tools, and explains why the
+/// completion called none of them. Returns `None` if no agent has tools.
+fn find_completion_without_call(
     rollouts: &AttemptMaker,
     wanted: &[(AttemptSlot, Task)],
     attempts: &[Attempt],

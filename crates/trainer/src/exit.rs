@@ -2,16 +2,16 @@
 
 use crate::TrainerError;
 
-/// A reason to leave the loop of phases and steps early.
-pub(crate) enum Exit {
-    /// A [`StopFlag`](crate::StopFlag) requested the stop.
+/// Reason why the loop over phases and steps ends early.
+pub(crate) enum EarlyExit {
+    /// A stop was requested through a [`StopFlag`](crate::StopFlag).
     Stopped,
-    /// A failure that is not limited to one attempt.
+    /// A failure that affects the complete run rather than a single attempt.
     Failed(TrainerError),
 }
 
-impl<E: Into<TrainerError>> From<E> for Exit {
+impl<E: Into<TrainerError>> From<E> for EarlyExit {
     fn from(error: E) -> Self {
-        Exit::Failed(error.into())
+        EarlyExit::Failed(error.into())
     }
 }

@@ -6,12 +6,13 @@ use std::path::Path;
 
 use crate::TrainerError;
 
-/// Creates an error for a file. `action` is the operation that failed.
+/// Creates a [`TrainerError::File`] for `path`. `action` is the operation that failed, as an
+/// infinitive such as `write`.
 pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -> TrainerError {
     TrainerError::File { action, path: path.to_owned(), source }
 }
 
-/// Creates an empty directory. If the directory exists, removes its contents.
+/// Creates an empty directory. If the directory exists, its contents are removed.
 pub(crate) fn create_empty_dir(dir: &Path) -> Result<(), TrainerError> {
     let cleared = if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
     cleared
@@ -19,7 +20,7 @@ pub(crate) fn create_empty_dir(dir: &Path) -> Result<(), TrainerError> {
         .map_err(|source| file_error("empty", dir, source))
 }
 
-/// Writes a file atomically: it is complete or absent, including after a power failure.
+/// Writes a file atomically: even after a power failure, the file is either complete or unchanged.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
     replace_file(path, bytes).map_err(|source| file_error("write", path, source))?;
     match path.parent() {
@@ -36,7 +37,7 @@ fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&half, path)
 }
 
-/// Flushes the entries of a directory to disk.
+/// Flushes the entries of the directory `path` to disk.
 pub(crate) fn sync_dir(path: &Path) -> Result<(), TrainerError> {
     // On other systems a directory cannot be opened, and the file system's log flushes renames.
     if cfg!(unix) {

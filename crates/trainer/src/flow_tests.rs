@@ -63,7 +63,7 @@ fn attempts_with_experience_start_in_order_and_read_earlier_answers() {
     assert!(group.can_start(GroupMember::Sample(5), None));
     assert!(group.can_start(GroupMember::Baseline, Some(&keys)));
     let experience = |sample, keys: &levade_recipe::ExperienceKeys| {
-        group.task_of(GroupMember::Sample(sample), Some(keys)).experience
+        group.task_with_experience(GroupMember::Sample(sample), Some(keys)).experience
     };
     assert_eq!(experience(0, &keys), None);
     let first = "Earlier attempts at this task:\n\nAttempt 1 (score 0):\nIt is 7.";
@@ -76,8 +76,8 @@ fn attempts_with_experience_start_in_order_and_read_earlier_answers() {
     let without = levade_recipe::ExperienceKeys { scores: false, ..keys };
     let text = experience(1, &without).unwrap();
     assert!(text.ends_with("Attempt 1:\nIt is 7."), "{text}");
-    assert_eq!(group.task_of(GroupMember::Baseline, Some(&without)).experience, None);
-    assert_eq!(group.task_of(GroupMember::Sample(4), None), group.task);
+    assert_eq!(group.task_with_experience(GroupMember::Baseline, Some(&without)).experience, None);
+    assert_eq!(group.task_with_experience(GroupMember::Sample(4), None), group.task);
 }
 
 #[test]

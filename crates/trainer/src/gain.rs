@@ -9,30 +9,32 @@ use levade_tree::Purpose;
 use crate::TrainerError;
 use crate::eval_result::{EvalResult, NUM_RESAMPLES};
 
-/// The improvement from one evaluation to a later one, on the same tasks.
+/// The improvement of the mean score from one evaluation to a later evaluation on the same tasks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gain {
+pub struct ScoreGain {
     /// Label of the earlier evaluation.
     pub from: String,
     /// Label of the later evaluation.
     pub to: String,
-    /// Difference of the mean scores, which are success rates if every score is 0 or 1, with its
-    /// 95 % bootstrap interval over tasks. Slices that are reported separately do not count.
+    /// Difference of the two mean scores, with its 95 % bootstrap interval over tasks. If every
+    /// score is 0 or 1, it is the difference of the success rates. Slices that are reported
+    /// separately do not count.
     pub difference: Interval,
-    /// Whether there are scores other than 0 and 1, so that the difference is not a
-    /// difference of success rates.
+    /// Whether some scores are neither 0 nor 1. If so, `difference` is not a difference of success
+    /// rates.
     pub graded: bool,
 }
 
-impl Gain {
-    /// Returns the gain from each of `evals` to the next. All must have the same tasks.
+impl ScoreGain {
+    /// Returns the gain from each evaluation in `evals` to the next. All evaluations must have the
+    /// same tasks.
     ///
     /// # Errors
-    /// Returns an error if the attempts cannot be read.
+    /// Returns an error if the attempts of the evaluations cannot be read from the store.
     pub(crate) async fn between(
         evals: &[&EvalResult],
         store: &dyn Store,
-    ) -> Result<Vec<Gain>, TrainerError> {
+    ) -> Result<Vec<ScoreGain>, TrainerError> {
         let attempts = store.summaries(Purpose::Eval).await?;
         // Sum of the scores and number of the attempts at every task that counts, by the task's
         // index.
@@ -69,7 +71,7 @@ impl Gain {
             let from = pair[0].label.clone();
             let to = pair[1].label.clone();
             let graded = pair.iter().any(|eval| eval.overall.score.is_some());
-            gains.push(Gain { from, to, difference, graded });
+            gains.push(ScoreGain { from, to, difference, graded });
         }
         Ok(gains)
     }
@@ -77,7 +79,7 @@ impl Gain {
 
 /// Returns the evaluations that a summary compares: the evaluation before training, and the last
 /// evaluation of each phase.
-pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
+pub fn milestone_evals(evals: &[EvalResult]) -> Vec<&EvalResult> {
     let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
     for (i, eval) in evals.iter().enumerate().skip(1) {
         // The last evaluation of a phase is made after its last step.
@@ -105,9 +107,10 @@ mod tests {
             eval(1, 3, "y"),
             eval(1, 5, "grpo"),
         ];
-        let labels: Vec<&str> = milestones(&evals).iter().map(|eval| eval.label.as_str()).collect();
+        let labels: Vec<&str> =
+            milestone_evals(&evals).iter().map(|eval| eval.label.as_str()).collect();
         assert_eq!(labels, ["before", "sft", "grpo"]);
-        assert_eq!(milestones(&[]).len(), 0);
+        assert_eq!(milestone_evals(&[]).len(), 0);
     }
 
     #[tokio::test]
@@ -130,7 +133,7 @@ mod tests {
             });
             store.record_attempts(&attempts.collect::<Vec<_>>()).await.unwrap();
         }
-        let gains = Gain::between(&[&before, &after], &store).await.unwrap();
+        let gains = ScoreGain::between(&[&before, &after], &store).await.unwrap();
         let [gain] = &gains[..] else { panic!("{gains:?}") };
         assert_eq!((gain.from.as_str(), gain.to.as_str()), ("before", "after"));
         // a: 1001 → 1110, c: 10 → 11.
@@ -142,7 +145,7 @@ mod tests {
         assert!(!gain.graded);
         let mut scored = after.clone();
         scored.overall.score = Some(scored.overall.success);
-        assert!(Gain::between(&[&before, &scored], &store).await.unwrap()[0].graded);
-        assert_eq!(Gain::between(&[&before], &store).await.unwrap(), []);
+        assert!(ScoreGain::between(&[&before, &scored], &store).await.unwrap()[0].graded);
+        assert_eq!(ScoreGain::between(&[&before], &store).await.unwrap(), []);
     }
 }

@@ -19,23 +19,24 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use crate::TrainerError;
 use crate::scoring::{FailureAction, Scorers, ScoringFailure};
 
-/// Attempts in progress, each identified by a key.
-pub(crate) struct InFlight<K> {
+/// Attempts in progress: being generated, being scored, or waiting for an unavailable scorer. Each
+/// has a key of type `K`.
+pub(crate) struct AttemptsInFlight<K> {
     scorers: Scorers,
     store: Arc<dyn Store>,
     generating: JoinSet<(K, Result<GeneratedAttempt, StoreError>)>,
     scoring: JoinSet<Result<ScoredJob<K>, StoreError>>,
     /// Attempts that wait for unavailable scorers.
     waiting: JoinSet<Result<ScoredJob<K>, StoreError>>,
-    /// Handles that cancel the task of a key.
+    /// Handles that cancel the generation or the scoring of an attempt, by the attempt's key.
     handles: HashMap<K, AbortHandle>,
-    /// The scorer that was most recently found unavailable.
+    /// Failure of the scorer that was most recently found unavailable.
     last_failure: Option<ScoringFailure>,
-    /// Events that no call of `next` has returned yet.
+    /// Events that [`AttemptsInFlight::next`] has not returned yet.
     ended: Vec<AttemptEvent<K>>,
 }
 
-/// An attempt that was generated and not scored yet.
+/// An attempt that was generated and is not scored yet.
 pub(crate) struct GeneratedAttempt {
     /// The attempt: [`Status::Failed`] if it failed, otherwise [`Status::Unscored`].
     pub attempt: Attempt,
@@ -43,37 +44,39 @@ pub(crate) struct GeneratedAttempt {
     pub may_retry: bool,
 }
 
-/// Attempts to score: a single attempt, or several attempts of a group together.
+/// A job for the scorers: a single attempt, or several attempts of a group that are compared with
+/// each other.
 struct ScoringJob<K> {
     attempts: Vec<(K, GeneratedAttempt)>,
-    /// Attempts of the same group that already have scores. `None` if the attempt is scored
-    /// independently.
+    /// Attempts of the same group that already have scores. `None` if the job is a single attempt
+    /// that is scored independently of its group.
     compared_with: Option<Vec<Attempt>>,
 }
 
-/// A scoring job with its result.
+/// A scoring job with the result of one call of the scorers.
 struct ScoredJob<K> {
     job: ScoringJob<K>,
     result: Result<(), ScoringFailure>,
 }
 
-/// An event of an attempt.
+/// A change in the state of an attempt in progress, which [`AttemptsInFlight::next`] returns.
 pub(crate) enum AttemptEvent<K> {
-    /// An attempt ended, either completed or failed.
+    /// The attempt has ended: it is completed, or it has failed.
     Attempt(K, Attempt),
-    /// An attempt has its own score, and waits to be compared with its group.
+    /// The attempt has its own score, and must still be compared with the other attempts of its
+    /// group.
     NeedsComparison(K, Attempt),
-    /// An attempt failed, is recorded as superseded, and must be retried.
+    /// The attempt failed and is recorded as superseded. The caller must start another try.
     Retry(K),
-    /// An attempt cannot be scored now, because a scorer is unavailable.
+    /// A scorer is unavailable, so an attempt waits for its score.
     ScorerUnavailable(ScoringFailure),
 }
 
-/// Initial and maximum pause before the next request to an unavailable scorer.
+/// Pause before the first retry with an unavailable scorer, and the maximum pause between retries.
 const RETRY_INTERVALS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
-/// Returns the output of a task, or `None` if the task was cancelled. Resumes the panic of a task
-/// that panicked, whose location is already reported.
+/// Returns the output of a joined task, or `None` if the task was cancelled. If the task panicked,
+/// resumes the panic.
 fn unwrap_joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     match joined {
         Ok(done) => Some(done),
@@ -82,10 +85,10 @@ fn unwrap_joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     }
 }
 
-impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
-    /// Creates an empty collection.
+impl<K: Copy + Eq + Hash + Send + 'static> AttemptsInFlight<K> {
+    /// Creates an empty set of attempts. `scorers` score the attempts, and `store` records them.
     pub fn new(scorers: Scorers, store: Arc<dyn Store>) -> Self {
-        InFlight {
+        AttemptsInFlight {
             scorers,
             store,
             generating: JoinSet::new(),
@@ -111,12 +114,12 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     }
 
     /// Returns whether an attempt with this key is in progress.
-    pub fn has(&self, key: &K) -> bool {
+    pub fn contains(&self, key: &K) -> bool {
         self.handles.contains_key(key)
     }
 
-    /// Starts an attempt.
-    pub fn generate(
+    /// Starts to generate an attempt by spawning the future `making`.
+    pub fn start_generating(
         &mut self,
         key: K,
         making: impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
@@ -137,15 +140,15 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
         self.handles.insert(key, handle);
     }
 
-    /// Scores an attempt that was generated.
-    pub fn score(&mut self, key: K, made: GeneratedAttempt) {
+    /// Starts to score a generated attempt independently of its group.
+    pub fn start_scoring(&mut self, key: K, made: GeneratedAttempt) {
         let job = ScoringJob { attempts: vec![(key, made)], compared_with: None };
-        let handle = self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
+        let handle = self.scoring.spawn(score_job(self.scorers.clone(), self.store.clone(), job));
         self.handles.insert(key, handle);
     }
 
-    /// Scores the attempts of a group against each other, and against attempts that already have
-    /// scores.
+    /// Starts to score the attempts of a group against each other. Attempts in `compared_with`
+    /// already have scores, and only serve for comparison.
     pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, compared_with: Vec<Attempt>) {
         // If they cannot be compared, a retry of each would not help.
         let job = ScoringJob {
@@ -155,10 +158,10 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
                 .collect(),
             compared_with: Some(compared_with),
         };
-        self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
+        self.scoring.spawn(score_job(self.scorers.clone(), self.store.clone(), job));
     }
 
-    /// Cancels the attempts whose keys match `which`.
+    /// Cancels all attempts for whose keys `which` returns true.
     pub fn cancel(&mut self, which: impl Fn(&K) -> bool) {
         self.handles.retain(|key, handle| {
             let is_cancelled = which(key);
@@ -170,11 +173,11 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     }
 
     /// Waits for the next event of an attempt. Returns `None` if no attempt is in progress. `limit`
-    /// bounds the total wait for unavailable scorers.
+    /// is the maximum wait when all attempts in progress wait for unavailable scorers.
     ///
     /// # Errors
-    /// Returns an error if recording fails, or if only unavailable scorers are left to wait for,
-    /// for longer than `limit`.
+    /// Returns an error if the store cannot be written, or if the scorers stay unavailable for
+    /// longer than `limit`.
     pub async fn next(
         &mut self,
         limit: Option<Duration>,
@@ -212,7 +215,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
 
     fn handle_generated(&mut self, key: K, made: GeneratedAttempt) {
         match made.attempt.status {
-            Status::Unscored => self.score(key, made),
+            Status::Unscored => self.start_scoring(key, made),
             _ => self.ended.push(AttemptEvent::Attempt(key, made.attempt)),
         }
     }
@@ -251,7 +254,7 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
                     self.ended.push(if compares {
                         AttemptEvent::NeedsComparison(key, attempt)
                     } else {
-                        AttemptEvent::Attempt(key, self.scorers.finish(attempt))
+                        AttemptEvent::Attempt(key, self.scorers.compute_score(attempt))
                     });
                 }
             }
@@ -272,15 +275,16 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     }
 }
 
-/// Returns the attempts of a group that were already compared with each other. The remaining
-/// attempts must still be compared with them: the run was killed while it recorded the scores one
-/// by one.
+/// Returns the attempts of a group that already have their final scores. They exist without the
+/// other attempts of the group if the run was killed while it recorded the group's scores one by
+/// one. The other attempts must still be compared with them.
 pub(crate) fn completed_attempts<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
     attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()
 }
 
-/// Scores an attempt once. If the attempt must be retried, records it as superseded.
-async fn score<K>(
+/// Calls the scorers once for the attempts of a job. If an attempt must be retried, records it as
+/// superseded.
+async fn score_job<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,
     mut job: ScoringJob<K>,
@@ -311,7 +315,8 @@ async fn score<K>(
     Ok(ScoredJob { job, result })
 }
 
-/// Retries a job until the scorer is available again.
+/// Calls the scorers for a job again, with growing pauses, until no scorer that the job needs is
+/// unavailable.
 async fn retry_scoring<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,
@@ -322,7 +327,7 @@ async fn retry_scoring<K>(
         RETRY_INTERVALS.map(|pause| pause.min(scorers.outage_timeout() / 4));
     loop {
         process_time::sleep(pause).await;
-        let scored = score(scorers.clone(), store.clone(), job).await?;
+        let scored = score_job(scorers.clone(), store.clone(), job).await?;
         match &scored.result {
             Err(failure) if failure.action == FailureAction::Deferred => job = scored.job,
             _ => return Ok(scored),

@@ -17,17 +17,17 @@ use crate::batch::{AttemptSequences, Targets};
 use crate::metrics::Metrics;
 use crate::mismatch::MismatchBreakdown;
 use crate::observe::{Event, Observer};
-use crate::origin::Origin;
-use crate::policies::Models;
-use crate::prepare::{Inputs, Preparer};
-use crate::queries::{Question, query};
+use crate::origin::RunOrigin;
+use crate::policies::PhaseModels;
+use crate::prepare::{Inputs, UpdatePreparer};
+use crate::queries::{ModelQuery, query_model};
 
-/// Results of the optimizer steps that a plan consists of.
+/// Results of training a policy on the plan of one step: sums over all its optimizer steps.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UpdateOutcome {
-    /// Sums over all updates.
+    /// Sums of the policy's loss statistics over all updates.
     pub all: ForwardBackward,
-    /// Sums over the first update, which is on policy.
+    /// Sums of the policy's loss statistics over the first update, which is on policy.
     pub first: ForwardBackward,
     /// Number of optimizer steps that changed the weights.
     pub applied: u32,
@@ -37,44 +37,48 @@ pub(crate) struct UpdateOutcome {
     grad_norms: f64,
     /// Number of tokens saved by merging sequences into trees.
     merged_tokens: u64,
-    /// Time that the log-probabilities of the reference took, in seconds.
+    /// Time spent on the reference model's log-probabilities, in seconds.
     pub reference_seconds: f64,
-    /// Time that forward passes before the training passes took, in seconds.
+    /// Time spent on forward passes before the training passes, in seconds.
     pub prepare_seconds: f64,
-    /// Sums of the critic's loss.
+    /// Sums of the critic's loss statistics over all updates.
     values: ForwardBackward,
-    /// The critic's values of all trained tokens, and the returns they should match.
+    /// Values that the critic had predicted for all trained tokens, and the returns that these
+    /// tokens got.
     values_before: Vec<f64>,
     returns: Vec<f64>,
     /// Number of optimizer steps that changed the critic.
     critic_updates: u32,
     /// Sum of the global gradient norms of the critic's applied optimizer steps.
     critic_grad_norms: f64,
-    /// Time that the critic took, in seconds.
+    /// Time spent on training the critic, in seconds.
     pub critic_seconds: f64,
-    /// Time that the policy's optimizer steps took, in seconds, without the three times above.
+    /// Time spent on the policy's optimizer steps, in seconds, without the times for reference,
+    /// preparation and critic.
     pub update_seconds: f64,
-    /// Mismatch between the policies that sampled the tokens and the weights that are trained.
-    /// `None` if it was not computed.
+    /// Mismatch between the policies that sampled the tokens and the weights at the start of the
+    /// step. `None` if it was not computed.
     mismatch: Option<(Mismatch, MismatchBreakdown)>,
-    /// Fraction of tokens beyond the bounds of the correction.
+    /// Fraction of tokens whose importance ratio is beyond the bounds of the correction. `None` if
+    /// it was not computed.
     out_of_bounds_fraction: Option<f64>,
-    /// Number of tokens that a correction or a rejection left out.
+    /// Number of tokens that an importance correction or a rejection left out of training.
     rejected: u64,
 }
 
 /// Returns the loss of a phase. A prompt phase trains no weights, so its loss is never requested.
-pub(crate) fn loss_of(phase: &Phase) -> Loss {
+pub(crate) fn phase_loss(phase: &Phase) -> Loss {
     match phase {
         Phase::Sft(_) | Phase::Prompt(_) => Loss::new(PolicyLoss::CrossEntropy),
         Phase::Rl(keys) => keys.loss(),
     }
 }
 
-/// Returns the optimizer's parameters for one step.
+/// Returns the optimizer's parameters for step `step` (from 0) of a phase with `steps` steps.
+/// `peak` is the maximum learning rate of the schedule.
 fn optim_params(keys: &OptimizerKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
     OptimParams {
-        learning_rate: peak * fraction_of_peak(keys, step, steps),
+        learning_rate: peak * learning_rate_fraction(keys, step, steps),
         beta1: keys.beta1,
         beta2: keys.beta2,
         epsilon: keys.epsilon,
@@ -83,10 +87,10 @@ fn optim_params(keys: &OptimizerKeys, peak: f32, step: u32, steps: u32) -> Optim
     }
 }
 
-/// Returns the fraction of the peak learning rate at `step`, from 0, of `steps`. It rises linearly
-/// over the warm-up, whose last step has the peak. Then it follows the schedule, which would reach
-/// its end one step after the last.
-fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
+/// Returns the learning rate at `step` (from 0) of `steps`, as a fraction of the peak learning
+/// rate. The rate rises linearly and reaches its peak in the last warm-up step. Then it follows the
+/// schedule, which would reach its end one step after the last step.
+fn learning_rate_fraction(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
     if step < keys.warmup {
         return (f64::from(step + 1) / f64::from(keys.warmup)) as f32;
     }
@@ -101,33 +105,33 @@ fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
     (last + (1.0 - last) * remaining) as f32
 }
 
-/// Parameters for the execution of a plan.
+/// Parameters with which [`run_plan`] executes a plan.
 pub(crate) struct UpdateSettings<'a> {
     pub phase: &'a Phase,
-    /// Selects the tokens that are trained.
+    /// Selects the tokens on which the policy is trained.
     pub targets: Targets<'a>,
-    /// Random stream for the choices of the step.
+    /// Random stream of the step, for random choices such as which tokens a loss selects.
     pub stream: u64,
-    /// Optimizer parameters of the policy. `None` while only the critic learns.
+    /// Optimizer parameters of the policy. `None` while only the critic is trained.
     pub policy: Option<OptimParams>,
-    /// Optimizer parameters of the critic. `None` without a critic.
+    /// Optimizer parameters of the critic. `None` if there is no critic.
     pub critic: Option<OptimParams>,
-    /// Version of the weights that are trained.
+    /// Weight version of the policy at the start of the step.
     pub version: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// Whether the log-probabilities at sampling are bitwise equal to those that training computes
-    /// with the same weights.
+    /// Whether the log-probabilities that the sampler recorded are bitwise equal to those that
+    /// training computes with the same weights.
     pub exact: bool,
 }
 
 impl<'a> UpdateSettings<'a> {
-    /// Returns the parameters for a step of a phase. `origin` holds the recorded inputs of the run,
-    /// if it has any.
+    /// Creates the parameters for one step of a phase. `origin` is the record of the run's inputs,
+    /// or `None` if there is no such record.
     pub fn new(
         (index, phase): (u32, &'a Phase),
         step: u32,
-        origin: Option<&Origin>,
+        origin: Option<&RunOrigin>,
         targets: Targets<'a>,
         version: u64,
         recipe: &Recipe,
@@ -137,7 +141,7 @@ impl<'a> UpdateSettings<'a> {
         let stream = u64::from(index) << 32 | u64::from(step);
         // Schedules use the number of steps that the phase had when the step was planned.
         let steps = phase.steps();
-        let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
+        let steps = origin.map_or(steps, |origin| origin.scheduled_steps(index, step, steps));
         let optimizer = phase.optimizer();
         let policy = optimizer.map(|(keys, peak)| optim_params(keys, peak, step, steps));
         let Phase::Rl(keys) = phase else {
@@ -167,40 +171,41 @@ impl<'a> UpdateSettings<'a> {
     }
 }
 
-/// Number of processed micro-batches of a step, and the total over all its policies.
-pub(crate) struct Progress {
+/// Number of micro-batches that a step has processed, and the total number over all its policies.
+pub(crate) struct MicroBatchProgress {
     done: usize,
     total: usize,
 }
 
-impl Progress {
-    /// Returns the progress at the start of a step.
+impl MicroBatchProgress {
+    /// Creates the progress of a step that has not processed a micro-batch yet.
     pub fn new(plan: &StepPlan) -> Self {
         let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
-        Progress {
+        MicroBatchProgress {
             done: 0,
             total: updates.map(|update| update.micro_batch_plan.micro_batches.len()).sum(),
         }
     }
 }
 
-/// Executes the plan of a policy. `trajectories` contains every attempt that the plan names.
+/// Trains one policy by executing its part of a step plan. `trajectories` must contain every
+/// attempt that the plan names.
 ///
 /// # Errors
 /// Returns an error if an attempt is missing, or if the learner fails.
 pub(crate) async fn run_plan(
     plan: &PolicyPlan,
     trajectories: &HashMap<AttemptId, &Trajectory>,
-    models: Models<'_>,
+    models: PhaseModels<'_>,
     settings: &UpdateSettings<'_>,
-    progress: &mut Progress,
+    progress: &mut MicroBatchProgress,
     observer: &mut dyn Observer,
 ) -> Result<UpdateOutcome, TrainerError> {
     let mut outcome = UpdateOutcome::default();
     let started = Instant::now();
-    let loss = loss_of(settings.phase);
+    let loss = phase_loss(settings.phase);
     let mut preparer = match settings.phase {
-        Phase::Rl(keys) => Some(Preparer::new(
+        Phase::Rl(keys) => Some(UpdatePreparer::new(
             keys,
             models.policy,
             (settings.seed, settings.stream),
@@ -211,7 +216,7 @@ pub(crate) async fn run_plan(
     if let Some(preparer) = &mut preparer {
         let start = Instant::now();
         for update in &plan.updates {
-            preparer.start(&inputs_of(update, trajectories, settings)?).await?;
+            preparer.compute_proximal(&micro_batch_inputs(update, trajectories, settings)?).await?;
         }
         outcome.prepare_seconds += start.elapsed().as_secs_f64();
     }
@@ -221,7 +226,7 @@ pub(crate) async fn run_plan(
             // move the weights.
             continue;
         }
-        let mut inputs = inputs_of(update, trajectories, settings)?;
+        let mut inputs = micro_batch_inputs(update, trajectories, settings)?;
         let batches = update.micro_batch_plan.micro_batches.len();
         let mut after = |done: &mut usize| {
             *done += 1;
@@ -240,7 +245,7 @@ pub(crate) async fn run_plan(
             // As planned: corrections for the policy that sampled a token do not concern the
             // critic's values.
             let sequences: Vec<SequenceInput> =
-                input_order(&update.micro_batch_plan, inputs.clone());
+                sort_inputs(&update.micro_batch_plan, inputs.clone());
             for sequences in critic_plan.apply(&sequences) {
                 let sequences: Vec<SequenceInput> = sequences.into_iter().cloned().collect();
                 let batch = TreeBatch::merge(&sequences)?;
@@ -251,7 +256,7 @@ pub(crate) async fn run_plan(
                 }
             }
             let trains_only_critic = settings.policy.is_none();
-            let tokens = sequence_tokens(&sequences);
+            let tokens = count_tokens(&sequences);
             let request = TrainRequest { sequences, loss: keys.value_loss(), params };
             let mut count = || {
                 if trains_only_critic {
@@ -271,18 +276,18 @@ pub(crate) async fn run_plan(
         if let Some(params) = settings.policy {
             if let Some(preparer) = &mut preparer {
                 let start = Instant::now();
-                preparer.update(&mut inputs, i == 0, i).await?;
+                preparer.prepare_update(&mut inputs, i == 0, i).await?;
                 outcome.prepare_seconds += start.elapsed().as_secs_f64();
             }
             if let (Some(reference), true) = (models.reference, loss.kl.is_some()) {
                 let start = Instant::now();
                 for inputs in &mut inputs {
-                    add_reference(inputs, reference).await?;
+                    add_reference_logprobs(inputs, reference).await?;
                 }
                 outcome.reference_seconds += start.elapsed().as_secs_f64();
             }
-            let sequences = input_order(&update.micro_batch_plan, inputs);
-            let tokens = sequence_tokens(&sequences);
+            let sequences = sort_inputs(&update.micro_batch_plan, inputs);
+            let tokens = count_tokens(&sequences);
             let request = TrainRequest { sequences, loss, params };
             let TrainReport { sums, step } = models
                 .policy
@@ -316,8 +321,8 @@ pub(crate) async fn run_plan(
     Ok(outcome)
 }
 
-/// Returns the sequences of an update by micro-batch.
-fn inputs_of(
+/// Returns the learner's inputs for an update, grouped by micro-batch.
+fn micro_batch_inputs(
     update: &Update,
     trajectories: &HashMap<AttemptId, &Trajectory>,
     settings: &UpdateSettings<'_>,
@@ -332,7 +337,7 @@ fn inputs_of(
             .or_insert_with(|| AttemptSequences::from_trajectory(trajectory));
         Ok((
             (sequence.attempt, sequence.leaf),
-            sequences.input(sequence, settings.targets, settings.version),
+            sequences.build_input(sequence, settings.targets, settings.version),
         ))
     };
     update
@@ -342,8 +347,8 @@ fn inputs_of(
         .collect()
 }
 
-/// Returns the sequences of micro-batches in the order of the update.
-fn input_order(plan: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<SequenceInput> {
+/// Returns the sequences of all micro-batches in the order in which the update lists them.
+fn sort_inputs(plan: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<SequenceInput> {
     let indices = plan.micro_batches.iter().flat_map(|batch| &batch.paths);
     let inputs = batches.into_iter().flatten().map(|(_, input)| input);
     let mut indexed: Vec<(u32, SequenceInput)> = indices.copied().zip(inputs).collect();
@@ -351,13 +356,16 @@ fn input_order(plan: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<SequenceInput
     indexed.into_iter().map(|(_, input)| input).collect()
 }
 
-fn sequence_tokens(sequences: &[SequenceInput]) -> u64 {
+fn count_tokens(sequences: &[SequenceInput]) -> u64 {
     sequences.iter().map(|sequence| sequence.tokens.len() as u64).sum()
 }
 
-async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(), TrainerError> {
+async fn add_reference_logprobs(
+    inputs: &mut Inputs,
+    reference: &dyn Learner,
+) -> Result<(), TrainerError> {
     let sequences: Vec<SequenceInput> = inputs.iter().map(|(_, input)| input.clone()).collect();
-    let found = query(reference, Question::Logprobs, &sequences).await?;
+    let found = query_model(reference, ModelQuery::Logprobs, &sequences).await?;
     for ((_, input), logprobs) in inputs.iter_mut().zip(found) {
         for (target, logprob) in input.targets.iter_mut().zip(logprobs) {
             target.term.reference = Some(logprob);
@@ -367,39 +375,43 @@ async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(
 }
 
 impl UpdateOutcome {
-    /// Adds the results to the metrics of a step.
+    /// Adds the results to the metrics of a step, under verl's metric names where they exist.
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
         let updates = self.applied + self.skipped;
         metrics.add("actor/lr", params.map_or(0.0, |params| f64::from(params.learning_rate)));
-        metrics.add("actor/grad_norm", mean(self.grad_norms, u64::from(self.applied)));
+        metrics.add("actor/grad_norm", mean_or_zero(self.grad_norms, u64::from(self.applied)));
         metrics.add("actor/updates", f64::from(self.applied));
         metrics.add("actor/skipped_updates", f64::from(self.skipped));
-        metrics.add("actor/entropy", mean(all.entropy, all.terms));
+        metrics.add("actor/entropy", mean_or_zero(all.entropy, all.terms));
         match phase {
             Phase::Sft(_) | Phase::Prompt(_) => {
-                metrics.add("train/loss", per_update(all.loss, updates));
-                metrics.add("train/nll", mean(all.nll, all.terms));
+                metrics.add("train/loss", mean_per_update(all.loss, updates));
+                metrics.add("train/nll", mean_or_zero(all.nll, all.terms));
             }
             Phase::Rl(keys) => {
                 let loss = keys.loss();
                 // With a penalty or a bonus, the sum contains all parts.
                 let plain = loss.kl.is_none() && loss.entropy == 0.0;
                 let name = if plain { "actor/pg_loss" } else { "actor/loss" };
-                metrics.add(name, per_update(all.loss, updates));
-                metrics.add("actor/pg_clipfrac", mean(all.clipped as f64, all.terms));
+                metrics.add(name, mean_per_update(all.loss, updates));
+                metrics.add("actor/pg_clipfrac", mean_or_zero(all.clipped as f64, all.terms));
                 if matches!(loss.policy, PolicyLoss::Clip { dual: Some(_), .. }) {
-                    metrics
-                        .add("actor/pg_clipfrac_lower", mean(all.dual_clipped as f64, all.terms));
+                    metrics.add(
+                        "actor/pg_clipfrac_lower",
+                        mean_or_zero(all.dual_clipped as f64, all.terms),
+                    );
                 }
-                metrics.add("actor/ratio", mean(all.ratio, all.behavior_terms));
-                metrics.add("actor/ppo_kl", mean(all.drift, all.behavior_terms));
+                metrics.add("actor/ratio", mean_or_zero(all.ratio, all.behavior_terms));
+                metrics.add("actor/ppo_kl", mean_or_zero(all.drift, all.behavior_terms));
                 if loss.kl.is_some() {
-                    metrics.add("actor/kl_loss", mean(all.kl, all.terms));
+                    metrics.add("actor/kl_loss", mean_or_zero(all.kl, all.terms));
                 }
                 if keys.needs_critic() {
-                    metrics
-                        .add("critic/vf_loss", per_update(self.values.loss, self.critic_updates));
+                    metrics.add(
+                        "critic/vf_loss",
+                        mean_per_update(self.values.loss, self.critic_updates),
+                    );
                     metrics.add(
                         "critic/vf_explained_var",
                         explained_variance(&self.returns, &self.values_before),
@@ -408,11 +420,11 @@ impl UpdateOutcome {
                     metrics.add_spread("critic/returns", self.returns.iter().copied());
                     metrics.add(
                         "critic/vf_clipfrac",
-                        mean(self.values.clipped as f64, self.values.terms),
+                        mean_or_zero(self.values.clipped as f64, self.values.terms),
                     );
                     metrics.add(
                         "critic/grad_norm",
-                        mean(self.critic_grad_norms, self.critic_updates.into()),
+                        mean_or_zero(self.critic_grad_norms, self.critic_updates.into()),
                     );
                 }
                 if let Some((mismatch, breakdown)) = &self.mismatch {
@@ -461,12 +473,12 @@ fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
     }
 }
 
-/// Returns the mean loss over updates: each is a loss over its fraction of the attempts.
-fn per_update(sum: f64, updates: u32) -> f64 {
+/// Returns the mean loss per update. Each update's loss covers only a fraction of the attempts.
+fn mean_per_update(sum: f64, updates: u32) -> f64 {
     sum / f64::from(updates.max(1))
 }
 
-fn mean(sum: f64, count: u64) -> f64 {
+fn mean_or_zero(sum: f64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { sum / count as f64 }
 }
 
@@ -487,14 +499,14 @@ mod tests {
             let keys = OptimizerKeys { schedule, warmup, min_lr_ratio, ..Default::default() };
             let steps = expected.len() as u32;
             let found: Vec<f32> = (0..steps)
-                .map(|step| (1000.0 * fraction_of_peak(&keys, step, steps)).round() / 1000.0)
+                .map(|step| (1000.0 * learning_rate_fraction(&keys, step, steps)).round() / 1000.0)
                 .collect();
             assert_eq!(found, expected, "{keys:?}");
         }
     }
 
     /// Returns a recipe whose critic differs from its policy in every number.
-    fn recipe() -> (tempfile::TempDir, Recipe) {
+    fn recipe_with_critic() -> (tempfile::TempDir, Recipe) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("recipe.toml");
         let text = "
@@ -516,14 +528,14 @@ mod tests {
         (dir, recipe)
     }
 
-    fn settings(recipe: &Recipe, step: u32) -> UpdateSettings<'_> {
+    fn settings_of_step(recipe: &Recipe, step: u32) -> UpdateSettings<'_> {
         UpdateSettings::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, recipe)
     }
 
     #[test]
     fn max_grad_norm_follows_recipe() {
-        let (_dir, recipe) = recipe();
-        let settings = settings(&recipe, 3);
+        let (_dir, recipe) = recipe_with_critic();
+        let settings = settings_of_step(&recipe, 3);
         let norms = [settings.policy, settings.critic].map(|params| params.unwrap().max_grad_norm);
         assert_eq!(norms, [0.5, 3.0]);
         let unclipped = OptimizerKeys { max_grad_norm: 0.0, ..OptimizerKeys::default() };
@@ -532,9 +544,9 @@ mod tests {
 
     #[test]
     fn critic_has_separate_rate_clip_and_warmup() {
-        let (_dir, recipe) = recipe();
+        let (_dir, recipe) = recipe_with_critic();
         let rates = |step| {
-            let settings = settings(&recipe, step);
+            let settings = settings_of_step(&recipe, step);
             [settings.policy, settings.critic]
                 .map(|params| params.map(|params| params.learning_rate))
         };

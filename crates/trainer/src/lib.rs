@@ -160,24 +160,26 @@ mod tracer;
 mod trainer;
 
 pub use agents::{AgentSpec, Agents, ChatBackend, NamedAgent};
-pub use audit::{Descendant, TrainedStep, descendants, trained_steps};
-pub use best::Best;
+pub use audit::{PolicyDescendants, TrainedStep, find_descendants, trained_steps};
+pub use best::BestCheckpoint;
 pub use checkpoint::{Checkpoint, Position, checkpoints, improved_prompts};
 pub use completions::{ScoredCompletions, score_completions};
 pub use error::TrainerError;
-pub use eval_result::{AtK, EvalResult, TaskSliceResult, UncalledTools};
+pub use eval_result::{EvalResult, MetricsAtK, TaskSliceResult, UncalledTools};
 pub use evaluate::evaluate;
-pub use gain::{Gain, milestones};
+pub use gain::{ScoreGain, milestone_evals};
 pub use levade_rl::{Interval, ScoreDivergence};
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
-pub use origin::{matching, merged_from, record_model, seconds, started_at, write_merged_from};
+pub use origin::{
+    read_merge_source, record_merge_source, record_model, seconds, started_at, task_matching_rule,
+};
 pub use phase::{check_phases, with_copies};
 pub use policies::{ExtraFiles, Policy, PolicyLearner};
-pub use prompt_version::{PromptVersion, Prompts};
+pub use prompt_version::{ImprovedPrompts, PromptVersion};
 pub use replay::{ReplayComparison, replay, terms};
-pub use rescore::{Rescored, RescoredAttempt, rescore, rescoring_keys};
-pub use rewind::{Rewound, rewind};
+pub use rescore::{RescoredAttempt, RescoredRun, rescore, rescoring_keys};
+pub use rewind::{RewindResult, rewind};
 pub use rollout::{AttemptMaker, AttemptWarnings};
 pub use run_dir::{LockedRunDir, StartMode};
 pub use scoring::{CustomScorers, DryRunScore, Scorers};

@@ -6,48 +6,49 @@ use serde_json::json;
 use tracing::info;
 
 use crate::TrainerError;
-use crate::best::best_of;
+use crate::best::find_best_eval;
 use crate::checkpoint::Position;
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
 use crate::evaluate::evaluate;
-use crate::exit::Exit;
+use crate::exit::EarlyExit;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::progress::RunProgress;
 use crate::reporter::Reporter;
 use crate::save::save_checkpoint;
 
-/// Returns whether the best evaluation was made with the current weights.
-async fn is_best(run: &RunContext, progress: &RunProgress) -> Result<bool, TrainerError> {
-    let Some(best) = best_of(&progress.evals) else { return Ok(false) };
+/// Returns whether the current weights are those of the best evaluation so far.
+async fn has_best_weights(run: &RunContext, progress: &RunProgress) -> Result<bool, TrainerError> {
+    let Some(best) = find_best_eval(&progress.evals) else { return Ok(false) };
     let best = EvalKey { phase: best.phase, step: best.step };
     let planned = run.store.planned_steps().await?;
     let planned = planned.iter().filter(|(phase, _)| *phase == best.phase).count();
-    Ok(is_current(best, progress.position, planned as u32))
+    Ok(is_eval_of_position(best, progress.position, planned as u32))
 }
 
 /// Returns whether an evaluation was made with the weights at `position`. The start of a phase has
 /// the same weights as the end of the previous phase. `planned` is the number of planned steps in
-/// the phase of the evaluation; an ended phase has finished all of them. A prompt phase plans no
-/// steps.
-fn is_current(eval: EvalKey, position: Position, planned: u32) -> bool {
+/// the phase of the evaluation. An ended phase has finished all of its planned steps. A prompt
+/// phase plans no steps.
+fn is_eval_of_position(eval: EvalKey, position: Position, planned: u32) -> bool {
     let Position { phase, step, .. } = position;
     (eval.phase, eval.step) == (phase, step)
         || (step == 0 && eval.phase + 1 == phase && eval.step == planned)
 }
 
-/// Saves and marks the current weights if their mean score is the highest so far.
+/// If the mean score of the current weights is the highest so far, saves the weights in a
+/// checkpoint and marks it as the best.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read or a checkpoint cannot be written.
-pub(crate) async fn keep_best(
+pub(crate) async fn save_if_best(
     run: &RunContext,
     progress: &mut RunProgress,
     reporter: &mut Reporter,
     observer: &mut dyn Observer,
 ) -> Result<(), TrainerError> {
     let here = progress.position.global_step;
-    if here == 0 || !is_best(run, progress).await? {
+    if here == 0 || !has_best_weights(run, progress).await? {
         return Ok(());
     }
     if progress.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
@@ -59,7 +60,7 @@ pub(crate) async fn keep_best(
     }
 }
 
-/// Restores the evaluations that an earlier process of the run made before the current position.
+/// Loads the evaluations before the current position, which an earlier process of the run recorded.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
@@ -80,8 +81,9 @@ pub(crate) async fn restore_evals(
     Ok(())
 }
 
-/// Returns the label of the evaluation that is due at a position, or `None` if none is due.
-fn due(run: &RunContext, position: Position) -> Option<String> {
+/// Returns the label of the evaluation that is due at `position`, or `None` if no evaluation is due
+/// there.
+fn due_eval_label(run: &RunContext, position: Position) -> Option<String> {
     let Position { phase, step, evaluated, .. } = position;
     let eval = &run.recipe.eval;
     if evaluated || run.tasks.eval.is_empty() {
@@ -109,7 +111,7 @@ fn due(run: &RunContext, position: Position) -> Option<String> {
 /// best weights.
 ///
 /// # Errors
-/// Returns [`Exit::Stopped`] if a stop was requested, and an error if the evaluation cannot be
+/// Returns [`EarlyExit::Stopped`] if a stop was requested, and an error if the evaluation cannot be
 /// made, recorded or reported.
 pub(crate) async fn evaluate_if_due(
     run: &RunContext,
@@ -117,9 +119,9 @@ pub(crate) async fn evaluate_if_due(
     reporter: &mut Reporter,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<(), Exit> {
+) -> Result<(), EarlyExit> {
     let position = progress.position;
-    let Some(label) = due(run, position) else { return Ok(()) };
+    let Some(label) = due_eval_label(run, position) else { return Ok(()) };
     let key = EvalKey { phase: position.phase, step: position.step };
     let recorded = run.store.evals().await?.into_iter().find(|(recorded, _)| *recorded == key);
     let result = match recorded {
@@ -129,8 +131,8 @@ pub(crate) async fn evaluate_if_due(
             let slices = &run.tasks.eval;
             let keys = &run.recipe.eval;
             let result = evaluate(&run.rollouts, slices, keys, key, &label, observer, stop).await?;
-            let (result, attempts) = result.ok_or(Exit::Stopped)?;
-            reporter.note_warnings(&run.rollouts, &attempts, observer).await?;
+            let (result, attempts) = result.ok_or(EarlyExit::Stopped)?;
+            reporter.report_warnings(&run.rollouts, &attempts, observer).await?;
             run.store.record_eval(key, &json!(result)).await?;
             result
         }
@@ -141,7 +143,7 @@ pub(crate) async fn evaluate_if_due(
     info!(%key, "evaluated");
     observer.event(&Event::Evaluated(Box::new(result.clone())));
     progress.evals.push(result);
-    Ok(keep_best(run, progress, reporter, observer).await?)
+    Ok(save_if_best(run, progress, reporter, observer).await?)
 }
 
 fn parse_eval(
@@ -175,7 +177,11 @@ mod tests {
             ((0, 4), at(2, 0), 4, false),
         ] {
             let eval = EvalKey { phase: eval.0, step: eval.1 };
-            assert_eq!(is_current(eval, position, planned), expected, "{eval:?} {position:?}");
+            assert_eq!(
+                is_eval_of_position(eval, position, planned),
+                expected,
+                "{eval:?} {position:?}"
+            );
         }
     }
 }

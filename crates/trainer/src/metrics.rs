@@ -13,18 +13,19 @@ use serde_json::{Map, Value};
 
 use crate::TrainerError;
 
-/// Numbers by name, in insertion order.
+/// Metrics of a step or an evaluation: numbers by name, in insertion order.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct Metrics(Vec<(String, f64)>);
 
 impl Metrics {
-    /// Adds a value.
+    /// Adds a metric.
     pub fn add(&mut self, name: impl Into<String>, value: f64) {
         self.0.push((name.into(), value));
     }
 
-    /// Adds the mean, maximum and minimum of `values`. Adds nothing if there are no values.
+    /// Adds the mean, maximum and minimum of `values` as the metrics `name/mean`, `name/max` and
+    /// `name/min`. Adds nothing if there are no values.
     pub fn add_spread(&mut self, name: &str, values: impl IntoIterator<Item = f64>) {
         let values: Vec<f64> = values.into_iter().collect();
         if values.is_empty() {
@@ -35,24 +36,26 @@ impl Metrics {
         self.add(format!("{name}/min"), values.iter().copied().fold(f64::INFINITY, f64::min));
     }
 
-    /// Adds the metrics of a policy, prefixed with the policy's name if there are several policies.
+    /// Adds the metrics `numbers` of a policy. If `policy` is the policy's name, it becomes the
+    /// prefix of the metric names. `None` adds no prefix, in runs with one policy.
     pub fn extend(&mut self, policy: Option<&str>, numbers: Metrics) {
         let named =
             |name| policy.map_or_else(|| String::clone(&name), |policy| format!("{policy}/{name}"));
         self.0.extend(numbers.0.into_iter().map(|(name, value)| (named(name), value)));
     }
 
-    /// Returns the number with this name.
+    /// Returns the value of the metric called `name`, or `None` if there is no such metric.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 
-    /// Returns all names and numbers.
+    /// Returns the names and values of all metrics.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// Returns one JSON object: `head` first, then the numbers. Non-finite numbers become null.
+    /// Converts the metrics to a JSON object with the fields of `head` before them. Non-finite
+    /// numbers become null.
     pub fn to_json(&self, head: Map<String, Value>) -> Value {
         let mut object = head;
         object.extend(Map::from(self.clone()));
@@ -73,14 +76,15 @@ impl From<Map<String, Value>> for Metrics {
     }
 }
 
-/// The file `metrics.jsonl`, with one object per line.
+/// The file `metrics.jsonl` of a run, with one JSON object per line.
 pub(crate) struct MetricsFile {
     path: PathBuf,
     file: File,
 }
 
 impl MetricsFile {
-    /// Opens the file and truncates it to its first `keep` bytes, so that no step appears twice.
+    /// Opens the file and truncates it to its first `keep` bytes, so that a resumed run does not
+    /// write a step twice.
     pub fn open(path: &Path, keep: u64) -> Result<Self, TrainerError> {
         let failed = |source| TrainerError::File { action: "open", path: path.to_owned(), source };
         let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
@@ -91,19 +95,19 @@ impl MetricsFile {
         Ok(MetricsFile { path: path.to_owned(), file })
     }
 
-    /// Appends a line to the metrics file.
+    /// Appends `line` to the metrics file.
     pub fn append(&mut self, line: &Value) -> Result<(), TrainerError> {
         let text = format!("{line}\n");
-        self.file.write_all(text.as_bytes()).map_err(|source| self.failed("write", source))
+        self.file.write_all(text.as_bytes()).map_err(|source| self.to_file_error("write", source))
     }
 
-    /// Flushes the file to disk and returns its length in bytes.
+    /// Flushes the metrics file to disk and returns its length in bytes.
     pub fn sync(&mut self) -> Result<u64, TrainerError> {
-        self.file.sync_all().map_err(|source| self.failed("flush", source))?;
-        Ok(self.file.metadata().map_err(|source| self.failed("measure", source))?.len())
+        self.file.sync_all().map_err(|source| self.to_file_error("flush", source))?;
+        Ok(self.file.metadata().map_err(|source| self.to_file_error("measure", source))?.len())
     }
 
-    fn failed(&self, action: &'static str, source: std::io::Error) -> TrainerError {
+    fn to_file_error(&self, action: &'static str, source: std::io::Error) -> TrainerError {
         TrainerError::File { action, path: self.path.clone(), source }
     }
 }

@@ -7,28 +7,30 @@
 
 use crate::metrics::Metrics;
 
-/// Number of ages with a separate class. Older tokens share the last class.
+/// Number of token ages (in weight versions) with a separate class. Older tokens share the last
+/// class.
 const AGES: u32 = 4;
 
-/// First position of each class, in tokens of the sequence.
+/// First position of each position class, in tokens from the start of the sequence.
 const POSITION_BOUNDS: [u32; 5] = [0, 64, 256, 1024, 4096];
 
-/// Absolute differences of log-probabilities, by class.
+/// Absolute differences between the log-probabilities of sampler and learner, by age and by
+/// position of the token.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MismatchBreakdown {
-    ages: [Class; AGES as usize + 1],
-    by_position: [Class; POSITION_BOUNDS.len()],
+    ages: [MismatchClass; AGES as usize + 1],
+    by_position: [MismatchClass; POSITION_BOUNDS.len()],
 }
 
-/// Absolute differences of one class.
+/// Number, sum and maximum of the absolute log-probability differences in one class of tokens.
 #[derive(Debug, Clone, Copy, Default)]
-struct Class {
+struct MismatchClass {
     count: u64,
     sum: f64,
     max: f64,
 }
 
-impl Class {
+impl MismatchClass {
     fn add(&mut self, difference: f64) {
         self.count += 1;
         self.sum += difference;

@@ -15,22 +15,22 @@ use crate::metrics::Metrics;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The run starts, or resumes from a checkpoint.
+    /// A new run starts, or a run resumes from a checkpoint.
     Started {
         /// Checkpoint from which the run resumes. `None` for a new run.
         from: Option<PathBuf>,
-        /// Number of steps finished before, over all phases.
+        /// Number of steps that were finished before, over all phases.
         done: u32,
         /// Number of steps of all phases.
         steps: u32,
     },
-    /// A phase starts or resumes.
+    /// A phase starts, or resumes after some of its steps.
     PhaseStarted {
         /// Index of the phase, from 0.
         phase: usize,
         /// Kind of the phase: `sft`, or the RL algorithm, such as `grpo`.
         kind: String,
-        /// Number of steps of the phase finished before.
+        /// Number of steps of the phase that were finished before.
         done: u32,
         /// Number of steps of the phase.
         steps: u32,
@@ -39,21 +39,21 @@ pub enum Event {
     Attempt {
         /// Purpose of the attempt.
         purpose: Purpose,
-        /// Number of recorded attempts of this batch.
+        /// Number of attempts of this batch that have been recorded, including this attempt.
         done: usize,
         /// Number of attempts in the batch.
         total: usize,
         /// Number of tokens that the attempt sampled.
         sampled_tokens: usize,
     },
-    /// A micro-batch was processed.
+    /// A micro-batch was processed in training.
     MicroBatch {
         /// Number of processed micro-batches of this step.
         done: usize,
         /// Number of micro-batches of the step.
         total: usize,
     },
-    /// A step was finished.
+    /// A training step was finished.
     Step {
         /// Index of the phase, from 0.
         phase: usize,
@@ -66,15 +66,16 @@ pub enum Event {
         /// Metrics of the step.
         metrics: Metrics,
     },
-    /// An evaluation was finished, now or before the run was resumed.
+    /// An evaluation was finished, or was loaded from the store when the run resumed.
     Evaluated(Box<EvalResult>),
-    /// A checkpoint was written.
+    /// A checkpoint was written into this directory.
     Checkpoint(PathBuf),
-    /// A note for the user.
+    /// A message for the user.
     Note(String),
 }
 
-/// Observer of a run. The trainer's own task calls it, so it should return quickly.
+/// Receiver of a run's events. The trainer calls it from its own task, so
+/// [`event`](Observer::event) should return quickly.
 pub trait Observer: Send {
     /// Handles an event of the run.
     fn event(&mut self, event: &Event);
@@ -85,13 +86,13 @@ impl Observer for () {
     fn event(&mut self, _event: &Event) {}
 }
 
-/// Requests that a run stops at the next step boundary, with a checkpoint. Clones share the
-/// request.
+/// Flag that requests a run to stop at the next step boundary, with a checkpoint. All clones share
+/// one flag.
 #[derive(Debug, Clone, Default)]
-pub struct StopFlag(Arc<Stop>);
+pub struct StopFlag(Arc<StopState>);
 
 #[derive(Debug, Default)]
-struct Stop {
+struct StopState {
     wanted: AtomicBool,
     changed: Notify,
 }
@@ -108,7 +109,7 @@ impl StopFlag {
         self.0.wanted.load(Ordering::SeqCst)
     }
 
-    /// Waits until a stop is requested.
+    /// Waits until [`StopFlag::stop`] is called on this flag or a clone.
     pub async fn stopped(&self) {
         loop {
             let changed = self.0.changed.notified();

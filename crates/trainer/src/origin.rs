@@ -31,71 +31,71 @@ use crate::run_dir::RECIPE;
 use crate::tasks::{ListedTasks, Tasks};
 
 const FILE: &str = "origin.json";
-/// Owner of the model's files.
+/// Value of the field `of` in the record for files of the model.
 const MODEL: &str = "model";
-/// Name of the file in a merged model's directory that names its run.
+/// Name of the file in a merged model's directory that records the run of the merged adapter.
 const MERGED: &str = "merged.json";
 
-/// Version of both files that this build reads and writes.
+/// Schema version of `origin.json` and `merged.json` that this build reads and writes.
 const SCHEMA: u32 = 1;
 
-/// Inputs of a run as they were when it started.
+/// Record of a run's inputs as they were when it started, which is stored in `origin.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Origin {
+pub(crate) struct RunOrigin {
     schema: u32,
-    /// Start of the run as a Unix timestamp in seconds. Chat templates see it as the current time,
-    /// including after a resume.
+    /// Start of the run as a Unix timestamp in seconds. Chat templates see this time as the current
+    /// time, including after a resume.
     #[serde(rename = "begun")]
     started_at: u64,
     /// Version of Levade that started the run.
     version: String,
-    /// Files of tasks and of the model, and task lists of environments.
-    files: Vec<Input>,
-    /// Tools that attempts have access to. `None` if an older build, which did not record them,
-    /// started the run.
+    /// Checksums of the task files, the model files and the task lists of environments.
+    files: Vec<InputFile>,
+    /// Tools that the agents of the tasks have. `None` if the run was started by an older build,
+    /// which did not record tools.
     #[serde(default)]
     tools: Option<Vec<OfferedTool>>,
-    /// Earlier lengths of phases whose length was changed.
+    /// Former lengths of phases whose number of steps was changed while the run was stopped.
     #[serde(default)]
-    lengths: Vec<Length>,
-    /// Rules that decide which tasks are duplicates or leak held-out tasks.
-    #[serde(default = "earlier_matching")]
+    lengths: Vec<PhaseLength>,
+    /// Rule that decides which tasks are duplicates or leak held-out tasks.
+    #[serde(default = "legacy_matching_rule")]
     matching: MatchingRule,
-    /// Rules that earlier builds did not have.
+    /// Rules with which the run started, where earlier builds behaved differently.
     #[serde(default)]
     pub rules: Rules,
 }
 
-/// Returns the rules of builds that did not record them.
-fn earlier_matching() -> MatchingRule {
+/// Returns the rule by which builds that did not record their rule compared tasks.
+fn legacy_matching_rule() -> MatchingRule {
     MatchingRule::Questions
 }
 
-/// Returns the rules by which the run in `dir` compares tasks, or the rules of new runs if the
-/// directory contains none.
+/// Returns the rule by which the run in `dir` compares tasks. If the directory contains no run,
+/// returns the rule of new runs.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
-pub fn matching(dir: &Path) -> Result<MatchingRule, TrainerError> {
+pub fn task_matching_rule(dir: &Path) -> Result<MatchingRule, TrainerError> {
     if !dir.join(RECIPE).exists() {
         return Ok(MatchingRule::default());
     }
-    Ok(Origin::read(dir)?.map_or_else(earlier_matching, |origin| origin.matching))
+    Ok(RunOrigin::read(dir)?.map_or_else(legacy_matching_rule, |origin| origin.matching))
 }
 
-/// A file that a run reads but does not write.
+/// A file that a run reads but does not write, with its size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Input {
-    /// Owner: `model`, or the source of tasks.
+struct InputFile {
+    /// What the file belongs to: `model`, or a source of tasks such as `tasks.0`.
     #[serde(rename = "of")]
     source: String,
-    /// Name without its directory, because model caches move.
+    /// Name of the file without its directory, because model caches move.
     name: String,
     bytes: u64,
     crc32c: u32,
 }
 
-/// Description of a tool, as an agent sees it.
+/// A tool that an agent was given, with the checksum of its description as the agent sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OfferedTool {
     agent: String,
@@ -104,12 +104,12 @@ pub(crate) struct OfferedTool {
 }
 
 impl OfferedTool {
-    /// Returns the tools of the attempts at a run's tasks, in the order of their first use, without
+    /// Returns the tools that the agents of `tasks` have, in the order of their first use, without
     /// duplicates. The tools must have been resolved.
     ///
     /// # Errors
     /// Returns an error if a task names an unknown agent.
-    pub fn all(tasks: &Tasks, agents: &Agents) -> Result<Vec<Self>, TrainerError> {
+    pub fn collect(tasks: &Tasks, agents: &Agents) -> Result<Vec<Self>, TrainerError> {
         let mut all: Vec<Self> = Vec::new();
         for task in tasks.tasks_to_check() {
             let agent = &agents.agent_for(&task)?.agent;
@@ -125,17 +125,18 @@ impl OfferedTool {
     }
 }
 
-/// A former length of a phase: steps below `until` were scheduled for a phase of `steps` steps.
+/// A former length of a phase: the steps before `until` were scheduled for a phase of `steps`
+/// steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Length {
+struct PhaseLength {
     phase: u32,
     until: u32,
     steps: u32,
 }
 
-/// Returns the start of the run in `dir` as a Unix timestamp in seconds, or `None` if the
-/// directory contains no run. Older builds did not record the start; for their runs, returns the
-/// modification time of the recipe.
+/// Returns when the run in `dir` started, as a Unix timestamp in seconds, or `None` if the
+/// directory contains no run. Older builds did not record the start. For a run of such a build,
+/// returns the modification time of the recipe.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
@@ -144,7 +145,7 @@ pub fn started_at(dir: &Path) -> Result<Option<u64>, TrainerError> {
     if !recipe.exists() {
         return Ok(None);
     }
-    if let Some(origin) = Origin::read(dir)? {
+    if let Some(origin) = RunOrigin::read(dir)? {
         return Ok(Some(origin.started_at));
     }
     let written = fs::metadata(&recipe).and_then(|file| file.modified());
@@ -156,18 +157,19 @@ pub fn seconds(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A model that was merged from a run's adapter.
+/// Contents of `merged.json`: the run whose adapter was merged into a model.
 #[derive(Serialize, Deserialize)]
 struct MergedModel {
     schema: u32,
     run: PathBuf,
 }
 
-/// Writes a file into the directory of a merged model that names the run of its adapter.
+/// Records in the directory `dir` of a merged model that the model was merged from the adapter of
+/// `run`.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
-pub fn write_merged_from(dir: &Path, run: &Path) -> Result<(), TrainerError> {
+pub fn record_merge_source(dir: &Path, run: &Path) -> Result<(), TrainerError> {
     let path = dir.join(MERGED);
     let failed = |source| file_error("write", &path, source);
     let merged = MergedModel { schema: SCHEMA, run: std::path::absolute(run).map_err(failed)? };
@@ -175,17 +177,18 @@ pub fn write_merged_from(dir: &Path, run: &Path) -> Result<(), TrainerError> {
     write_atomically(&path, text.as_bytes())
 }
 
-/// Returns the run that the model in a directory was merged from, or `None` if the directory names
-/// none.
+/// Returns the directory of the run whose adapter was merged into the model in `dir`, or `None` if
+/// `dir` contains no merged model.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
-pub fn merged_from(dir: &Path) -> Result<Option<PathBuf>, TrainerError> {
-    Ok(read_versioned::<MergedModel>(&dir.join(MERGED))?.map(|merged| merged.run))
+pub fn read_merge_source(dir: &Path) -> Result<Option<PathBuf>, TrainerError> {
+    Ok(read_versioned_json::<MergedModel>(&dir.join(MERGED))?.map(|merged| merged.run))
 }
 
-/// Reads a JSON file that contains its schema version. Returns `None` if the file does not exist.
-fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TrainerError> {
+/// Reads a JSON file whose field `schema` must be the schema version of this build. Returns `None`
+/// if the file does not exist.
+fn read_versioned_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TrainerError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -201,54 +204,56 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
     let parsed = |error: serde_json::Error| damaged(error.to_string());
     let SchemaVersion { schema } = serde_json::from_str(&text).map_err(parsed)?;
     if schema != SCHEMA {
-        let why = format!("the schema version is {schema}, but this build reads version {SCHEMA}");
+        let why =
+            format!("the file has schema version {schema}, but this build reads version {SCHEMA}");
         return Err(damaged(why));
     }
     serde_json::from_str(&text).map(Some).map_err(parsed)
 }
 
-/// Records the model that samples the sessions of a record in `dir`. If the record exists, checks
-/// that its sessions were sampled by the same model.
+/// Records in `dir` which model samples the recorded sessions there. If `dir` already contains
+/// sessions, checks that the same model sampled them.
 ///
 /// # Errors
-/// Returns [`TrainerError::OtherModel`] if they were not, and an error if a file cannot be read or
-/// written.
+/// Returns [`TrainerError::OtherModel`] if another model sampled the existing sessions, and an
+/// error if a file cannot be read or written.
 pub fn record_model(dir: &Path, recipe: &Recipe, files: &[PathBuf]) -> Result<(), TrainerError> {
     let now = seconds(SystemTime::now());
     let (tools, listings) = (Vec::new(), Vec::new());
-    let current = Origin::collect(recipe, now, files, tools, listings, MatchingRule::default())?;
-    match Origin::read(dir)? {
+    let current = RunOrigin::collect(recipe, now, files, tools, listings, MatchingRule::default())?;
+    match RunOrigin::read(dir)? {
         Some(_) => current.check_sessions(dir, true),
         None => current.write(dir),
     }
 }
 
-impl Origin {
-    /// Checks that the sessions of a record were sampled by the model of these inputs. If not
-    /// `with_weights`, the weights can differ, but the tokenizer and the chat template cannot.
+impl RunOrigin {
+    /// Checks that the model of this run sampled the sessions in the directory `record`. If
+    /// `with_weights` is false, the weights can differ, but the tokenizer and the chat template
+    /// cannot.
     ///
     /// # Errors
-    /// Returns [`TrainerError::OtherModel`] if they were not, and an error if the record cannot be
-    /// read.
+    /// Returns [`TrainerError::OtherModel`] if another model sampled the sessions, and an error if
+    /// the record cannot be read.
     pub fn check_sessions(&self, record: &Path, with_weights: bool) -> Result<(), TrainerError> {
-        let served = Origin::read(record)?;
+        let served = RunOrigin::read(record)?;
         let served = served.ok_or_else(|| TrainerError::NoSessions(record.to_owned()))?;
-        let [served, current] = [&served, self].map(|origin| -> Vec<Input> {
+        let [served, current] = [&served, self].map(|origin| -> Vec<InputFile> {
             let files = origin.files.iter().filter(|file| file.source == MODEL);
-            files.filter(|file| with_weights || !has_weights(&file.name)).cloned().collect()
+            files.filter(|file| with_weights || !is_weight_file(&file.name)).cloned().collect()
         });
         let other = first_missing(&served, &current).or_else(|| first_missing(&current, &served));
         match other {
             None => Ok(()),
-            Some(Input { name, .. }) => {
+            Some(InputFile { name, .. }) => {
                 let (record, name) = (record.to_owned(), name.clone());
                 Err(TrainerError::OtherModel { record, name })
             }
         }
     }
 
-    /// Returns the inputs of a run of `recipe` as they are now, with these tools and task lists.
-    /// Reads every file.
+    /// Collects the current inputs of a run of `recipe`: reads every task and model file, and adds
+    /// `tools` and the task lists `listings`.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read.
@@ -270,7 +275,7 @@ impl Origin {
         }
         for (i, tool) in recipe.tool.iter().enumerate() {
             // The manifest contains the checksums of all other files of the index.
-            let manifest = tool.index().map(|index| index.join("search.json"));
+            let manifest = tool.index_dir().map(|index| index.join("search.json"));
             all.extend(
                 manifest.filter(|file| file.exists()).map(|file| (format!("tool.{i}"), file)),
             );
@@ -282,26 +287,35 @@ impl Origin {
                 let summed = File::open(&path).and_then(checksum);
                 let (bytes, crc32c) = summed.map_err(|source| file_error("read", &path, source))?;
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                Ok(Input { source: of, name, bytes, crc32c })
+                Ok(InputFile { source: of, name, bytes, crc32c })
             })
-            .collect::<Result<Vec<Input>, TrainerError>>()?;
+            .collect::<Result<Vec<InputFile>, TrainerError>>()?;
         for ListedTasks { source, package: name, bytes, crc32c } in listings {
-            files.push(Input { source, name, bytes, crc32c });
+            files.push(InputFile { source, name, bytes, crc32c });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let tools = Some(tools);
         let lengths = Vec::new();
         let rules = Rules::CURRENT;
-        Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching, rules })
+        Ok(RunOrigin {
+            schema: SCHEMA,
+            started_at,
+            version,
+            files,
+            tools,
+            lengths,
+            matching,
+            rules,
+        })
     }
 
-    /// Reads the recorded inputs of the run in `dir`. Returns `None` if an older build started
-    /// the run.
+    /// Reads the record of inputs of the run in `dir`. Returns `None` if an older build, which made
+    /// no such record, started the run.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
     pub fn read(dir: &Path) -> Result<Option<Self>, TrainerError> {
-        read_versioned(&dir.join(FILE))
+        read_versioned_json(&dir.join(FILE))
     }
 
     pub fn write(&self, dir: &Path) -> Result<(), TrainerError> {
@@ -311,7 +325,8 @@ impl Origin {
         write_atomically(&path, text.as_bytes())
     }
 
-    /// Forgets the earlier lengths of steps from `step` of `phase` on, which are made anew.
+    /// Removes the former phase lengths that concern steps from `step` of `phase` on, because these
+    /// steps are repeated.
     pub fn forget_steps_from(&mut self, phase: u32, step: u32) {
         self.lengths.retain(|length| length.phase <= phase);
         for length in self.lengths.iter_mut().filter(|length| length.phase == phase) {
@@ -319,21 +334,21 @@ impl Origin {
         }
     }
 
-    /// Checks that a run with these inputs can resume with the inputs `collect`, and returns notes
-    /// for the user.
+    /// Checks that a run that started with these inputs can resume with the inputs `current`.
+    /// Returns notes for the user.
     ///
     /// # Errors
-    /// Returns [`TrainerError::Changed`] if a file or a tool differs. The error names it.
+    /// Returns [`TrainerError::Changed`] with the name of the file or tool if one differs.
     pub fn check_unchanged(
         &mut self,
-        current: &Origin,
+        current: &RunOrigin,
         dir: &Path,
     ) -> Result<Vec<String>, TrainerError> {
         let changed = |of: &str, name: String| {
             Err(TrainerError::Changed { of: of.to_owned(), name, run_dir: dir.to_owned() })
         };
         let missing = first_missing(&current.files, &self.files);
-        if let Some(Input { source: of, name, .. }) =
+        if let Some(InputFile { source: of, name, .. }) =
             missing.or_else(|| first_missing(&self.files, &current.files))
         {
             return changed(of, name.clone());
@@ -367,19 +382,19 @@ impl Origin {
         Ok(notes)
     }
 
-    /// Returns the number of steps for which the schedule of step `step` was made. `steps` is the
-    /// current number of steps of the phase.
-    pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
+    /// Returns the number of steps for which the learning-rate schedule of step `step` was made.
+    /// `steps` is the number of steps that the recipe now sets for the phase.
+    pub fn scheduled_steps(&self, phase: u32, step: u32, steps: u32) -> u32 {
         let earlier =
             self.lengths.iter().find(|length| length.phase == phase && step < length.until);
         earlier.map_or(steps, |length| length.steps)
     }
 
-    /// Changes the lengths of phases from those of `earlier` to those of `recipe`, for the run
-    /// whose attempts are in `store`. Returns notes for the user.
+    /// Records that phases have other lengths in `recipe` than in `earlier`, the former recipe of
+    /// the run in `store`. Returns notes for the user.
     ///
     /// # Errors
-    /// Returns [`TrainerError::PhaseFinished`] if such a phase has ended and a later phase has
+    /// Returns [`TrainerError::PhaseFinished`] if a changed phase has ended and a later phase has
     /// started from its result.
     pub async fn update_lengths(
         &mut self,
@@ -406,8 +421,8 @@ impl Origin {
             if recipe.phase[phase].steps() == steps || until == 0 {
                 continue;
             }
-            self.lengths.push(Length { phase: phase as u32, until, steps });
-            if has_decay(&recipe.phase[phase]) {
+            self.lengths.push(PhaseLength { phase: phase as u32, until, steps });
+            if has_learning_rate_decay(&recipe.phase[phase]) {
                 notes.push(format!(
                     "the learning rate of phase {phase} decays over its steps: from step {until} \
                      on, it follows the schedule of a phase of {} steps; earlier steps followed \
@@ -420,20 +435,21 @@ impl Origin {
     }
 }
 
-/// Returns the first item that is not in `other_items`.
+/// Returns the first item of `all` that is not in `other_items`.
 fn first_missing<'a, T: PartialEq>(all: &'a [T], other_items: &[T]) -> Option<&'a T> {
     all.iter().find(|one| !other_items.contains(one))
 }
 
-/// Returns whether a file of a model contains only weights, or their shapes and defaults.
-fn has_weights(name: &str) -> bool {
+/// Returns whether a model file contains only weights, or the shapes and defaults that describe
+/// weights. Such a file does not affect how text is tokenized.
+fn is_weight_file(name: &str) -> bool {
     let is_config =
         ["config.json", "generation_config.json", "adapter_config.json"].contains(&name);
     is_config || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
 }
 
-/// Returns whether the learning rate depends on the number of steps of the phase.
-fn has_decay(phase: &Phase) -> bool {
+/// Returns whether the learning rate of a phase depends on the phase's number of steps.
+fn has_learning_rate_decay(phase: &Phase) -> bool {
     let critic = match phase {
         Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimizer.schedule,
         _ => Schedule::Constant,
@@ -449,33 +465,33 @@ mod tests {
     #[test]
     fn merged_model_records_source_run() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(merged_from(dir.path()).unwrap(), None);
-        assert_eq!(merged_from(&dir.path().join("none")).unwrap(), None);
+        assert_eq!(read_merge_source(dir.path()).unwrap(), None);
+        assert_eq!(read_merge_source(&dir.path().join("none")).unwrap(), None);
         let run = dir.path().join("run");
-        write_merged_from(dir.path(), &run).unwrap();
-        assert_eq!(merged_from(dir.path()).unwrap(), Some(run));
+        record_merge_source(dir.path(), &run).unwrap();
+        assert_eq!(read_merge_source(dir.path()).unwrap(), Some(run));
         fs::write(dir.path().join(MERGED), "{\"schema\": 9}").unwrap();
-        let error = merged_from(dir.path()).unwrap_err().to_string();
+        let error = read_merge_source(dir.path()).unwrap_err().to_string();
         assert!(error.contains("schema version is 9"), "{error}");
     }
 
-    fn origin(tools: Option<Vec<OfferedTool>>) -> Origin {
+    fn origin_with_tools(tools: Option<Vec<OfferedTool>>) -> RunOrigin {
         let version = String::new();
         let files = Vec::new();
         let lengths = Vec::new();
         let matching = MatchingRule::default();
         let rules = Rules::CURRENT;
-        Origin { schema: SCHEMA, started_at: 0, version, files, tools, lengths, matching, rules }
+        RunOrigin { schema: SCHEMA, started_at: 0, version, files, tools, lengths, matching, rules }
     }
 
     /// A run that an older build started keeps the rules of that build.
     #[test]
     fn resumed_run_keeps_original_rules() {
         let dir = tempfile::tempdir().unwrap();
-        let rules = || Origin::read(dir.path()).unwrap().unwrap().rules;
-        origin(None).write(dir.path()).unwrap();
+        let rules = || RunOrigin::read(dir.path()).unwrap().unwrap().rules;
+        origin_with_tools(None).write(dir.path()).unwrap();
         assert_eq!(rules(), Rules::CURRENT);
-        let mut older = json!(origin(None));
+        let mut older = json!(origin_with_tools(None));
         older.as_object_mut().unwrap().remove("rules");
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
         assert_eq!(rules(), Rules::default());
@@ -490,7 +506,7 @@ mod tests {
     fn imitated_sessions_accept_other_weights_but_not_other_tokenizer() {
         let dir = tempfile::tempdir().unwrap();
         let model = |weights: u32, tokenizer: u32| {
-            let file = |(name, crc32c): (&str, u32)| Input {
+            let file = |(name, crc32c): (&str, u32)| InputFile {
                 source: MODEL.into(),
                 name: name.into(),
                 bytes: 1,
@@ -503,7 +519,7 @@ mod tests {
                 ("tokenizer.json", tokenizer),
                 ("tokenizer_config.json", tokenizer),
             ];
-            Origin { files: files.map(file).to_vec(), ..origin(None) }
+            RunOrigin { files: files.map(file).to_vec(), ..origin_with_tools(None) }
         };
         model(1, 1).write(dir.path()).unwrap();
         assert!(model(1, 1).check_sessions(dir.path(), true).is_ok());
@@ -519,18 +535,18 @@ mod tests {
     #[test]
     fn resumed_run_keeps_original_matching() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::ExactRows);
+        assert_eq!(task_matching_rule(dir.path()).unwrap(), MatchingRule::ExactRows);
         fs::write(dir.path().join(RECIPE), "").unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::Questions);
-        let mut older = json!(origin(None));
+        assert_eq!(task_matching_rule(dir.path()).unwrap(), MatchingRule::Questions);
+        let mut older = json!(origin_with_tools(None));
         older.as_object_mut().unwrap().remove("matching");
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::Questions);
+        assert_eq!(task_matching_rule(dir.path()).unwrap(), MatchingRule::Questions);
         older["matching"] = json!("rows");
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::Rows);
-        origin(None).write(dir.path()).unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::ExactRows);
+        assert_eq!(task_matching_rule(dir.path()).unwrap(), MatchingRule::Rows);
+        origin_with_tools(None).write(dir.path()).unwrap();
+        assert_eq!(task_matching_rule(dir.path()).unwrap(), MatchingRule::ExactRows);
     }
 
     #[test]
@@ -545,8 +561,8 @@ mod tests {
         };
         let started = tools(&[("search", 1), ("open", 2)]);
         let goes_on = |now| {
-            let mut known = origin(started.clone());
-            let done = known.check_unchanged(&origin(now), Path::new("runs/x"));
+            let mut known = origin_with_tools(started.clone());
+            let done = known.check_unchanged(&origin_with_tools(now), Path::new("runs/x"));
             assert_eq!(known.tools, started);
             done.map_err(|error| error.to_string())
         };
@@ -559,26 +575,26 @@ mod tests {
         ] {
             let error = goes_on(now).unwrap_err();
             let start = format!(
-                "the tool {name} of `agent solver` differs from what the run in runs/x started with"
+                "cannot resume the run in runs/x: the tool {name} of `agent solver` was changed"
             );
             assert!(error.starts_with(&start), "{error}");
         }
         // An older build did not record the tools. From now on they are recorded.
-        let mut older = origin(None);
-        older.check_unchanged(&origin(started.clone()), Path::new("runs/x")).unwrap();
+        let mut older = origin_with_tools(None);
+        older.check_unchanged(&origin_with_tools(started.clone()), Path::new("runs/x")).unwrap();
         assert_eq!(older.tools, started);
     }
 
     #[test]
-    fn scheduled_preserves_lengths_of_planned_steps() {
+    fn scheduled_steps_preserve_lengths_of_planned_steps() {
         let lengths = vec![
-            Length { phase: 1, until: 5, steps: 5 },
-            Length { phase: 1, until: 7, steps: 9 },
-            Length { phase: 2, until: 1, steps: 3 },
+            PhaseLength { phase: 1, until: 5, steps: 5 },
+            PhaseLength { phase: 1, until: 7, steps: 9 },
+            PhaseLength { phase: 2, until: 1, steps: 3 },
         ];
-        let origin = Origin { lengths, ..origin(None) };
-        let of_phase_1: Vec<u32> = (3..9).map(|step| origin.scheduled(1, step, 20)).collect();
+        let origin = RunOrigin { lengths, ..origin_with_tools(None) };
+        let of_phase_1: Vec<u32> = (3..9).map(|step| origin.scheduled_steps(1, step, 20)).collect();
         assert_eq!(of_phase_1, [5, 5, 9, 9, 20, 20]);
-        assert_eq!((origin.scheduled(0, 0, 4), origin.scheduled(2, 1, 4)), (4, 4));
+        assert_eq!((origin.scheduled_steps(0, 0, 4), origin.scheduled_steps(2, 1, 4)), (4, 4));
     }
 }

@@ -2,10 +2,10 @@
 
 use tokio::task::JoinSet;
 
-/// Runs a future that may panic.
+/// Runs a future of external code in a separate task, so that a panic in it does not end the run.
 ///
 /// # Errors
-/// Returns the panic as a message if the future panics.
+/// Returns the panic's message if the future panics.
 pub(crate) async fn catch_panic<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, String> {
@@ -14,6 +14,6 @@ pub(crate) async fn catch_panic<T: Send + 'static>(
     set.spawn(work);
     match set.join_next().await {
         Some(done) => done.map_err(|error| error.to_string()),
-        None => Err("the task was never started".into()),
+        None => Err("the spawned task ended without a result".into()),
     }
 }

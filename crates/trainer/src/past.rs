@@ -36,16 +36,16 @@ use crate::checkpoint::{Checkpoint, Versions};
 use crate::files::{create_empty_dir, file_error, sync_dir, write_atomically};
 use crate::metrics::Metrics;
 use crate::policies::Policies;
-use crate::random::pool_counter;
+use crate::random::pool_random_counter;
 
-/// Name of the directory of all pools in the directory of a run.
+/// Name of the directory, within a run directory, that contains the snapshots of all pools.
 pub(crate) const DIR: &str = "past";
-/// Name of the file that lists the files of a snapshot.
+/// Name of the file that lists the files of a snapshot with their checksums.
 const SNAPSHOT: &str = "snapshot.json";
-/// Version of the file that this build reads and writes.
+/// Schema version of `snapshot.json` that this build reads and writes.
 const SCHEMA: u32 = 1;
 
-/// The file [`SNAPSHOT`].
+/// Contents of `snapshot.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Snapshot {
@@ -54,40 +54,43 @@ struct Snapshot {
     files: Vec<SavedFile>,
 }
 
-/// The snapshots of one policy.
-pub(crate) struct PastPool {
+/// A pool of past versions of one policy, which play against the policy as opponents. A past
+/// version is stored as a snapshot of the policy's weights.
+pub(crate) struct PastVersionPool {
     name: String,
     keys: PastKeys,
-    /// Samplers of the snapshots, by slot.
+    /// Samplers that serve the snapshots, by slot of the pool.
     samplers: Vec<Arc<dyn Sampler>>,
-    /// Directory of the snapshots.
+    /// Directory that contains the pool's snapshots.
     dir: PathBuf,
     /// Timeout for a sampler to load a snapshot.
     timeout: Duration,
-    /// Random counter of the selection.
+    /// Counter of the random number that selects a snapshot for an attempt.
     counter: u64,
-    /// Agent whose rewards are the score of an attempt.
+    /// Agent whose rewards are the score of an attempt, by which wins are counted.
     scored_agent: String,
     state: Mutex<PoolState>,
 }
 
-/// The part of a pool that steps change.
+/// The part of a pool's state that changes while the run trains.
 #[derive(Default)]
 struct PoolState {
-    /// Number of steps that had trained the policy when the pool last changed.
+    /// Weight version of the trained policy when the pool last took a snapshot: the number of steps
+    /// that had trained it.
     trained: u64,
-    /// Results of the phase by version, for [`PastDraw::Hardest`].
-    results: BTreeMap<u64, Results>,
+    /// Results against each past version in the current phase, by version. [`PastDraw::Hardest`]
+    /// selects by them.
+    results: BTreeMap<u64, VersionResults>,
 }
 
-/// Number of attempts against a version, and how many of them the trained policy won.
+/// Number of attempts against a past version, and how many of them the trained policy won.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Results {
+struct VersionResults {
     attempts: u64,
     won: u64,
 }
 
-impl PastPool {
+impl PastVersionPool {
     fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,13 +99,14 @@ impl PastPool {
         self.dir.join(format!("{version:06}"))
     }
 
-    /// Returns the number of samplers.
-    pub fn slots(&self) -> usize {
+    /// Returns the number of slots: the maximum number of snapshots that the pool can load at once.
+    pub fn num_slots(&self) -> usize {
         self.samplers.len()
     }
 
-    /// Returns the slot of the snapshot that plays in the attempts of a random stream.
-    pub fn pick(&self, seed: u64, stream: u64) -> usize {
+    /// Selects a past version for the attempt with this random stream, and returns the version's
+    /// slot.
+    pub fn pick_slot(&self, seed: u64, stream: u64) -> usize {
         let state = self.state();
         let versions = self.keys.versions(state.trained);
         let newest = versions.clone().last().unwrap_or(0);
@@ -110,7 +114,7 @@ impl PastPool {
             PastDraw::Uniform => 1.0,
             PastDraw::Newest => 0.5f64.powi(((newest - version) / self.keys.every) as i32),
             PastDraw::Hardest => {
-                let Results { attempts, won } =
+                let VersionResults { attempts, won } =
                     state.results.get(&version).copied().unwrap_or_default();
                 // One win and one loss in addition: a version without attempts counts as even.
                 let won = (won + 1) as f64 / (attempts + 2) as f64;
@@ -127,8 +131,9 @@ impl PastPool {
         self.keys.slot(picked.unwrap_or(newest))
     }
 
-    /// Writes a snapshot of the policy's current weights, and loads it into its sampler.
-    async fn take(&self, learner: &dyn Learner, version: u64) -> Result<(), TrainerError> {
+    /// Saves the policy's current weights as a snapshot, and loads the snapshot into the sampler of
+    /// its slot.
+    async fn take_snapshot(&self, learner: &dyn Learner, version: u64) -> Result<(), TrainerError> {
         let dir = self.snapshot_dir(version);
         let temporary = self.dir.join(format!(".tmp-{version:06}"));
         create_empty_dir(&temporary)?;
@@ -140,16 +145,16 @@ impl PastPool {
         write_atomically(&path, text.as_bytes())?;
         crash_point("snapshot_written");
         // A snapshot with this name is of steps that the run repeats.
-        remove(&dir)?;
+        remove_dir(&dir)?;
         fs::rename(&temporary, &dir).map_err(|source| file_error("rename", &temporary, source))?;
         sync_dir(&self.dir)?;
-        self.load(version).await?;
+        self.load_snapshot(version).await?;
         self.state().trained = version;
         Ok(())
     }
 
-    /// Loads a snapshot into its sampler.
-    async fn load(&self, version: u64) -> Result<(), TrainerError> {
+    /// Loads the snapshot of `version` into the sampler of its slot.
+    async fn load_snapshot(&self, version: u64) -> Result<(), TrainerError> {
         let dir = self.snapshot_dir(version);
         let unusable = |why: String| TrainerError::Snapshot {
             pool: self.name.clone(),
@@ -163,7 +168,8 @@ impl PastPool {
             .map_err(|error| unusable(format!("{SNAPSHOT}: {error}")))?;
         if schema != SCHEMA {
             return Err(unusable(format!(
-                "{SNAPSHOT} has schema version {schema}, but this build reads version {SCHEMA}"
+                "the file {SNAPSHOT} has schema version {schema}, but this build reads version \
+                 {SCHEMA}"
             )));
         }
         let manifest = Manifest { location: WeightsLocation::Local(dir.clone()), content, files };
@@ -177,18 +183,19 @@ impl PastPool {
         })
     }
 
-    /// Returns the version that played in an attempt, or `None` if none sampled a token.
-    fn version_in(&self, attempt: &Attempt) -> Option<u64> {
+    /// Returns the past version that played in an attempt, or `None` if no past version sampled a
+    /// token there.
+    fn played_version(&self, attempt: &Attempt) -> Option<u64> {
         let segments = attempt.trajectory.segments().iter();
         let mut own = segments.filter(|segment| segment.policy == self.name);
         own.find_map(|segment| Some(segment.versions.first()?.version))
     }
 
-    /// Returns the version that played against the trained policy in an attempt, and whether the
-    /// trained policy won. Returns `None` if the two did not play against each other, or if both
+    /// Returns which past version played against the trained policy in an attempt, and whether the
+    /// trained policy won. Returns `None` if they did not play against each other, or if both
     /// played the agent whose score counts.
-    fn result_of(&self, attempt: &Attempt) -> Option<(u64, bool)> {
-        let version = self.version_in(attempt)?;
+    fn match_result(&self, attempt: &Attempt) -> Option<(u64, bool)> {
+        let version = self.played_version(attempt)?;
         let cast = &attempt.outcome.cast;
         let plays = |policy: &str| cast.values().any(|playing| playing == policy);
         let is_scored = |policy: &str| {
@@ -201,22 +208,22 @@ impl PastPool {
         Some((version, (score > 0.0) != past))
     }
 
-    /// Removes the snapshots of other versions.
-    fn retain(&self, versions: &[u64]) -> Result<(), TrainerError> {
+    /// Removes all snapshots except those of `versions`.
+    fn retain_snapshots(&self, versions: &[u64]) -> Result<(), TrainerError> {
         let failed = |source| file_error("list", &self.dir, source);
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             let version = name.to_str().and_then(|name| name.parse().ok());
             if version.is_some_and(|version| !versions.contains(&version)) {
-                remove(&self.dir.join(name))?;
+                remove_dir(&self.dir.join(name))?;
             }
         }
         Ok(())
     }
 }
 
-/// Removes a directory, if it exists.
-fn remove(dir: &Path) -> Result<(), TrainerError> {
+/// Removes a directory with its contents, if it exists.
+fn remove_dir(dir: &Path) -> Result<(), TrainerError> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(file_error("remove", dir, error))
@@ -225,49 +232,54 @@ fn remove(dir: &Path) -> Result<(), TrainerError> {
     }
 }
 
-/// All pools of a run.
+/// The pools of past versions of a run's policies.
 #[derive(Clone, Default)]
-pub(crate) struct PastPolicies(Vec<Arc<PastPool>>);
+pub(crate) struct PastVersionPools(Vec<Arc<PastVersionPool>>);
 
-impl PastPolicies {
-    /// Creates the pools of a recipe, over the policies of their names.
+impl PastVersionPools {
+    /// Creates the pools of a recipe. The policies with a pool's name provide its samplers, one for
+    /// each slot.
     ///
     /// # Errors
-    /// Returns an error if a pool has fewer policies than snapshots.
+    /// Returns an error if a pool has fewer samplers than snapshots.
     pub fn new(recipe: &Recipe, policies: &Policies) -> Result<Self, TrainerError> {
         let of = recipe.reward.of.as_str();
         let scored_agent = if of.is_empty() { DEFAULT } else { of };
         let pools = recipe.past_policies().map(|(name, keys)| {
             let samplers: Vec<_> = policies.samplers(name).take(keys.keep as usize).collect();
             if (samplers.len() as u64) < keys.keep {
-                let missing = format!("sampler {} of the policy {name}", samplers.len() + 1);
-                return Err(TrainerError::MissingPart(missing));
+                let (found, keep) = (samplers.len(), keys.keep);
+                return Err(TrainerError::MissingPart(format!(
+                    "the past versions of the policy {name} need {keep} samplers, but {found} were \
+                     provided"
+                )));
             }
-            Ok(Arc::new(PastPool {
+            Ok(Arc::new(PastVersionPool {
                 name: name.to_owned(),
                 keys: keys.clone(),
                 samplers,
                 dir: recipe.run.folder.join(DIR).join(name),
                 timeout: recipe.engine.max_call_timeout(),
-                counter: pool_counter(name),
+                counter: pool_random_counter(name),
                 scored_agent: scored_agent.to_owned(),
                 state: Mutex::default(),
             }))
         });
-        Ok(PastPolicies(pools.collect::<Result<_, _>>()?))
+        Ok(PastVersionPools(pools.collect::<Result<_, _>>()?))
     }
 
-    /// Returns the pool with this name.
-    pub fn get(&self, name: &str) -> Option<&Arc<PastPool>> {
+    /// Returns the pool called `name`.
+    pub fn get(&self, name: &str) -> Option<&Arc<PastVersionPool>> {
         self.0.iter().find(|pool| pool.name == name)
     }
 
-    /// Loads the snapshots that the pools contained at the checkpoint with these versions. If there
-    /// is no checkpoint, takes the first snapshots.
+    /// Loads the snapshots that each pool contained at a checkpoint. `versions` are the policies'
+    /// versions in that checkpoint. If it is `None`, no checkpoint exists, and the initial weights
+    /// become the first snapshots.
     ///
     /// # Errors
-    /// Returns an error that names the snapshot if one is missing or damaged, and an error if a
-    /// file cannot be written.
+    /// Returns an error that names the snapshot if a snapshot is missing or damaged, and an error
+    /// if a file cannot be written.
     pub async fn restore(
         &self,
         policies: &Policies,
@@ -275,23 +287,23 @@ impl PastPolicies {
     ) -> Result<(), TrainerError> {
         for pool in &self.0 {
             let Some(versions) = versions else {
-                pool.take(&*policies.policy_learner(&pool.keys.of)?.learner, 0).await?;
+                pool.take_snapshot(&*policies.policy_learner(&pool.keys.of)?.learner, 0).await?;
                 continue;
             };
             let trained = versions.get(&pool.keys.of).copied().unwrap_or_default();
             for version in pool.keys.versions(trained) {
-                pool.load(version).await?;
+                pool.load_snapshot(version).await?;
             }
             pool.state().trained = trained;
         }
         Ok(())
     }
 
-    /// Takes the snapshots that are due after a policy has published a new version.
+    /// Takes the snapshots that are due after `policy` has published the weight version `version`.
     ///
     /// # Errors
     /// Returns an error if a snapshot cannot be written, or if its sampler fails to load it.
-    pub async fn snapshot(
+    pub async fn take_due_snapshots(
         &self,
         policies: &Policies,
         policy: &str,
@@ -299,13 +311,13 @@ impl PastPolicies {
     ) -> Result<(), TrainerError> {
         for pool in self.0.iter().filter(|pool| pool.keys.of == policy) {
             if version.is_multiple_of(pool.keys.every) {
-                pool.take(&*policies.policy_learner(policy)?.learner, version).await?;
+                pool.take_snapshot(&*policies.policy_learner(policy)?.learner, version).await?;
             }
         }
         Ok(())
     }
 
-    /// Removes the snapshots that neither the pools nor a checkpoint need.
+    /// Removes the snapshots that neither a pool nor one of the checkpoints `kept` needs.
     ///
     /// # Errors
     /// Returns an error if a directory cannot be listed or removed.
@@ -315,27 +327,28 @@ impl PastPolicies {
             let trained = kept.iter().map(|checkpoint| checkpoint.version(of));
             let all = trained.chain([pool.state().trained]);
             let versions: Vec<u64> = all.flat_map(|trained| pool.keys.versions(trained)).collect();
-            pool.retain(&versions)?;
+            pool.retain_snapshots(&versions)?;
         }
         Ok(())
     }
 
-    /// Returns whether a selection depends on earlier results.
+    /// Returns whether the selection of past versions depends on the results of earlier attempts.
     pub fn needs_results(&self) -> bool {
         self.0.iter().any(|pool| pool.keys.draw == PastDraw::Hardest)
     }
 
-    /// Forgets the results, at the start of a phase.
+    /// Clears the results against past versions. A phase starts without results.
     pub fn reset_results(&self) {
         self.0.iter().for_each(|pool| pool.state().results.clear());
     }
 
-    /// Adds the results of attempts that a step has taken.
-    pub fn measure<'a>(&self, attempts: impl Iterator<Item = &'a Attempt> + Clone) {
+    /// Counts the results of attempts that a training step has used, in pools that select by
+    /// results.
+    pub fn record_results<'a>(&self, attempts: impl Iterator<Item = &'a Attempt> + Clone) {
         for pool in self.0.iter().filter(|pool| pool.keys.draw == PastDraw::Hardest) {
             let mut state = pool.state();
             for attempt in attempts.clone() {
-                let Some((version, won)) = pool.result_of(attempt) else { continue };
+                let Some((version, won)) = pool.match_result(attempt) else { continue };
                 let results = state.results.entry(version).or_default();
                 results.attempts += 1;
                 results.won += u64::from(won);
@@ -343,9 +356,9 @@ impl PastPolicies {
         }
     }
 
-    /// Adds the metrics of the attempts of a step against each pool. `versions` are those that
-    /// sampled the attempts.
-    pub fn describe<'a>(
+    /// Adds metrics of a step's attempts against each pool: their number, the age of the past
+    /// versions, and the mean score. `version` returns the current weight version of a policy.
+    pub fn add_metrics<'a>(
         &self,
         attempts: impl Iterator<Item = &'a Attempt> + Clone,
         version: impl Fn(&str) -> u64,
@@ -353,7 +366,7 @@ impl PastPolicies {
     ) {
         for pool in &self.0 {
             let played = attempts.clone().filter_map(|attempt| {
-                let played = pool.version_in(attempt)?;
+                let played = pool.played_version(attempt)?;
                 Some((version(&pool.keys.of).saturating_sub(played) as f64, attempt.score))
             });
             let played: Vec<(f64, Option<f64>)> = played.collect();
@@ -377,18 +390,18 @@ mod tests {
     use super::*;
 
     /// Returns a pool of four versions after 40 steps: 10, 20, 30, 40.
-    fn pool(draw: PastDraw) -> PastPool {
+    fn pool(draw: PastDraw) -> PastVersionPool {
         let sampler = || {
             let config = SimulatorConfig { rows: 1, ..SimulatorConfig::default() };
             Arc::new(Simulator::new(config)) as Arc<dyn Sampler>
         };
-        PastPool {
+        PastVersionPool {
             name: "past".into(),
             keys: PastKeys { of: "a".into(), every: 10, keep: 4, draw },
             samplers: (0..4).map(|_| sampler()).collect(),
             dir: PathBuf::new(),
             timeout: Duration::ZERO,
-            counter: pool_counter("past"),
+            counter: pool_random_counter("past"),
             scored_agent: "wolf".into(),
             state: Mutex::new(PoolState { trained: 40, results: BTreeMap::new() }),
         }
@@ -396,9 +409,9 @@ mod tests {
 
     /// Returns, for each version from the oldest on, the fraction of random streams in which the
     /// version plays.
-    fn fractions(pool: &PastPool) -> Vec<f64> {
-        let picks: Vec<usize> = (0..20_000).map(|stream| pool.pick(7, stream)).collect();
-        assert_eq!(picks, (0..20_000).map(|stream| pool.pick(7, stream)).collect::<Vec<_>>());
+    fn fractions(pool: &PastVersionPool) -> Vec<f64> {
+        let picks: Vec<usize> = (0..20_000).map(|stream| pool.pick_slot(7, stream)).collect();
+        assert_eq!(picks, (0..20_000).map(|stream| pool.pick_slot(7, stream)).collect::<Vec<_>>());
         let count = |slot| picks.iter().filter(|pick| **pick == slot).count() as f64 / 20_000.0;
         pool.keys.versions(40).map(|version| count(pool.keys.slot(version))).collect()
     }
@@ -409,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn pick_follows_schedule() {
+    fn pick_slot_follows_distribution() {
         assert_close(&fractions(&pool(PastDraw::Uniform)), [0.25; 4]);
         let newest = [1.0, 2.0, 4.0, 8.0].map(|weight| weight / 15.0);
         assert_close(&fractions(&pool(PastDraw::Newest)), newest);
@@ -418,7 +431,7 @@ mod tests {
         assert_close(&fractions(&hardest), [0.25; 4]);
         // The policy wins 9 of 10 attempts against version 10, and 1 of 10 against version 40.
         for (version, won) in [(10, 8), (40, 0)] {
-            hardest.state().results.insert(version, Results { attempts: 8, won });
+            hardest.state().results.insert(version, VersionResults { attempts: 8, won });
         }
         let weights = [0.01, 0.25, 0.25, 0.81].map(|weight| weight / 1.32);
         assert_close(&fractions(&hardest), weights);
@@ -447,9 +460,9 @@ mod tests {
     }
 
     #[test]
-    fn result_is_that_of_trained_policy() {
+    fn match_result_belongs_to_trained_policy() {
         let pool = pool(PastDraw::Hardest);
-        let result = |cast: &[(&str, &str)], score: f64| pool.result_of(&attempt(cast, score));
+        let result = |cast: &[(&str, &str)], score: f64| pool.match_result(&attempt(cast, score));
         let own = [("wolf@1", "a"), ("good@2", "past"), ("good@3", "a")];
         assert_eq!(
             [1.0, 0.0, -0.1].map(|score| result(&own, score)),
@@ -474,11 +487,11 @@ mod tests {
     #[test]
     fn picks_are_stable_and_differ_between_pools() {
         let pool = pool(PastDraw::Uniform);
-        let picks = |pool: &PastPool| -> String {
-            (0..16).map(|stream| pool.pick(1, stream).to_string()).collect()
+        let picks = |pool: &PastVersionPool| -> String {
+            (0..16).map(|stream| pool.pick_slot(1, stream).to_string()).collect()
         };
         assert_eq!(picks(&pool), "1211231221322103");
-        let other = PastPool { counter: pool_counter("other"), ..pool };
+        let other = PastVersionPool { counter: pool_random_counter("other"), ..pool };
         assert_eq!(picks(&other), "1213032322333232");
     }
 }

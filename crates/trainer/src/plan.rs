@@ -30,58 +30,59 @@ use levade_tree::{
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
-use crate::batch::{Census, Targets, TrainedSequence, TurnTokens, trained_sequences};
-use crate::credit::{CreditedReward, Sample};
-use crate::policies::Models;
-use crate::random::order;
-use crate::rewards::{is_sample, is_uninformative, reward_of, with_rewards};
+use crate::batch::{Targets, TokenCensus, TrainedSequence, TurnTokens, trained_sequences};
+use crate::credit::{CreditedReward, EstimatorSample};
+use crate::policies::PhaseModels;
+use crate::random::shuffled_indices;
+use crate::rewards::{is_sample, is_uninformative, rewarded_attempts, shaped_reward};
 use crate::scoring::sum_of_components;
-use crate::signals::Signals;
-use update::{UnitCounting, update};
+use crate::signals::SequenceSignals;
+use update::{LossAveraging, plan_update};
 
-/// Looks up the signals of a sequence by its attempt and leaf.
-pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
+/// Function that returns the signals (model values) of a sequence by attempt and leaf.
+pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> SequenceSignals;
 
-/// An attempt as the plan uses it.
-struct Rollout<'a> {
+/// An attempt that is being planned, with its sequences.
+struct RolloutDraft<'a> {
     id: AttemptId,
     slot: AttemptSlot,
     trajectory: &'a Trajectory,
     sequences: Vec<SequenceDraft>,
-    /// Whether its tokens are trained. If not, the attempt still counts in the comparison with
-    /// other attempts.
+    /// Whether the tokens of the attempt are trained. If not, the attempt still counts when
+    /// advantages are computed within its group.
     trained: bool,
-    /// Seats that are samples of the rollout, but did not act.
+    /// Seats that are samples of the attempt although they did not act.
     silent_seats: Vec<String>,
 }
 
-/// A sequence of a rollout.
+/// A sequence of an attempt, with the weights and advantages that the plan assigns to its tokens.
 struct SequenceDraft {
     sequence: TrainedSequence,
-    signals: Signals,
+    signals: SequenceSignals,
     advantages: PerToken,
     returns: Option<PerToken>,
-    /// Factor of the token weights of each action. 0 if the action is not trained.
+    /// Weight factor of each turn on the sequence. 0 if the turn is not trained.
     turn_weights: Vec<f32>,
 }
 
 impl SequenceDraft {
     fn token_weights(&self) -> impl Iterator<Item = f32> + '_ {
-        self.weights_times(|_| 1.0)
+        self.scaled_token_weights(|_| 1.0)
     }
 
-    /// Returns the weight of each token, multiplied by a factor of its agent.
-    fn weights_times<'a>(
+    /// Returns the weight of each token: the turn's weight, multiplied by `factor` of the turn's
+    /// agent.
+    fn scaled_token_weights<'a>(
         &'a self,
         factor: impl Fn(&str) -> f32 + 'a,
     ) -> impl Iterator<Item = f32> + 'a {
         self.sequence.turns.iter().zip(&self.turn_weights).flat_map(move |(action, weight)| {
-            std::iter::repeat_n(*weight * factor(&action.agent), action.tokens())
+            std::iter::repeat_n(*weight * factor(&action.agent), action.num_tokens())
         })
     }
 }
 
-impl<'a> Rollout<'a> {
+impl<'a> RolloutDraft<'a> {
     fn new(attempt: &'a Attempt, targets: Targets<'_>, signals: Option<SignalsOf<'_>>) -> Self {
         let Attempt { id, slot, trajectory, .. } = attempt;
         let draft = |sequence: TrainedSequence| SequenceDraft {
@@ -91,7 +92,7 @@ impl<'a> Rollout<'a> {
             advantages: PerToken::uniform(0.0),
             returns: None,
         };
-        Rollout {
+        RolloutDraft {
             id: *id,
             slot: *slot,
             trajectory,
@@ -101,9 +102,9 @@ impl<'a> Rollout<'a> {
         }
     }
 
-    /// Returns the names of the units that a normalizer counts: the agents of the rollout, or one
-    /// empty name for the complete rollout.
-    fn units(&self, unit: Unit) -> Vec<&str> {
+    /// Returns the units that a loss normalizer counts in this attempt, by name: its agents or, if
+    /// the complete attempt is one unit, a single empty name.
+    fn unit_names(&self, unit: Unit) -> Vec<&str> {
         let actions = self.sequences.iter().flat_map(|draft| &draft.sequence.turns);
         let mut agents: Vec<&str> = Vec::new();
         if unit == Unit::Sample {
@@ -117,31 +118,32 @@ impl<'a> Rollout<'a> {
         if agents.is_empty() { vec![""] } else { agents }
     }
 
-    /// Returns the number of tokens of trained agents in a unit. Actions that the limit of trained
-    /// turns leaves out are counted.
-    fn tokens(&self, only: &TrainFilterKeys, name: &str) -> u64 {
+    /// Returns the number of tokens of trained agents in the unit called `name`. Turns that
+    /// `max_trained_turns` leaves out also count.
+    fn count_trained_tokens(&self, only: &TrainFilterKeys, name: &str) -> u64 {
         let actions = self.sequences.iter().filter(|_| self.trained);
         let actions = actions.flat_map(|draft| &draft.sequence.turns);
         let counted = actions.filter(|action| {
             only.accepts_agent(&action.agent) && (name.is_empty() || action.agent == name)
         });
-        counted.map(TurnTokens::tokens).sum::<usize>() as u64
+        counted.map(TurnTokens::num_tokens).sum::<usize>() as u64
     }
 
-    /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
-    /// sequences. Both are empty or 0 if the recipe does not apply the penalty to rewards.
-    fn kl_rewards(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
+    /// Returns the KL penalty on each token of every sequence, and the mean KL divergence over the
+    /// sequences. If the recipe does not apply the penalty to rewards, the lists are empty and the
+    /// mean is 0.
+    fn kl_penalty_rewards(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
         let Some(kl) = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward) else {
             return (vec![Vec::new(); self.sequences.len()], 0.0);
         };
-        let penalty = levade_rl::KlPenalty { coefficient, ..kl.penalty() };
+        let penalty = levade_rl::KlPenalty { coefficient, ..kl.to_kl_penalty() };
         let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
         let mut rewards = Vec::new();
         let mut found = Vec::new();
         for draft in &self.sequences {
             let logprobs = wide(&draft.signals.logprobs);
             let reference = wide(&draft.signals.reference);
-            let mut sequence_rewards = vec![0.0; draft.sequence.tokens()];
+            let mut sequence_rewards = vec![0.0; draft.sequence.num_tokens()];
             found.push(penalty.apply_to_rewards(
                 &mut sequence_rewards,
                 &logprobs,
@@ -153,10 +155,10 @@ impl<'a> Rollout<'a> {
         (rewards, Counting::Exact.mean(found.into_iter()))
     }
 
-    /// Sets the factor of untrained actions to 0. If more than `max_turns` turns remain, keeps a
-    /// random sample of `max_turns` turns and scales their factors by `total / most`, so that the
-    /// total weight stays the same. 0 disables the limit.
-    fn select(&mut self, only: &TrainFilterKeys, max_turns: usize, seed: u64) {
+    /// Sets the weight factor of untrained turns to 0. If more than `max_turns` turns remain, keeps
+    /// a random sample of `max_turns` turns. Their factors are scaled so that the total weight
+    /// stays the same. 0 disables the limit.
+    fn select_turns(&mut self, only: &TrainFilterKeys, max_turns: usize, seed: u64) {
         let mut turn_weights: Vec<&mut f32> = Vec::new();
         for draft in &mut self.sequences {
             for (weight, action) in draft.turn_weights.iter_mut().zip(&draft.sequence.turns) {
@@ -172,7 +174,7 @@ impl<'a> Rollout<'a> {
             return;
         }
         let AttemptSlot { phase, step, group, sample, .. } = self.slot;
-        let sampled_order = order(seed, "turns", &[phase, step, group, sample], total);
+        let sampled_order = shuffled_indices(seed, "turns", &[phase, step, group, sample], total);
         for (weight, rank) in turn_weights.into_iter().zip(sampled_order) {
             *weight =
                 if (rank as usize) < max_turns { total as f32 / max_turns as f32 } else { 0.0 };
@@ -180,115 +182,120 @@ impl<'a> Rollout<'a> {
     }
 }
 
-/// Returns the reward of the greedy attempt that serves as a baseline. It is computed like the
-/// rewards of samples, except that neither its length nor other policies that acted exclude it.
-/// Returns `None` if the attempt failed, or if another policy was selected to make it.
-fn rival_score(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
+/// Returns the reward of the greedy attempt that serves as the group's baseline. The reward is
+/// computed like the rewards of samples, except that the attempt counts whatever its length and
+/// whichever policies acted in it. Returns `None` if the attempt failed, or if another policy was
+/// selected for it.
+fn baseline_reward(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
     let keys = plan_input.keys;
     // Without a baseline, the complete group would be left out.
     let targets = Targets { requires_acting: false, ..plan_input.targets };
     match keys.overlong {
         _ if !is_sample(baseline, targets) => None,
         OverlongAttempts::Drop => baseline.reward,
-        _ => reward_of(baseline, keys, plan_input.limits).map(|(reward, _)| reward),
+        _ => shaped_reward(baseline, keys, plan_input.limits).map(|(reward, _)| reward),
     }
 }
 
-/// Inputs of an RL step's plan other than the attempts.
+/// Inputs for the plan of an RL step, in addition to the attempts.
 pub(crate) struct PlanInput<'a> {
-    /// Selects the tokens that are trained.
+    /// Selects the tokens on which the policy is trained.
     pub targets: Targets<'a>,
-    /// Version of the policy's weights.
+    /// Weight version of the policy before the step.
     pub version: u64,
     pub keys: &'a RlKeys,
     /// Seed of the run.
     pub seed: u64,
     /// Maximum number of sampled tokens per attempt, by agent.
     pub limits: &'a TokenLimits,
-    /// The largest of these limits among the agents of the training tasks. Some algorithms divide
-    /// the sum over an attempt's tokens by this constant.
+    /// Maximum number of sampled tokens per attempt: the largest limit among the agents of the
+    /// training tasks. Some algorithms divide the sum over an attempt's tokens by this constant.
     pub constant_length: usize,
-    /// Coefficient of a KL penalty that is applied to the reward.
+    /// Coefficient of a KL penalty that is applied to rewards. 0 if there is no such penalty.
     pub kl_coefficient: f64,
-    /// The greedy attempt of each group, if the advantage estimator uses one.
+    /// The greedy baseline attempt of each group. `None` if a group has no baseline.
     pub baselines: &'a [Option<Attempt>],
-    /// Looks up the numbers that critic, policy and reference computed for a sequence.
+    /// Returns the values that critic, policy and reference computed for a sequence.
     pub signals: SignalsOf<'a>,
 }
 
-/// Counts the tokens of attempts with a reward that could be targets, in a phase with these keys.
-pub(crate) fn census<'a>(
+/// Counts the trainable and the masked tokens of a policy in attempts that have a reward.
+pub(crate) fn count_target_tokens<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     targets: Targets<'_>,
     keys: &RlKeys,
-) -> Census {
+) -> TokenCensus {
     let rewarded = attempts.filter(|attempt| attempt.reward.is_some());
-    let trained =
-        |segment: &Segment| targets.can_contain(segment) && keys.only.accepts_agent(&segment.agent);
-    Census::count(rewarded.map(|attempt| &attempt.trajectory), trained)
+    let trained = |segment: &Segment| {
+        targets.accepts_segment(segment) && keys.only.accepts_agent(&segment.agent)
+    };
+    TokenCensus::count_segments(rewarded.map(|attempt| &attempt.trajectory), trained)
 }
 
-/// The attempts of a step, collected for the advantage estimator.
+/// The attempts of a step, grouped for the advantage estimator.
 #[derive(Default)]
 struct GroupedSamples<'a> {
-    groups: Vec<Vec<Rollout<'a>>>,
-    /// The estimator's samples of each rollout, in order. A rollout has one or several.
-    samples: Vec<Vec<Sample>>,
+    groups: Vec<Vec<RolloutDraft<'a>>>,
+    /// The advantage estimator's samples of each attempt, in order. An attempt has one or several
+    /// samples.
+    samples: Vec<Vec<EstimatorSample>>,
     /// All samples as the estimator's input.
     rollouts: Vec<levade_rl::Rollout>,
-    /// KL divergence of each rollout from the reference.
+    /// Mean KL divergence from the reference in each attempt.
     divergences: Vec<f64>,
-    /// Numbers of the groups by agent, for `group_by = "agent"`.
+    /// Group number of each agent within each group, for `group_by = "agent"`.
     agents: HashMap<(usize, String), u64>,
 }
 
 impl<'a> GroupedSamples<'a> {
-    /// Adds a group. Skips a group that has no training signal, or that needs a baseline and has
-    /// none.
+    /// Adds a group of attempts. Skips a group without training signal, and a group without the
+    /// baseline that the estimator needs.
     fn add_group(&mut self, plan_input: &PlanInput<'_>, group: usize, attempts: &'a [Attempt]) {
         let keys = plan_input.keys;
         if belongs_to_other_policies(attempts, plan_input.targets) {
             return;
         }
         let baseline = plan_input.baselines.get(group).and_then(Option::as_ref);
-        let rival = baseline.and_then(|baseline| rival_score(plan_input, baseline));
+        let rival = baseline.and_then(|baseline| baseline_reward(plan_input, baseline));
         if keys.needs_baseline() && rival.is_none() {
             return;
         }
         let samples = attempts.iter().filter(|attempt| is_sample(attempt, plan_input.targets));
-        let found = with_rewards(samples, keys, plan_input.limits);
+        let found = rewarded_attempts(samples, keys, plan_input.limits);
         if is_uninformative(keys, &found) && keys.zero_variance_groups() != ZeroVarianceGroups::Keep
         {
             return;
         }
         let agents = match keys.group_by {
-            GroupBy::Agent => {
-                agents_of(found.iter().map(|(attempt, ..)| &attempt.trajectory), plan_input.targets)
-            }
+            GroupBy::Agent => trained_agents(
+                found.iter().map(|(attempt, ..)| &attempt.trajectory),
+                plan_input.targets,
+            ),
             GroupBy::Task | GroupBy::Step => Vec::new(),
         };
         let rollouts = found
             .into_iter()
             .map(|(attempt, reward, trained)| {
                 let trained = trained && keys.only.accepts_reward(reward);
-                self.add(plan_input, (group, &agents, rival), attempt, reward, trained)
+                self.add_attempt(plan_input, (group, &agents, rival), attempt, reward, trained)
             })
             .collect();
         self.groups.push(rollouts);
     }
 
-    fn add(
+    fn add_attempt(
         &mut self,
         plan_input: &PlanInput<'_>,
         (group, agents, rival): (usize, &[String], Option<f64>),
         attempt: &'a Attempt,
         reward: f64,
         trained: bool,
-    ) -> Rollout<'a> {
+    ) -> RolloutDraft<'a> {
         let keys = plan_input.keys;
-        let mut rollout = Rollout::new(attempt, plan_input.targets, Some(plan_input.signals));
+        let mut rollout = RolloutDraft::new(attempt, plan_input.targets, Some(plan_input.signals));
         rollout.trained = trained;
-        let (kl_rewards, divergence) = rollout.kl_rewards(keys, plan_input.kl_coefficient);
+        let (kl_penalty_rewards, divergence) =
+            rollout.kl_penalty_rewards(keys, plan_input.kl_coefficient);
         let sequences: Vec<TrainedSequence> =
             rollout.sequences.iter().map(|draft| draft.sequence.clone()).collect();
         // The final part of the score: the components of turns, agents or segments are credited
@@ -314,7 +321,7 @@ impl<'a> GroupedSamples<'a> {
             &attempt.step_rewards,
             keys.group_by,
         );
-        let signals: Vec<Signals> =
+        let signals: Vec<SequenceSignals> =
             rollout.sequences.iter().map(|draft| draft.signals.clone()).collect();
         let masked = |agent: &str| !trained || !keys.only.accepts_agent(agent);
         // If several policies play an agent that did not act, the outcome names the policy that was
@@ -326,20 +333,26 @@ impl<'a> GroupedSamples<'a> {
         let samples = credited.samples(&sequences, keys.group_by, &agents);
         for sample in &samples {
             let group = self.group_number(keys.group_by, group, sample);
-            let rollout_input =
-                credited.rollout(sample, group, &sequences, &kl_rewards, &signals, masked);
+            let rollout_input = credited.to_rollout(
+                sample,
+                group,
+                &sequences,
+                &kl_penalty_rewards,
+                &signals,
+                masked,
+            );
             self.rollouts.push(levade_rl::Rollout { rival, ..rollout_input });
         }
         let silent = samples.iter().filter(|sample| sample.tokens.is_empty());
         rollout.silent_seats = silent.filter_map(|sample| sample.agent.clone()).collect();
         self.samples.push(samples);
         self.divergences.push(divergence);
-        rollout.select(&keys.only, keys.max_trained_turns, plan_input.seed);
+        rollout.select_turns(&keys.only, keys.max_trained_turns, plan_input.seed);
         rollout
     }
 
-    /// Returns the number of the group in which a sample is compared.
-    fn group_number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
+    /// Returns the number of the group within which the advantage estimator compares `sample`.
+    fn group_number(&mut self, by: GroupBy, group: usize, sample: &EstimatorSample) -> u64 {
         match (by, &sample.agent) {
             (GroupBy::Step, _) => 0,
             (GroupBy::Agent, Some(agent)) => {
@@ -350,13 +363,14 @@ impl<'a> GroupedSamples<'a> {
         }
     }
 
-    /// Assigns the estimator's advantages and returns of the samples to the tokens of the rollouts.
+    /// Assigns the advantages and returns that the estimator computed to the tokens of the
+    /// sequences.
     fn set_advantages(&mut self, found: Vec<Vec<SequenceAdvantages>>) {
         let mut found = found.into_iter();
         for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
             let drafts = rollout.sequences.iter();
             let mut advantages: Vec<Vec<f32>> =
-                drafts.map(|draft| vec![0.0; draft.sequence.tokens()]).collect();
+                drafts.map(|draft| vec![0.0; draft.sequence.num_tokens()]).collect();
             let mut returns = advantages.clone();
             for sample in samples {
                 for ((sequence, tokens), found) in
@@ -379,8 +393,8 @@ impl<'a> GroupedSamples<'a> {
     }
 }
 
-/// Returns whether other policies acted in a group of attempts and no segment is a target of this
-/// policy. Such a group trains other policies, and does not count for this one.
+/// Returns whether only other policies have training targets in a group of attempts. Such a group
+/// does not count for this policy.
 fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
     let is_generated = |kind| kind != Kind::Context;
@@ -388,8 +402,9 @@ fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool
         && !segments().any(|s| targets.contains_targets(s))
 }
 
-/// Returns the agents that are trained in any of the attempts, in the order of their first actions.
-fn agents_of<'a>(
+/// Returns the names of the agents that are trained in any of the attempts, in the order of their
+/// first turns.
+fn trained_agents<'a>(
     attempts: impl Iterator<Item = &'a Trajectory>,
     targets: Targets<'_>,
 ) -> Vec<String> {
@@ -403,27 +418,27 @@ fn agents_of<'a>(
     agents
 }
 
-/// A plan whose updates are not yet divided into micro-batches.
-pub(crate) struct Draft {
-    /// The plan without its updates.
+/// A step plan for one policy whose updates are not yet divided into micro-batches.
+pub(crate) struct PlanDraft {
+    /// The plan, with an empty list of updates.
     plan: PolicyPlan,
-    /// The optimizer steps of one epoch, by groups.
+    /// Sequences of each optimizer step of one epoch, by group.
     updates: Vec<Vec<GroupSequences>>,
     epochs: u32,
 }
 
-/// Sequences of one group, each with its part of the plan and the input of the learner.
+/// Sequences of one group: each as the plan records it, and as input of the learner.
 type GroupSequences = Vec<(PlannedSequence, SequenceInput)>;
 
-impl Draft {
-    /// Returns the plan, with the updates divided into micro-batches by the models that learn from
-    /// them. `budget` is the maximum number of tokens in a micro-batch.
+impl PlanDraft {
+    /// Completes the plan: the models that are trained divide its updates into micro-batches.
+    /// `budget` is the maximum number of tokens per micro-batch.
     ///
     /// # Errors
-    /// Returns an error if a learner fails, or if its division does not cover the update.
+    /// Returns an error if a learner fails, or if its micro-batches do not cover the update.
     pub async fn into_plan(
         self,
-        models: Models<'_>,
+        models: PhaseModels<'_>,
         budget: usize,
     ) -> Result<PolicyPlan, TrainerError> {
         let mut epoch_updates = Vec::with_capacity(self.updates.len());
@@ -454,14 +469,14 @@ impl Draft {
     }
 }
 
-/// Returns the plan of an RL step for one policy, over groups of attempts, each in order.
+/// Plans an RL step for one policy. `groups` are the groups of attempts that the step trains on.
 ///
 /// # Errors
 /// Returns an error if a reward is not finite.
 pub(crate) fn draft_rl(
     plan_input: &PlanInput<'_>,
     groups: &[&[Attempt]],
-) -> Result<Draft, TrainerError> {
+) -> Result<PlanDraft, TrainerError> {
     let PlanInput { keys, kl_coefficient, targets, version, .. } = *plan_input;
     let mut grouped_samples = GroupedSamples::default();
     for (group, attempts) in groups.iter().copied().enumerate() {
@@ -488,35 +503,37 @@ pub(crate) fn draft_rl(
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(update_groups, keys.high_entropy_fraction, found);
         }
-        let counting = UnitCounting { normalizer, unit: keys.unit, only: &keys.only };
-        epoch_updates.push(update(update_groups, targets, counting, train_all));
+        let counting = LossAveraging { normalizer, unit: keys.unit, only: &keys.only };
+        epoch_updates.push(plan_update(update_groups, targets, counting, train_all));
     }
     let policy = targets.policy.to_owned();
     let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
-    Ok(Draft { plan, updates: epoch_updates, epochs: keys.epochs })
+    Ok(PlanDraft { plan, updates: epoch_updates, epochs: keys.epochs })
 }
 
-/// Returns the plan of a step that imitates demonstrations, for one policy.
+/// Plans a step that imitates demonstrations, for one policy.
 pub(crate) fn draft_sft(
     targets: Targets<'_>,
     version: u64,
     demonstrations: &[&Attempt],
     normalizer: Normalizer,
-) -> Draft {
-    let groups: Vec<Vec<Rollout>> =
-        demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
+) -> PlanDraft {
+    let groups: Vec<Vec<RolloutDraft>> = demonstrations
+        .iter()
+        .map(|attempt| vec![RolloutDraft::new(attempt, targets, None)])
+        .collect();
     // Cross-entropy has a gradient even if the advantage is 0.
     let only = &TrainFilterKeys::default();
-    let counting = UnitCounting { normalizer, unit: Unit::Attempt, only };
-    let updates = vec![update(&groups, targets, counting, true)];
+    let counting = LossAveraging { normalizer, unit: Unit::Attempt, only };
+    let updates = vec![plan_update(&groups, targets, counting, true)];
     let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
-    Draft { plan, updates, epochs: 1 }
+    PlanDraft { plan, updates, epochs: 1 }
 }
 
-/// Keeps the advantages of the fraction `turn_weight` of an update's trained tokens with the
-/// highest entropies, and sets the remaining ones to 0. Denominators, penalties and a critic still
-/// count all tokens.
-fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut HighEntropy) {
+/// Keeps the advantages of the trained tokens with the highest entropies, and sets the advantages
+/// of the other tokens to 0. `fraction` is the fraction of an update's tokens that keep their
+/// advantages. Denominators, penalties and a critic still count all tokens.
+fn keep_high_entropy(groups: &mut [Vec<RolloutDraft>], fraction: f64, found: &mut HighEntropy) {
     let trained = |draft: &SequenceDraft| {
         let entropies_and_weights =
             draft.signals.entropies.iter().zip(draft.token_weights().collect::<Vec<_>>());

@@ -52,10 +52,10 @@ fn truncated_attempt_bootstraps_from_critic_value() {
         attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)),
         attempt(0, 1, &[1, 2], &[3, 5], Some(1.0)),
     ]];
-    let signals = |id: AttemptId, _| Signals {
+    let signals = |id: AttemptId, _| SequenceSignals {
         values: vec![0.5, 0.25],
         truncation_value: (slot(id).1 == 0).then_some(2.0),
-        ..Signals::default()
+        ..SequenceSignals::default()
     };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
     let [truncated, ended] = &plan.updates[0].sequences[..] else { panic!("{plan:?}") };
@@ -76,7 +76,7 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
             (2, 0) => vec![0.4, 0.5],
             _ => vec![0.6],
         };
-        Signals { entropies, ..Signals::default() }
+        SequenceSignals { entropies, ..SequenceSignals::default() }
     };
     // Three of nine tokens, including tokens of a group without advantages.
     let keys = RlKeys { high_entropy_fraction: 1.0 / 3.0, ..keys() };

@@ -36,7 +36,7 @@ fn mixed() -> Vec<Attempt> {
 /// Returns the plan of a run that an earlier build started.
 fn plan_of_older_run(group: Vec<Attempt>, keys: &RlKeys) -> PolicyPlan {
     let targets = Targets { requires_acting: false, ..Targets::DEFAULT };
-    plan_for(targets, &[group], keys, 1000, &|_, _| Signals::default()).unwrap()
+    plan_for(targets, &[group], keys, 1000, &|_, _| SequenceSignals::default()).unwrap()
 }
 
 #[test]
@@ -108,7 +108,8 @@ fn attempts_without_call_of_agent_are_not_samples() {
     }
     // The other policy acts in all of them.
     let other = Targets { policy: "other", ..Targets::DEFAULT };
-    let plan = plan_for(other, &[group], &keys(), 1000, &|_, _| Signals::default()).unwrap();
+    let plan =
+        plan_for(other, &[group], &keys(), 1000, &|_, _| SequenceSignals::default()).unwrap();
     let w = 1.0 / 4.0;
     let want = vec![(0, 0, 0.25, w), (0, 1, 0.25, w), (0, 2, 0.25, w), (0, 3, -0.75, w)];
     assert_eq!(rows(&plan.updates[0]), [want]);
@@ -170,7 +171,7 @@ fn baseline_is_greedy_attempt_of_same_policy() {
         let seed = 0;
         let kl_coefficient = 0.0;
         let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) =
-            (&[], &|_, _| Signals::default());
+            (&[], &|_, _| SequenceSignals::default());
         let setting = PlanInput {
             targets,
             version,
@@ -182,7 +183,7 @@ fn baseline_is_greedy_attempt_of_same_policy() {
             baselines,
             signals,
         };
-        rival_score(&setting, baseline)
+        baseline_reward(&setting, baseline)
     };
     let buffer = OverlongAttempts::Penalize { buffer: 2, factor: 1.0 };
     let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
@@ -244,8 +245,11 @@ fn groups_of_another_policy_are_ignored() {
         apply_to,
         adaptive,
     });
-    let signals =
-        |_, _| Signals { logprobs: vec![-1.0], reference: vec![-3.0], ..Signals::default() };
+    let signals = |_, _| SequenceSignals {
+        logprobs: vec![-1.0],
+        reference: vec![-3.0],
+        ..SequenceSignals::default()
+    };
     let plan = plan_with(&all, &RlKeys { kl, ..keys() }, 1000, &signals).unwrap();
     let charged = plan.kl.unwrap();
     assert_eq!((charged.found, charged.rollouts), (2.0, 4));
@@ -257,7 +261,7 @@ fn critic_learns_from_tokens_without_advantage() {
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let group =
         vec![attempt(0, 0, &[1], &[3, 4], Some(0.0)), attempt(0, 1, &[1], &[5, 6], Some(0.0))];
-    let signals = |_, _| Signals { values: vec![0.0; 2], ..Signals::default() };
+    let signals = |_, _| SequenceSignals { values: vec![0.0; 2], ..SequenceSignals::default() };
     let plan =
         plan_with(std::slice::from_ref(&group), &RlKeys { advantage, ..keys() }, 1000, &signals)
             .unwrap();
@@ -281,7 +285,7 @@ fn entropy_fraction_excludes_masked_attempts() {
             1 => vec![0.3, 0.2],
             _ => vec![0.9; 4],
         };
-        Signals { entropies, ..Signals::default() }
+        SequenceSignals { entropies, ..SequenceSignals::default() }
     };
     let keys = RlKeys { overlong: OverlongAttempts::Mask, high_entropy_fraction: 0.5, ..keys() };
     let plan = plan_with(&[group], &keys, 1000, &entropies).unwrap();
@@ -373,7 +377,7 @@ fn match_of(sample: u32, wolf_rewards: [f64; 2], good: (&str, f64)) -> Attempt {
 /// The plan of a policy is the same whether the policy of the other side is trained or not, and
 /// whatever the other side earns: a zero-sum game does not cancel the rewards of a side.
 #[test]
-fn plan_of_side_ignores_other_side() {
+fn plan_of_policy_ignores_opponent_seats() {
     let keys = RlKeys { group_by: GroupBy::Agent, ..keys() };
     let wolves = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.5], [0.0, -0.1]];
     let group = |policy: &str, factor: f64| -> Vec<Attempt> {
@@ -427,7 +431,7 @@ fn score_of_agent_leaves_rewards_of_seats_unchanged() {
 
 /// With the unit `sample`, both seats of an attempt have the weight of a rollout.
 #[test]
-fn unit_sample_weighs_seats_alike() {
+fn unit_sample_weights_seats_equally() {
     let group: Vec<Attempt> = [[1.0, 1.0], [0.0, 0.0]]
         .into_iter()
         .zip(0..)

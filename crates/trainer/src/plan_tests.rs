@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::batch::AttemptSequences;
-use crate::signals::all_sequences;
+use crate::signals::trainable_sequences;
 
 /// Returns an id that encodes group and sample.
 fn id(group: u32, sample: u32) -> AttemptId {
@@ -80,7 +80,7 @@ fn plan_of(
     keys: &RlKeys,
     budget: usize,
 ) -> Result<PolicyPlan, TrainerError> {
-    plan_with(groups, keys, budget, &|_, _| Signals::default())
+    plan_with(groups, keys, budget, &|_, _| SequenceSignals::default())
 }
 
 fn plan_with(
@@ -121,9 +121,9 @@ fn plan_for(
 }
 
 /// Returns the plan, divided into micro-batches by the learners' default.
-fn split_plan(draft: Draft, budget: usize) -> Result<PolicyPlan, TrainerError> {
+fn split_plan(draft: PlanDraft, budget: usize) -> Result<PolicyPlan, TrainerError> {
     let policy = &Simulator::new(SimulatorConfig { rows: 1, ..SimulatorConfig::default() });
-    wait(draft.into_plan(Models { policy, reference: None, critic: None }, budget))
+    wait(draft.into_plan(PhaseModels { policy, reference: None, critic: None }, budget))
 }
 
 fn same(numbers: &PerToken) -> f32 {
@@ -177,7 +177,7 @@ fn plan_matches_values_computed_by_hand() {
 }
 
 #[test]
-fn uniform_group_yields_update_without_batches() {
+fn zero_variance_group_yields_empty_update() {
     let uniform = vec![groups()[1].clone()];
     for uniform_groups in [ZeroVarianceGroups::Keep, ZeroVarianceGroups::Drop] {
         let keys = RlKeys { zero_variance_groups: Some(uniform_groups), ..keys() };
@@ -224,7 +224,7 @@ proptest! {
         let input = |p: &PlannedSequence| {
             let (group, sample) = slot(p.attempt);
             let a = &groups[group as usize][sample as usize];
-            AttemptSequences::from_trajectory(&a.trajectory).input(p, Targets::DEFAULT, 0)
+            AttemptSequences::from_trajectory(&a.trajectory).build_input(p, Targets::DEFAULT, 0)
         };
         let size = |paths: &[&PlannedSequence]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
@@ -338,7 +338,7 @@ fn is_uninformative_detects_groups_without_gradient() {
     let complete = keys();
     let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
     let uninformative = |keys: &RlKeys, group: &[Attempt]| {
-        is_uninformative(keys, &with_rewards(group.iter(), keys, &TokenLimits::default()))
+        is_uninformative(keys, &rewarded_attempts(group.iter(), keys, &TokenLimits::default()))
     };
     let same = [0.5, 0.5];
     let different = [0.5, 0.25];
@@ -364,10 +364,12 @@ fn is_uninformative_detects_groups_without_gradient() {
 
 /// Sequences of attempts with a reward, with all of their targets.
 #[test]
-fn every_path_covers_attempts_with_reward() {
+fn trainable_sequences_cover_attempts_with_reward() {
     let groups = groups();
-    let sequences =
-        all_sequences(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
+    let sequences = trainable_sequences(
+        &groups.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+        Targets::DEFAULT,
+    );
     let found: Vec<_> = sequences
         .iter()
         .map(|((id, leaf), input)| (slot(*id), leaf.0, input.tokens.to_vec()))
@@ -467,7 +469,7 @@ fn masked_tokens_are_not_targets() {
     // 1 + 1 + 2 + 2 + 4 tokens.
     let w = 1.0 / 10.0;
     assert_eq!(rows(&plan.updates[0]), [[(0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)]]);
-    let input = AttemptSequences::from_trajectory(&groups[2][1].trajectory).input(
+    let input = AttemptSequences::from_trajectory(&groups[2][1].trajectory).build_input(
         &plan.updates[0].sequences[2],
         Targets::DEFAULT,
         0,
@@ -476,9 +478,12 @@ fn masked_tokens_are_not_targets() {
 
     let none: Vec<Attempt> = groups.iter().flatten().map(greedy).collect();
     // The attempt without a reward would not have been trained on anyway.
-    let why = census(none.iter(), Targets::DEFAULT, &keys()).masked_reasons().unwrap();
+    let why = count_target_tokens(none.iter(), Targets::DEFAULT, &keys()).describe_masks().unwrap();
     assert!(why.starts_with("14 were decoded greedily"), "{why}");
-    assert_eq!(census(groups.iter().flatten(), Targets::DEFAULT, &keys()).masked_reasons(), None);
+    assert_eq!(
+        count_target_tokens(groups.iter().flatten(), Targets::DEFAULT, &keys()).describe_masks(),
+        None
+    );
 }
 
 #[test]
@@ -499,13 +504,14 @@ fn empty_attempts_follow_empty_rule() {
 fn critic_values_yield_per_token_advantages() {
     let groups = [vec![turn_tokens(0, 2, 1.0)]];
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
-    let signals = |_, _| Signals { values: vec![0.5, 0.25, 0.75, 1.0], ..Signals::default() };
+    let signals =
+        |_, _| SequenceSignals { values: vec![0.5, 0.25, 0.75, 1.0], ..SequenceSignals::default() };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
     let sequence = &plan.updates[0].sequences[0];
     assert_eq!(sequence.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
     assert_eq!(sequence.returns, Some(PerToken::uniform(1.0)));
     assert_eq!(sequence.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
-    let input = AttemptSequences::from_trajectory(&groups[0][0].trajectory).input(
+    let input = AttemptSequences::from_trajectory(&groups[0][0].trajectory).build_input(
         sequence,
         Targets::DEFAULT,
         3,
@@ -529,11 +535,11 @@ fn kl_penalty_on_rewards_changes_advantages() {
         apply_to: KlTarget::Reward,
         adaptive: None,
     });
-    let signals = |_, _| Signals {
+    let signals = |_, _| SequenceSignals {
         values: vec![0.0, 0.0],
         logprobs: vec![-1.0, -2.0],
         reference: vec![-2.0, -2.5],
-        ..Signals::default()
+        ..SequenceSignals::default()
     };
     // The current coefficient is 0.5: 1 − 0.25 after the last token, and 0.5 less before.
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
@@ -543,10 +549,10 @@ fn kl_penalty_on_rewards_changes_advantages() {
     // If attempts are compared within groups, attempts with equal rewards differ by their
     // divergence from the reference: 1.5 and 0.5 nats.
     let groups = [vec![turn_tokens(0, 1, 1.0), turn_tokens(1, 1, 1.0)]];
-    let far = |id: AttemptId, _| Signals {
+    let far = |id: AttemptId, _| SequenceSignals {
         logprobs: vec![-1.0, -2.0],
         reference: if slot(id).1 == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
-        ..Signals::default()
+        ..SequenceSignals::default()
     };
     let plan = plan_with(
         &groups,

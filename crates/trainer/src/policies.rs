@@ -17,66 +17,68 @@ use levade_recipe::{EngineKeys, Phase, RlKeys};
 
 use crate::TrainerError;
 
-/// Writes the files of a model directory other than the weights (tokenizer, chat template) into a
-/// checkpoint.
+/// Function that writes the files of a model directory other than the weights, such as the
+/// tokenizer and the chat template, into a checkpoint directory.
 pub type ExtraFiles = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 
-/// A policy of a run.
+/// A policy of a run: its sampler and, if it is trained, its learner.
 #[derive(Clone)]
 pub struct Policy {
-    /// Name in the recipe. Past versions of a policy are one policy for each slot of their pool,
-    /// all with the name of the pool.
+    /// Name of the policy in the recipe. Each slot of a pool of past versions is a policy with the
+    /// name of the pool.
     pub name: String,
-    /// Sampler of completions. For a trained policy, it uses the weights that the learner
+    /// Sampler of completions. The sampler of a trained policy uses the weights that its learner
     /// publishes.
     pub sampler: Arc<dyn Sampler>,
     /// Context size: maximum length of a sequence, in tokens.
     pub context: usize,
-    /// Learner and critic. `None` if the policy is frozen.
+    /// Models that train the policy. `None` if the policy is frozen.
     pub learner: Option<PolicyLearner>,
 }
 
 /// The models of a trained policy.
 #[derive(Clone)]
 pub struct PolicyLearner {
-    /// The model that is trained. It starts with the weights of the policy's model.
+    /// The model that is trained. Its initial weights are those of the policy's model files.
     pub learner: Arc<dyn Learner>,
-    /// A second model with the same initial weights, for phases with a KL penalty.
+    /// Reference model with the same initial weights, for phases with a KL penalty. `None` if no
+    /// phase needs a reference.
     pub reference: Option<Arc<dyn Learner>>,
-    /// A third model with a value head, for phases whose advantage estimator needs a critic.
+    /// Critic: a model with a value head, for phases whose advantage estimator needs a critic.
+    /// `None` if no phase needs a critic.
     pub critic: Option<Arc<dyn Learner>>,
-    /// Adds the remaining files of a model directory to a checkpoint.
+    /// Writes the files of a model directory other than the weights into a checkpoint.
     pub extra_files: ExtraFiles,
 }
 
-/// The models that execute a plan.
+/// The models that train one policy in a phase.
 #[derive(Clone, Copy)]
-pub(crate) struct Models<'a> {
+pub(crate) struct PhaseModels<'a> {
     /// The learner of the policy.
     pub policy: &'a dyn Learner,
-    /// The frozen reference, if the loss has a KL penalty.
+    /// The frozen reference model. `None` if the phase has no KL penalty.
     pub reference: Option<&'a dyn Learner>,
-    /// The critic, if the advantage estimator needs one.
+    /// The critic. `None` if the advantage estimator needs no critic.
     pub critic: Option<&'a dyn Learner>,
 }
 
 impl Policy {
-    /// Adds the recipe's timeouts to every call.
+    /// Wraps the policy's sampler and models so that every call has the recipe's timeouts.
     fn with_timeouts(self, engine: &EngineKeys) -> Self {
         let policy_learner = self.learner.map(|policy_learner| PolicyLearner {
-            learner: engine.learner(policy_learner.learner),
-            reference: policy_learner.reference.map(|reference| engine.learner(reference)),
-            critic: policy_learner.critic.map(|critic| engine.learner(critic)),
+            learner: engine.wrap_learner(policy_learner.learner),
+            reference: policy_learner.reference.map(|reference| engine.wrap_learner(reference)),
+            critic: policy_learner.critic.map(|critic| engine.wrap_learner(critic)),
             extra_files: policy_learner.extra_files,
         });
-        Policy { sampler: engine.sampler(self.sampler), learner: policy_learner, ..self }
+        Policy { sampler: engine.wrap_sampler(self.sampler), learner: policy_learner, ..self }
     }
 }
 
 impl PolicyLearner {
-    /// Restores all models: loads those that the checkpoint contains at `policy_dir`, and resets
-    /// the remaining ones to their initial weights, because a remote learner may have trained
-    /// before.
+    /// Restores all models: loads the models that `checkpoint_dir` contains, and resets the other
+    /// models to their initial weights. The reset is needed because a remote learner may have
+    /// trained before.
     pub(crate) async fn restore(&self, checkpoint_dir: Option<&Path>) -> Result<(), TrainerError> {
         match checkpoint_dir {
             Some(checkpoint_dir) => self.learner.load(checkpoint_dir, true).await?,
@@ -97,10 +99,10 @@ impl PolicyLearner {
         Ok(())
     }
 
-    /// Returns the models that a phase uses.
-    pub(crate) fn models(&self, phase: &Phase) -> Models<'_> {
+    /// Returns the models that `phase` uses.
+    pub(crate) fn models(&self, phase: &Phase) -> PhaseModels<'_> {
         let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
-        Models {
+        PhaseModels {
             policy: &*self.learner,
             reference: self.reference.as_deref().filter(|_| needs(RlKeys::needs_reference)),
             critic: self.critic.as_deref().filter(|_| needs(RlKeys::needs_critic)),
@@ -111,14 +113,14 @@ impl PolicyLearner {
 /// All policies of a run.
 #[derive(Clone)]
 pub(crate) struct Policies {
-    /// All policies. Trained policies come first.
+    /// All policies of the run. Trained policies come first.
     all: Vec<Policy>,
-    /// Timeout for samplers to load new weights.
+    /// Timeout for a sampler to load new weights.
     call_timeout: Duration,
 }
 
 impl Policies {
-    /// Creates the policies, with the recipe's timeouts on every call.
+    /// Creates the collection of a run's policies, and applies the recipe's timeouts to every call.
     pub fn new(policies: Vec<Policy>, engine: &EngineKeys) -> Self {
         let mut policies: Vec<Policy> =
             policies.into_iter().map(|policy| policy.with_timeouts(engine)).collect();
@@ -126,12 +128,12 @@ impl Policies {
         Policies { all: policies, call_timeout: engine.max_call_timeout() }
     }
 
-    /// Returns the trained policies with their names, in order.
+    /// Returns the trained policies with their names. The order is fixed.
     pub fn trained(&self) -> impl Iterator<Item = (&str, &PolicyLearner)> {
         self.all.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learner.as_ref()?)))
     }
 
-    /// Returns the trained policies among `names`, in order.
+    /// Returns the trained policies whose names are among `names`. The order is fixed.
     pub fn trained_among<'a>(
         &'a self,
         names: &'a [String],
@@ -139,25 +141,27 @@ impl Policies {
         self.trained().filter(|(name, _)| names.iter().any(|among| among == name))
     }
 
-    /// Returns the policy with this name.
+    /// Returns the policy called `name`.
     pub fn get(&self, name: &str) -> Option<&Policy> {
         self.all.iter().find(|policy| policy.name == name)
     }
 
-    /// Returns the samplers of the policy with this name. A pool of past versions has one sampler
-    /// for each slot; other policies have one sampler.
+    /// Returns the samplers of the policy called `name`. A pool of past versions has one sampler
+    /// for each slot. Any other policy has one sampler.
     pub fn samplers(&self, name: &str) -> impl Iterator<Item = Arc<dyn Sampler>> {
         self.all.iter().filter(move |policy| policy.name == name).map(|p| Arc::clone(&p.sampler))
     }
 
-    /// Returns the models of a trained policy.
+    /// Returns the learner and the further models of a trained policy.
     ///
     /// # Errors
     /// Returns an error if the policy does not exist or is not trained.
     pub fn policy_learner(&self, name: &str) -> Result<&PolicyLearner, TrainerError> {
         let policy_learner = self.get(name).and_then(|policy| policy.learner.as_ref());
-        policy_learner
-            .ok_or_else(|| TrainerError::MissingPart(format!("the learner of the policy {name}")))
+        policy_learner.ok_or_else(|| {
+            let missing = format!("the policy {name} is trained, but has no learner");
+            TrainerError::MissingPart(missing)
+        })
     }
 
     /// Publishes the weights of a policy as `version`, and waits until its samplers have loaded
@@ -174,7 +178,7 @@ impl Policies {
             .await?)
     }
 
-    /// Returns the context size of a policy, in tokens. 0 if the policy does not exist.
+    /// Returns the context size of a policy in tokens, or 0 if the policy does not exist.
     pub fn context(&self, name: &str) -> usize {
         self.get(name).map_or(0, |policy| policy.context)
     }
@@ -193,5 +197,5 @@ impl Policies {
 pub(crate) const CRITIC: &str = "critic";
 /// Name of the directory of a reference with separate weights, next to the policy's weights.
 pub(crate) const REFERENCE: &str = "reference";
-/// Name of the directory of further policies in a checkpoint.
+/// Name of the directory that contains all policies of a checkpoint except the first.
 pub(crate) const POLICIES: &str = "policies";

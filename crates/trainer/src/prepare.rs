@@ -24,39 +24,41 @@ use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use crate::TrainerError;
 use crate::mismatch::MismatchBreakdown;
-use crate::queries::{Question, SequenceKey, query};
+use crate::queries::{ModelQuery, SequenceKey, query_model};
 
-/// The sequences of one micro-batch.
+/// The sequences of one micro-batch, as inputs of the learner.
 pub(crate) type Inputs = Vec<(SequenceKey, SequenceInput)>;
 
-/// Computes the inputs that updates need.
-pub(crate) struct Preparer<'a> {
+/// Computes what the losses of a step's updates need: proximal log-probabilities, importance
+/// weights, and selections of tokens.
+pub(crate) struct UpdatePreparer<'a> {
     keys: &'a RlKeys,
     learner: &'a dyn Learner,
-    /// Log-probabilities under the weights at the start of the step, by sequence.
+    /// Log-probabilities of each sequence's trained tokens under the weights at the start of the
+    /// step.
     proximal: HashMap<SequenceKey, Vec<f32>>,
-    /// Seed of the run and random stream of the step, for random choices.
+    /// Seed of the run and random stream of the step, from which tokens are selected.
     random: (u64, u64),
-    /// Whether the log-probabilities at sampling are bitwise equal to those that the learner
-    /// computes with the same weights. They are not equal if a completion continues after an update
-    /// with the keys and values of the earlier weights.
+    /// Whether the log-probabilities that the sampler recorded are bitwise equal to those that the
+    /// learner computes with the same weights. They differ if a completion continues after an
+    /// update with the keys and values of the earlier weights.
     exact: bool,
-    /// Log-probabilities of the trained tokens of each sequence: proximal, behavior.
+    /// Proximal and behavior log-probability of each trained token, by sequence.
     pairs: Vec<Vec<(f64, f64)>>,
-    /// Mismatch between proximal and behavior policy by class.
+    /// Mismatch between proximal and behavior policy, by age and position of the token.
     breakdown: MismatchBreakdown,
-    /// Number of trained tokens that a correction or a rejection left out.
+    /// Number of trained tokens that an importance correction or a rejection left out.
     pub rejected: u64,
 }
 
-impl<'a> Preparer<'a> {
+impl<'a> UpdatePreparer<'a> {
     pub fn new(
         keys: &'a RlKeys,
         learner: &'a dyn Learner,
         random: (u64, u64),
         exact: bool,
     ) -> Self {
-        Preparer {
+        UpdatePreparer {
             keys,
             learner,
             proximal: HashMap::new(),
@@ -68,18 +70,18 @@ impl<'a> Preparer<'a> {
         }
     }
 
-    /// Returns whether the recorded log-probabilities equal the learner's at the start of the step:
-    /// the weights in training sampled every token.
+    /// Returns whether the recorded log-probabilities can replace those of the learner at the start
+    /// of the step: they are bitwise exact, and the current weights sampled every token.
     fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
         let terms =
             || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
         self.exact && terms().all(|term| term.age == 0 && term.behavior.is_some())
     }
 
-    /// Computes the log-probabilities under the weights at the start of the step, before the first
-    /// update. For tokens that these weights sampled, uses the recorded log-probabilities, because
-    /// they are bitwise equal.
-    pub async fn start(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
+    /// Computes the log-probabilities under the weights at the start of the step. Must be called
+    /// before the first update. If the current weights sampled the tokens, their recorded
+    /// log-probabilities are used instead, because they are bitwise equal.
+    pub async fn compute_proximal(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != ProximalPolicy::Recompute {
             return Ok(());
         }
@@ -91,12 +93,12 @@ impl<'a> Preparer<'a> {
             }
             let inputs: Vec<SequenceInput> = fresh.iter().map(|(_, input)| input.clone()).collect();
             let found = if self.can_reuse_recorded(&inputs) {
-                inputs.iter().map(behaviours).collect()
+                inputs.iter().map(behavior_logprobs).collect()
             } else {
-                query(self.learner, Question::Logprobs, &inputs).await?
+                query_model(self.learner, ModelQuery::Logprobs, &inputs).await?
             };
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
-                let both = logprobs.iter().zip(behaviours(input)).zip(&input.targets);
+                let both = logprobs.iter().zip(behavior_logprobs(input)).zip(&input.targets);
                 let mut pairs = Vec::with_capacity(input.targets.len());
                 for ((&proximal, behaviour), target) in
                     both.filter(|(_, target)| target.term.weight != 0.0)
@@ -112,16 +114,17 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Returns the mismatch between the policies that sampled the tokens of all updates and the
-    /// proximal policy, overall and by class. Returns `None` if the proximal policy is not
-    /// recomputed.
+    /// Returns the mismatch between the policies that sampled the step's tokens and the proximal
+    /// policy, overall and by class of tokens. Returns `None` if the recipe does not recompute the
+    /// proximal policy.
     pub fn mismatch(&self) -> Option<(Mismatch, MismatchBreakdown)> {
         (self.keys.proximal == ProximalPolicy::Recompute)
             .then(|| (Mismatch::new(&self.pairs, Counting::Exact), self.breakdown.clone()))
     }
 
-    /// Returns the fraction of tokens whose ratio of proximal to behavior policy is beyond the
-    /// bounds of the correction. Returns `None` if it was not computed.
+    /// Returns the fraction of tokens whose ratio of proximal to behavior probability is beyond the
+    /// bounds of the importance correction. Returns `None` if the recipe has no correction, or does
+    /// not recompute the proximal policy.
     pub fn out_of_bounds_fraction(&self) -> Option<f64> {
         let correction =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)?;
@@ -131,9 +134,9 @@ impl<'a> Preparer<'a> {
         correction.out_of_bounds_fraction(&log_ratios)
     }
 
-    /// Adds the inputs that an update's loss needs. `first` is whether no update has changed the
-    /// weights since the start of the step.
-    pub async fn update(
+    /// Adds to the sequences of an update what its loss needs. `first` is true if no update has
+    /// changed the weights since the start of the step.
+    pub async fn prepare_update(
         &mut self,
         batches: &mut [Inputs],
         first: bool,
@@ -160,20 +163,20 @@ impl<'a> Preparer<'a> {
                 let inputs: Vec<SequenceInput> =
                     batch.iter().map(|(_, input)| input.clone()).collect();
                 if first && self.can_reuse_recorded(&inputs) {
-                    current_logprobs.extend(inputs.iter().map(behaviours));
+                    current_logprobs.extend(inputs.iter().map(behavior_logprobs));
                 } else {
                     current_logprobs
-                        .extend(query(self.learner, Question::Logprobs, &inputs).await?);
+                        .extend(query_model(self.learner, ModelQuery::Logprobs, &inputs).await?);
                 }
             }
         }
         let mut inputs: Vec<&mut SequenceInput> =
             batches.iter_mut().flatten().map(|(_, input)| input).collect();
-        self.correct(&mut inputs);
+        self.apply_correction(&mut inputs);
         let mut points: Vec<Vec<Point>> = inputs
             .iter()
             .zip(&current_logprobs)
-            .map(|(input, logps)| points_of(&loss, input, logps))
+            .map(|(input, logps)| loss_points(&loss, input, logps))
             .collect();
         match loss.policy {
             PolicyLoss::Gspo { .. } => {
@@ -210,9 +213,10 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0. If
-    /// the proximal policy is only approximated, the loss corrects each token itself.
-    fn correct(&mut self, inputs: &mut [&mut SequenceInput]) {
+    /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0.
+    /// Does nothing if the proximal policy is only approximated, because the loss then corrects
+    /// each token.
+    fn apply_correction(&mut self, inputs: &mut [&mut SequenceInput]) {
         let Some(correction) =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)
         else {
@@ -223,7 +227,7 @@ impl<'a> Preparer<'a> {
             _ => 0.0,
         };
         let mut sequences: Vec<Vec<&mut Term>> =
-            inputs.iter_mut().map(|input| trained(&mut input.targets).collect()).collect();
+            inputs.iter_mut().map(|input| trained_terms(&mut input.targets).collect()).collect();
         let log_ratios_of =
             |sequence: &Vec<&mut Term>| sequence.iter().map(|term| log_ratio(term)).collect();
         let log_ratios: Vec<Vec<f64>> = sequences.iter().map(log_ratios_of).collect();
@@ -242,20 +246,20 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Returns the terms of the trained tokens.
-fn trained(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
+/// Returns the loss terms of the trained tokens, whose weights are not 0.
+fn trained_terms(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
     targets.iter_mut().map(|target| &mut target.term).filter(|term| term.weight != 0.0)
 }
 
-fn behaviours(input: &SequenceInput) -> Vec<f32> {
+fn behavior_logprobs(input: &SequenceInput) -> Vec<f32> {
     input.targets.iter().map(|target| target.term.behavior.unwrap_or(0.0)).collect()
 }
 
-fn points_of(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {
+fn loss_points(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {
     input.targets.iter().zip(logps).map(|(target, logp)| loss.point(*logp, &target.term)).collect()
 }
 
-/// Applies `choose` to the points of all sequences together.
+/// Applies `choose` once to the points of all sequences, joined into one list.
 fn update_points(sequences: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
     let mut all = sequences.concat();
     choose(&mut all);

@@ -16,8 +16,8 @@ use levade_tree::{
 
 use super::*;
 use crate::batch::Targets;
-use crate::learn::{Progress, UpdateSettings, run_plan};
-use crate::policies::Models;
+use crate::learn::{MicroBatchProgress, UpdateSettings, run_plan};
+use crate::policies::PhaseModels;
 
 /// A learner whose log-probability of every token is −id / 10. It records queries and training
 /// batches.
@@ -117,10 +117,10 @@ fn terms(batches: &[Inputs]) -> Vec<Term> {
 /// to the learner.
 async fn prepare(keys: &RlKeys, exact: bool, batch: Inputs) -> (Vec<Term>, u32) {
     let learner = FixedLearner::default();
-    let mut preparer = Preparer::new(keys, &learner, (1, 2), exact);
+    let mut preparer = UpdatePreparer::new(keys, &learner, (1, 2), exact);
     let mut batches = vec![batch];
-    preparer.start(&batches).await.unwrap();
-    preparer.update(&mut batches, true, 0).await.unwrap();
+    preparer.compute_proximal(&batches).await.unwrap();
+    preparer.prepare_update(&mut batches, true, 0).await.unwrap();
     let num_queries = *learner.queries.lock().unwrap();
     (terms(&batches), num_queries)
 }
@@ -178,14 +178,14 @@ async fn corrections_and_rejections_use_only_trained_tokens() {
                 rejection = [{ statistic = 'ratio', over = 'sequence_sum', high = 9.0 }]";
     let keys = keys(text);
     let learner = FixedLearner::default();
-    let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
+    let mut preparer = UpdatePreparer::new(&keys, &learner, (1, 2), true);
     // Log-ratios of 0.5 and 1 for trained tokens. The third, 3, would exceed both bounds if it
     // counted.
     let mut sequence = make_input(0, &[(10, -1.5, 1), (20, -3.0, 1), (5, -3.5, 1)]);
     sequence.1.targets[2].term.weight = 0.0;
     let mut batches = vec![vec![sequence]];
-    preparer.start(&batches).await.unwrap();
-    preparer.update(&mut batches, true, 0).await.unwrap();
+    preparer.compute_proximal(&batches).await.unwrap();
+    preparer.prepare_update(&mut batches, true, 0).await.unwrap();
     let found = terms(&batches);
     found[..2].iter().for_each(|term| close(weight(term), 0.5 * 1.5f64.exp()));
     assert_eq!((found[2].weight, found[2].correction, preparer.rejected), (0.0, None, 0));
@@ -266,14 +266,14 @@ async fn recorded_logprobs_are_used_only_if_exact() {
 async fn proximal_policy_is_computed_once_per_step() {
     let keys = keys("proximal = 'recompute'");
     let learner = FixedLearner::default();
-    let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
+    let mut preparer = UpdatePreparer::new(&keys, &learner, (1, 2), true);
     let first = vec![vec![make_input(0, &STALE)], vec![make_input(1, &STALE[..1])]];
-    preparer.start(&first).await.unwrap();
-    preparer.start(&first).await.unwrap();
+    preparer.compute_proximal(&first).await.unwrap();
+    preparer.compute_proximal(&first).await.unwrap();
     assert_eq!(*learner.queries.lock().unwrap(), 2, "once for each batch");
     for update in 0..2 {
         let mut batches = first.clone();
-        preparer.update(&mut batches, update == 0, update).await.unwrap();
+        preparer.prepare_update(&mut batches, update == 0, update).await.unwrap();
         assert!(terms(&batches).iter().all(|term| term.proximal.is_some()));
     }
     assert_eq!(*learner.queries.lock().unwrap(), 2);
@@ -319,7 +319,10 @@ async fn sequence_ratios_and_marks_use_current_policy() {
     assert_eq!((num_queries, found[0].sequence_log_ratio), (0, Some(0.0)));
     let learner = FixedLearner::default();
     let mut batches = vec![fresh()];
-    Preparer::new(&gspo, &learner, (1, 2), true).update(&mut batches, false, 1).await.unwrap();
+    UpdatePreparer::new(&gspo, &learner, (1, 2), true)
+        .prepare_update(&mut batches, false, 1)
+        .await
+        .unwrap();
     terms(&batches).iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), -0.25));
 
     // The geometric mean of ratios. For a positive advantage they are clipped from above, at e^0.4.
@@ -348,7 +351,7 @@ async fn clip_cov_resamples_tokens_for_each_update() {
         "loss = { clip_cov = { low = 0.2, high = 0.2, share = 0.25, lower = 0.5, upper = 1.5 } }";
     let keys = keys(text);
     let learner = FixedLearner::default();
-    let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
+    let mut preparer = UpdatePreparer::new(&keys, &learner, (1, 2), true);
     // Alternating advantages of 1 and −1, and log-probabilities of −1 and −3: all covariances are
     // 1.
     let mut sequence = make_input(0, &[[(10, -1.0, 1), (30, -3.0, 1)]; 4].concat());
@@ -362,7 +365,7 @@ async fn clip_cov_resamples_tokens_for_each_update() {
     let mut chosen = Vec::new();
     for update in 0..4 {
         let mut batches = vec![vec![sequence.clone()]];
-        preparer.update(&mut batches, false, update).await.unwrap();
+        preparer.prepare_update(&mut batches, false, update).await.unwrap();
         let marked: Vec<u64> = (0u64..)
             .zip(terms(&batches))
             .filter(|(_, term)| term.selected)
@@ -408,10 +411,10 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
                 rejection = [{ statistic = 'ratio', low = 0.1, high = 9.0 }]";
     let rejecting = keys(text);
     let learner = FixedLearner::default();
-    let mut preparer = Preparer::new(&rejecting, &learner, (1, 2), true);
+    let mut preparer = UpdatePreparer::new(&rejecting, &learner, (1, 2), true);
     let mut batches = vec![vec![make_input(0, &STALE)]];
     preparer.proximal.insert(batches[0][0].0, vec![-1.2, -1.4, -0.9]);
-    preparer.update(&mut batches, false, 1).await.unwrap();
+    preparer.prepare_update(&mut batches, false, 1).await.unwrap();
     // The log-ratios of the current to the proximal policy are 0.2, −0.6 and 0.4.
     terms(&batches).iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), -0.2));
 }
@@ -423,12 +426,12 @@ async fn rejected_tokens_get_zero_weight_and_are_counted() {
                 { statistic = 'ratio', low = 0.5, high = 9.0 }]";
     let keys = keys(text);
     let learner = FixedLearner::default();
-    let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
+    let mut preparer = UpdatePreparer::new(&keys, &learner, (1, 2), true);
     // Log-ratios of 0.5 and −1 have a geometric mean below 1. A log-ratio of 3 exceeds the bound of
     // its sequence.
     let mut batches = vec![vec![make_input(0, &STALE[..2]), make_input(1, &STALE[2..])]];
-    preparer.start(&batches).await.unwrap();
-    preparer.update(&mut batches, true, 0).await.unwrap();
+    preparer.compute_proximal(&batches).await.unwrap();
+    preparer.prepare_update(&mut batches, true, 0).await.unwrap();
     let weights: Vec<f64> = terms(&batches).iter().map(weight).collect();
     close(weights[0], 0.5 * 0.5f64.exp());
     assert_eq!((&weights[1..], preparer.rejected), (&[0.0, 0.0][..], 2));
@@ -472,7 +475,7 @@ async fn critic_ignores_corrections_and_rejections() {
     let phase = Phase::Rl(Box::new(keys(text)));
     let policy = FixedLearner::default();
     let critic = FixedLearner::default();
-    let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
+    let models = PhaseModels { policy: &policy, reference: None, critic: Some(&critic) };
     let optim = OptimParams {
         learning_rate: 1.0,
         beta1: 0.9,
@@ -492,7 +495,7 @@ async fn critic_ignores_corrections_and_rejections() {
         exact: true,
     };
     let trajectories = HashMap::from([(id(0), &trajectory)]);
-    let mut progress = Progress::new(&plan);
+    let mut progress = MicroBatchProgress::new(&plan);
     run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ())
         .await
         .unwrap();
@@ -557,11 +560,11 @@ async fn critic_warmup_skips_policy_updates() {
     for (step, steps) in [(0, 0), (1, 1)] {
         let policy = FixedLearner::default();
         let critic = FixedLearner::default();
-        let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
+        let models = PhaseModels { policy: &policy, reference: None, critic: Some(&critic) };
         let rules =
             UpdateSettings::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, &recipe);
         let trajectories = HashMap::from([(id(0), &trajectory)]);
-        let mut progress = Progress::new(&plan);
+        let mut progress = MicroBatchProgress::new(&plan);
         run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ())
             .await
             .unwrap();

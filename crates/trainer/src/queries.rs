@@ -9,52 +9,52 @@ use levade_tree::{AttemptId, SegmentId, SequenceInput, TreeBatch};
 
 use crate::TrainerError;
 
-/// Identifies a sequence: attempt and leaf.
+/// Identifies a sequence by its attempt and leaf.
 pub(crate) type SequenceKey = (AttemptId, SegmentId);
 
-/// A query to a model.
+/// What a query asks of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum ModelQuery {
     /// Log-probabilities of the trained tokens.
     Logprobs,
-    /// A critic's values of the states before the trained tokens.
+    /// Values that a critic assigns to the states before the trained tokens.
     Values,
 }
 
-/// Returns a number for every trained token of every sequence. Micro-batches have at most `budget`
-/// tokens, unless a single sequence is longer.
-pub(crate) async fn query_in_batches(
+/// Queries a model about every trained token of every sequence, in micro-batches. A micro-batch has
+/// at most `budget` tokens, or a single longer sequence.
+pub(crate) async fn query_in_micro_batches(
     learner: &dyn Learner,
-    question: Question,
+    question: ModelQuery,
     sequences: &[(SequenceKey, SequenceInput)],
     budget: usize,
 ) -> Result<HashMap<SequenceKey, Vec<f32>>, TrainerError> {
     let mut found = HashMap::with_capacity(sequences.len());
-    for batch_inputs in micro_batches(sequences, budget) {
+    for batch_inputs in split_into_micro_batches(sequences, budget) {
         let inputs: Vec<SequenceInput> =
             batch_inputs.iter().map(|(_, input)| input.clone()).collect();
-        let results = query(learner, question, &inputs).await?;
+        let results = query_model(learner, question, &inputs).await?;
         found.extend(batch_inputs.iter().map(|(key, _)| *key).zip(results));
     }
     Ok(found)
 }
 
-/// Returns a policy's predictions for every trained token of every sequence, in the same
-/// micro-batches as [`query_in_batches`].
-pub(crate) async fn predictions(
+/// Returns the log-probabilities, entropies and concentrations of a policy for every trained token
+/// of every sequence, in the same micro-batches as [`query_in_micro_batches`].
+pub(crate) async fn predict_in_micro_batches(
     learner: &dyn Learner,
     sequences: &[(SequenceKey, SequenceInput)],
     budget: usize,
 ) -> Result<HashMap<SequenceKey, Predictions>, TrainerError> {
     let mut found = HashMap::with_capacity(sequences.len());
-    for batch_inputs in micro_batches(sequences, budget) {
+    for batch_inputs in split_into_micro_batches(sequences, budget) {
         let inputs: Vec<SequenceInput> =
             batch_inputs.iter().map(|(_, input)| input.clone()).collect();
         let batch = Arc::new(TreeBatch::merge(&inputs)?);
         let Predictions { logprobs, entropies, concentrations } =
             learner.predictions(batch.clone()).await?;
         let [logprobs, entropies, concentrations] = [logprobs, entropies, concentrations]
-            .map(|numbers| by_sequence(&batch, &numbers, inputs.len()));
+            .map(|numbers| split_by_sequence(&batch, &numbers, inputs.len()));
         let results = logprobs.into_iter().zip(entropies).zip(concentrations);
         for ((key, _), ((logprobs, entropies), concentrations)) in batch_inputs.iter().zip(results)
         {
@@ -64,9 +64,9 @@ pub(crate) async fn predictions(
     Ok(found)
 }
 
-/// Divides sequences into consecutive micro-batches of at most `budget` tokens, or of a single
-/// longer sequence.
-fn micro_batches(
+/// Divides sequences into consecutive micro-batches. A micro-batch has at most `budget` tokens, or
+/// a single longer sequence.
+fn split_into_micro_batches(
     sequences: &[(SequenceKey, SequenceInput)],
     budget: usize,
 ) -> Vec<&[(SequenceKey, SequenceInput)]> {
@@ -86,22 +86,22 @@ fn micro_batches(
     found
 }
 
-/// Queries a model about one batch of sequences.
-pub(crate) async fn query(
+/// Queries a model about one batch of sequences. Returns one value per trained token, by sequence.
+pub(crate) async fn query_model(
     learner: &dyn Learner,
-    question: Question,
+    question: ModelQuery,
     inputs: &[SequenceInput],
 ) -> Result<Vec<Vec<f32>>, TrainerError> {
     let batch = Arc::new(TreeBatch::merge(inputs)?);
     let results = match question {
-        Question::Logprobs => learner.logprobs(batch.clone()).await?,
-        Question::Values => learner.values(batch.clone()).await?,
+        ModelQuery::Logprobs => learner.logprobs(batch.clone()).await?,
+        ModelQuery::Values => learner.values(batch.clone()).await?,
     };
-    Ok(by_sequence(&batch, &results, inputs.len()))
+    Ok(split_by_sequence(&batch, &results, inputs.len()))
 }
 
-/// Returns the numbers of a batch's targets, for every sequence in the order of its targets.
-fn by_sequence(batch: &TreeBatch, numbers: &[f32], num_sequences: usize) -> Vec<Vec<f32>> {
+/// Splits the values of a batch's targets by sequence, in the order of each sequence's targets.
+fn split_by_sequence(batch: &TreeBatch, numbers: &[f32], num_sequences: usize) -> Vec<Vec<f32>> {
     let mut found = vec![Vec::new(); num_sequences];
     // Targets are sorted by packed index, which on any sequence is the order of its tokens.
     for (target, number) in batch.targets.iter().zip(numbers) {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_path_maps_numbers_to_sequences() {
+    fn split_by_sequence_maps_values_to_sequences() {
         let make_input = |tokens: &[u32], targets: &[u32]| SequenceInput {
             tokens: tokens.to_vec().into(),
             targets: targets
@@ -135,6 +135,9 @@ mod tests {
         let batch = TreeBatch::merge(&inputs).unwrap();
         let tokens: Vec<f32> =
             batch.targets.iter().map(|t| batch.tokens[t.token as usize] as f32).collect();
-        assert_eq!(by_sequence(&batch, &tokens, 3), [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]);
+        assert_eq!(
+            split_by_sequence(&batch, &tokens, 3),
+            [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]
+        );
     }
 }

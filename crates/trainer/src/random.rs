@@ -5,9 +5,9 @@ use levade_policy::uniform;
 use levade_tree::AttemptSlot;
 use sha2::{Digest, Sha256};
 
-/// Returns the random stream for a purpose: the first 8 bytes of the SHA-256 of its name and
-/// numbers. The probability that two of a million streams coincide is 3 in 10⁸.
-fn stream(name: &str, numbers: &[u32]) -> u64 {
+/// Returns the random stream of a purpose, which is given by a name and numbers: the first 8 bytes
+/// of their SHA-256. The probability that two of a million streams coincide is 3 in 10⁸.
+fn purpose_stream(name: &str, numbers: &[u32]) -> u64 {
     let mut hash = Sha256::new();
     hash.update(name.as_bytes());
     for number in numbers {
@@ -16,34 +16,35 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// Returns the random stream from which the tokens of a try are sampled, after `failed` failed
-/// tries of the same attempt slot.
-pub(crate) fn try_stream(index: &AttemptSlot, failed: u32) -> u64 {
+/// Returns the random stream from which a try samples its tokens. `failed` is the number of failed
+/// tries before it in the same attempt slot.
+pub(crate) fn try_random_stream(index: &AttemptSlot, failed: u32) -> u64 {
     let AttemptSlot { purpose, phase, step, group, sample } = *index;
     let numbers = [phase, step, group, sample, failed];
-    stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
+    purpose_stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
 
 /// Returns the random stream that all attempts of a group share.
-pub(crate) fn group_stream(index: &AttemptSlot) -> u64 {
+pub(crate) fn group_random_stream(index: &AttemptSlot) -> u64 {
     let AttemptSlot { purpose, phase, step, group, .. } = *index;
-    stream(purpose.name(), &[phase, step, group])
+    purpose_stream(purpose.name(), &[phase, step, group])
 }
 
 /// Returns the random stream from which the curriculum of a phase samples tasks.
-pub(crate) fn curriculum_stream(phase: u32) -> u64 {
-    stream("curriculum", &[phase])
+pub(crate) fn curriculum_random_stream(phase: u32) -> u64 {
+    purpose_stream("curriculum", &[phase])
 }
 
 /// Returns the random counter at which a pool selects a past version, in the random stream of an
 /// attempt. The counter is in the upper half of the range, above all token positions.
-pub(crate) fn pool_counter(name: &str) -> u64 {
-    stream(&format!("past {name}"), &[]) | 1 << 63
+pub(crate) fn pool_random_counter(name: &str) -> u64 {
+    purpose_stream(&format!("past {name}"), &[]) | 1 << 63
 }
 
-/// Returns a random permutation of `0..n` for a purpose (Fisher–Yates, as in Knuth 3.4.2 P).
-pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
-    let stream = stream(name, numbers);
+/// Returns a random permutation of `0..n`. The seed, the purpose `name` and `numbers` determine it
+/// (Fisher–Yates, as in Knuth 3.4.2 P).
+pub(crate) fn shuffled_indices(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32> {
+    let stream = purpose_stream(name, numbers);
     let mut order: Vec<u32> = (0..n as u32).collect();
     for i in (1..n).rev() {
         // 53 random bits for fewer than 2³² positions: the bias is below 2⁻²¹.
@@ -61,25 +62,25 @@ mod tests {
 
     #[test]
     fn order_is_permutation_that_depends_on_purpose() {
-        let first = order(1, "tasks", &[0, 0], 50);
+        let first = shuffled_indices(1, "tasks", &[0, 0], 50);
         let mut sorted = first.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (0..50).collect::<Vec<_>>());
-        assert_eq!(first, order(1, "tasks", &[0, 0], 50));
-        assert_ne!(first, order(1, "tasks", &[0, 1], 50));
-        assert_ne!(first, order(2, "tasks", &[0, 0], 50));
-        assert!(order(1, "tasks", &[], 0).is_empty());
+        assert_eq!(first, shuffled_indices(1, "tasks", &[0, 0], 50));
+        assert_ne!(first, shuffled_indices(1, "tasks", &[0, 1], 50));
+        assert_ne!(first, shuffled_indices(2, "tasks", &[0, 0], 50));
+        assert!(shuffled_indices(1, "tasks", &[], 0).is_empty());
     }
 
     /// Recorded runs depend on these numbers.
     #[test]
     fn streams_match_recorded_runs() {
         let index = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
-        let first = try_stream(&index, 0);
-        assert_ne!(first, try_stream(&AttemptSlot { sample: 5, ..index }, 0));
-        assert_ne!(first, try_stream(&AttemptSlot { purpose: Purpose::Eval, ..index }, 0));
-        assert_ne!(first, try_stream(&index, 1));
-        assert_ne!(try_stream(&index, 2), try_stream(&index, 1));
-        assert_eq!(stream("x", &[1]), 16_210_320_079_259_542_897);
+        let first = try_random_stream(&index, 0);
+        assert_ne!(first, try_random_stream(&AttemptSlot { sample: 5, ..index }, 0));
+        assert_ne!(first, try_random_stream(&AttemptSlot { purpose: Purpose::Eval, ..index }, 0));
+        assert_ne!(first, try_random_stream(&index, 1));
+        assert_ne!(try_random_stream(&index, 2), try_random_stream(&index, 1));
+        assert_eq!(purpose_stream("x", &[1]), 16_210_320_079_259_542_897);
     }
 }

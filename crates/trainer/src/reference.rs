@@ -17,8 +17,8 @@ use crate::files::{create_empty_dir, file_error};
 use crate::policies::{PolicyLearner, REFERENCE};
 use crate::progress::RunProgress;
 
-/// Copies the weights of one model to another, through a temporary directory that is removed
-/// afterwards.
+/// Copies the weights of one model to another through the temporary directory `through`, which is
+/// removed afterwards.
 pub(crate) async fn copy_weights(
     from: &dyn Learner,
     to: &dyn Learner,
@@ -30,7 +30,8 @@ pub(crate) async fn copy_weights(
     fs::remove_dir_all(through).map_err(|source| file_error("remove", through, source))
 }
 
-/// Returns the reference of a policy if the next checkpoint must contain it.
+/// Returns the reference model of a policy if the next checkpoint must contain it, otherwise
+/// `None`.
 pub(crate) fn reference_to_keep<'a>(
     run: &RunContext,
     progress: &RunProgress,
@@ -46,7 +47,8 @@ pub(crate) fn reference_to_keep<'a>(
         .filter(|_| trains && keys.has_separate_reference(progress.position.step))
 }
 
-/// Loads references with the weights that they had when the run was interrupted within the phase.
+/// Loads the reference models of a phase that is resumed, with the weights that they had when the
+/// run was interrupted.
 ///
 /// # Errors
 /// Returns an error if a reference cannot be loaded.
@@ -72,12 +74,12 @@ pub(crate) async fn restore_references(
     Ok(())
 }
 
-/// Copies the current weights of policies into their references, for policies whose reference must
-/// be updated before `step`.
+/// Copies the current weights of the phase's policies into their reference models, if the
+/// references must be updated before `step`.
 ///
 /// # Errors
 /// Returns an error if weights cannot be saved or loaded.
-pub(crate) async fn move_references(
+pub(crate) async fn update_references(
     run: &RunContext,
     phase: &Phase,
     step: u32,
@@ -87,7 +89,7 @@ pub(crate) async fn move_references(
         run.policies.trained_among(&run.recipe.trained_policies_in(phase))
     {
         if let Some(reference) = reference.as_deref().filter(|_| keys.updates_reference(step)) {
-            copy_weights(&**learner, reference, &run.checkpoints.scratch()).await?;
+            copy_weights(&**learner, reference, &run.checkpoints.scratch_dir()).await?;
         }
     }
     Ok(())

@@ -17,33 +17,33 @@ use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
-use crate::checkpoint::{Checkpoint, Checkpoints, FoundCheckpoints};
+use crate::checkpoint::{Checkpoint, CheckpointDir, FoundCheckpoints};
 use crate::files::{create_empty_dir, file_error};
-use crate::learn::{Progress, UpdateSettings, run_plan};
+use crate::learn::{MicroBatchProgress, UpdateSettings, run_plan};
 use crate::observe::{Event, Observer};
-use crate::origin::Origin;
-use crate::policies::{CRITIC, ExtraFiles, Models, Policies, Policy, REFERENCE};
+use crate::origin::RunOrigin;
+use crate::policies::{CRITIC, ExtraFiles, PhaseModels, Policies, Policy, REFERENCE};
 use crate::reference::copy_weights;
 use crate::terms::{PolicyTerms, RecordingLearner};
 
-/// Result of the comparison of a checkpoint with the replayed weights.
+/// Result of comparing a checkpoint with the weights of a replayed run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplayComparison {
     /// Directory of the checkpoint.
     pub checkpoint: PathBuf,
     /// Number of finished steps at the checkpoint.
     pub step: u32,
-    /// The first file that differs in any byte. `None` if all files are identical.
+    /// Path of the first file that differs in any byte. `None` if all files are identical.
     pub differs: Option<String>,
 }
 
-/// Replays the steps of the run in `dir`, compares the weights with every checkpoint that still
-/// exists, and calls `compared` for each. `policies` have the initial weights of the run. Returns
-/// the number of replayed steps.
+/// Replays the recorded steps of the run in `dir`, and compares the weights with every checkpoint
+/// that still exists. Calls `compared` with the result of each comparison. `policies` must have the
+/// initial weights of the run. Returns the number of replayed steps.
 ///
 /// # Errors
-/// Returns an error if the store is damaged, if it does not contain an attempt that a step trained
-/// on, or if a learner fails.
+/// Returns an error if the store is damaged, if the store lacks an attempt that a step trained on,
+/// or if a learner fails.
 pub async fn replay(
     recipe: &Recipe,
     dir: &Path,
@@ -54,13 +54,13 @@ pub async fn replay(
     let replay_run = ReplayRun::open(recipe, dir, policies).await?;
     let planned = replay_run.store.planned_steps().await?;
     let FoundCheckpoints { complete: checkpoints, damaged } =
-        Checkpoints::read_only(dir.join("checkpoints")).find()?;
+        CheckpointDir::open_read_only(dir.join("checkpoints")).find()?;
     for note in damaged {
         observer.event(&Event::Note(note));
     }
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
-        replay_run.enter(index).await?;
+        replay_run.enter_phase(index).await?;
         for step in 0..phase.steps() {
             let Some(plan) = replay_run.store.step_plan(index as u32, step).await? else {
                 // A phase ends early if it reached its target success rate.
@@ -69,10 +69,10 @@ pub async fn replay(
                 }
                 return Ok(done);
             };
-            replay_run.step(&plan, None, observer).await?;
+            replay_run.replay_step(&plan, None, observer).await?;
             done += 1;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
-                let differs = replay_run.compare(index, &checkpoint.dir).await?;
+                let differs = replay_run.compare_checkpoint(index, &checkpoint.dir).await?;
                 compared(ReplayComparison {
                     checkpoint: checkpoint.dir.clone(),
                     step: done,
@@ -84,12 +84,12 @@ pub async fn replay(
     Ok(done)
 }
 
-/// Computes the loss terms of a recorded step, by replaying the run up to it: from the newest
-/// checkpoint of the same phase, or from the start.
+/// Computes the loss terms of the recorded step `step` of phase `phase`. Replays the run up to this
+/// step, from the newest usable checkpoint of the phase or from the start of the run.
 ///
 /// # Errors
-/// Returns an error if the step is not recorded, if a learner does not report terms, or if a
-/// learner fails.
+/// Returns an error if the step is not recorded, if a learner fails, or if a learner does not
+/// report loss terms.
 pub async fn terms(
     recipe: &Recipe,
     dir: &Path,
@@ -100,7 +100,7 @@ pub async fn terms(
     let replay_run = ReplayRun::open(recipe, dir, policies).await?;
     let keys = recipe.phase.get(phase as usize).ok_or(TrainerError::NoStep { phase, step })?;
     let FoundCheckpoints { complete: checkpoints, .. } =
-        Checkpoints::read_only(dir.join("checkpoints")).find()?;
+        CheckpointDir::open_read_only(dir.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
     // A reference that has not been updated has the weights at the start of the phase. Checkpoints
     // within the phase do not contain it.
@@ -111,7 +111,7 @@ pub async fn terms(
     let newest = usable.max_by_key(|at| at.position.step);
     let start = match newest {
         Some(checkpoint) => {
-            replay_run.restore(phase as usize, &checkpoint.dir).await?;
+            replay_run.restore_models(phase as usize, &checkpoint.dir).await?;
             (phase, checkpoint.position.step)
         }
         None => (0, 0),
@@ -119,17 +119,17 @@ pub async fn terms(
     for index in start.0..=phase {
         let from_checkpoint = newest.is_some();
         if !from_checkpoint {
-            replay_run.enter(index as usize).await?;
+            replay_run.enter_phase(index as usize).await?;
         }
         let first = if from_checkpoint { start.1 } else { 0 };
         for at in first..recipe.phase[index as usize].steps() {
             let Some(plan) = replay_run.store.step_plan(index, at).await? else { break };
             if (index, at) == (phase, step) {
                 let mut found = Vec::new();
-                replay_run.step(&plan, Some(&mut found), observer).await?;
+                replay_run.replay_step(&plan, Some(&mut found), observer).await?;
                 return Ok(found);
             }
-            replay_run.step(&plan, None, observer).await?;
+            replay_run.replay_step(&plan, None, observer).await?;
         }
     }
     Err(TrainerError::NoStep { phase, step })
@@ -139,10 +139,10 @@ pub async fn terms(
 struct ReplayRun<'a> {
     recipe: &'a Recipe,
     store: Arc<dyn Store>,
-    origin: Option<Origin>,
+    origin: Option<RunOrigin>,
     policies: Policies,
     untrained: Vec<String>,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl<'a> ReplayRun<'a> {
@@ -152,18 +152,19 @@ impl<'a> ReplayRun<'a> {
         policies: Vec<Policy>,
     ) -> Result<Self, TrainerError> {
         let store = levade_store_client::open(&recipe.run.store, dir, StoreAccess::Read).await?;
-        let origin = Origin::read(dir)?;
+        let origin = RunOrigin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, policy_learner) in policies.trained() {
             policy_learner.restore(None).await?;
         }
         let untrained = recipe.untrained_agents();
-        let scratch = Scratch::new(recipe, dir)?;
+        let scratch = ScratchDir::new(recipe, dir)?;
         Ok(ReplayRun { recipe, store, origin, policies, untrained, scratch })
     }
 
-    /// Initializes the models of a phase's policies, as the run did.
-    async fn enter(&self, index: usize) -> Result<(), TrainerError> {
+    /// Initializes the models for the phase with this index, as the run did at the start of the
+    /// phase.
+    async fn enter_phase(&self, index: usize) -> Result<(), TrainerError> {
         let before = &self.recipe.phase[..index];
         let phase = &self.recipe.phase[index];
         let trained = self.recipe.trained_policies_in(phase);
@@ -174,14 +175,18 @@ impl<'a> ReplayRun<'a> {
                 self.recipe.trained_policies_in(phase).iter().any(|trained| trained == name)
                     && policy_learner.models(phase).critic.is_some()
             };
-            enter(policy_learner.models(phase), before.iter().any(has_critic), &self.scratch.0)
-                .await?;
+            initialize_models(
+                policy_learner.models(phase),
+                before.iter().any(has_critic),
+                &self.scratch.0,
+            )
+            .await?;
         }
         Ok(())
     }
 
-    /// Loads the models of a phase from a checkpoint within it.
-    async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
+    /// Loads the models of the phase with this index from a checkpoint within the phase.
+    async fn restore_models(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[index];
         for (name, policy_learner) in
             self.policies.trained_among(&self.recipe.trained_policies_in(phase))
@@ -199,8 +204,8 @@ impl<'a> ReplayRun<'a> {
         Ok(())
     }
 
-    /// Replays a step. If `terms` is set, adds the terms of the step's losses to it.
-    async fn step(
+    /// Replays a recorded step. If `terms` is set, appends the loss terms of the step's policies.
+    async fn replay_step(
         &self,
         plan: &StepPlan,
         mut terms: Option<&mut Vec<PolicyTerms>>,
@@ -222,7 +227,7 @@ impl<'a> ReplayRun<'a> {
         }
         let trajectories: HashMap<AttemptId, &Trajectory> =
             attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
-        let mut progress = Progress::new(plan);
+        let mut progress = MicroBatchProgress::new(plan);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let policy_learner = self.policies.policy_learner(name)?;
@@ -245,7 +250,7 @@ impl<'a> ReplayRun<'a> {
                 }
                 Some(terms) => {
                     let recorder = RecordingLearner::new(models.policy);
-                    let models = Models { policy: &recorder, ..models };
+                    let models = PhaseModels { policy: &recorder, ..models };
                     run_plan(policy, &trajectories, models, &settings, &mut progress, observer)
                         .await?;
                     terms.push(recorder.into_terms(policy));
@@ -256,8 +261,9 @@ impl<'a> ReplayRun<'a> {
         Ok(())
     }
 
-    /// Returns the first file of a checkpoint that differs from the current weights.
-    async fn compare(
+    /// Compares the current weights with a checkpoint, and returns the path of the first file that
+    /// differs.
+    async fn compare_checkpoint(
         &self,
         index: usize,
         checkpoint: &Path,
@@ -270,20 +276,29 @@ impl<'a> ReplayRun<'a> {
             let trains = trained.iter().any(|trained| trained == name);
             let policy_dir = self.policies.policy_dir(checkpoint, name);
             let models = policy_learner.models(phase);
-            let found =
-                compare(models, &policy_learner.extra_files, trains, &policy_dir, &self.scratch.0)
-                    .await?;
+            let found = compare_policy(
+                models,
+                &policy_learner.extra_files,
+                trains,
+                &policy_dir,
+                &self.scratch.0,
+            )
+            .await?;
             differs = differs.or(found);
         }
         Ok(differs)
     }
 }
 
-/// Initializes the models of a policy for a phase, as the run did. The optimizers are reset, and
-/// the reference gets the policy's weights. The critic also gets the policy's weights, unless an
-/// earlier phase has trained it (`trained`).
-async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), TrainerError> {
-    let Models { policy, reference, critic } = models;
+/// Initializes the models of one policy for a phase, as the run did at the start of the phase. The
+/// optimizers are reset, and the reference gets the policy's weights. The critic also gets the
+/// policy's weights, unless an earlier phase has trained the critic (`trained`).
+async fn initialize_models(
+    models: PhaseModels<'_>,
+    trained: bool,
+    scratch: &Path,
+) -> Result<(), TrainerError> {
+    let PhaseModels { policy, reference, critic } = models;
     create_empty_dir(scratch)?;
     policy.save(scratch, false).await?;
     policy.load(scratch, false).await?;
@@ -300,19 +315,20 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Returns the first file of a policy that differs from its file at `policy_dir` in a checkpoint. A
-/// policy that the phase does not train has no optimizer moments to compare.
+/// Compares the models of one policy with its files at `policy_dir` in a checkpoint, and returns
+/// the path of the first file that differs. If `trains` is false, the phase does not train the
+/// policy, so its optimizer moments are not compared.
 ///
-/// `extra_files` writes the remaining files as it did in the checkpoint: a learner in another
-/// process writes the tokenizer in its own format, which the checkpoint has replaced.
-async fn compare(
-    models: Models<'_>,
+/// `extra_files` must write the same further files as in the checkpoint: a learner in another
+/// process saves the tokenizer in its own format, which the checkpoint has replaced.
+async fn compare_policy(
+    models: PhaseModels<'_>,
     extra_files: &ExtraFiles,
     trains: bool,
     policy_dir: &Path,
     scratch: &Path,
 ) -> Result<Option<String>, TrainerError> {
-    let Models { policy, reference, critic } = models;
+    let PhaseModels { policy, reference, critic } = models;
     let models = [
         (Some(policy), policy_dir.to_owned(), trains),
         (critic, policy_dir.join(CRITIC), trains),
@@ -340,12 +356,12 @@ async fn compare(
     Ok(None)
 }
 
-/// A temporary directory of this process. It is removed when the value is dropped.
-struct Scratch(PathBuf);
+/// A temporary directory, which is removed when the value is dropped.
+struct ScratchDir(PathBuf);
 
-impl Scratch {
-    /// Creates the directory below `run` if a remote learner is restricted to that path, otherwise
-    /// in the system's temporary directory.
+impl ScratchDir {
+    /// Creates the directory within the run directory `run` if a remote learner may only access
+    /// files there, otherwise in the system's temporary directory.
     fn new(recipe: &Recipe, run: &Path) -> Result<Self, TrainerError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -357,11 +373,11 @@ impl Scratch {
         };
         let path = path.join(format!("levade-replay-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|source| file_error("create", &path, source))?;
-        Ok(Scratch(path))
+        Ok(ScratchDir(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

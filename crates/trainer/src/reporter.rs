@@ -16,19 +16,21 @@ use crate::rollout::{AttemptMaker, AttemptWarnings};
 use crate::run_dir::LockedRunDir;
 use crate::sink::{self, Sink};
 
-/// Receives the metrics and the failures of a run.
+/// Writes the metrics of a run to its file and its sinks, and collects failures of tools, scorers
+/// and other components around the model.
 pub(crate) struct Reporter {
     file: MetricsFile,
     sinks: Vec<Box<dyn Sink>>,
-    /// Failures around the model since this process started.
+    /// Failures of components around the model since this process started.
     pub warnings: AttemptWarnings,
-    /// Total time of device handoffs at the end of the last step.
+    /// Cumulative time of device handoffs up to the end of the last step.
     handed_over: Duration,
 }
 
 impl Reporter {
-    /// Opens the metrics file and the sinks of a run that resumes from `latest`, or starts if
-    /// `latest` is `None`. Lines of the file that were written after the checkpoint are removed.
+    /// Opens the metrics file and the sinks of a run. The run resumes from the checkpoint `latest`,
+    /// or is new if `latest` is `None`. Lines that were written to the file after the checkpoint
+    /// are removed.
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened.
@@ -41,14 +43,14 @@ impl Reporter {
             latest.map_or((0, 0), |latest| (latest.metrics_bytes, latest.position.global_step));
         Ok(Reporter {
             file: MetricsFile::open(&dir.metrics(), bytes)?,
-            sinks: sink::open(recipe, dir.root(), step)?,
+            sinks: sink::open_sinks(recipe, dir.root(), step)?,
             warnings: AttemptWarnings::default(),
             handed_over: Duration::ZERO,
         })
     }
 
-    /// Appends a line to the metrics file, and sends its `metrics` to the sinks as metrics of
-    /// `step`. Drops a sink that fails.
+    /// Appends `line` to the metrics file, and sends `metrics` to the sinks as metrics of `step`. A
+    /// sink that fails is removed, with a note for the user.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -79,12 +81,12 @@ impl Reporter {
         self.file.sync()
     }
 
-    /// Adds the failures of attempts and of their superseded tries, and reports each source of
-    /// failures once. Returns the number of superseded tries.
+    /// Counts the failures in attempts and in their superseded tries, and reports the first failure
+    /// of each source. Returns the number of superseded tries.
     ///
     /// # Errors
-    /// Returns an error if the earlier tries cannot be read.
-    pub async fn note_warnings(
+    /// Returns an error if the superseded tries cannot be read from the store.
+    pub async fn report_warnings(
         &mut self,
         rollouts: &AttemptMaker,
         attempts: &[Attempt],
@@ -100,7 +102,8 @@ impl Reporter {
         Ok(earlier.len())
     }
 
-    /// Adds the time of device handoffs between learner and samplers since the previous step.
+    /// Adds a metric with the time of device handoffs between learner and samplers since the
+    /// previous step.
     pub fn add_handoffs(&mut self, policies: &Policies, metrics: &mut Metrics) {
         let of_each = policies
             .trained()

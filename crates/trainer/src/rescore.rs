@@ -19,39 +19,39 @@ use crate::TrainerError;
 use crate::completions::score_group;
 use crate::scoring::Scorers;
 
-/// An attempt with its recorded and its new score.
+/// A recorded attempt with its recorded score and its score by new scorers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RescoredAttempt {
     /// Id of the attempt.
     pub id: AttemptId,
-    /// Name of its slot, such as `train/1/3/0/2`.
+    /// Name of the attempt's slot, such as `train/1/3/0/2`.
     pub attempt: String,
-    /// Index of the phase, from 0.
+    /// Index of the attempt's phase, from 0.
     pub phase: u32,
     /// Index of the step for which the attempt was started.
     pub step: u32,
-    /// Recorded score. `None` if the attempt was not scored.
+    /// Recorded score. `None` if the attempt has no recorded score.
     pub old: Option<f64>,
     /// New score. `None` if the new scorers could not score the attempt.
     pub new: Option<f64>,
-    /// Reason why there is no new score.
+    /// Reason why there is no new score. `None` if there is a new score.
     pub error: Option<String>,
 }
 
-/// Scores of a run by the old and the new scorers.
+/// Scores of a run's training attempts by the old and by the new scorers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rescored {
+pub struct RescoredRun {
     /// The attempts, sorted by slot.
     pub attempts: Vec<RescoredAttempt>,
-    /// (phase, step) of every step that has an attempt with both scores.
+    /// Phase and step of every step that has an attempt with both scores.
     pub steps: Vec<(u32, u32)>,
-    /// Step at which the scores start to diverge, as indices of `steps`. `None` if they do not
-    /// diverge.
+    /// Step at which new and recorded scores start to diverge, as an index of `steps`. `None` if
+    /// the scores do not diverge.
     pub divergence: Option<ScoreDivergence>,
 }
 
-/// Returns the keys for scoring again: without substitutes for scores, and without waiting for an
-/// unavailable scorer longer than its retries.
+/// Returns reward keys for scoring recorded attempts again. Substitute values for missing scores
+/// are disabled, and an unavailable scorer is only retried, never waited for.
 pub fn rescoring_keys(keys: &RewardKeys) -> RewardKeys {
     let without = |effect: UnscoredEffect| match effect {
         UnscoredEffect::Value(_) | UnscoredEffect::Defer => UnscoredEffect::Retry,
@@ -65,8 +65,8 @@ pub fn rescoring_keys(keys: &RewardKeys) -> RewardKeys {
     keys
 }
 
-/// Scores the training attempts of a run again, at most `concurrency` groups at a time. Calls
-/// `progress` with the number of finished and of all groups.
+/// Scores the training attempts of a recorded run again, at most `concurrency` groups at a time.
+/// Calls `progress` with the number of finished groups and the number of all groups.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
@@ -76,7 +76,7 @@ pub async fn rescore(
     concurrency: usize,
     seed: u64,
     progress: &mut (dyn FnMut(usize, usize) + Send),
-) -> Result<Rescored, TrainerError> {
+) -> Result<RescoredRun, TrainerError> {
     let mut groups: BTreeMap<(u32, u32, u32), Vec<AttemptId>> = BTreeMap::new();
     for summary in store.summaries(Purpose::Train).await? {
         let AttemptSlot { phase, step, group, .. } = summary.slot;
@@ -107,7 +107,7 @@ pub async fn rescore(
         .filter_map(both)
         .map(|(at, old, new)| TwoScores { step: steps.partition_point(|s| *s < at), old, new })
         .collect();
-    Ok(Rescored { divergence: find_divergence(&scores, seed), steps, attempts })
+    Ok(RescoredRun { divergence: find_divergence(&scores, seed), steps, attempts })
 }
 
 async fn rescore_group(
@@ -175,7 +175,7 @@ mod tests {
         store
     }
 
-    async fn rescored(store: &Memory) -> Rescored {
+    async fn rescored(store: &Memory) -> RescoredRun {
         let keys = rescoring_keys(&RewardKeys::default());
         let scorers = Scorers::new(&keys, BTreeMap::new());
         rescore(store, &scorers, 2, 0, &mut |_, _| ()).await.unwrap()

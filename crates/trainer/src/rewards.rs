@@ -13,15 +13,15 @@ use levade_tree::{Finish, Kind, Trajectory};
 use crate::agents::TokenLimits;
 use crate::batch::Targets;
 
-/// Returns whether an attempt was truncated: by a limit on tokens, turns, context or time.
+/// Returns whether a limit on tokens, turns, context or time ended the attempt.
 pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
     let finish = attempt.outcome.finish;
     !finish.is_complete() && finish != Finish::Failed
 }
 
 /// Returns the reward of an attempt under the recipe's rule for overlong attempts, and whether the
-/// attempt is trained. Returns `None` if the attempt does not count.
-pub(crate) fn reward_of(
+/// attempt is trained. Returns `None` if the attempt has no reward, or if the rule drops it.
+pub(crate) fn shaped_reward(
     attempt: &Attempt,
     keys: &RlKeys,
     limits: &TokenLimits,
@@ -33,34 +33,35 @@ pub(crate) fn reward_of(
         OverlongAttempts::Drop => (!is_truncated(attempt)).then_some((reward, true)),
         OverlongAttempts::Penalize { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
-            let limit = limits.limit_for(&attempt.task) as u64;
+            let limit = limits.max_attempt_tokens(&attempt.task) as u64;
             Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
         }
     }
 }
 
-/// Returns whether an attempt is a sample of a policy. It is not if the policy did not act and
-/// another policy acted or was selected for an agent, because the completions of the policy cannot
-/// have changed the reward. An attempt in which no policy acted is a sample of every policy.
+/// Returns whether an attempt is a sample of the targets' policy. An attempt is no sample if the
+/// policy did not act but another policy acted or was selected for an agent, because the policy
+/// cannot have changed the reward. An attempt in which no policy acted is a sample of every policy.
 pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
     let is_other = |policy: &String| policy != targets.policy;
     let is_selected = attempt.outcome.cast.values().any(is_other);
     let mut acting = attempt.trajectory.segments().iter().filter(|s| s.kind != Kind::Context);
     let is_acting = targets.requires_acting && acting.any(|segment| is_other(&segment.policy));
-    !(is_selected || is_acting) || acts(&attempt.trajectory, targets)
+    !(is_selected || is_acting) || has_trained_completion(&attempt.trajectory, targets)
 }
 
-/// Returns whether a trajectory contains a completion of the policy by a trained agent. Greedy
-/// completions count, too.
-fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
+/// Returns whether a trained agent acted in a trajectory with the targets' policy. Greedy
+/// completions also count.
+fn has_trained_completion(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
     trajectory
         .segments()
         .iter()
-        .any(|segment| segment.kind != Kind::Context && targets.can_contain(segment))
+        .any(|segment| segment.kind != Kind::Context && targets.accepts_segment(segment))
 }
 
-/// Returns the attempts of a group that count, with their rewards and whether they are trained.
-pub(crate) fn with_rewards<'a>(
+/// Returns the attempts of a group that count for training, each with its reward and whether it is
+/// trained.
+pub(crate) fn rewarded_attempts<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     keys: &RlKeys,
     limits: &TokenLimits,
@@ -70,12 +71,13 @@ pub(crate) fn with_rewards<'a>(
             keys.empty == EmptyAttempts::Keep || attempt.trajectory.sampled_tokens() > 0
         })
         .filter_map(|attempt| {
-            reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained))
+            shaped_reward(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained))
         })
         .collect()
 }
 
-/// Returns whether a group has no gradient, because all its attempts have the same reward.
+/// Returns whether a group has no gradient because all its attempts have the same reward.
+/// `rewarded` contains the attempts with their rewards.
 pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     keys.zero_variance_has_no_gradient()

@@ -34,28 +34,28 @@ use levade_tree::AttemptId;
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Position, checkpoints};
 use crate::files::{file_error, sync_dir};
-use crate::origin::Origin;
+use crate::origin::RunOrigin;
 use crate::past;
-use crate::phase::positions_of;
+use crate::phase::group_positions;
 use crate::run_dir::LockedRunDir;
 use crate::superseded::{RewindRecord, finish_rewind, partial_dir, superseded_dir, sync_parent};
 
-/// Files that are copied if they exist. The metrics after the checkpoint are removed when the run
-/// resumes. The file `mlflow.json` is not copied, because the server already has the later steps.
+/// Files that are copied into the rewound run directory if they exist. The metrics after the
+/// checkpoint are removed when the run resumes. The file `mlflow.json` is not copied, because the
+/// MLflow server already has the later steps.
 const COPIED: [&str; 5] =
     ["engine.json", "learner.json", "metrics.jsonl", "events.jsonl", TimesFile::NAME];
-/// Maximum number of tokens that one write to the new store contains, unless a single attempt has
-/// more.
+/// Maximum number of tokens per write to the new store. A single attempt can have more.
 const MAX_WRITE_TOKENS: usize = 1 << 20;
 
-/// A run that was set back to an earlier step.
+/// Result of setting a run back to an earlier step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rewound {
+pub struct RewindResult {
     /// Number of finished steps at the checkpoint from which the run continues.
     pub step: u32,
-    /// Number of finished steps that were superseded.
+    /// Number of finished steps that were discarded from the run.
     pub superseded_steps: u32,
-    /// Directory that contains the run as it was before.
+    /// Directory that contains the former run with the discarded steps.
     pub superseded: PathBuf,
 }
 
@@ -63,11 +63,14 @@ pub struct Rewound {
 /// finished steps. The run can then be resumed with `recipe`.
 ///
 /// # Errors
-/// Returns an error if the directory contains no run or another process works on it, if no
-/// checkpoint is that old, if the run has fewer steps, if the recipe differs from the run's in a
-/// key that must not change, if the store is outside the directory and `run.store` names no other
-/// store, or if a file cannot be written. The run is then unchanged.
-pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError> {
+/// Returns an error in the following cases, in which the run stays unchanged:
+///
+/// - The directory contains no run, or another process works on the run.
+/// - No checkpoint has at most `step` finished steps, or the run has fewer than `step` steps.
+/// - The recipe differs from the run's recipe in a key that must not change.
+/// - The store is outside the directory, and `run.store` names no other store.
+/// - A file cannot be written.
+pub async fn rewind(recipe: &Recipe, step: u32) -> Result<RewindResult, TrainerError> {
     let root = &recipe.run.folder;
     // A symbolic link to the directory must not be exchanged instead of the directory.
     let root = fs::canonicalize(root).map_err(|source| file_error("open", root, source))?;
@@ -84,7 +87,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     }
     let index = all
         .iter()
-        .rposition(|c| c.position.global_step <= step && c.verify().is_ok())
+        .rposition(|c| c.position.global_step <= step && c.verify_checksums().is_ok())
         .filter(|_| step <= num_steps);
     let Some(index) = index else {
         let kept = all.iter().map(|c| c.position.global_step).collect();
@@ -109,7 +112,7 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
     let reward = recipe.reward.clone();
     let run = RunKeys { store: recipe.run.store.clone(), ..earlier.run.clone() };
     let next = Recipe { reward, run, ..earlier.clone() };
-    let built = Rewind { old: &dir, earlier: &earlier, next: &next, kept, position }
+    let built = RewoundRunBuilder { old: &dir, earlier: &earlier, next: &next, kept, position }
         .build(&partial, &superseded, if is_inside(&recipe.run) { &partial } else { &root })
         .await;
     let lock = match built {
@@ -120,32 +123,32 @@ pub async fn rewind(recipe: &Recipe, step: u32) -> Result<Rewound, TrainerError>
         }
     };
     crash_point("rewind_built");
-    exchange(&partial, &root)?;
+    exchange_dirs(&partial, &root)?;
     sync_parent(&root)?;
     crash_point("rewind_exchanged");
     finish_rewind(&root)?;
     drop(lock);
     let step = position.global_step;
     let newest = all.last().map_or(step, |last| last.position.global_step);
-    Ok(Rewound { step, superseded_steps: newest - step, superseded })
+    Ok(RewindResult { step, superseded_steps: newest - step, superseded })
 }
 
-/// The change of a run that goes back to a checkpoint.
-struct Rewind<'a> {
+/// Builds the directory of a run that goes back to a checkpoint.
+struct RewoundRunBuilder<'a> {
     old: &'a LockedRunDir,
-    /// Recipe of the run before.
+    /// Recipe with which the run was last started or resumed.
     earlier: &'a Recipe,
-    /// Recipe of the run from the checkpoint on.
+    /// Recipe with which the run continues from the checkpoint.
     next: &'a Recipe,
     /// Checkpoints up to the checkpoint from which the run continues, oldest first.
     kept: &'a [Checkpoint],
-    /// Position of the last of them.
+    /// Position of the last checkpoint in `kept`.
     position: Position,
 }
 
-impl Rewind<'_> {
-    /// Writes the new directory, with its recipe last, and locks it. `store_dir` is the directory
-    /// against which the location of the store is resolved.
+impl RewoundRunBuilder<'_> {
+    /// Writes the new run directory `dir`, with its recipe last, and returns it locked. A relative
+    /// location of the new store is resolved against `store_dir`.
     async fn build(
         &self,
         dir: &Path,
@@ -167,19 +170,20 @@ impl Rewind<'_> {
         }
         sync_dir(&lock.checkpoints())?;
         let Position { phase, step, global_step, .. } = self.position;
-        if let Some(mut origin) = Origin::read(old)? {
+        if let Some(mut origin) = RunOrigin::read(old)? {
             origin.forget_steps_from(phase, step);
             origin.write(dir)?;
         }
-        self.copy_record(store_dir).await?;
+        self.copy_store(store_dir).await?;
         let superseded = superseded.file_name().unwrap_or_default().to_string_lossy().into_owned();
         RewindRecord::new(global_step, superseded).write(dir)?;
         lock.write_recipe(self.next)?;
         Ok(lock)
     }
 
-    /// Copies the part of the record on which the checkpoint depends into a new store.
-    async fn copy_record(&self, store_dir: &Path) -> Result<(), TrainerError> {
+    /// Copies the attempts, step plans, evaluations and withdrawals on which the checkpoint depends
+    /// into a new store.
+    async fn copy_store(&self, store_dir: &Path) -> Result<(), TrainerError> {
         let location = &self.earlier.run.store;
         let from = levade_store_client::open(location, self.old.root(), StoreAccess::Read).await?;
         // Ids of attempts are derived from the id of the run, which is the id in the old store.
@@ -196,12 +200,12 @@ impl Rewind<'_> {
         for at in from.planned_steps().await?.into_iter().filter(|at| *at < (phase, step)) {
             let Some(plan) = from.step_plan(at.0, at.1).await? else { continue };
             if let Some(Phase::Rl(keys)) = self.earlier.phase.get(at.0 as usize) {
-                taken.extend(positions_of(&plan, keys).into_iter().map(|p| (at.0, p)));
+                taken.extend(group_positions(&plan, keys).into_iter().map(|p| (at.0, p)));
             }
             plans.push(plan);
         }
         let same_reward = self.earlier.reward == self.next.reward;
-        let selection = Selection { taken, phase, step, recipe: self.earlier, same_reward };
+        let selection = KeptAttempts { taken, phase, step, recipe: self.earlier, same_reward };
         let withdrawals: Vec<Withdrawal> = from
             .withdrawals()
             .await?
@@ -231,7 +235,7 @@ impl Rewind<'_> {
         &self,
         from: &dyn Store,
         to: &dyn Store,
-        selection: &Selection<'_>,
+        selection: &KeptAttempts<'_>,
         withdrawals: &[Withdrawal],
     ) -> Result<(), TrainerError> {
         let mut ids: Vec<AttemptId> = withdrawals.iter().map(|withdrawal| withdrawal.id).collect();
@@ -264,9 +268,10 @@ impl Rewind<'_> {
     }
 }
 
-/// The attempts that a run keeps when it goes back to a step.
-struct Selection<'a> {
-    /// Phase, and position in its task order, of every group that a kept step took.
+/// Selects the attempts that a run keeps when it goes back to an earlier step.
+struct KeptAttempts<'a> {
+    /// Phase of every group that a kept step took, and the group's position in the task order of
+    /// the phase.
     taken: HashSet<(u32, u64)>,
     phase: u32,
     step: u32,
@@ -274,7 +279,7 @@ struct Selection<'a> {
     same_reward: bool,
 }
 
-impl Selection<'_> {
+impl KeptAttempts<'_> {
     fn contains(&self, slot: &AttemptSlot) -> bool {
         let AttemptSlot { purpose, phase, step, group, .. } = *slot;
         match purpose {
@@ -299,7 +304,7 @@ impl Selection<'_> {
 
 /// Exchanges two directories atomically.
 #[cfg(any(target_os = "linux", target_os = "macos"))]
-fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
+fn exchange_dirs(new: &Path, root: &Path) -> Result<(), TrainerError> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     renameat_with(CWD, new, CWD, root, RenameFlags::EXCHANGE).map_err(|error| {
         let _ = fs::remove_dir_all(new);
@@ -307,9 +312,10 @@ fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
     })
 }
 
-/// Rejects the exchange: this operating system cannot exchange directories atomically.
+/// Returns [`TrainerError::ExchangeUnsupported`]: this operating system cannot exchange directories
+/// atomically.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
-fn exchange(new: &Path, root: &Path) -> Result<(), TrainerError> {
+fn exchange_dirs(new: &Path, root: &Path) -> Result<(), TrainerError> {
     let _ = fs::remove_dir_all(new);
     let source = ErrorKind::Unsupported.into();
     Err(TrainerError::ExchangeUnsupported { run_dir: root.to_owned(), source })
@@ -322,8 +328,8 @@ fn copy_if_exists(from: &Path, to: &Path) -> Result<(), TrainerError> {
     }
 }
 
-/// Creates a directory with hard links to all files of another one, or with copies if the file
-/// system has no links. Does nothing if the other one does not exist.
+/// Creates the directory `to` with hard links to all files in `from`, or with copies if the file
+/// system has no hard links. Does nothing if `from` does not exist.
 fn link_dir(from: &Path, to: &Path) -> Result<(), TrainerError> {
     let entries = match fs::read_dir(from) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

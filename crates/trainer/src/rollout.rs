@@ -23,19 +23,19 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::in_flight::{AttemptEvent, GeneratedAttempt, InFlight, completed_attempts};
+use crate::in_flight::{AttemptEvent, AttemptsInFlight, GeneratedAttempt, completed_attempts};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::panics::catch_panic;
-use crate::random::{group_stream, try_stream};
+use crate::random::{group_random_stream, try_random_stream};
 use crate::scoring::{Scorers, ScoringFailure};
-use crate::sessions::{SessionRecords, own_task};
+use crate::sessions::{SessionRecords, task_of_session};
 use crate::tracer::Tracer;
 
-/// Maximum number of lost tries of an attempt slot in this process. Another loss counts as a
-/// failure: the attempt itself may end the processes that make it.
+/// Maximum number of lost tries of an attempt slot in this process. A further lost try counts as
+/// failed, because the attempt itself may be what ends the processes that make it.
 const MAX_LOST_TRIES: u32 = 8;
 
-/// Generates attempts and records them.
+/// Generates attempts of agents at tasks, scores them, and records them in the store.
 #[derive(Clone)]
 pub struct AttemptMaker {
     /// The agents that make the attempts.
@@ -48,24 +48,24 @@ pub struct AttemptMaker {
     pub concurrency: usize,
     /// Store in which attempts are recorded.
     pub store: Arc<dyn Store>,
-    /// Receives every attempt that counts when it has ended.
+    /// Receives every attempt that counts, when the attempt has ended.
     pub tracer: Tracer,
-    /// Records of sessions, from which the attempts of session tasks are copied.
+    /// Stores of recorded sessions. Attempts at session tasks are copied from them.
     pub sessions: SessionRecords,
-    /// Subjects of withdrawals from the run: ids of tasks, and people by their key
-    /// ([`person_subject`]). No further attempt at their tasks is made.
+    /// Subjects that were withdrawn from the run: ids of tasks, and keys of people
+    /// ([`person_subject`]). No further attempts are made at their tasks.
     pub withdrawn: Arc<BTreeSet<String>>,
 }
 
 impl AttemptMaker {
-    /// Makes one attempt for each slot, at the task of the same index, and returns the attempts in
-    /// this order. The attempts are not for training. Attempts that are already recorded are not
-    /// repeated. Returns `None` if the run is stopped; the attempts that were recorded until then
-    /// stay.
+    /// Makes one attempt in each slot at the slot's task, and returns the attempts in the order of
+    /// `wanted`. The attempts are not for training. An attempt that is already recorded is not
+    /// repeated. Returns `None` if the run is stopped. Attempts that were recorded until then
+    /// remain recorded.
     ///
     /// # Errors
-    /// Returns an error if recording fails, if a task names an unknown agent, or if every attempt
-    /// failed.
+    /// Returns an error if the store cannot be written, if a task names an unknown agent, or if
+    /// every attempt failed.
     pub async fn run(
         &self,
         wanted: &[(AttemptSlot, Task)],
@@ -74,12 +74,12 @@ impl AttemptMaker {
         stop: &StopFlag,
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
-        let mut in_flight = InFlight::new(self.scorers.clone(), self.store.clone());
+        let mut in_flight = AttemptsInFlight::new(self.scorers.clone(), self.store.clone());
         for (index, (slot, task)) in wanted.iter().enumerate() {
             let recorded = self.store.last_try(slot).await?;
             attempts.push(match recorded {
                 Some(attempt) if attempt.status == Status::Unscored => {
-                    in_flight.score(index, self.unscored(attempt, task).await?);
+                    in_flight.start_scoring(index, self.prepare_for_scoring(attempt, task).await?);
                     None
                 }
                 recorded => recorded,
@@ -87,7 +87,7 @@ impl AttemptMaker {
         }
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> = (0..wanted.len())
-            .filter(|index| attempts[*index].is_none() && !in_flight.has(index))
+            .filter(|index| attempts[*index].is_none() && !in_flight.contains(index))
             .collect();
         let mut scorer_outage = ScorerOutage::default();
         let compares = self.scorers.group_scorers().next().is_some();
@@ -97,7 +97,10 @@ impl AttemptMaker {
                 && let Some(index) = waiting.pop_front()
             {
                 let (slot, task) = &wanted[index];
-                in_flight.generate(index, self.attempt(slot, task, params.clone(), false)?);
+                in_flight.start_generating(
+                    index,
+                    self.generate_attempt(slot, task, params.clone(), false)?,
+                );
             }
             let ended = tokio::select! {
                 ended = in_flight.next(Some(self.scorers.outage_timeout())) => ended?,
@@ -122,7 +125,7 @@ impl AttemptMaker {
                 }
             };
             if attempt.status != Status::Unscored {
-                self.record(&attempt).await?;
+                self.record_completed(&attempt).await?;
                 done += 1;
                 let purpose = attempt.slot.purpose;
                 let sampled_tokens = attempt.trajectory.sampled_tokens();
@@ -163,15 +166,16 @@ impl AttemptMaker {
         Ok(Some(attempts))
     }
 
-    /// Generates one attempt, for training if `trains`. The attempt is not scored yet, and its
-    /// record is still running. A failed try is recorded as superseded and repeated, as often as
-    /// the recipe allows. A lost try is recorded as abandoned and repeated with the same random
-    /// stream.
+    /// Generates one attempt, without its score. `trains` states whether the attempt is for
+    /// training. When the future ends, the store still lists the attempt as running.
+    ///
+    /// A failed try is recorded as superseded, and repeated as often as the recipe allows. A lost
+    /// try is recorded as abandoned, and repeated with the same random stream.
     ///
     /// # Errors
-    /// Returns an error if the task names an unknown agent. The future returns an error if
-    /// recording fails.
-    pub(crate) fn attempt(
+    /// Returns an error if the task names an unknown agent or was withdrawn. The future returns an
+    /// error if the store cannot be written.
+    pub(crate) fn generate_attempt(
         &self,
         slot: &AttemptSlot,
         task: &Task,
@@ -181,7 +185,7 @@ impl AttemptMaker {
         impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
         TrainerError,
     > {
-        let task = &own_task(slot, task);
+        let task = &task_of_session(slot, task);
         reject_withdrawn_task(&self.withdrawn, &task.id, &task.persons())?;
         let agent = self.agents.agent_for(task)?;
         let retries = agent.keys.retries;
@@ -189,7 +193,7 @@ impl AttemptMaker {
             slot: *slot,
             retries,
             needs_tokens: true,
-            agent_loop: match self.sessions.taken(slot, task) {
+            agent_loop: match self.sessions.session_to_copy(slot, task) {
                 Some(taken) => Arc::new(taken),
                 None => agent.agent_loop.clone(),
             },
@@ -203,7 +207,7 @@ impl AttemptMaker {
                 teacher: self.agents.teacher.clone(),
                 seed: self.seed,
                 stream: 0,
-                group_stream: group_stream(slot),
+                group_stream: group_random_stream(slot),
                 is_evaluation: slot.purpose == Purpose::Eval,
                 params,
                 has_own_sampling: trains,
@@ -218,11 +222,11 @@ impl AttemptMaker {
         })
     }
 
-    /// Prepares a recorded attempt without a score for scoring.
+    /// Prepares a recorded attempt that has no score yet for scoring.
     ///
     /// # Errors
     /// Returns an error if the task names an unknown agent, or if the store cannot be read.
-    pub(crate) async fn unscored(
+    pub(crate) async fn prepare_for_scoring(
         &self,
         attempt: Attempt,
         task: &Task,
@@ -232,7 +236,7 @@ impl AttemptMaker {
         Ok(GeneratedAttempt { attempt, may_retry: failed < retries })
     }
 
-    /// Returns the superseded tries before these attempts.
+    /// Returns the superseded tries that preceded these attempts in their slots.
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.
@@ -248,9 +252,9 @@ impl AttemptMaker {
         Ok(found)
     }
 
-    /// Records the end of an attempt unless it failed: [`AttemptMaker::record_failed_attempts`]
-    /// records failed attempts.
-    pub(crate) async fn record(&self, attempt: &Attempt) -> Result<(), TrainerError> {
+    /// Records the end of a completed attempt. [`AttemptMaker::record_failed_attempts`] records
+    /// failed attempts.
+    pub(crate) async fn record_completed(&self, attempt: &Attempt) -> Result<(), TrainerError> {
         if attempt.status == Status::Completed {
             self.store.end_attempt(&attempt.id, &attempt.end()).await?;
             self.tracer.attempt_ended(attempt);
@@ -259,15 +263,15 @@ impl AttemptMaker {
         Ok(())
     }
 
-    /// Records the ends of the attempts that failed.
+    /// Records the ends of the failed attempts among `attempts`.
     ///
-    /// If all of them failed, the cause lies outside the run (for example, the sampler is
-    /// unreachable), and a resumed run must repeat them. They are then recorded as abandoned, so
-    /// that `inspect` can list them with their errors.
+    /// If all attempts failed, the cause lies outside the run (for example, the sampler is
+    /// unreachable), and a resumed run must repeat the attempts. They are then recorded as
+    /// abandoned, so that `inspect` can list them with their errors.
     ///
     /// # Errors
-    /// Returns [`TrainerError::AllFailed`] if every attempt failed, and an error if recording
-    /// fails.
+    /// Returns [`TrainerError::AllFailed`] if every attempt failed, and an error if the store
+    /// cannot be written.
     pub(crate) async fn record_failed_attempts(
         &self,
         attempts: &[Attempt],
@@ -294,22 +298,22 @@ impl AttemptMaker {
     }
 }
 
-/// The tries at one slot.
+/// Executes the tries of one attempt slot, until a try succeeds or no retry is left.
 pub(crate) struct SlotTries {
     pub slot: AttemptSlot,
-    /// Number of failed tries that are repeated.
+    /// Maximum number of retries after failed tries.
     pub retries: u32,
     /// Whether a try without sampled tokens counts as failed.
     pub needs_tokens: bool,
     pub agent_loop: Arc<dyn AgentLoop>,
-    /// Input of every try. Each try sets its own name and random stream.
+    /// Input of every try. Each try replaces the name and the random stream.
     pub context: AttemptContext,
 }
 
 impl SlotTries {
-    /// Executes tries until one does not fail or no retry is left. Returns the last try, unscored
-    /// and still recorded as running, with the number of failed tries before it. A failed try is
-    /// recorded as superseded, and a lost try as abandoned.
+    /// Executes tries until a try does not fail or no retry is left. Returns the last try, without
+    /// a score and still recorded as running, and the number of failed tries before it. A failed
+    /// try is recorded as superseded, and a lost try as abandoned.
     pub async fn run(self, store: &dyn Store) -> Result<(Attempt, u32), StoreError> {
         let SlotTries { slot, retries, needs_tokens, agent_loop, context } = self;
         let TryCounts { next: mut number, mut failed } = store.count_tries(&slot).await?;
@@ -322,7 +326,7 @@ impl SlotTries {
                 name: if number == 0 { slot.to_string() } else { format!("{slot}, try {number}") },
                 // A try after a failed one gets a separate random stream: the sampled tokens
                 // may have caused the failure of the tool.
-                stream: try_stream(&slot, failed),
+                stream: try_random_stream(&slot, failed),
                 ..context.clone()
             };
             let timer = IntervalTimer::start();
@@ -350,9 +354,9 @@ impl SlotTries {
     }
 }
 
-/// Returns an error if a task was withdrawn from the run, by its id or by a person. `subjects` are
-/// the subjects of all withdrawals, `id` is the id of the task, and `persons` are the keys of the
-/// task's people.
+/// Checks that a task was not withdrawn from the run, neither by its id nor by a person. `subjects`
+/// are the subjects of all withdrawals, `id` is the id of the task, and `persons` are the keys of
+/// the task's people.
 ///
 /// # Errors
 /// Returns [`TrainerError::WithdrawnTask`] if the task was withdrawn.
@@ -370,14 +374,15 @@ pub(crate) fn reject_withdrawn_task(
     }
 }
 
-/// Runs an attempt. If it panics, returns it as a failed attempt.
+/// Runs an attempt of `agent`. If the agent loop panics, returns a failed attempt with the panic's
+/// message.
 async fn run_guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
     let made = catch_panic(async move { agent.run(context).await }).await;
     made.unwrap_or_else(|panic| levade_agent::Attempt::failed("attempt", panic))
 }
 
-/// Unavailable scorers, each of which is reported once.
+/// Scorers that are or were unavailable. Each scorer is reported to the user once.
 #[derive(Debug, Default)]
 pub(crate) struct ScorerOutage {
     known: BTreeSet<String>,
@@ -385,7 +390,7 @@ pub(crate) struct ScorerOutage {
 }
 
 impl ScorerOutage {
-    /// Records that a scorer is unavailable.
+    /// Notes that the scorer of this failure is unavailable.
     pub fn add(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
         if self.known.insert(scorer.clone()) {
             self.unreported
@@ -393,18 +398,19 @@ impl ScorerOutage {
         }
     }
 
-    /// Reports the unavailable scorers that have not been reported yet.
+    /// Reports unavailable scorers to `observer` that have not been reported yet.
     pub fn report(&mut self, observer: &mut dyn Observer) {
         self.unreported.drain(..).for_each(|note| observer.event(&Event::Note(note)));
     }
 }
 
-/// Failures around the model, by source: their number, and the message of the first one.
+/// Failures of components around the model, by source. Each source has its number of failures and
+/// the message of its first failure.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct AttemptWarnings(BTreeMap<String, (u64, String)>);
 
 impl AttemptWarnings {
-    /// Adds the warnings of `attempts`. Returns a message for each source that had no warning
+    /// Counts the warnings of `attempts`. Returns a message for each source that had no warning
     /// before.
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
@@ -420,7 +426,7 @@ impl AttemptWarnings {
         new
     }
 
-    /// Returns each source with its number of failures and the message of the first one.
+    /// Returns each source with its number of failures and the message of its first failure.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64, &str)> {
         self.0.iter().map(|(source, (count, first))| (source.as_str(), *count, first.as_str()))
     }

@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Rules that earlier builds did not have. `origin.json` records the rules with which a run
-/// started, so that a resumed run keeps them. The default rules are the rules of builds that
-/// recorded none.
+/// Rules by which a run behaves differently from runs of earlier builds. `origin.json` records the
+/// rules with which a run started, so that a resumed run keeps them. The default is the behavior of
+/// builds that recorded no rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Rules {
-    /// Whether a prompt phase starts from the prompt that earlier phases left. Otherwise, it starts
-    /// from the prompt of the recipe.
+    /// Whether a prompt phase starts from the prompt that earlier phases found. If false, the phase
+    /// starts from the prompt of the recipe.
     pub chained_prompts: bool,
-    /// Whether an attempt is no sample of a policy if only other policies acted in it. If false,
-    /// such an attempt is a sample, unless another policy was selected for an agent.
+    /// Whether an attempt is excluded from a policy's samples if only other policies acted in it.
+    /// If false, the attempt is a sample, unless another policy was selected for an agent.
     #[serde(rename = "only_acting")]
     pub requires_acting: bool,
 }

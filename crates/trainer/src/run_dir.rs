@@ -16,33 +16,34 @@ use crate::files::{file_error, write_atomically};
 use crate::superseded::finish_rewind;
 
 pub(crate) const RECIPE: &str = "recipe.toml";
-/// Name of the file that the process working on the run locks.
+/// Name of the lock file, which is locked by the process that works on the run.
 const LOCK: &str = "lock";
 
 /// Whether a run starts or resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartMode {
-    /// Start in a directory that contains no run.
+    /// Start a new run in a directory that contains no run.
     Fresh,
-    /// Resume from the newest complete checkpoint and the store.
+    /// Resume the run from its newest complete checkpoint and its store.
     Resume,
 }
 
-/// The directory of a run. This process has exclusive access until the value is dropped.
+/// The directory of a run, locked for exclusive access by this process until the value is dropped.
 pub struct LockedRunDir {
     root: PathBuf,
-    /// Lock on the directory. The operating system releases it when the process exits, including
+    /// Lock on the directory. The operating system releases the lock when the process exits, even
     /// after a kill.
     _lock: File,
 }
 
-/// A new run whose store is being opened. If it is dropped before, its recipe is removed.
-struct Unopened<'a> {
+/// A new run whose store is not open yet. If the value is dropped before the store is open, the
+/// recipe is removed.
+struct UnopenedRun<'a> {
     root: &'a Path,
     is_open: bool,
 }
 
-impl Drop for Unopened<'_> {
+impl Drop for UnopenedRun<'_> {
     fn drop(&mut self) {
         if !self.is_open {
             // A recipe that remains is reported by the next start.
@@ -52,12 +53,12 @@ impl Drop for Unopened<'_> {
 }
 
 impl LockedRunDir {
-    /// Locks a directory that contains no run. [`LockedRunDir::write_recipe`], which is called
-    /// last, makes it a run's directory.
+    /// Creates and locks the directory of a new run. [`LockedRunDir::write_recipe`] must be called
+    /// last: a directory with a recipe counts as the directory of a run.
     ///
     /// # Errors
-    /// Returns an error if the directory contains a run, if another process works on it, or if it
-    /// cannot be written.
+    /// Returns an error if the directory already contains a run, if another process works on it, or
+    /// if it cannot be written.
     pub(crate) fn create(recipe: &Recipe) -> Result<Self, TrainerError> {
         let root = &recipe.run.folder;
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
@@ -74,20 +75,22 @@ impl LockedRunDir {
         Ok(dir)
     }
 
-    /// Opens a run to resume it. Also returns its current recipe.
+    /// Locks the directory of an existing run to resume the run. Returns the directory and the
+    /// run's recorded recipe.
     ///
     /// # Errors
-    /// Returns an error if there is no run, if another process works on it, or if the recipe
-    /// differs in a key that must not change.
+    /// Returns an error if there is no run, if another process works on the run, or if `recipe`
+    /// differs from the recorded recipe in a key that must not change.
     pub(crate) fn resume(recipe: &Recipe) -> Result<(Self, Recipe), TrainerError> {
         Self::reopen(recipe, Recipe::difference)
     }
 
-    /// Opens a run to set it back to an earlier step. Also returns its current recipe.
+    /// Locks the directory of an existing run to set the run back to an earlier step. Returns the
+    /// directory and the run's recorded recipe.
     ///
     /// # Errors
-    /// Returns an error if there is no run, if another process works on it, or if the recipe
-    /// differs in a key that must not change.
+    /// Returns an error if there is no run, if another process works on the run, or if `recipe`
+    /// differs from the recorded recipe in a key that must not change.
     pub(crate) fn resume_from_step(recipe: &Recipe) -> Result<(Self, Recipe), TrainerError> {
         Self::reopen(recipe, Recipe::difference_from_step)
     }
@@ -113,12 +116,12 @@ impl LockedRunDir {
         Ok((dir, earlier))
     }
 
-    /// Checks that a run can start or resume in its directory, before anything is loaded for it.
-    /// Later changes are detected when the directory is locked.
+    /// Checks that a run can start or resume in its directory, before anything is loaded for the
+    /// run. Changes after this check are detected when the directory is locked.
     ///
     /// # Errors
-    /// Returns an error if a new run's directory contains a run, if there is no run to resume or
-    /// its store was in memory, or if another process works on the run.
+    /// Returns an error if the directory of a new run contains a run, if there is no run to resume,
+    /// if the store of the run to resume was in memory, or if another process works on the run.
     pub fn check(keys: &RunKeys, start: StartMode) -> Result<(), TrainerError> {
         let root = &keys.folder;
         match (start, root.join(RECIPE).exists()) {
@@ -132,7 +135,8 @@ impl LockedRunDir {
         if root.join(LOCK).exists() { Self::lock(root).map(drop) } else { Ok(()) }
     }
 
-    /// Opens the run's store for writing. Only the process that holds the directory may do so.
+    /// Opens the run's store for writing. Only the process that has locked the directory may open
+    /// the store.
     ///
     /// # Errors
     /// Returns the errors of [`levade_store_client::open`].
@@ -149,8 +153,8 @@ impl LockedRunDir {
         levade_store_client::open(&keys.store, &self.root, access).await
     }
 
-    /// Opens the store of a new run, whose recipe is written. If the store cannot be opened or the
-    /// wait for it is cancelled, removes the recipe, so that the directory contains no run.
+    /// Opens the store of a new run, after the recipe was written. If the store cannot be opened or
+    /// this future is dropped, removes the recipe, so that the directory contains no run.
     ///
     /// # Errors
     /// Returns the errors of [`levade_store_client::open`].
@@ -158,13 +162,13 @@ impl LockedRunDir {
         &self,
         keys: &RunKeys,
     ) -> Result<Arc<dyn Store>, StoreError> {
-        let mut unopened = Unopened { root: &self.root, is_open: false };
+        let mut unopened = UnopenedRun { root: &self.root, is_open: false };
         let store = self.open_store(keys, StartMode::Fresh).await?;
         unopened.is_open = true;
         Ok(store)
     }
 
-    /// Writes the resolved recipe.
+    /// Writes the resolved recipe into the run directory.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -172,7 +176,7 @@ impl LockedRunDir {
         write_atomically(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 
-    /// Locks the directory of a run until the returned value is dropped.
+    /// Locks the run directory `root` until the returned value is dropped.
     ///
     /// # Errors
     /// Returns an error if another process works on the run.
@@ -186,17 +190,17 @@ impl LockedRunDir {
         }
     }
 
-    /// Returns the path of the directory.
+    /// Returns the path of the run directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns the path of the metrics file, which has one JSON object per line.
+    /// Returns the path of the run's metrics file, which has one JSON object per line.
     pub fn metrics(&self) -> PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// Returns the directory of the checkpoints.
+    /// Returns the path of the directory that contains the run's checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }

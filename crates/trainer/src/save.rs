@@ -14,8 +14,8 @@ use crate::progress::RunProgress;
 use crate::reference::reference_to_keep;
 use crate::reporter::Reporter;
 
-/// Writes a checkpoint, which becomes the latest one, and removes the checkpoints that the recipe
-/// does not keep.
+/// Writes a checkpoint, which becomes the latest checkpoint, and removes the checkpoints that the
+/// recipe does not keep.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written or a learner fails.
@@ -51,7 +51,7 @@ pub(crate) async fn save_checkpoint(
     run.past.prune(&run.checkpoints.find()?.complete)
 }
 
-/// Returns the critic of a policy if a phase that trains the critic has started.
+/// Returns the critic of a policy, or `None` if no phase that trains the critic has started.
 fn critic_in_use<'a>(
     run: &RunContext,
     progress: &RunProgress,

@@ -38,7 +38,7 @@ use crate::TrainerError;
 use crate::agents::TokenLimits;
 use crate::batch::Targets;
 use crate::checkpoint::Versions;
-use crate::in_flight::{AttemptEvent, InFlight, completed_attempts};
+use crate::in_flight::{AttemptEvent, AttemptsInFlight, completed_attempts};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
 use crate::rewards;
@@ -55,21 +55,21 @@ pub(crate) struct GroupScheduler {
     order: TaskOrder,
     /// Number of completed steps of the phase.
     step: u32,
-    /// Versions of the policies that the phase trains, at the start of the phase.
+    /// Versions of the policies that the phase trains, when the phase started.
     initial_versions: Versions,
-    /// Number of groups that steps have taken, replaced groups included.
+    /// Number of groups that steps have taken, including replaced groups.
     taken: u64,
-    /// Number of taken groups that had been replaced.
+    /// Number of taken groups that had been replaced by another group.
     spent: u64,
-    /// Number of admitted positions in the task order.
+    /// Number of admitted groups: they have the first positions in the task order.
     admitted: u64,
     /// Admitted groups that no step has taken yet, by position in the task order.
     open: BTreeMap<u64, Group>,
-    /// Attempts of admitted groups that have not been started.
+    /// Attempts of admitted groups that have not started yet.
     waiting: VecDeque<(u64, GroupMember)>,
-    in_flight: InFlight<(u64, GroupMember)>,
-    /// A finished attempt that is being recorded. Stored here, because the caller of
-    /// [`GroupScheduler::next`] may drop the future during the write.
+    in_flight: AttemptsInFlight<(u64, GroupMember)>,
+    /// A finished attempt that is being recorded. It is stored here because the caller of
+    /// [`GroupScheduler::next_event`] may drop the future during the write.
     ended: Option<((u64, GroupMember), Attempt)>,
     /// Scorers that are unavailable.
     scorer_outage: ScorerOutage,
@@ -79,16 +79,17 @@ pub(crate) struct GroupScheduler {
     rules: Rules,
 }
 
-/// The groups that a step takes.
+/// The groups of attempts that a step trains on.
 pub(crate) struct StepGroups {
     /// Positions of the groups in the task order.
     pub positions: Vec<u64>,
     /// Attempts of each group.
     pub groups: Vec<Vec<Attempt>>,
     /// Attempts that were started for each group but do not belong to it. Empty if the step was
-    /// planned before.
+    /// planned by an earlier process.
     pub excluded: Vec<ExcludedAttempts>,
-    /// The greedy attempt of each group, if the advantage estimator uses one.
+    /// The greedy baseline attempt of each group. `None` if the advantage estimator uses no
+    /// baseline.
     pub baselines: Vec<Option<Attempt>>,
     /// Number of groups without training signal that were not replaced, because the refill budget
     /// was exhausted.
@@ -96,8 +97,9 @@ pub(crate) struct StepGroups {
 }
 
 impl GroupScheduler {
-    /// Creates a scheduler for a phase whose policies had the versions `initial_versions` at its
-    /// start. `step` steps are completed, and took the groups at the positions `taken`.
+    /// Creates the scheduler of a phase. `initial_versions` are the versions of the phase's
+    /// policies at its start, `step` is the number of completed steps, and `taken` are the
+    /// positions of the groups that these steps took.
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.
@@ -124,7 +126,7 @@ impl GroupScheduler {
             admitted: 0,
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
-            in_flight: InFlight::new(rollouts.scorers.clone(), rollouts.store.clone()),
+            in_flight: AttemptsInFlight::new(rollouts.scorers.clone(), rollouts.store.clone()),
             ended: None,
             scorer_outage: ScorerOutage::default(),
             completions: 0,
@@ -132,18 +134,18 @@ impl GroupScheduler {
             rules,
         };
         scheduler.measure_taken(taken, rollouts).await?;
-        scheduler.admit_until(end_position(taken), taken, rollouts, tasks).await?;
+        scheduler.admit_groups_below(end_position(taken), taken, rollouts, tasks).await?;
         Ok(scheduler)
     }
 
     /// Adds the state of the curriculum to the metrics of a step.
-    pub fn describe(&self, metrics: &mut Metrics) {
-        self.order.describe(metrics);
+    pub fn add_curriculum_metrics(&self, metrics: &mut Metrics) {
+        self.order.add_curriculum_metrics(metrics);
     }
 
-    /// Returns the slot of an attempt. Its step and group encode the group's position in the task
-    /// order. That step is not necessarily the step that trains on the attempt.
-    fn slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
+    /// Returns the slot of an attempt. The step and the group in the slot encode the position of
+    /// the attempt's group in the task order. The attempt may be trained on in another step.
+    fn attempt_slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
         let groups = self.keys.groups as u64;
         let step = (position / groups) as u32;
         let group = (position % groups) as u32;
@@ -154,9 +156,9 @@ impl GroupScheduler {
         AttemptSlot { purpose, phase: self.phase, step, group, sample }
     }
 
-    /// Opens the group at a position with its recorded attempts, and queues the missing ones. The
-    /// scheduler does not change until all reads have succeeded.
-    async fn open(
+    /// Admits the group at a position: reads its recorded attempts, and queues the missing
+    /// attempts. The scheduler does not change until all reads have succeeded.
+    async fn open_group(
         &mut self,
         position: u64,
         rollouts: &AttemptMaker,
@@ -166,7 +168,7 @@ impl GroupScheduler {
         let mut attempts = Vec::with_capacity(num_started);
         let mut waiting = Vec::new();
         for member in (0..num_started as u32).map(GroupMember::Sample) {
-            let recorded = rollouts.store.last_try(&self.slot(position, member)).await?;
+            let recorded = rollouts.store.last_try(&self.attempt_slot(position, member)).await?;
             if recorded.is_none() {
                 waiting.push((position, member));
             }
@@ -177,7 +179,10 @@ impl GroupScheduler {
         let oldest_version = oldest_sampled_step(&attempts, &self.initial_versions);
         let mut baseline = None;
         if self.keys.needs_baseline() {
-            baseline = rollouts.store.last_try(&self.slot(position, GroupMember::Baseline)).await?;
+            baseline = rollouts
+                .store
+                .last_try(&self.attempt_slot(position, GroupMember::Baseline))
+                .await?;
             if baseline.is_none() {
                 waiting.push((position, GroupMember::Baseline));
             }
@@ -199,12 +204,12 @@ impl GroupScheduler {
         let mut unscored = Vec::new();
         for (member, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
             if let Some(attempt) = recorded.take_if(|attempt| attempt.status == Status::Unscored) {
-                unscored.push((member, rollouts.unscored(attempt, &task).await?));
+                unscored.push((member, rollouts.prepare_for_scoring(attempt, &task).await?));
             }
         }
         self.waiting.extend(waiting);
         for (member, made) in unscored {
-            self.in_flight.score((position, member), made);
+            self.in_flight.start_scoring((position, member), made);
         }
         let group = Group {
             task,
@@ -224,9 +229,9 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Admits all positions below `end` except the positions in `taken`. A resumed run thereby
-    /// restores groups that an earlier process had started while it took later groups.
-    async fn admit_until(
+    /// Admits all groups at positions below `end`, except the positions in `taken`. A resumed run
+    /// thereby restores groups that an earlier process had started while it took later groups.
+    async fn admit_groups_below(
         &mut self,
         end: u64,
         taken: &[u64],
@@ -235,15 +240,15 @@ impl GroupScheduler {
     ) -> Result<(), TrainerError> {
         for position in self.admitted..end {
             if !taken.contains(&position) {
-                self.open(position, rollouts, tasks).await?;
+                self.open_group(position, rollouts, tasks).await?;
             }
             self.admitted = position + 1;
         }
         Ok(())
     }
 
-    /// Returns the number of groups that the staleness bound admits so far. Each replaced group
-    /// raises it by one.
+    /// Returns the number of groups that the staleness bound allows to start so far. Each replaced
+    /// group raises the number by one.
     fn capacity(&self) -> u64 {
         let groups = self.keys.groups as u64;
         let steps = u64::from(self.keys.steps);
@@ -253,32 +258,32 @@ impl GroupScheduler {
     }
 
     /// Admits groups up to the capacity, and starts attempts up to the concurrency limit.
-    pub async fn admit(
+    pub async fn admit_groups(
         &mut self,
         rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<(), TrainerError> {
         // Opening a recorded group without training signal raises the capacity.
         while self.admitted < self.capacity() {
-            self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
+            self.admit_groups_below(self.capacity(), &[], rollouts, tasks).await?;
         }
         while self.in_flight.num_generating() < rollouts.concurrency
             && let Some(index) = self.next_waiting()
             && let Some((position, member)) = self.waiting.remove(index)
         {
-            let slot = self.slot(position, member);
+            let slot = self.attempt_slot(position, member);
             let Some(group) = self.open.get(&position) else { continue };
             let temperature =
                 if member == GroupMember::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
-            let task = group.task_of(member, self.keys.experience.as_ref());
-            let attempt = rollouts.attempt(&slot, &task, params, true)?;
-            self.in_flight.generate((position, member), attempt);
+            let task = group.task_with_experience(member, self.keys.experience.as_ref());
+            let attempt = rollouts.generate_attempt(&slot, &task, params, true)?;
+            self.in_flight.start_generating((position, member), attempt);
         }
         Ok(())
     }
 
-    /// Returns the index of the first waiting attempt that can start.
+    /// Returns the queue index of the first waiting attempt that can start.
     fn next_waiting(&self) -> Option<usize> {
         let experience = self.keys.experience.as_ref();
         self.waiting.iter().position(|(position, member)| {
@@ -289,19 +294,19 @@ impl GroupScheduler {
     /// Waits for the next event of an attempt in progress, and records the attempt if it has ended.
     /// Returns `false` if no attempt is in progress.
     ///
-    /// If a step `needs` the attempts and all of them wait for unavailable scorers, the wait is
-    /// limited to the outage timeout.
+    /// `needs` states whether a step waits for the attempts. If so, and if all attempts wait for
+    /// unavailable scorers, the wait is limited to the outage timeout.
     ///
     /// This method is cancel safe: if the future is dropped, the next call continues from the same
     /// state.
-    pub async fn next(
+    pub async fn next_event(
         &mut self,
         rollouts: &AttemptMaker,
         tasks: &Tasks,
         needs: bool,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainerError> {
-        self.admit(rollouts, tasks).await?;
+        self.admit_groups(rollouts, tasks).await?;
         if needs {
             self.scorer_outage.report(observer);
         }
@@ -330,7 +335,7 @@ impl GroupScheduler {
         if let Some(((position, member), attempt)) = &self.ended
             && self.is_needed(*position, *member)
         {
-            rollouts.record(attempt).await?;
+            rollouts.record_completed(attempt).await?;
         }
         let Some(((position, member), attempt)) = self.ended.take() else { return Ok(true) };
         if !self.is_needed(position, member) {
@@ -348,7 +353,7 @@ impl GroupScheduler {
         }
         self.complete_if_done(position);
         if is_scored {
-            let (done, total) = self.progress();
+            let (done, total) = self.attempt_progress();
             observer.event(&Event::Attempt {
                 purpose: Purpose::Train,
                 done,
@@ -356,11 +361,11 @@ impl GroupScheduler {
                 sampled_tokens,
             });
         }
-        self.admit(rollouts, tasks).await?;
+        self.admit_groups(rollouts, tasks).await?;
         Ok(true)
     }
 
-    /// Returns whether a group still needs an attempt that was started for it.
+    /// Returns whether a group still needs one of the attempts that were started for it.
     fn is_needed(&self, position: u64, member: GroupMember) -> bool {
         self.open.get(&position).is_some_and(|group| match member {
             GroupMember::Sample(sample) if group.full => group.compared.contains(&sample),
@@ -425,7 +430,8 @@ impl GroupScheduler {
         }
     }
 
-    /// Returns whether a group carries no training signal and the recipe replaces such groups.
+    /// Returns whether the group at a position carries no training signal and the recipe replaces
+    /// such groups.
     fn is_uninformative(&self, position: u64) -> bool {
         let refills = self.keys.zero_variance_groups() == ZeroVarianceGroups::Refill;
         self.open.get(&position).filter(|_| refills).is_some_and(|group| {
@@ -437,14 +443,14 @@ impl GroupScheduler {
                     group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
                 rewards::is_uninformative(
                     &self.keys,
-                    &rewards::with_rewards(samples, &self.keys, &self.limits),
+                    &rewards::rewarded_attempts(samples, &self.keys, &self.limits),
                 )
             })
         })
     }
 
-    /// Returns the positions of the groups that the next step takes, or `None` until all of them
-    /// are complete. Replaced groups are included.
+    /// Returns the positions of the groups that the next step takes, including replaced groups.
+    /// Returns `None` until all groups of the step are complete.
     fn next_positions(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
         let is_due =
@@ -490,8 +496,8 @@ impl GroupScheduler {
         Some(chosen)
     }
 
-    /// Takes the groups of the next step, if they are complete.
-    pub fn take(&mut self) -> Option<StepGroups> {
+    /// Takes the groups of the next step. Returns `None` if the groups are not complete yet.
+    pub fn take_groups(&mut self) -> Option<StepGroups> {
         let positions = self.next_positions()?;
         let uninformative =
             positions.iter().filter(|position| self.is_uninformative(**position)).count();
@@ -518,19 +524,21 @@ impl GroupScheduler {
         })
     }
 
-    /// Records that a step has taken these positions.
+    /// Counts the groups at these positions as taken by a step.
     fn count_taken(&mut self, positions: &[u64]) {
         self.taken += positions.len() as u64;
         self.spent += (positions.len() as u64).saturating_sub(self.keys.groups as u64);
     }
 
-    /// Sets the number of completed steps, once the weights of the last one are published.
-    pub fn advance(&mut self, step: u32) {
+    /// Sets the number of completed steps. Must be called once the weights of the last step are
+    /// published.
+    pub fn set_completed_steps(&mut self, step: u32) {
         self.step = step;
     }
 
-    /// Returns the number of finished attempts for the next step, and the number that it needs.
-    fn progress(&self) -> (usize, usize) {
+    /// Returns the number of finished attempts for the next step, and the number of attempts that
+    /// the step needs.
+    fn attempt_progress(&self) -> (usize, usize) {
         let total = self.keys.groups * self.keys.group_size;
         let done: usize = self
             .open
@@ -541,21 +549,20 @@ impl GroupScheduler {
         (done.min(total), total)
     }
 
-    /// Returns whether an attempt is in progress or being recorded.
+    /// Returns whether an attempt is in progress or is being recorded.
     pub fn is_running(&self) -> bool {
         !self.in_flight.is_empty() || self.ended.is_some()
     }
 }
 
-/// Returns the last position plus one.
+/// Returns the highest position plus one, or 0 if there are no positions.
 fn end_position(positions: &[u64]) -> u64 {
     positions.iter().map(|position| position + 1).max().unwrap_or(0)
 }
 
-/// Returns the lowest number of completed steps at which a token of these attempts was sampled by a
-/// policy that the phase trains. `initial_versions` holds the versions of these policies at the
-/// start of the phase. Policies that the phase does not train are ignored, because their weights do
-/// not age.
+/// Returns the number of completed steps at which the oldest token of these attempts was sampled.
+/// `initial_versions` contains the versions of the phase's policies at its start. Tokens of other
+/// policies are ignored, because the weights of these policies do not age.
 fn oldest_sampled_step(attempts: &[Option<Attempt>], initial_versions: &Versions) -> u64 {
     let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
     let steps =

@@ -24,14 +24,14 @@ use serde_json::Value;
 
 use crate::TrainerError;
 use crate::panics::catch_panic;
-use moment::{Moment, first_gap};
+use moment::{TrainingMoment, first_uncovered_moment};
 pub(crate) use step_rewards::sum_of_components;
-use step_rewards::{call_rewards, component_reward, score_of};
+use step_rewards::{agent_score, call_rewards, component_reward};
 
-/// Scorers that the program provides, by name. They replace the recipe's scorers with these names.
+/// Scorers that the program provides, by name. They replace the recipe's scorers of these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
 
-/// The scorers of a run. Clones share them.
+/// The scorers of a run. All clones share the same scorers.
 #[derive(Debug, Clone)]
 pub struct Scorers(Arc<ScorerSet>);
 
@@ -41,11 +41,11 @@ struct ScorerSet {
     keys: RewardKeys,
 }
 
-/// A scorer of a run.
+/// A scorer with its name, weights and conditions in the recipe.
 #[derive(Debug)]
 struct NamedScorer {
     name: String,
-    /// Source name under which failures of the scorer are reported.
+    /// Name of the source under which failures of the scorer are reported.
     source: String,
     weight: f64,
     weights: BTreeMap<String, f64>,
@@ -54,51 +54,51 @@ struct NamedScorer {
     scorer: Arc<dyn Scorer>,
 }
 
-/// Maximum number of calls of a scorer for an attempt under `unscored = "retry"`.
+/// Maximum number of calls of a scorer for one attempt if `unscored = "retry"`.
 const MAX_CALLS: u32 = 3;
 
-/// Timeout of a scorer in a dry run, before any attempt is made.
+/// Timeout of a scorer's dry run, which is made before any attempt.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Pause before the first retry. It doubles with each further retry.
+/// Pause before the first retry of a scorer call. The pause doubles with each further retry.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Result of a scorer's dry run on a synthetic attempt.
+/// Result of the dry run of a scorer, in which the scorer scores a synthetic attempt.
 #[derive(Debug, Clone)]
 pub struct DryRunScore {
     /// Name of the scorer.
     pub scorer: String,
-    /// The components that the scorer returned, or its error. `None` if it scores no task, or if
-    /// only the program that drives an attempt could compute the score.
+    /// The components that the scorer returned, or its error. `None` if the scorer applies to no
+    /// task, or if the score can only come from the program that drives an attempt.
     pub result: Option<Result<Vec<Component>, ScoreError>>,
 }
 
-/// Reason why an attempt could not be scored.
+/// A failure of a scorer, because of which an attempt could not be scored.
 #[derive(Debug, Clone)]
 pub(crate) struct ScoringFailure {
-    /// Name of the scorer.
+    /// Name of the scorer that failed.
     pub scorer: String,
-    /// Source name under which failures of the scorer are reported.
+    /// Name of the source under which failures of the scorer are reported.
     pub source: String,
     /// Message of the failure.
     pub why: String,
-    /// Consequence for the attempt.
+    /// What happens to the attempt.
     pub action: FailureAction,
 }
 
-/// Consequence for an attempt that could not be scored.
+/// What happens to an attempt that could not be scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FailureAction {
-    /// The attempt counts as failed. `retry` states whether another try may succeed.
+    /// The attempt counts as failed. `retry` states whether another try could succeed.
     Broken { retry: bool },
     /// The attempt is left out of training.
     Dropped,
-    /// The attempt waits for the scorer.
+    /// The attempt waits until the scorer is available.
     Deferred,
 }
 
 impl NamedScorer {
-    fn is_for(&self, task: &Value) -> bool {
+    fn applies_to(&self, task: &Value) -> bool {
         let matches_field = |(name, values): (&str, &[String])| {
             let found = task_field(task, name).and_then(Value::as_str);
             // The name of the source's file matches as well.
@@ -117,9 +117,9 @@ impl NamedScorer {
             })
     }
 
-    /// Returns the components as they are recorded: prefixed with the name of the scorer, with
-    /// weights.
-    fn add_names(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
+    /// Returns the score components as they are recorded: with the scorer's name as prefix, and
+    /// with their weights.
+    fn name_components(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
         let unusable =
             |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
         let mut scores = 0;
@@ -128,7 +128,7 @@ impl NamedScorer {
             let Component { name, value, .. } = &component;
             if !value.is_finite() {
                 return Err(unusable(format!(
-                    "the component {name} is {value}, but must be finite"
+                    "the component {name} is {value}, but scores must be finite"
                 )));
             }
             let is_score = name == Component::SCORE;
@@ -143,15 +143,15 @@ impl NamedScorer {
         // Without a component for the score, the attempt would count as worthless.
         if scores == 0 && self.weight != 0.0 {
             return Err(unusable(format!(
-                "no component called `{}` was returned",
+                "the result has no component called `{}`",
                 Component::SCORE
             )));
         }
         Ok(named)
     }
 
-    /// Calls the scorer, with retries if `unscored = "retry"`. `timeout` is the timeout of each
-    /// call.
+    /// Calls the scorer. A temporary failure is retried if `unscored = "retry"`. `timeout` applies
+    /// to each call.
     async fn call<T: Send + 'static, W: Future<Output = Result<T, ScoreError>> + Send + 'static>(
         &self,
         timeout: Duration,
@@ -182,7 +182,7 @@ impl NamedScorer {
         }
     }
 
-    /// Dry-runs the scorer on a synthetic attempt that ends with the expected answer of its task.
+    /// Calls the scorer with a synthetic attempt whose answer is the expected answer of `task`.
     async fn dry_run(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
         let outcome = Outcome::demonstrated(first_text(&task["answer"]));
         let attempt = AttemptId::from_bytes([0; 16]);
@@ -198,11 +198,10 @@ impl NamedScorer {
                 self.scorer.score(&scorer_input).await
             }
         };
-        let late =
-            || Err(ScoreError::Unavailable(format!("no response within {DRY_RUN_TIMEOUT:?}")));
+        let late = || Err(ScoreError::Unavailable(format!("timed out after {DRY_RUN_TIMEOUT:?}")));
         let components =
             process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
-        self.add_names(components)
+        self.name_components(components)
     }
 
     fn to_scoring_failure(&self, error: &ScoreError) -> ScoringFailure {
@@ -219,9 +218,9 @@ impl NamedScorer {
     }
 }
 
-/// Returns the names of the scorers that a task selects in the field `scorer` of its row. Returns
-/// `None` if it selects none.
-fn chosen(task: &Value) -> Option<Vec<&str>> {
+/// Returns the names of the scorers that a task's row selects in its field `scorer`, or `None` if
+/// the row selects no scorers.
+fn selected_scorers(task: &Value) -> Option<Vec<&str>> {
     match task_field(task, "scorer")? {
         Value::String(name) => Some(vec![name.as_str()]),
         Value::Array(names) => Some(names.iter().filter_map(Value::as_str).collect()),
@@ -229,7 +228,7 @@ fn chosen(task: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// Returns a text, or a number as text. If there are several values, returns the first one.
+/// Returns an expected answer as text. If there are several expected answers, returns the first.
 fn first_text(expected: &Value) -> String {
     match expected {
         Value::String(text) => text.clone(),
@@ -239,7 +238,7 @@ fn first_text(expected: &Value) -> String {
     }
 }
 
-/// Moves the trajectory of an attempt into a scorer input.
+/// Converts an attempt to a scorer input, into which its trajectory is moved.
 fn scorer_input(attempt: &mut Attempt) -> ScorerInput {
     let trajectory = Arc::new(std::mem::take(&mut attempt.trajectory));
     ScorerInput {
@@ -250,13 +249,13 @@ fn scorer_input(attempt: &mut Attempt) -> ScorerInput {
     }
 }
 
-/// Moves the trajectory back into its attempt.
+/// Moves the trajectory of a scorer input back into its attempt.
 fn restore_scorer_input(attempt: &mut Attempt, scorer_input: ScorerInput) {
     attempt.trajectory = Arc::unwrap_or_clone(scorer_input.trajectory);
 }
 
 impl Scorers {
-    /// Creates the scorers of a recipe.
+    /// Creates the scorers of a recipe. `custom` replaces scorers of the same names.
     pub fn new(keys: &RewardKeys, mut custom: CustomScorers) -> Self {
         let mut make_scorer = |scorer: &ScorerKeys, source: String| NamedScorer {
             name: scorer.name.clone(),
@@ -277,31 +276,32 @@ impl Scorers {
         Scorers(Arc::new(ScorerSet { scorers, keys: keys.clone() }))
     }
 
-    /// Returns the outage timeout of scorers.
+    /// Returns the maximum time for which a run waits for an unavailable scorer.
     pub(crate) fn outage_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.0.keys.timeout_seconds)
     }
 
-    /// Returns whether the scorers of an attempt depend on the measured success at its task.
+    /// Returns whether the measured success at a task determines which scorers apply to an attempt.
     pub(crate) fn depend_on_success(&self) -> bool {
         self.0.scorers.iter().any(|named| named.when.depends_on_success())
     }
 
-    /// Returns the scorers of an attempt: the scorers that its task names, otherwise those whose
-    /// `when` matches the task and the moment at which the attempt was started.
-    fn scorers_of<'a>(&'a self, attempt: &Attempt) -> impl Iterator<Item = &'a NamedScorer> {
-        let moment = chosen(&attempt.task).is_none().then(|| Moment::of_attempt(attempt));
-        self.scorers_for(&attempt.task)
-            .filter(move |named| moment.is_none_or(|moment| moment.is_in(&named.when)))
+    /// Returns the scorers that apply to an attempt: the scorers that its task names, or else the
+    /// scorers whose `when` matches the task and the moment at which the attempt was started.
+    fn attempt_scorers<'a>(&'a self, attempt: &Attempt) -> impl Iterator<Item = &'a NamedScorer> {
+        let moment =
+            selected_scorers(&attempt.task).is_none().then(|| TrainingMoment::of_attempt(attempt));
+        self.task_scorers(&attempt.task)
+            .filter(move |named| moment.is_none_or(|moment| moment.satisfies(&named.when)))
     }
 
-    /// Returns the scorers of a task at any moment of the training: the scorers that it names,
-    /// otherwise those whose `when` matches the task.
-    fn scorers_for<'a>(&'a self, task: &Value) -> impl Iterator<Item = &'a NamedScorer> {
-        let chosen = chosen(task);
+    /// Returns the scorers that apply to a task at any moment of the training: the scorers that the
+    /// task names, or else the scorers whose `when` matches the task.
+    fn task_scorers<'a>(&'a self, task: &Value) -> impl Iterator<Item = &'a NamedScorer> {
+        let chosen = selected_scorers(task);
         self.0.scorers.iter().filter(move |named| match &chosen {
             Some(names) => names.contains(&named.name.as_str()),
-            None => named.is_for(task),
+            None => named.applies_to(task),
         })
     }
 
@@ -314,24 +314,22 @@ impl Scorers {
             .map(|named| named.name.as_str())
     }
 
-    /// Returns whether an attempt must also be scored together with the other attempts of its
-    /// group.
+    /// Returns whether a scorer of the attempt compares all attempts of a group with each other.
     pub(crate) fn compares_group(&self, attempt: &Attempt) -> bool {
-        self.scorers_of(attempt).any(|named| named.scorer.scores_groups())
+        self.attempt_scorers(attempt).any(|named| named.scorer.scores_groups())
     }
 
-    /// Returns whether an attempt may have to wait for its score. Such an attempt is recorded
-    /// before it has a score.
+    /// Returns whether an attempt may wait for its score. It is then recorded before it is scored.
     pub(crate) fn can_defer(&self, attempt: &Attempt) -> bool {
-        self.scorers_of(attempt)
+        self.attempt_scorers(attempt)
             .any(|named| named.unscored == UnscoredEffect::Defer || named.scorer.scores_groups())
     }
 
-    /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
+    /// Checks that a task can be scored. Error messages list `sources`, the names of all sources.
     ///
     /// # Errors
-    /// Returns an error if the task names an unknown scorer, if no scorer applies to it at some
-    /// moment of the training, or if a scorer rejects it.
+    /// Returns an error if the task names an unknown scorer, if no scorer applies to the task at
+    /// some moment of the training, or if a scorer rejects the task.
     pub(crate) fn check_task(
         &self,
         id: &str,
@@ -340,7 +338,7 @@ impl Scorers {
     ) -> Result<(), TrainerError> {
         let known =
             || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
-        for name in chosen(task).unwrap_or_default() {
+        for name in selected_scorers(task).unwrap_or_default() {
             if !self.0.scorers.iter().any(|named| named.name == name) {
                 let task = id.to_owned();
                 let name = name.to_owned();
@@ -349,7 +347,7 @@ impl Scorers {
             }
         }
         let mut some = false;
-        for named in self.scorers_for(task) {
+        for named in self.task_scorers(task) {
             some = true;
             let answer = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
             named.scorer.check_task(task).map_err(answer)?;
@@ -365,8 +363,8 @@ impl Scorers {
         if !some {
             return Err(none());
         }
-        let conditions: Vec<&WhenKeys> = self.scorers_for(task).map(|named| &named.when).collect();
-        match first_gap(&conditions).filter(|_| chosen(task).is_none()) {
+        let conditions: Vec<&WhenKeys> = self.task_scorers(task).map(|named| &named.when).collect();
+        match first_uncovered_moment(&conditions).filter(|_| selected_scorers(task).is_none()) {
             None => Ok(()),
             Some(gap) => {
                 let why = format!("no scorer applies {gap}; widen `when` of [[reward.scorers]]");
@@ -376,8 +374,8 @@ impl Scorers {
         }
     }
 
-    /// Checks that the scorers of a task are ready to score it. Skips the scorers in `checked`, and
-    /// adds the checked ones to it.
+    /// Checks that the scorers of a task are ready to score it. Skips the scorers whose names are
+    /// in `checked`, and adds the names of the other scorers to it.
     ///
     /// # Errors
     /// Returns an error if a scorer is not ready.
@@ -387,7 +385,7 @@ impl Scorers {
         task: &Value,
         checked: &mut Vec<String>,
     ) -> Result<(), TrainerError> {
-        for named in self.scorers_for(task) {
+        for named in self.task_scorers(task) {
             if !checked.contains(&named.name) {
                 checked.push(named.name.clone());
                 let to_error = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
@@ -397,8 +395,8 @@ impl Scorers {
         Ok(())
     }
 
-    /// Dry-runs each scorer on a synthetic attempt at the first task that `find` returns for it.
-    /// The attempt ends with the expected answer of that task.
+    /// Dry-runs each scorer on a synthetic attempt at the first task to which it applies, which
+    /// `find` returns. The answer of the attempt is the expected answer of the task.
     pub(crate) async fn dry_run(
         &self,
         find: impl Fn(&dyn Fn(&Value) -> bool) -> Option<Value>,
@@ -406,7 +404,7 @@ impl Scorers {
         let mut found = Vec::new();
         for named in &self.0.scorers {
             let is_for =
-                |task: &Value| self.scorers_for(task).any(|other| other.name == named.name);
+                |task: &Value| self.task_scorers(task).any(|other| other.name == named.name);
             // A dry run has no program that drives the attempt and could score it.
             let task = find(&is_for).filter(|task| !named.scorer.needs_reported_score(task));
             let gave = match task {
@@ -421,10 +419,10 @@ impl Scorers {
     /// Scores an attempt independently of its group, and replaces the components of its score.
     ///
     /// # Errors
-    /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
+    /// Returns an error if a scorer fails and the recipe sets no substitute value.
     pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), ScoringFailure> {
         let single_scorers: Vec<&NamedScorer> =
-            self.scorers_of(attempt).filter(|named| !named.scorer.scores_groups()).collect();
+            self.attempt_scorers(attempt).filter(|named| !named.scorer.scores_groups()).collect();
         let scorer_input = Arc::new(scorer_input(attempt));
         let mut components = Vec::new();
         let mut warnings = Vec::new();
@@ -437,12 +435,13 @@ impl Scorers {
                     async move { scorer.score(&input).await }
                 })
                 .await;
-            match (result.and_then(|result| named.add_names(result)), named.unscored) {
+            match (result.and_then(|result| named.name_components(result)), named.unscored) {
                 (Ok(result), _) => components.extend(result),
                 (Err(error), UnscoredEffect::Value(value)) => {
                     warnings.push((named.source.clone(), error.to_string()));
-                    components
-                        .extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
+                    components.extend(
+                        named.name_components(vec![Component::score(value)]).unwrap_or_default(),
+                    );
                 }
                 (Err(error), _) => {
                     failed = Some(named.to_scoring_failure(&error));
@@ -461,11 +460,12 @@ impl Scorers {
         Ok(())
     }
 
-    /// Scores `attempts` of a group together with the attempts `other_attempts` them, which already
-    /// have scores. Adds to their components.
+    /// Compares the attempts of a group with each other, and adds the resulting components to
+    /// `attempts`. `other_attempts` belong to the same group, but already have scores and do not
+    /// change.
     ///
     /// # Errors
-    /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
+    /// Returns an error if a scorer fails and the recipe sets no substitute value.
     pub(crate) async fn score_together(
         &self,
         attempts: &mut [&mut Attempt],
@@ -473,7 +473,7 @@ impl Scorers {
     ) -> Result<(), ScoringFailure> {
         let Some(first) = attempts.first() else { return Ok(()) };
         let comparing: Vec<&NamedScorer> =
-            self.scorers_of(first).filter(|named| named.scorer.scores_groups()).collect();
+            self.attempt_scorers(first).filter(|named| named.scorer.scores_groups()).collect();
         let mut other_attempts = other_attempts.to_vec();
         // Sorted by sample index, so that the result does not depend on which of them already have
         // scores.
@@ -494,7 +494,7 @@ impl Scorers {
                 if scores.len() == components_by_attempt.len() {
                     return scores
                         .into_iter()
-                        .map(|entry| named.add_names(entry))
+                        .map(|entry| named.name_components(entry))
                         .collect::<Result<Vec<_>, _>>();
                 }
                 let what = format!(
@@ -514,7 +514,9 @@ impl Scorers {
                     warnings.push((named.source.clone(), error.to_string()));
                     for entry in &mut components_by_attempt {
                         entry.extend(
-                            named.add_names(vec![Component::score(value)]).unwrap_or_default(),
+                            named
+                                .name_components(vec![Component::score(value)])
+                                .unwrap_or_default(),
                         );
                     }
                 }
@@ -541,12 +543,12 @@ impl Scorers {
     }
 
     /// Computes the score and the reward of an attempt from its components.
-    pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
+    pub(crate) fn compute_score(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
         let score = match keys.of.as_str() {
             "" => sum_of_components(&outcome.components),
-            agent => score_of(agent, &outcome.components),
+            agent => agent_score(agent, &outcome.components),
         };
         // The extracted text is stored once, with the outcome: the text of the first scorer that
         // extracted one.
@@ -570,14 +572,15 @@ impl Scorers {
         }
     }
 
-    /// Marks an attempt as failed outside the model.
+    /// Marks an attempt as failed for a reason outside the model.
     pub(crate) fn mark_broken(&self, attempt: Attempt) -> Attempt {
         Attempt { reward: self.0.keys.broken, status: Status::Failed, ..attempt }
     }
 }
 
 impl ScoringFailure {
-    /// Returns the attempt, marked as failed or left out.
+    /// Returns the attempt with the consequence of this failure: it is marked as failed, or is left
+    /// out of training.
     pub(crate) fn apply_to(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
         let outcome = &mut attempt.outcome;
         outcome.add_warning(self.source.as_str(), self.why.as_str());

@@ -84,7 +84,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     let words = ScorerKeys { when: when("file", "words"), ..scorer("words") };
     let all = scorers(vec![maths, words, scorer("form")], Vec::new());
     let of = |task: Value| -> Vec<String> {
-        all.scorers_for(&task).map(|named| named.name.clone()).collect()
+        all.task_scorers(&task).map(|named| named.name.clone()).collect()
     };
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths"}})), ["maths", "form"]);
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "words"}})), ["words", "form"]);
@@ -102,7 +102,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(
         error
             .to_string()
-            .contains("task t of the source more has no scorer: none of file matches it"),
+            .contains("task t of the source more has no scorer: `when` of file excludes the task"),
         "{error}"
     );
     assert!(error.to_string().ends_with("the sources are rows, more"), "{error}");
@@ -117,7 +117,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
     assert!(
         error
             .to_string()
-            .contains("names the scorer \"wrods\", but the recipe has maths, words, form"),
+            .contains("names the scorer \"wrods\", but the scorers of the recipe are maths, words"),
         "{error}"
     );
     let error = all.check_task("t", &json!({"answer": "many"}), &[]).unwrap_err();
@@ -141,7 +141,7 @@ fn scorers_apply_to_their_part_of_training() {
         let unplaced = attempt(task);
         let slot = AttemptSlot { purpose, step, ..unplaced.slot };
         let attempt = Attempt { slot, ..unplaced };
-        all.scorers_of(&attempt).map(|named| named.name.clone()).collect()
+        all.attempt_scorers(&attempt).map(|named| named.name.clone()).collect()
     };
     assert_eq!(at(Purpose::Train, 4, json!({"measured_success": 0.9})), ["form"]);
     assert_eq!(at(Purpose::Train, 5, json!({"measured_success": 0.4})), ["loose"]);
@@ -187,7 +187,7 @@ async fn score_is_weighted_sum_of_components() {
     let before = made.trajectory.clone();
     all.score(&mut made).await.unwrap();
     assert_eq!(made.trajectory, before);
-    let done = all.finish(made);
+    let done = all.compute_score(made);
     let components: Vec<(&str, f64, Option<f64>)> =
         done.outcome.components.iter().map(|c| (c.name.as_str(), c.value, c.weight)).collect();
     let want = [
@@ -214,11 +214,11 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
     let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) =
         (Arc::new(PanickingScorer), Arc::new(HangingScorer));
     for (scorer_of, again, want) in [
-        (gives(vec![]), false, "no component called `score` was returned"),
+        (gives(vec![]), false, "the result has no component called `score`"),
         (
             gives(vec![Component::new("scroe", 1.0)]),
             false,
-            "no component called `score` was returned",
+            "the result has no component called `score`",
         ),
         (gives(vec![Component::score(f64::NAN)]), false, "the component score is NaN"),
         (panics, false, "panicked"),
@@ -245,7 +245,7 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
                         "{:?}",
                         made.outcome.warnings
                     );
-                    assert_eq!(all.finish(made).score, Some(value));
+                    assert_eq!(all.compute_score(made).score, Some(value));
                 }
                 _ => {
                     let not_scored = result.unwrap_err();
@@ -302,7 +302,7 @@ async fn score_together_includes_already_scored_attempts() {
     all.score_together(&mut [&mut third, &mut first], &compared_with).await.unwrap();
     for (made, expected_score) in [(first, 0.25), (third, 0.75)] {
         assert_eq!(made.trajectory.segments().len(), 1);
-        assert_eq!(all.finish(made).score, Some(expected_score));
+        assert_eq!(all.compute_score(made).score, Some(expected_score));
     }
 }
 
@@ -316,7 +316,7 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
     let calls = |malformed| CallCounts { malformed, ..CallCounts::default() };
     made.outcome.calls_by_turn = vec![(0, calls(2)), (1, calls(1))];
     made.outcome.rewards_by_turn = vec![(1, 2.0), (2, 0.5)];
-    let done = all.finish(made);
+    let done = all.compute_score(made);
     let step_rewards: Vec<(CreditTarget, f64)> =
         done.step_rewards.into_iter().map(|reward| (reward.credit_target, reward.reward)).collect();
     assert_eq!(
@@ -340,7 +340,7 @@ fn score_of_agent_is_mean_over_its_seats() {
         let keys = RewardKeys { of: of.into(), ..RewardKeys::default() };
         let mut attempt = attempt(Value::Null);
         attempt.outcome.components = components.clone();
-        Scorers::new(&keys, CustomScorers::new()).finish(attempt)
+        Scorers::new(&keys, CustomScorers::new()).compute_score(attempt)
     };
     let wolf = finish("wolf");
     assert_eq!((wolf.score, wolf.reward), (Some(1.0), Some(1.0)));

@@ -21,24 +21,25 @@ use serde_json::{Map, Value, json};
 use crate::TrainerError;
 use crate::run_dir::RECIPE;
 
-/// Field of a task's row with the ids of the sessions that its attempts copy.
+/// Field in the row of a session task that contains the ids of the sessions to copy.
 const TAKEN: &str = "taken_from";
-/// Field of a task's row with the directory of the record.
+/// Field in the row of a session task that contains the directory of the recorded sessions.
 const RECORD: &str = "record";
 
-/// Field of a task's row with the people of the sessions, if one has a person.
+/// Field in the row of a session task that contains the people of the sessions. It is absent if no
+/// session has a person.
 const PERSONS: &str = "taken_persons";
 
-/// Records from which a run copies sessions.
+/// Stores of recorded sessions, from which a run copies attempts.
 #[derive(Debug, Clone, Default)]
 pub struct SessionRecords {
-    /// Stores of the records by directory.
+    /// Stores of the recorded sessions, by directory.
     stores: Arc<BTreeMap<String, Arc<dyn Store>>>,
     /// Whether sessions are also copied as demonstrations.
     copies_demonstrations: bool,
 }
 
-/// The sessions of one record, as tasks.
+/// The recorded sessions of one directory, converted to tasks.
 pub(crate) struct ListedSessions {
     pub tasks: Vec<Task>,
     /// Notes for the user.
@@ -52,13 +53,15 @@ impl SessionRecords {
         SessionRecords { stores: Arc::new(named.collect()), copies_demonstrations: false }
     }
 
-    /// Returns these records for a phase that imitates sessions: its demonstrations are copies.
+    /// Returns these records for a phase that imitates sessions: demonstrations are then also
+    /// copied.
     pub(crate) fn with_demonstrations(&self) -> Self {
         SessionRecords { copies_demonstrations: true, ..self.clone() }
     }
 
-    /// Returns the loop that copies the session of an attempt, or `None` if the attempt is sampled.
-    pub(crate) fn taken(&self, slot: &AttemptSlot, task: &Task) -> Option<TakenSession> {
+    /// Returns the agent loop that copies the recorded session for an attempt, or `None` if the
+    /// attempt is sampled.
+    pub(crate) fn session_to_copy(&self, slot: &AttemptSlot, task: &Task) -> Option<TakenSession> {
         let is_copied = match slot.purpose {
             Purpose::Train => true,
             Purpose::Demonstration => self.copies_demonstrations,
@@ -74,10 +77,10 @@ impl SessionRecords {
     }
 }
 
-/// Returns the task of the attempt in a slot. For a task of sessions, the result names only the
-/// person of the attempt's own session, so that an attempt does not name the people of other
-/// sessions.
-pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
+/// Returns the task of the attempt in `slot`. If the task stands for several recorded sessions, the
+/// result names only the person of the attempt's own session, so that an attempt does not name the
+/// people of other sessions.
+pub(crate) fn task_of_session(slot: &AttemptSlot, task: &Task) -> Task {
     let mut own = task.clone();
     if let Some(persons) = task.row.get(PERSONS).and_then(Value::as_array) {
         let person = persons.get(slot.sample as usize).or(persons.first());
@@ -89,16 +92,18 @@ pub(crate) fn own_task(slot: &AttemptSlot, task: &Task) -> Task {
     own
 }
 
-/// Returns the number of sessions whose attempts at a task are copies; 0 if they are sampled.
+/// Returns the number of recorded sessions that attempts at a task copy, or 0 if the attempts are
+/// sampled.
 pub(crate) fn num_sessions(task: &Task) -> u32 {
     let ids = task.row.get(TAKEN).and_then(Value::as_array);
     ids.map_or(0, |ids| u32::try_from(ids.len()).unwrap_or(u32::MAX))
 }
 
-/// Reads the sessions of a record, in groups of `group_size`.
+/// Reads the recorded sessions of a directory as tasks, in groups of `group_size` sessions with the
+/// same task id.
 ///
 /// # Errors
-/// Returns an error if the directory contains no record, or if the record cannot be read.
+/// Returns an error if the directory contains no recorded sessions, or if they cannot be read.
 pub(crate) async fn list_sessions(
     keys: &SessionKeys,
     group_size: usize,
@@ -154,7 +159,7 @@ pub(crate) async fn list_sessions(
     Ok(ListedSessions { tasks, notes, store })
 }
 
-/// Opens the store of a record of sessions for reading.
+/// Opens the store of recorded sessions in `dir` for reading.
 async fn open_record(dir: &Path) -> Result<Arc<dyn Store>, TrainerError> {
     let recipe = dir.join(RECIPE);
     if !recipe.exists() {
@@ -174,15 +179,15 @@ mod tests {
         let task = Task { row: row.as_object().unwrap().clone().into(), ..Task::default() };
         let purpose = Purpose::Train;
         let slot = |sample| AttemptSlot { purpose, phase: 0, step: 0, group: 0, sample };
-        let persons = |sample| own_task(&slot(sample), &task).persons();
+        let persons = |sample| task_of_session(&slot(sample), &task).persons();
         assert_eq!(persons(0), ["alice"]);
         assert!(persons(1).is_empty());
         assert_eq!(persons(2), ["bob", "eve"]);
-        let text = json!(own_task(&slot(2), &task)).to_string();
+        let text = json!(task_of_session(&slot(2), &task)).to_string();
         assert!(!text.contains("alice"), "{text}");
         // A task without sessions stays as it is.
         let row = json!({ "person": "alice" }).as_object().unwrap().clone();
         let plain = Task { row: row.into(), ..Task::default() };
-        assert_eq!(own_task(&slot(1), &plain), plain);
+        assert_eq!(task_of_session(&slot(1), &plain), plain);
     }
 }

@@ -12,42 +12,44 @@ use levade_tree::{AttemptId, SegmentId, SequenceInput, SequenceTarget, Term, Tra
 
 use crate::TrainerError;
 use crate::batch::{AttemptSequences, Targets, trained_sequences};
-use crate::policies::Models;
-use crate::queries::{Question, SequenceKey, predictions, query_in_batches};
+use crate::policies::PhaseModels;
+use crate::queries::{ModelQuery, SequenceKey, predict_in_micro_batches, query_in_micro_batches};
 use crate::rewards::is_truncated;
 
-/// Values that models compute for a sequence, one for every trained token. A list is empty if the
-/// loss does not need it.
+/// Values that models computed for a sequence, one per trained token in each list. A list is empty
+/// if the loss does not need it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Signals {
-    /// Values of the critic.
+pub(crate) struct SequenceSignals {
+    /// Values that the critic predicted.
     pub values: Vec<f32>,
-    /// Value of the critic for the state in which the sequence was truncated.
+    /// Value that the critic predicted for the state in which the sequence was truncated. `None` if
+    /// the sequence was not truncated or no critic is used.
     pub truncation_value: Option<f32>,
-    /// Log-probabilities under the weights at the start of the step.
+    /// Log-probabilities of the tokens under the policy's weights at the start of the step.
     pub logprobs: Vec<f32>,
-    /// Log-probabilities under the reference.
+    /// Log-probabilities of the tokens under the reference model.
     pub reference: Vec<f32>,
-    /// Entropies of the distributions under the weights at the start of the step, in nats.
+    /// Entropies of the predicted distributions under the policy's weights at the start of the
+    /// step, in nats.
     pub entropies: Vec<f32>,
-    /// Σ p² of these distributions.
+    /// Sums of squared probabilities Σ p² of the same distributions.
     pub concentrations: Vec<f32>,
 }
 
-/// The signals of all sequences of a step.
+/// The model values of all sequences of a step, by sequence.
 #[derive(Default)]
-pub(crate) struct SignalTable(HashMap<SequenceKey, Signals>);
+pub(crate) struct SignalTable(HashMap<SequenceKey, SequenceSignals>);
 
 impl SignalTable {
-    /// Queries the models for the numbers that the advantage estimator needs. `context` is the
-    /// maximum sequence length of the models, and `budget` the maximum number of tokens in a
+    /// Queries the models for the values that the advantage estimator needs. `context` is the
+    /// maximum sequence length of the models, and `budget` the maximum number of tokens per
     /// micro-batch.
     ///
     /// # Errors
     /// Returns an error if a model fails.
     pub async fn query(
         keys: &RlKeys,
-        models: Models<'_>,
+        models: PhaseModels<'_>,
         targets: Targets<'_>,
         groups: &[&[Attempt]],
         context: usize,
@@ -58,32 +60,33 @@ impl SignalTable {
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
         }
-        let sequences = all_sequences(groups, targets);
+        let sequences = trainable_sequences(groups, targets);
         if let Some(critic) = models.critic {
             for (key, values) in
-                query_in_batches(critic, Question::Values, &sequences, budget).await?
+                query_in_micro_batches(critic, ModelQuery::Values, &sequences, budget).await?
             {
-                heard.at(key).values = values;
+                heard.entry_mut(key).values = values;
             }
             if keys.overlong == OverlongAttempts::Bootstrap {
-                heard.bootstrap(critic, targets, groups, context, budget).await?;
+                heard.query_truncation_values(critic, targets, groups, context, budget).await?;
             }
         }
         if let Some(reference) = models.reference.filter(|_| charged) {
             for (key, logprobs) in
-                query_in_batches(models.policy, Question::Logprobs, &sequences, budget).await?
+                query_in_micro_batches(models.policy, ModelQuery::Logprobs, &sequences, budget)
+                    .await?
             {
-                heard.at(key).logprobs = logprobs;
+                heard.entry_mut(key).logprobs = logprobs;
             }
             for (key, logprobs) in
-                query_in_batches(reference, Question::Logprobs, &sequences, budget).await?
+                query_in_micro_batches(reference, ModelQuery::Logprobs, &sequences, budget).await?
             {
-                heard.at(key).reference = logprobs;
+                heard.entry_mut(key).reference = logprobs;
             }
         }
         if keys.needs_predictions() {
-            for (key, found) in predictions(models.policy, &sequences, budget).await? {
-                let signals = heard.at(key);
+            for (key, found) in predict_in_micro_batches(models.policy, &sequences, budget).await? {
+                let signals = heard.entry_mut(key);
                 (signals.logprobs, signals.entropies) = (found.logprobs, found.entropies);
                 signals.concentrations = found.concentrations;
             }
@@ -91,17 +94,17 @@ impl SignalTable {
         Ok(heard)
     }
 
-    /// Returns the signals of one sequence.
-    pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> Signals {
+    /// Returns the model values of one sequence. The lists are empty if there are none.
+    pub fn get(&self, attempt: AttemptId, leaf: SegmentId) -> SequenceSignals {
         self.0.get(&(attempt, leaf)).cloned().unwrap_or_default()
     }
 
-    fn at(&mut self, key: SequenceKey) -> &mut Signals {
+    fn entry_mut(&mut self, key: SequenceKey) -> &mut SequenceSignals {
         self.0.entry(key).or_default()
     }
 
-    /// Computes the critic's values of the states in which attempts were truncated.
-    async fn bootstrap(
+    /// Queries the critic for the values of the states in which attempts were truncated.
+    async fn query_truncation_values(
         &mut self,
         critic: &dyn levade_policy::Learner,
         targets: Targets<'_>,
@@ -119,19 +122,22 @@ impl SignalTable {
                 fitting.push((key, input));
             } else {
                 // No state follows a full context, so the last value is used instead.
-                let signals = self.at(key);
+                let signals = self.entry_mut(key);
                 signals.truncation_value = signals.values.last().copied();
             }
         }
-        for (key, values) in query_in_batches(critic, Question::Values, &fitting, budget).await? {
-            self.at(key).truncation_value = values.first().copied();
+        for (key, values) in
+            query_in_micro_batches(critic, ModelQuery::Values, &fitting, budget).await?
+        {
+            self.entry_mut(key).truncation_value = values.first().copied();
         }
         Ok(())
     }
 }
 
-/// Returns every trainable sequence of the attempts, with all of its targets.
-pub(crate) fn all_sequences(
+/// Returns the learner's input for every trainable sequence of attempts that have a reward, with
+/// all targets.
+pub(crate) fn trainable_sequences(
     groups: &[&[Attempt]],
     targets: Targets<'_>,
 ) -> Vec<(SequenceKey, SequenceInput)> {
@@ -147,15 +153,15 @@ pub(crate) fn all_sequences(
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.id, sequence.leaf), sequences.input(&planned, targets, 0)));
+            found.push(((attempt.id, sequence.leaf), sequences.build_input(&planned, targets, 0)));
         }
     }
     found
 }
 
-/// Returns the sequence of an attempt that contains the last target, extended by one token, which
-/// is the only target. A critic's value for this token is the value of the state in which the
-/// attempt ended. Returns `None` if nothing was sampled.
+/// Returns the sequence of an attempt that contains the last target, extended by one token as the
+/// only target. The critic's value of this token is the value of the state in which the attempt
+/// ended. Returns `None` if nothing was sampled.
 fn end_input(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, SequenceInput)> {
     let sequence = trained_sequences(trajectory, targets).into_iter().max_by_key(|sequence| {
         sequence.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
@@ -175,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_of_returns_sequence_of_last_action() {
+    fn end_input_extends_sequence_of_last_action() {
         let mut t = Trajectory::new();
         let sampled = |parent, token: u32| Segment {
             kind: Kind::Sampled,

@@ -15,27 +15,28 @@ use crate::TrainerError;
 use crate::files::{file_error, sync_dir, write_atomically};
 
 const FILE: &str = "rewind.json";
-/// Version of the file that this build writes and reads.
+/// Schema version of `rewind.json` that this build writes and reads.
 const SCHEMA: u32 = 1;
 
-/// Contents of `rewind.json`.
+/// Contents of `rewind.json`, which a run has after it went back to an earlier step.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RewindRecord {
     schema: u32,
     /// Number of finished steps at the checkpoint from which the run continued.
     from: u32,
-    /// Name of the directory, next to the run directory, that contains the superseded steps.
+    /// Name of the directory, next to the run directory, that contains the run with the superseded
+    /// steps.
     superseded: String,
 }
 
 impl RewindRecord {
-    /// Creates the record of a run that continues after `from` finished steps.
+    /// Creates the record of a run that went back and continues after `from` finished steps.
     pub fn new(from: u32, superseded: String) -> Self {
         RewindRecord { schema: SCHEMA, from, superseded }
     }
 
-    /// Writes the record into a run directory.
+    /// Writes the record into the run directory `dir`.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -46,7 +47,7 @@ impl RewindRecord {
         write_atomically(&path, text.as_bytes())
     }
 
-    /// Reads the record of a run directory. Returns `None` if the run never went back.
+    /// Reads the record in the run directory `dir`. Returns `None` if the run never went back.
     fn read(dir: &Path) -> Result<Option<Self>, TrainerError> {
         let path = dir.join(FILE);
         let text = match fs::read_to_string(&path) {
@@ -58,7 +59,7 @@ impl RewindRecord {
             serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
         if record.schema != SCHEMA {
             return Err(damaged(format!(
-                "the schema version is {}, but this build reads version {SCHEMA}",
+                "the file has schema version {}, but this build reads version {SCHEMA}",
                 record.schema
             )));
         }
@@ -66,8 +67,8 @@ impl RewindRecord {
     }
 }
 
-/// Renames the former run to its final name, if an earlier process was killed before it had done
-/// so.
+/// Renames the directory of the former run to its final name, if an earlier process was killed
+/// before the rename.
 ///
 /// # Errors
 /// Returns an error if `rewind.json` is damaged or the directory cannot be renamed.
@@ -88,22 +89,23 @@ pub(crate) fn finish_rewind(root: &Path) -> Result<(), TrainerError> {
     sync_parent(&root)
 }
 
-/// Returns the directory that is exchanged with the run directory `root`.
+/// Returns the path of the directory in which a new version of the run directory `root` is built.
 ///
 /// # Errors
-/// Returns an error if `root` has no name.
+/// Returns an error if `root` is the root of a file system.
 pub(crate) fn partial_dir(root: &Path) -> Result<PathBuf, TrainerError> {
-    sibling(root, "partial")
+    sibling_path(root, "partial")
 }
 
-/// Returns the first unused name for the superseded steps of the run in `root`.
+/// Returns the first unused path for the superseded steps of the run in `root`, such as
+/// `NAME.superseded-1`.
 ///
 /// # Errors
-/// Returns an error if `root` has no name.
+/// Returns an error if `root` is the root of a file system.
 pub(crate) fn superseded_dir(root: &Path) -> Result<PathBuf, TrainerError> {
     let mut n = 1;
     loop {
-        let path = sibling(root, &format!("superseded-{n}"))?;
+        let path = sibling_path(root, &format!("superseded-{n}"))?;
         if !path.exists() {
             return Ok(path);
         }
@@ -111,7 +113,7 @@ pub(crate) fn superseded_dir(root: &Path) -> Result<PathBuf, TrainerError> {
     }
 }
 
-/// Flushes the entries of the directory that contains `root`.
+/// Flushes the entries of the parent directory of `root` to disk.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be flushed.
@@ -119,10 +121,10 @@ pub(crate) fn sync_parent(root: &Path) -> Result<(), TrainerError> {
     root.parent().map_or(Ok(()), sync_dir)
 }
 
-fn sibling(root: &Path, suffix: &str) -> Result<PathBuf, TrainerError> {
+fn sibling_path(root: &Path, suffix: &str) -> Result<PathBuf, TrainerError> {
     let mut name = root.file_name().unwrap_or_default().to_owned();
     if name.is_empty() {
-        let why = io::Error::other("the root of a file system has no neighbors");
+        let why = io::Error::other("no directory can exist next to the root of a file system");
         return Err(file_error("exchange", root, why));
     }
     name.push(".");

@@ -23,31 +23,32 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
-use crate::random::order;
+use crate::random::shuffled_indices;
 use crate::scoring::{DryRunScore, Scorers};
 use crate::sessions::{SessionRecords, list_sessions};
 pub(crate) use listed::ListedTasks;
 pub(crate) use order::TaskOrder;
 
-/// Number of a generator's tasks that are checked before the start. The remaining tasks differ from
-/// them only in their numbers.
+/// Number of a generator's tasks that are checked before the run starts. Further tasks differ only
+/// in their numbers.
 const GENERATED_CHECKED: usize = 64;
 
-/// All tasks of a run. A question that one source holds out is not trained on from any source.
+/// All training and evaluation tasks of a run. A question that one source holds out is excluded
+/// from the training tasks of all sources.
 pub struct Tasks {
     train: Vec<TrainSource>,
-    /// Held-out tasks by source. They depend on `eval.split_seed`, never on the run's seed.
+    /// Held-out tasks by slice. They depend on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
     /// Notes about the sources, for the user.
     pub notes: Vec<String>,
-    /// Task lists that environments returned, and lists of sessions.
+    /// Fingerprints of the task lists that environments returned, and of lists of sessions.
     pub(crate) listings: Vec<ListedTasks>,
-    /// Records of sessions that are tasks.
+    /// Stores of the recorded sessions that serve as tasks.
     pub(crate) records: SessionRecords,
 }
 
 enum TrainSource {
-    /// Tasks of a generator at these indices. [`TaskIndices::All`] is all of `0..n`.
+    /// Tasks that a generator produces at these indices.
     Generated(Arithmetic, TaskIndices),
     Listed(Vec<Task>),
 }
@@ -57,23 +58,24 @@ enum TaskIndices {
     Some(Vec<u32>),
 }
 
-/// Held-out tasks of one kind.
+/// A named set of held-out tasks whose results are reported together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvalSlice {
     /// Name of the slice in metrics.
     pub name: String,
-    /// Whether the slice is excluded from the overall result.
+    /// Whether the slice does not count in the overall result.
     pub excluded_from_overall: bool,
     /// Whether the tasks serve only to select the best checkpoint.
     pub selects: bool,
-    /// Held-out tasks of all sources.
+    /// Held-out tasks of the slice.
     pub tasks: Vec<Task>,
 }
 
 impl EvalSlice {
-    /// Splits held-out tasks: a fraction `fraction` serves only to select the best checkpoint. Each
-    /// part has at least one task, if there are at least two.
-    fn split(name: String, mut tasks: Vec<Task>, fraction: f64) -> Vec<Self> {
+    /// Splits held-out tasks into tasks that only select the best checkpoint and tasks that are
+    /// reported. `fraction` is the fraction of selection tasks. If there are at least two tasks,
+    /// each part has at least one. If `fraction` is 0, there are no selection tasks.
+    fn split_slice(name: String, mut tasks: Vec<Task>, fraction: f64) -> Vec<Self> {
         let num_selected = ((tasks.len() as f64 * fraction).round() as usize).max(1);
         if fraction == 0.0 || tasks.len() < 2 {
             return vec![EvalSlice { name, excluded_from_overall: false, selects: false, tasks }];
@@ -92,18 +94,18 @@ impl EvalSlice {
     }
 }
 
-/// A source that was read.
-enum Loaded<'r> {
+/// The tasks of one source, as they were read.
+enum LoadedSource<'r> {
     Arithmetic(Arithmetic, u32),
     Files(&'r FileOptions, FileTasks),
     Environment(String, TaskList),
-    /// Training seeds of a game, or recorded sessions. Held-out seeds are separate by their
-    /// numbers, and no session is held out.
+    /// Tasks that need no check for leaks: training seeds of a game, or recorded sessions. Held-out
+    /// seeds are distinct numbers, and no session is held out.
     Separate(Vec<Task>),
 }
 
 impl Tasks {
-    /// Loads or prepares the tasks of a recipe, with the duplicate rules of new runs.
+    /// Loads or generates the tasks of a recipe, with the duplicate rule of new runs.
     ///
     /// # Errors
     /// Returns the errors of [`Tasks::load_by`].
@@ -111,8 +113,8 @@ impl Tasks {
         Self::load_by(recipe, environments, MatchingRule::default()).await
     }
 
-    /// Loads or prepares the tasks of a recipe. `matching` decides which rows are duplicates, and
-    /// which tasks leak held-out tasks.
+    /// Loads or generates the tasks of a recipe. `matching` determines which rows are duplicates,
+    /// and which tasks leak held-out tasks.
     ///
     /// # Errors
     /// Returns an error if a source cannot be read or listed, or if an evaluation is requested and
@@ -125,8 +127,11 @@ impl Tasks {
         let seed = recipe.run.seed;
         let split_seed = recipe.eval.split_seed;
         let count = recipe.eval.tasks;
-        let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
-            Default::default();
+        let (mut loaded, mut eval, mut notes): (
+            Vec<LoadedSource<'_>>,
+            Vec<EvalSlice>,
+            Vec<String>,
+        ) = Default::default();
         // Evaluation questions of generators.
         let mut generated = Vec::new();
         let mut listings = Vec::new();
@@ -151,9 +156,13 @@ impl Tasks {
                         tasks: slice(Split::HeldOutWording, recipe.eval.unseen_wordings),
                     };
                     generated.extend(seen.iter().chain(&unseen.tasks).cloned());
-                    eval.extend(EvalSlice::split(named("arithmetic"), seen, recipe.eval.select));
+                    eval.extend(EvalSlice::split_slice(
+                        named("arithmetic"),
+                        seen,
+                        recipe.eval.select,
+                    ));
                     eval.push(unseen);
-                    loaded.push(Loaded::Arithmetic(
+                    loaded.push(LoadedSource::Arithmetic(
                         Arithmetic::new(keys.options(), seed)?,
                         keys.train,
                     ));
@@ -169,31 +178,36 @@ impl Tasks {
                         ));
                     }
                     let eval_tasks = tasks.held_out.iter().take(count).cloned().collect();
-                    eval.extend(EvalSlice::split(
+                    eval.extend(EvalSlice::split_slice(
                         named(&options.path.name()),
                         eval_tasks,
                         recipe.eval.select,
                     ));
-                    loaded.push(Loaded::Files(options, tasks));
+                    loaded.push(LoadedSource::Files(options, tasks));
                 }
                 TaskSource::Seeds(keys) => {
-                    let held_out = keys.held_out(split_seed, count);
-                    eval.extend(EvalSlice::split(named("seeds"), held_out, recipe.eval.select));
-                    loaded.push(Loaded::Separate(keys.training()));
+                    let held_out = keys.held_out_tasks(split_seed, count);
+                    eval.extend(EvalSlice::split_slice(
+                        named("seeds"),
+                        held_out,
+                        recipe.eval.select,
+                    ));
+                    loaded.push(LoadedSource::Separate(keys.training_tasks()));
                 }
                 TaskSource::Sessions(keys) => {
                     let listed = list_sessions(keys, recipe.session_group()).await?;
                     listings.push(ListedTasks::of_sessions(i, &listed.tasks));
                     notes.extend(listed.notes);
                     records.push((keys.path.clone(), listed.store));
-                    loaded.push(Loaded::Separate(listed.tasks));
+                    loaded.push(LoadedSource::Separate(listed.tasks));
                 }
                 source => {
                     let Some(options) = source.environment() else { continue };
                     let name = options.common().name.to_owned();
                     let found = environments.find(&name);
                     let found = found.ok_or_else(|| {
-                        TrainerError::MissingPart(format!("the environment {name}"))
+                        let missing = format!("the environment {name} was not provided");
+                        TrainerError::MissingPart(missing)
                     })?;
                     let listed = found.tasks(seed, split_seed).await?;
                     listings.push(ListedTasks::new(i, &listed));
@@ -204,12 +218,12 @@ impl Tasks {
                         ));
                     }
                     let eval_tasks = listed.held_out.iter().take(count).cloned().collect();
-                    let kinds = by_kind(&name, eval_tasks).into_iter();
+                    let kinds = group_by_kind(&name, eval_tasks).into_iter();
                     let kinds: Vec<_> = kinds.map(|(name, tasks)| (named(&name), tasks)).collect();
                     for (name, tasks) in kinds {
-                        eval.extend(EvalSlice::split(name, tasks, recipe.eval.select));
+                        eval.extend(EvalSlice::split_slice(name, tasks, recipe.eval.select));
                     }
-                    loaded.push(Loaded::Environment(name, listed));
+                    loaded.push(LoadedSource::Environment(name, listed));
                 }
             }
         }
@@ -220,19 +234,19 @@ impl Tasks {
             train.push(match source {
                 // Held-out tasks and training tasks of a generator share no numbers, whatever the
                 // seeds.
-                Loaded::Arithmetic(generator, n) => TrainSource::Generated(
+                LoadedSource::Arithmetic(generator, n) => TrainSource::Generated(
                     generator,
-                    TaskIndices::excluding(&generator, n, &source_questions, &mut notes),
+                    TaskIndices::without_held_out(&generator, n, &source_questions, &mut notes),
                 ),
-                Loaded::Files(options, FileTasks { rest, .. }) => {
+                LoadedSource::Files(options, FileTasks { rest, .. }) => {
                     let path = options.path.first().display();
                     let rest =
-                        without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
+                        remove_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
                     TrainSource::Listed(options.shuffle_training_tasks(rest, seed))
                 }
-                Loaded::Separate(tasks) => TrainSource::Listed(tasks),
-                Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
-                    without_leaks(all_questions, format_args!("{name}"), train, &mut notes),
+                LoadedSource::Separate(tasks) => TrainSource::Listed(tasks),
+                LoadedSource::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
+                    remove_leaks(all_questions, format_args!("{name}"), train, &mut notes),
                 ),
             });
         }
@@ -244,7 +258,7 @@ impl Tasks {
         Ok(Tasks { train, eval, notes, listings, records })
     }
 
-    /// Returns the names of the sources, without duplicates.
+    /// Returns the names of the tasks' sources, without duplicates.
     pub(crate) fn sources(&self) -> Vec<String> {
         let first = |source: &TrainSource| source.task(0).map(|task| task.source);
         let held_out =
@@ -258,12 +272,13 @@ impl Tasks {
         names
     }
 
-    /// Returns the number of training tasks.
+    /// Returns the number of training tasks over all sources.
     pub fn train_len(&self) -> usize {
         self.train.iter().map(TrainSource::len).sum()
     }
 
-    /// Returns the training task at `index`, counted over all sources. Returns `None` past the end.
+    /// Returns the training task at `index`, counted over all sources, or `None` if `index` is out
+    /// of range.
     pub fn train(&self, mut index: usize) -> Option<Task> {
         for source in &self.train {
             if index < source.len() {
@@ -274,8 +289,8 @@ impl Tasks {
         None
     }
 
-    /// Returns the evaluation tasks whose question is in `questions`: questions that a model was
-    /// asked or shown in training.
+    /// Returns the evaluation tasks whose questions are in `questions`, which are the questions
+    /// that a model has seen in training.
     pub fn evaluated_tasks_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
         let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
         filter_seen(&tasks, questions)
@@ -288,13 +303,14 @@ impl Tasks {
         train.chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
 
-    /// Returns the tasks that are checked before the start: all tasks of files, and some of
-    /// generators.
+    /// Returns the tasks that are checked before the run starts: all tasks of files and
+    /// environments, and the first tasks of generators.
     pub(crate) fn tasks_to_check(&self) -> impl Iterator<Item = Task> + '_ {
         self.train_to_check().chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
 
-    /// Returns the largest maximum number of sampled tokens among the agents of the training tasks.
+    /// Returns the maximum number of sampled tokens per attempt: the largest limit among the agents
+    /// of the training tasks.
     ///
     /// # Errors
     /// Returns an error if a task names an unknown agent.
@@ -304,7 +320,7 @@ impl Tasks {
         Ok(limits.into_iter().max().unwrap_or_default())
     }
 
-    /// Returns the training tasks of [`tasks_to_check`](Self::tasks_to_check).
+    /// Returns the training tasks among [`tasks_to_check`](Self::tasks_to_check).
     fn train_to_check(&self) -> impl Iterator<Item = Task> + '_ {
         self.train.iter().flat_map(|source| {
             let max_checked = match source {
@@ -339,8 +355,9 @@ impl TrainSource {
 }
 
 impl TaskIndices {
-    /// Returns the indices in `0..n` at which a generator does not generate a held-out question.
-    fn excluding(
+    /// Returns the indices in `0..n` at which the generator produces no held-out question. Adds a
+    /// note if some indices are excluded.
+    fn without_held_out(
         generator: &Arithmetic,
         n: u32,
         held_out: &HeldOutQuestions,
@@ -358,37 +375,40 @@ impl TaskIndices {
     }
 }
 
-impl Loaded<'_> {
-    /// Returns the training tasks and the held-out tasks. Both are empty for a generator, which
-    /// separates them itself.
-    fn parts(&self) -> (&[Task], &[Task]) {
+impl LoadedSource<'_> {
+    /// Returns the training tasks and the held-out tasks of the source. Both lists are empty for a
+    /// source that separates them itself, such as a generator.
+    fn task_parts(&self) -> (&[Task], &[Task]) {
         match self {
-            Loaded::Arithmetic(..) | Loaded::Separate(_) => (&[], &[]),
-            Loaded::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
-            Loaded::Environment(_, listed) => (&listed.train, &listed.held_out),
+            LoadedSource::Arithmetic(..) | LoadedSource::Separate(_) => (&[], &[]),
+            LoadedSource::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
+            LoadedSource::Environment(_, listed) => (&listed.train, &listed.held_out),
         }
     }
 }
 
-/// Returns the held-out questions of files and environments. The second value also includes the
-/// generators' questions, if there are any.
+/// Collects the held-out questions of files and environments. The second value also includes the
+/// questions of generators, and is `None` if there are none.
 fn held_out_questions(
     matching: MatchingRule,
-    loaded: &[Loaded<'_>],
+    loaded: &[LoadedSource<'_>],
     generated: &[Task],
 ) -> (HeldOutQuestions, Option<HeldOutQuestions>) {
-    let sources =
-        || loaded.iter().map(|source| source.parts().0.iter().chain(source.parts().1).collect());
-    let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.parts().1).collect();
+    let sources = || {
+        loaded
+            .iter()
+            .map(|source| source.task_parts().0.iter().chain(source.task_parts().1).collect())
+    };
+    let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.task_parts().1).collect();
     let source_questions = HeldOutQuestions::new(matching, &held_out, sources());
     held_out.extend(generated);
     let all_questions = || HeldOutQuestions::new(matching, &held_out, sources());
     (source_questions, (!generated.is_empty()).then(all_questions))
 }
 
-/// Returns the tasks that neither ask nor show a held-out question. Adds notes with two numbers:
-/// removed tasks, and kept tasks that are near copies of held-out questions.
-fn without_leaks(
+/// Removes tasks that ask or show a held-out question. Adds a note with the number of removed
+/// tasks, and a note with the number of kept tasks that are near copies of held-out questions.
+fn remove_leaks(
     held_out: &HeldOutQuestions,
     source: std::fmt::Arguments<'_>,
     tasks: Vec<Task>,
@@ -413,9 +433,9 @@ fn without_leaks(
     kept
 }
 
-/// Groups the tasks of a source by kind, in the order of first appearance. If all tasks are of one
-/// kind, the group has the name of the source.
-fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
+/// Groups the tasks of a source by kind, in the order of first appearance. A group is named
+/// `SOURCE-KIND`, or `SOURCE` if all tasks are of one kind.
+fn group_by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     let mut kinds: Vec<(String, Vec<Task>)> = Vec::new();
     for task in tasks {
         let kind = task.kind.clone().unwrap_or_default();
@@ -445,7 +465,7 @@ fn note_excluded(
     ));
 }
 
-/// Returns the start of a question, for messages.
+/// Truncates a question to 80 characters, for messages.
 fn truncate_question(question: &str) -> String {
     const MAX: usize = 80;
     match question.char_indices().nth(MAX) {
@@ -454,8 +474,8 @@ fn truncate_question(question: &str) -> String {
     }
 }
 
-/// Returns the questions that a run's model was asked or shown in training: the questions of the
-/// demonstrations and training attempts in the run's store.
+/// Returns the questions that a run's model has seen in training: the questions of all
+/// demonstrations and training attempts in the store.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read, or if its tasks cannot be parsed.
@@ -487,8 +507,8 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
     }
 }
 
-/// Checks for failures that would occur later: missing tools, prompts that do not fit, expected
-/// answers that cannot be scored.
+/// Checks for errors that would otherwise occur during training: missing tools, prompts that do not
+/// fit, and expected answers that cannot be scored.
 ///
 /// # Errors
 /// Returns an error that names the first such tool or task.
@@ -555,7 +575,8 @@ pub async fn check_tasks(
     Ok(())
 }
 
-/// Returns the phases with a length penalty, each with the size of its buffer in tokens.
+/// Returns the indices of the phases with a length penalty, each with the size of the penalty's
+/// buffer in tokens.
 fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
     recipe.phase.iter().enumerate().filter_map(|(index, phase)| match phase {
         Phase::Rl(keys) => match keys.overlong {
@@ -566,8 +587,8 @@ fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Dry-runs each scorer on a synthetic attempt at the first task that it scores. The attempt ends
-/// with the expected answer of that task.
+/// Dry-runs each scorer on a synthetic attempt at the first task to which it applies. The answer of
+/// the attempt is the expected answer of the task.
 pub async fn dry_run(scorers: &Scorers, tasks: &Tasks) -> Vec<DryRunScore> {
     scorers
         .dry_run(|is_for| tasks.tasks_to_check().map(|task| json!(task)).find(|task| is_for(task)))

@@ -18,14 +18,14 @@ use levade_store::PolicyPlan;
 use levade_tree::{AttemptId, SegmentId, SequenceInput, Term, TreeBatch};
 use serde::Serialize;
 
-/// Loss terms of a policy in one step.
+/// Loss terms of one policy in one training step.
 #[derive(Debug, Clone)]
 pub struct PolicyTerms {
     /// Name of the policy.
     pub policy: String,
-    /// Version of the weights before the step.
+    /// Weight version of the policy before the step.
     pub version: u64,
-    /// Micro-batches in order, over all updates of the step.
+    /// Loss terms by micro-batch, in order, over all updates of the step.
     pub batches: Vec<BatchTerms>,
 }
 
@@ -36,69 +36,69 @@ pub struct BatchTerms {
     pub update: u32,
     /// Loss function of the update.
     pub loss: Loss,
-    /// Sum of the loss as the learner computed it.
+    /// Sum of the micro-batch's loss as the learner computed it.
     pub sum: f64,
-    /// Terms in the order in which the learner added them.
+    /// Loss terms in the order in which the learner added them.
     pub terms: LossTerms,
     batch: TreeBatch,
-    /// Attempt and leaf of each sequence of the batch.
+    /// Attempt and leaf of each sequence in the micro-batch.
     sequences: Vec<(AttemptId, SegmentId)>,
-    /// Index of each term's token on its sequence.
+    /// Index of each term's token within its sequence.
     indices: Vec<u32>,
 }
 
-/// A trained token on one sequence, with the numbers of its loss.
+/// A trained token on one sequence, with the values from which its loss was computed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenTerm {
     /// Index of the optimizer update within the step.
     pub update: u32,
     /// Index of the micro-batch within the step.
     pub micro_batch: u32,
-    /// Index of the unit within the micro-batch. A unit is a part of the batch that the model
+    /// Index of the unit within the micro-batch. A unit is a part of the micro-batch that the model
     /// processes at once.
     pub unit: u32,
-    /// Index of the row within the unit. A row is one predicted distribution, whose terms are added
-    /// first.
+    /// Index of the row within the unit. A row is one predicted distribution. The terms of a row
+    /// are summed first.
     pub row: u32,
     /// Index of the term within the row.
     pub term: u32,
     /// Leaf of the sequence in the attempt's trajectory.
     pub leaf: SegmentId,
-    /// Index of the token on its sequence.
+    /// Index of the token within its sequence.
     pub index: u32,
     /// Id of the token.
     pub token: u32,
     /// Number of weight versions between sampling and training.
     pub age: u32,
-    /// Log-probability under the weights that were trained.
+    /// Log-probability of the token under the weights that were trained.
     pub logp: f64,
-    /// Log-probability under the policy that sampled the token. `None` if it is unknown.
+    /// Log-probability of the token under the policy that sampled it. `None` if it is unknown.
     pub behavior: Option<f64>,
-    /// Log-probability under the proximal policy, which may be interpolated. `None` without a
-    /// proximal policy.
+    /// Log-probability of the token under the proximal policy, which may be interpolated. `None` if
+    /// the loss has no proximal policy.
     pub proximal: Option<f64>,
-    /// Log-probability under the reference. `None` without a reference.
+    /// Log-probability of the token under the reference. `None` if the loss has no reference.
     pub reference: Option<f64>,
-    /// Probability ratio of the token to the old policy.
+    /// Ratio of the token's probability to its probability under the old policy.
     pub ratio: f64,
-    /// Log-ratio of the sequence. `None` if the loss uses the ratio of the token.
+    /// Log-ratio of the sequence. `None` if the loss uses the token's own ratio.
     pub sequence_log_ratio: Option<f64>,
-    /// Whether the token was selected among the tokens of its update, for losses that treat
-    /// selected tokens differently.
+    /// Whether the token was selected within its update, for losses that treat selected tokens
+    /// differently.
     pub marked: bool,
-    /// Whether the clipping bound was active.
+    /// Whether the clipping bound was active for the token.
     pub clipped: bool,
-    /// Whether the dual-clipping bound was active.
+    /// Whether the dual-clipping bound was active for the token.
     pub dual_clipped: bool,
-    /// Whether the policy's part of the loss is left out, because of a trust region, a selection or
-    /// a correction of 0.
+    /// Whether the policy loss of the token is left out, because of a trust region, a selection or
+    /// an importance weight of 0.
     pub dropped: bool,
     /// Advantage of the token.
     pub advantage: f64,
-    /// Importance weight that corrects for stale or mismatched samplers. `None` without a
+    /// Importance weight that corrects for stale or mismatched samplers. `None` if the loss has no
     /// correction.
     pub correction: Option<f64>,
-    /// Estimated KL divergence from the reference.
+    /// Estimated KL divergence of the policy from the reference at the token.
     pub kl: f64,
     /// Entropy of the distribution that predicts the token, in nats.
     pub entropy: f64,
@@ -106,32 +106,32 @@ pub struct TokenTerm {
     pub loss: f64,
     /// Entropy bonus, which is subtracted from `loss`. 0 for losses without a bonus.
     pub bonus: f64,
-    /// Weight that includes all normalizers. A token with weight 0 is not trained.
+    /// Weight of the token, including all normalizers. A token with weight 0 is not trained.
     pub weight: f64,
     /// Contribution of the token to the loss of its update: `weight` × (`loss` − `bonus`).
     pub part: f64,
-    /// Entropy bonus of the complete row, with weights. The learner adds `weight` × `loss` of the
-    /// row's terms and then subtracts this bonus once.
+    /// Weighted entropy bonus of the complete row. The learner adds `weight` × `loss` of the row's
+    /// terms and then subtracts this bonus once.
     pub row_bonus: f64,
 }
 
 impl PolicyTerms {
-    /// Returns the number of optimizer updates that the terms belong to.
+    /// Returns the number of optimizer updates to which the terms belong.
     pub fn updates(&self) -> usize {
         self.batches.chunk_by(|a, b| a.update == b.update).count()
     }
 
-    /// Returns the sum of all terms, added in the learner's order, by micro-batches.
+    /// Returns the sum of all loss terms, added in the order in which the learner added them.
     pub fn total(&self) -> f64 {
         self.batches.iter().fold(0.0, |sum, batch| sum + batch.terms.total(&batch.batch))
     }
 
-    /// Returns the sum of the loss as the learner computed it, over all updates.
+    /// Returns the step's loss as the learner computed it, summed over all updates.
     pub fn sum(&self) -> f64 {
         self.batches.iter().fold(0.0, |sum, batch| sum + batch.sum)
     }
 
-    /// Returns the loss in the metrics of the step: the mean of [`sum`](Self::sum) over the
+    /// Returns the loss as the step's metrics report it: the mean of [`sum`](Self::sum) over the
     /// updates.
     pub fn loss(&self) -> f64 {
         self.sum() / self.updates().max(1) as f64
@@ -141,7 +141,7 @@ impl PolicyTerms {
     pub fn tokens_of(&self, attempt: AttemptId) -> Vec<(Loss, TokenTerm)> {
         let mut found = Vec::new();
         for (micro_batch, batch) in self.batches.iter().enumerate() {
-            batch.add_tokens_of(attempt, micro_batch as u32, &mut found);
+            batch.add_attempt_tokens(attempt, micro_batch as u32, &mut found);
         }
         found.sort_by_key(|(_, term)| (term.update, term.leaf.0, term.index));
         found
@@ -149,7 +149,7 @@ impl PolicyTerms {
 }
 
 impl BatchTerms {
-    fn add_tokens_of(
+    fn add_attempt_tokens(
         &self,
         attempt: AttemptId,
         micro_batch: u32,
@@ -214,18 +214,18 @@ impl BatchTerms {
     }
 }
 
-/// Terms of a micro-batch, with the sequences of the update that it contains.
+/// Loss terms of a micro-batch, recorded while the learner trained.
 struct RecordedTerms {
     batch: TreeBatch,
     terms: LossTerms,
     loss: Loss,
     sum: f64,
-    /// Indices of the sequences in the update.
+    /// Index in the update of each sequence of the micro-batch.
     sequences: Vec<u32>,
     indices: Vec<u32>,
 }
 
-/// A learner that trains like the learner it wraps, and keeps the terms of its losses.
+/// A learner that forwards all calls to another learner, and records the terms of its losses.
 pub(crate) struct RecordingLearner<'a> {
     learner: &'a dyn Learner,
     updates: Mutex<Vec<Vec<RecordedTerms>>>,
@@ -236,7 +236,7 @@ impl<'a> RecordingLearner<'a> {
         RecordingLearner { learner, updates: Mutex::default() }
     }
 
-    /// Returns the terms of a plan that this learner has trained.
+    /// Returns the recorded loss terms. `plan` is the plan that this learner has trained.
     pub fn into_terms(self, plan: &PolicyPlan) -> PolicyTerms {
         let updates = self.updates.into_inner().unwrap_or_else(PoisonError::into_inner);
         // Updates without sequences are not trained.
@@ -262,8 +262,8 @@ impl<'a> RecordingLearner<'a> {
     }
 }
 
-/// Returns the index of each term's token on its sequence.
-fn indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
+/// Returns the index of each term's token within its sequence.
+fn token_indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
     let mut next = vec![0; sequences.len()];
     let mut index = |term: &Term| {
         let sequence = &sequences[term.sequence as usize];
@@ -306,7 +306,7 @@ impl Learner for RecordingLearner<'_> {
                 let (found, terms) =
                     self.learner.forward_backward_terms(Arc::new(merged.clone()), loss).await?;
                 all.push(RecordedTerms {
-                    indices: indices(&merged, &sequences),
+                    indices: token_indices(&merged, &sequences),
                     batch: merged,
                     terms,
                     loss,

@@ -14,8 +14,8 @@ use levade_tools::{
 
 use crate::TrainerError;
 
-/// The toolboxes of a recipe. All agents that name a toolbox share one instance, with its processes
-/// and call limits.
+/// The toolboxes of a recipe, which are created on first use. All agents that name a toolbox share
+/// one instance, with its processes and call limits.
 pub struct Toolboxes {
     tools: Vec<ToolKeys>,
     supervisor: Supervisor,
@@ -23,17 +23,18 @@ pub struct Toolboxes {
 }
 
 impl Toolboxes {
-    /// Creates an empty collection over the tables of a recipe. A toolbox is created when the first
-    /// agent that names it is set up. `supervisor` supervises its processes.
+    /// Prepares the toolboxes that the recipe tables `tools` define. A toolbox is created when the
+    /// first agent that names it is set up. `supervisor` supervises its processes.
     pub fn new(tools: &[ToolKeys], supervisor: Supervisor) -> Self {
         Toolboxes { tools: tools.to_vec(), supervisor, toolboxes: Mutex::default() }
     }
 
-    /// Returns the tools of an agent. `chat` counts the tokens of tool results for their limit.
+    /// Returns the tools of an agent. `chat` counts tokens, for tools that limit the tokens of
+    /// their results.
     ///
     /// # Errors
-    /// Returns an error if a tool does not exist, if an agent names it twice, or if a tool limits
-    /// tokens and there is no `chat`.
+    /// Returns an error if a tool does not exist, if an agent names a tool twice, or if a tool
+    /// limits tokens but `chat` is `None`.
     pub fn tools_for(
         &self,
         agent: &AgentKeys,
@@ -87,7 +88,7 @@ impl Toolboxes {
         Ok(set.with_descriptions(&agent.tool_descriptions))
     }
 
-    /// Returns the toolbox that all agents share, and creates it on first use.
+    /// Returns the shared instance of a toolbox, which is created on first use.
     fn get_or_create(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
         let mut made = self.toolboxes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(toolbox) = made.get(keys.name()) {

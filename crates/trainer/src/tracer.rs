@@ -14,8 +14,8 @@ use crate::agents::Agents;
 use crate::error::TrainerError;
 use crate::sink::mlflow_experiment;
 
-/// Receives the attempts of a run that count, as they end. Clones share the file and the collector.
-/// The default ignores all attempts.
+/// Records the times of a run's attempts as they end, and sends traces of the attempts to a
+/// collector. Clones share the file and the collector. The default tracer ignores all attempts.
 #[derive(Clone, Default)]
 pub struct Tracer {
     times: Option<TimesFile>,
@@ -23,11 +23,13 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Opens the file of times in the directory of a run and, if the recipe names a collector,
-    /// starts to send traces. `started_at` is the start of the run as a Unix timestamp, in seconds.
+    /// Opens the file of attempt times in the run directory `dir`. If the recipe names a trace
+    /// collector, starts to send traces. `started_at` is the start of the run as a Unix timestamp
+    /// in seconds.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened, or if the variable with headers is malformed.
+    /// Returns an error if the file cannot be opened, or if the environment variable with the
+    /// headers is malformed.
     pub(crate) fn open(
         recipe: &Recipe,
         dir: &Path,
@@ -40,20 +42,20 @@ impl Tracer {
         if recipe.metrics.traces.otlp.is_empty() {
             return Ok(Tracer { times, exporter: None });
         }
-        let connect = connect(recipe)?;
+        let connect = make_connector(recipe)?;
         let TracesKeys { text, max_text_chars, .. } = recipe.metrics.traces;
         let builder = TraceBuilder {
             run: recipe.run.name.clone(),
             started_at,
             chats: agents.chats(),
-            options: TraceOptions { text, max_text_chars, mlflow_tags: has_mlflow(recipe) },
+            options: TraceOptions { text, max_text_chars, mlflow_tags: sends_to_mlflow(recipe) },
         };
         let exporter = Exporter::start(builder, connect).map_err(failed)?;
         Ok(Tracer { times, exporter: Some(Arc::new(Mutex::new(exporter))) })
     }
 
-    /// Records the times of an attempt, and queues its trace unless the attempt is a demonstration.
-    /// Does not wait for the collector.
+    /// Records the times of an attempt that has ended and, unless the attempt is a demonstration,
+    /// queues its trace. Does not wait for the collector.
     pub(crate) fn attempt_ended(&self, attempt: &Attempt) {
         if let Some(times) = &self.times {
             times.append(attempt.id, &attempt.outcome.timings);
@@ -63,13 +65,13 @@ impl Tracer {
         }
     }
 
-    /// Returns the first failure of the collector, once.
+    /// Returns the collector's first failure. Later calls return `None`.
     pub(crate) fn take_failure(&self) -> Option<String> {
         self.with_exporter(Exporter::take_failure).flatten()
     }
 
-    /// Waits until the collector has all traces, or until a timeout. Returns a description of the
-    /// missing traces.
+    /// Waits until the collector has received all traces, or until a timeout. Returns a description
+    /// of the traces that were not received, or `None` if there are none.
     pub(crate) fn close(&self) -> Option<String> {
         self.with_exporter(|exporter| exporter.close().loss()).flatten()
     }
@@ -80,22 +82,22 @@ impl Tracer {
     }
 }
 
-/// Header by which MLflow finds the experiment of a trace.
+/// HTTP header that tells MLflow to which experiment a trace belongs.
 const MLFLOW_HEADER: &str = "x-mlflow-experiment-id";
 
-/// Returns whether the collector is an MLflow server.
-fn has_mlflow(recipe: &Recipe) -> bool {
+/// Returns whether the recipe's trace collector is an MLflow server.
+fn sends_to_mlflow(recipe: &Recipe) -> bool {
     let TracesKeys { otlp, headers, .. } = &recipe.metrics.traces;
     otlp == TracesKeys::MLFLOW
         || headers.keys().any(|name| name.eq_ignore_ascii_case(MLFLOW_HEADER))
 }
 
-/// Returns a function that connects to the collector of a recipe. For the server of
+/// Returns a function that connects to the recipe's trace collector. For the server of
 /// `metrics.mlflow`, the function finds or creates the experiment.
 ///
 /// # Errors
-/// Returns an error if the variable with headers is malformed.
-fn connect(
+/// Returns an error if the environment variable with the headers is malformed.
+fn make_connector(
     recipe: &Recipe,
 ) -> Result<impl Fn() -> Result<Collector, CollectorError> + Send + 'static, TrainerError> {
     let TracesKeys { otlp, headers, headers_env, .. } = &recipe.metrics.traces;

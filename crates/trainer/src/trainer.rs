@@ -20,18 +20,18 @@ use tracing::{Instrument, info, info_span};
 
 use crate::TrainerError;
 use crate::agents::{AgentSpec, Agents};
-use crate::best::Best;
-use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
+use crate::best::BestCheckpoint;
+use crate::checkpoint::{Checkpoint, CheckpointDir, Position, Versions};
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
-use crate::exit::Exit;
-use crate::gain::{Gain, milestones};
-use crate::measure::{evaluate_if_due, keep_best, restore_evals};
+use crate::exit::EarlyExit;
+use crate::gain::{ScoreGain, milestone_evals};
+use crate::measure::{evaluate_if_due, restore_evals, save_if_best};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::origin::{OfferedTool, Origin, matching};
-use crate::past::PastPolicies;
-use crate::phase::{PhaseRun, check_phases, enter};
+use crate::origin::{OfferedTool, RunOrigin, task_matching_rule};
+use crate::past::PastVersionPools;
+use crate::phase::{PhaseRun, check_phases, enter_phase};
 use crate::policies::{Policies, Policy};
 use crate::progress::RunProgress;
 use crate::prompt_version::PromptVersion;
@@ -45,8 +45,8 @@ use crate::scoring::{CustomScorers, Scorers};
 use crate::tasks::{Tasks, check_tasks};
 use crate::tracer::Tracer;
 
-/// Components that the caller provides to a [`Trainer`]: policies, agents, scorers, environments,
-/// teachers.
+/// Components that the program provides to a [`Trainer`]: policies, agents, scorers, environments
+/// and teachers.
 pub struct RunParts {
     /// The policies of the recipe.
     pub policies: Vec<Policy>,
@@ -57,47 +57,49 @@ pub struct RunParts {
     /// The environments of the recipe, which provide its tasks.
     pub environments: Environments,
     /// Start of the run as a Unix timestamp in seconds, which chat templates see as the current
-    /// time: [`started_at`](crate::started_at) for a run to resume, and the present for a new run.
+    /// time. For a run to resume, it is the value of [`started_at`](crate::started_at). For a new
+    /// run, it is the present.
     pub started_at: u64,
-    /// Files that the model was loaded from. A run resumes only with the same files.
+    /// Files from which the model was loaded. A run can be resumed only with the same files.
     pub model_files: Vec<PathBuf>,
-    /// External policies that phases imitate, by name.
+    /// External policies that phases imitate, by policy name.
     pub teachers: BTreeMap<String, Teacher>,
 }
 
-/// The outcome of [`Trainer::run`].
+/// Outcome of a call of [`Trainer::run`].
 #[derive(Debug)]
 pub enum RunEnd {
     /// All phases have finished.
     Finished(Summary),
-    /// The run stopped at a step boundary, on request.
+    /// The run stopped at a step boundary, because a stop was requested.
     Stopped {
         /// Checkpoint from which the run can resume. `None` if no step was finished yet.
         checkpoint: Option<PathBuf>,
-        /// Number of finished steps.
+        /// Number of finished steps over all phases.
         done: u32,
         /// Number of steps of all phases.
         steps: u32,
     },
 }
 
-/// Results of a finished run.
+/// Results of a run that has finished all phases.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// All evaluations in order, the first before training and the last after it.
+    /// All evaluations of the run in order, from before training to after the last phase.
     pub evals: Vec<EvalResult>,
-    /// Gains in success, for each phase.
-    pub gains: Vec<Gain>,
+    /// Gain in the mean score from each compared evaluation to the next, usually one for each
+    /// phase.
+    pub gains: Vec<ScoreGain>,
     /// Last checkpoint. `None` if the recipe has no phases.
     pub checkpoint: Option<PathBuf>,
     /// Best checkpoint. `None` if fewer than two checkpoints were evaluated, or if the evaluation
     /// before training was the best.
-    pub best: Option<Best>,
+    pub best: Option<BestCheckpoint>,
     /// Number of finished steps over all phases.
     pub steps: u32,
-    /// Duration of this process. Time that earlier processes of the run took is excluded.
+    /// Duration of this process's part of the run. The time of earlier processes is not included.
     pub elapsed: Duration,
-    /// Failures around the model during the run, such as failed tool calls.
+    /// Failures of components around the model during the run, such as failed tool calls.
     pub warnings: AttemptWarnings,
 }
 
@@ -111,9 +113,9 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Prepares a run: validates its inputs before anything is sampled, locks the run directory,
-    /// and, when resuming, loads the newest complete checkpoint. Cancel safe: a new run whose store
-    /// is not open yet leaves no recipe in its directory.
+    /// Prepares a run: validates its inputs before anything is sampled, and locks the run
+    /// directory. To resume a run, also loads the newest complete checkpoint. Cancel safe: if the
+    /// future is dropped before the store of a new run is open, the directory contains no recipe.
     ///
     /// # Errors
     /// Returns an error if the recipe, the tasks or the directory do not allow the run. Nothing is
@@ -126,11 +128,11 @@ impl Trainer {
         let RunParts { policies, agents, scorers, environments, started_at, model_files, teachers } =
             parts;
         let policies = Policies::new(policies, &recipe.engine);
-        let past = PastPolicies::new(&recipe, &policies)?;
+        let past = PastVersionPools::new(&recipe, &policies)?;
         let agents = Agents::new(&recipe, &agents, &policies, &past)?;
         let matching = match start {
             StartMode::Fresh => MatchingRule::default(),
-            StartMode::Resume => matching(&recipe.run.folder)?,
+            StartMode::Resume => task_matching_rule(&recipe.run.folder)?,
         };
         let tasks = Tasks::load_by(&recipe, &environments, matching).await?;
         let scorers = Scorers::new(&recipe.reward, scorers);
@@ -160,15 +162,16 @@ impl Trainer {
                 && !teachers.contains_key(name)
                 && !recipe.trained_policies().iter().any(|own| own == name)
             {
-                return Err(TrainerError::MissingPart(format!("the teacher {name}")));
+                let missing = format!("the teacher {name} was not provided");
+                return Err(TrainerError::MissingPart(missing));
             }
         }
         let current = {
             let recipe = recipe.clone();
-            let tools = OfferedTool::all(&tasks, &agents)?;
+            let tools = OfferedTool::collect(&tasks, &agents)?;
             let listings = tasks.listings.clone();
             tokio::task::spawn_blocking(move || {
-                Origin::collect(&recipe, started_at, &model_files, tools, listings, matching)
+                RunOrigin::collect(&recipe, started_at, &model_files, tools, listings, matching)
             })
         };
         let current =
@@ -189,8 +192,8 @@ impl Trainer {
             }
             StartMode::Resume => resume_run(&recipe, current).await?,
         };
-        let checkpoints = Checkpoints::open(dir.checkpoints())?;
-        let (latest, damaged) = checkpoints.newest()?;
+        let checkpoints = CheckpointDir::open(dir.checkpoints())?;
+        let (latest, damaged) = checkpoints.newest_intact()?;
         notes.extend(damaged);
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
         let versions: Versions = policies
@@ -213,7 +216,7 @@ impl Trainer {
         let prompts = prompts.unwrap_or_default();
         let improved =
             |agents: Agents, PromptVersion { agent, target, text, .. }: &PromptVersion| {
-                agents.with_text(agent, target, text)
+                agents.with_prompt_text(agent, target, text)
             };
         let rollouts = AttemptMaker {
             agents: prompts.iter().fold(agents, improved),
@@ -245,41 +248,41 @@ impl Trainer {
         Ok(Trainer { run, progress, reporter, notes })
     }
 
-    /// Returns the directory of the run.
+    /// Returns the locked directory of the run.
     pub fn run_dir(&self) -> &LockedRunDir {
         &self.run.run_dir
     }
 
     /// Returns the number of steps of each phase.
-    fn steps(&self) -> Vec<u32> {
+    fn steps_by_phase(&self) -> Vec<u32> {
         self.run.recipe.phase.iter().map(Phase::steps).collect()
     }
 
-    /// Returns the number of steps of all phases together.
-    fn all_steps(&self) -> u32 {
-        self.steps().into_iter().fold(0, u32::saturating_add)
+    /// Returns the total number of steps over all phases.
+    fn total_steps(&self) -> u32 {
+        self.steps_by_phase().into_iter().fold(0, u32::saturating_add)
     }
 
-    /// Trains until all phases are finished or `stop` requests a stop.
+    /// Trains until all phases are finished, or until `stop` requests a stop.
     ///
     /// # Errors
-    /// Returns an error if a failure is not limited to one attempt. Every attempt, and all progress
-    /// up to the newest checkpoint, is kept, so the run can be resumed.
+    /// Returns an error if a failure is not limited to one attempt. The run can be resumed, because
+    /// every recorded attempt, and all progress up to the newest checkpoint, is kept.
     pub async fn run(
         &mut self,
         observer: &mut dyn Observer,
         stop: &StopFlag,
     ) -> Result<RunEnd, TrainerError> {
         let start = Instant::now();
-        let all = self.all_steps();
+        let all = self.total_steps();
         info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run started");
-        let ended = self.train(observer, stop).await;
+        let ended = self.run_phases(observer, stop).await;
         // No caller waits any longer for attempts in progress: oversampled attempts, and attempts
         // that a stop request interrupted.
         let abandoned = self.run.store.abandon_running().await;
         let ended = match ended {
-            Err(Exit::Failed(error)) => Err(Exit::Failed(error)),
-            ended => abandoned.map_err(Exit::from).and(ended),
+            Err(EarlyExit::Failed(error)) => Err(EarlyExit::Failed(error)),
+            ended => abandoned.map_err(EarlyExit::from).and(ended),
         };
         info!(
             done = self.progress.position.global_step,
@@ -294,15 +297,16 @@ impl Trainer {
         }
         match ended {
             Ok(()) => Ok(RunEnd::Finished(Summary {
-                gains: Gain::between(&milestones(&self.progress.evals), &*self.run.store).await?,
+                gains: ScoreGain::between(&milestone_evals(&self.progress.evals), &*self.run.store)
+                    .await?,
                 evals: self.progress.evals.clone(),
                 checkpoint: self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone()),
-                best: Best::select(&self.progress.evals, self.run.checkpoints.best()),
+                best: BestCheckpoint::select(&self.progress.evals, self.run.checkpoints.best_dir()),
                 steps: self.progress.position.global_step,
                 elapsed: start.elapsed(),
                 warnings: self.reporter.warnings.clone(),
             })),
-            Err(Exit::Stopped) => {
+            Err(EarlyExit::Stopped) => {
                 // The weights are the weights at the last step boundary: attempts do not change
                 // weights, and every step that started has finished.
                 if self.progress.latest.as_ref().map_or(0, |c| c.position.global_step)
@@ -312,7 +316,7 @@ impl Trainer {
                         "the run has stopped; writing a checkpoint of step {}",
                         self.progress.position.global_step
                     )));
-                    self.checkpoint(false, observer).await?;
+                    self.write_checkpoint(false, observer).await?;
                 }
                 let checkpoint =
                     self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone());
@@ -322,30 +326,34 @@ impl Trainer {
                     steps: all,
                 })
             }
-            Err(Exit::Failed(error)) => Err(error),
+            Err(EarlyExit::Failed(error)) => Err(error),
         }
     }
 
-    async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
-        let steps = self.steps();
+    async fn run_phases(
+        &mut self,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<(), EarlyExit> {
+        let steps = self.steps_by_phase();
         for note in self.run.checkpoints.find()?.damaged.iter().chain(&self.notes) {
             observer.event(&Event::Note(note.clone()));
         }
         observer.event(&Event::Started {
             from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone()),
             done: self.progress.position.global_step,
-            steps: self.all_steps(),
+            steps: self.total_steps(),
         });
         if self.progress.latest.is_none() {
             self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note.clone())));
         }
         restore_evals(&self.run, &mut self.progress, observer).await?;
-        keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
+        save_if_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
         self.evaluate_if_due(observer, stop).await?;
         for (phase, &phase_steps) in
             steps.iter().enumerate().skip(self.progress.position.phase as usize)
         {
-            enter(&self.run, &mut self.progress, phase).await?;
+            enter_phase(&self.run, &mut self.progress, phase).await?;
             let keys = self.run.recipe.phase[phase].clone();
             restore_references(&self.run, &self.progress, &keys).await?;
             observer.event(&Event::PhaseStarted {
@@ -356,37 +364,40 @@ impl Trainer {
             });
             let mut current =
                 PhaseRun::new(phase, &keys, &self.run, &self.progress, observer, stop).await?;
-            while self.progress.position.step < phase_steps && !self.is_good_enough(&keys).await? {
+            while self.progress.position.step < phase_steps
+                && !self.has_reached_target(&keys).await?
+            {
                 if stop.is_stopped() {
-                    return Err(Exit::Stopped);
+                    return Err(EarlyExit::Stopped);
                 }
                 let step = self.progress.position.step;
                 let span = info_span!("step", phase, step);
-                let done = current.step(&self.run, &self.progress, step, observer, stop);
+                let done = current.run_step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
                 if let Some(best) = current.best_prompt(&self.run.recipe) {
                     let rollouts = &mut self.run.rollouts;
                     let PromptVersion { agent, target, text, .. } = &best;
-                    rollouts.agents = rollouts.agents.with_text(agent, target, text);
+                    rollouts.agents = rollouts.agents.with_prompt_text(agent, target, text);
                     self.progress.prompts.set(best);
                 }
                 let retried =
-                    self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;
+                    self.reporter.report_warnings(&self.run.rollouts, &attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);
                 self.reporter.add_handoffs(&self.run.policies, &mut metrics);
                 self.finish_step(&keys, phase_steps, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
             if self.progress.position.step < phase_steps {
-                self.end_early(&keys, phase_steps, observer).await?;
+                self.end_phase_early(&keys, phase_steps, observer).await?;
             }
         }
         Ok(())
     }
 
-    /// Returns whether the current evaluation reached the success rate at which the phase stops
-    /// early. If the store has a further step, the phase did not stop there.
-    async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
+    /// Returns whether the latest evaluation reached the success rate at which the phase stops
+    /// early. Returns false if the store contains a further step, because the phase then did not
+    /// stop here.
+    async fn has_reached_target(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.progress.position;
         let here = self
             .progress
@@ -394,12 +405,13 @@ impl Trainer {
             .last()
             .filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.early_stop_success()) else { return Ok(false) };
-        Ok(eval.chosen_success() >= until && self.run.store.step_plan(phase, step).await?.is_none())
+        Ok(eval.selection_success() >= until
+            && self.run.store.step_plan(phase, step).await?.is_none())
     }
 
-    /// Ends a phase before its last step. The next phase starts from a checkpoint that records this
-    /// end.
-    async fn end_early(
+    /// Ends a phase before its last step. Writes a checkpoint that marks the end of the phase, from
+    /// which the next phase starts.
+    async fn end_phase_early(
         &mut self,
         keys: &Phase,
         steps: u32,
@@ -415,7 +427,7 @@ impl Trainer {
         let is_written =
             |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
         if !self.progress.latest.as_ref().is_some_and(is_written) {
-            self.checkpoint(true, observer).await?;
+            self.write_checkpoint(true, observer).await?;
         }
         Ok(())
     }
@@ -438,7 +450,7 @@ impl Trainer {
             let version = self.progress.versions.entry(name.to_owned()).or_default();
             *version += 1;
             self.run.policies.publish(name, *version).await?;
-            self.run.past.snapshot(&self.run.policies, name, *version).await?;
+            self.run.past.take_due_snapshots(&self.run.policies, name, *version).await?;
         }
         let head = [("phase", json!(phase)), ("kind", json!(keys.name())), ("step", json!(step))];
         let head = head.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
@@ -455,12 +467,12 @@ impl Trainer {
         });
         let every = self.run.recipe.run.checkpoint_every;
         if step == steps || (every > 0 && global_step.is_multiple_of(every)) {
-            self.checkpoint(step == steps, observer).await?;
+            self.write_checkpoint(step == steps, observer).await?;
         }
         Ok(())
     }
 
-    async fn checkpoint(
+    async fn write_checkpoint(
         &mut self,
         phase_end: bool,
         observer: &mut dyn Observer,
@@ -473,19 +485,19 @@ impl Trainer {
         &mut self,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<(), Exit> {
+    ) -> Result<(), EarlyExit> {
         evaluate_if_due(&self.run, &mut self.progress, &mut self.reporter, observer, stop).await
     }
 }
 
-/// Opens the directory and store of a run to resume, and updates the lengths of its phases to those
-/// of the current recipe. Also returns notes for the user.
+/// Opens the directory and the store of a run to resume, and applies the phase lengths of the
+/// current recipe. Also returns the record of the run's inputs, and notes for the user.
 async fn resume_run(
     recipe: &Recipe,
-    current: Origin,
-) -> Result<(LockedRunDir, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
+    current: RunOrigin,
+) -> Result<(LockedRunDir, Arc<dyn Store>, RunOrigin, Vec<String>), TrainerError> {
     let (dir, earlier) = LockedRunDir::resume(recipe)?;
-    let (mut origin, mut notes) = match Origin::read(dir.root())? {
+    let (mut origin, mut notes) = match RunOrigin::read(dir.root())? {
         Some(mut origin) => {
             let notes = origin.check_unchanged(&current, dir.root())?;
             (origin, notes)

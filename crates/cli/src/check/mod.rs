@@ -183,7 +183,8 @@ fn open_chats(
     }
     let mut chats = Vec::new();
     for (name, keys) in recipe.agents() {
-        let Some(policy) = recipe.policy_of(keys).filter(|_| !recipe.may_be_external(keys)) else {
+        let Some(policy) = recipe.policy_name(keys).filter(|_| !recipe.may_be_external(keys))
+        else {
             continue;
         };
         let Some(files) = planned.files_of(&policy) else { continue };

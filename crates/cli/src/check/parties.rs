@@ -78,8 +78,8 @@ fn check_seats(
     for seat in seats {
         let agent = options.agent_for(seat).map_err(unusable)?;
         let Some(keys) = recipe.agent_named(agent) else { continue };
-        for policy in recipe.policies_of(keys) {
-            let weights = recipe.weights_of(&policy);
+        for policy in recipe.policy_names(keys) {
+            let weights = recipe.weight_source(&policy);
             // The context of an external policy is not known.
             let found = planned.files_of(weights).zip(planned.context_of(weights));
             let Some((files, context)) = found else { continue };

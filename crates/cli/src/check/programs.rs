@@ -147,7 +147,7 @@ async fn trial_run(
         let Some((_, chat)) = chats.iter().find(|(agent_name, _)| agent_name == other) else {
             continue;
         };
-        let Some(policy) = recipe.policy_of(keys) else { continue };
+        let Some(policy) = recipe.policy_name(keys) else { continue };
         let scripted =
             || Arc::new(ScriptedSampler::new(chat, Arc::clone(&first))) as Arc<dyn Sampler>;
         let sampler = samplers.entry(policy.clone()).or_insert_with(scripted);

@@ -96,7 +96,7 @@ fn measured_policies(recipe: &Recipe) -> Vec<String> {
     if !trained.is_empty() {
         return trained;
     }
-    let first = recipe.agents().into_iter().next().and_then(|(_, keys)| recipe.policy_of(keys));
+    let first = recipe.agents().into_iter().next().and_then(|(_, keys)| recipe.policy_name(keys));
     let is_frozen = |name: &String| matches!(recipe.policy.get(name), Some(PolicyKeys::Frozen(_)));
     first.into_iter().filter(is_frozen).collect()
 }

@@ -1,11 +1,11 @@
 //! Prints the results of simulated fleets, for `levade plan`.
 
-use levade_plan::fleet::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Sizes};
+use levade_plan::fleet::{FleetSizes, GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND};
 
 use crate::screen::{self, Style};
 
 /// Prints a line for each fleet size, and the bottleneck of the last one.
-pub fn print(sizes: &Sizes<'_>) {
+pub fn print(sizes: &FleetSizes<'_>) {
     let style = Style::stdout();
     screen::print_line(&format!(
         "\n{} simulated: {} turns, {:.0} tokens sampled per attempt (spread {:.1} of that), tools \

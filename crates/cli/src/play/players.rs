@@ -104,8 +104,8 @@ impl Players {
             Models::Run { own, checkpoint } => (own, checkpoint),
         };
         let named = own.agent_named(agent).unwrap_or(&own.agent);
-        let policy = own.policy_of(named).unwrap_or_else(|| DEFAULT.to_owned());
-        let weights = own.weights_of(&policy).to_owned();
+        let policy = own.policy_name(named).unwrap_or_else(|| DEFAULT.to_owned());
+        let weights = own.weight_source(&policy).to_owned();
         let keys = own.policies().into_iter().find(|(name, _)| *name == weights);
         let first_version = keys.and_then(|(_, keys)| keys.model(&own.model));
         let first_version = first_version.ok_or_else(|| {

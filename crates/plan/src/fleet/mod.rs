@@ -2,8 +2,7 @@
 //!
 //! The simulation estimates staleness, idle fractions and the load on the gateway and the store,
 //! for fleets that are not available for a measurement. It processes discrete events with the times
-//! of
-//! [`Service`]:
+//! of [`ServiceTimes`]:
 //!
 //! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt
 //!   of a group once.
@@ -24,35 +23,36 @@ use std::collections::BinaryHeap;
 use levade_policy::uniform;
 use serde::Deserialize;
 
-use sampler::{Key, Sampler};
-pub use sizes::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Sizes};
+use sampler::{HeapKey, SimulatedSampler};
+pub use sizes::{FleetSizes, GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND};
 
-/// Service times of a fleet, in seconds.
+/// Times that the simulated samplers and the learner take for their work, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Service {
-    /// Prefill time per prompt token.
+pub struct ServiceTimes {
+    /// Prefill time of a sampler per prompt token, in seconds.
     pub prompt: f64,
-    /// Fixed time per decoding pass of a sampler, in which each running sequence samples one token.
+    /// Fixed time per decoding pass of a sampler, in seconds. In each pass, every running sequence
+    /// samples one token.
     pub batch: f64,
-    /// Additional time per decoding pass for each running sequence.
+    /// Additional time per decoding pass for each running sequence, in seconds.
     pub sequence: f64,
-    /// Training time per token on one device.
+    /// Training time per token on one device, in seconds.
     pub learn: f64,
-    /// Additional time per step of the learner, for the optimizer.
+    /// Additional time of the learner per step for the optimizer, in seconds.
     pub update: f64,
-    /// Time in which the samplers wait for new weights, per step.
+    /// Time per step in which the samplers wait for new weights, in seconds.
     pub publish: f64,
 }
 
-impl Service {
-    /// Checks that the times are valid.
+impl ServiceTimes {
+    /// Checks that all times are in 0..=1e6 seconds, and that a decoding pass takes some time.
     ///
     /// # Errors
-    /// Returns a message that names the first time outside of 0 to 1e6 seconds, or an error if a
-    /// decoding pass takes no time.
+    /// Returns a message that names the first time out of range, or the times of a decoding pass if
+    /// both are 0.
     pub fn check(&self) -> Result<(), String> {
-        let Service { prompt, batch, sequence, learn, update, publish } = *self;
+        let ServiceTimes { prompt, batch, sequence, learn, update, publish } = *self;
         let all = [
             ("prompt", prompt),
             ("batch", batch),
@@ -63,100 +63,103 @@ impl Service {
         ];
         if let Some((name, value)) = all.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value))
         {
-            return Err(format!("{name} is {value}, but must be in 0..=1e6 seconds"));
+            return Err(format!("the time `{name}` is {value}, but must be in 0..=1e6 seconds"));
         }
         if batch + sequence > 0.0 {
             Ok(())
         } else {
-            Err("batch and sequence are both 0, but one of them must be more".into())
+            Err("the times `batch` and `sequence` are both 0, but one must be more than 0".into())
         }
     }
 }
 
-/// A fleet of devices and the workload of the run that it executes.
+/// A simulated fleet of devices, and the workload of the run that it executes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fleet {
-    /// Devices that sample. Each is simulated as one sampler.
+    /// Number of devices that sample. Each device is simulated as one sampler.
     pub samplers: usize,
-    /// Devices that only train. If 0, the sampling devices also train, alternately (colocated).
+    /// Number of devices that only train. If 0, the sampling devices also train, alternately
+    /// (colocated).
     pub learners: usize,
-    /// Maximum number of sequences that a sampler runs concurrently. More sequences wait.
+    /// Maximum number of sequences that a sampler runs concurrently. Further sequences wait.
     pub rows: usize,
-    /// Groups per step.
+    /// Number of groups per training step.
     pub groups: usize,
-    /// Attempts per group.
+    /// Number of attempts per group.
     pub group_size: usize,
-    /// Maximum number of steps by which attempts may be ahead of the learner. 0 if sampling waits
+    /// Maximum number of steps by which attempts may run ahead of the learner. 0 if sampling waits
     /// for training.
     pub ahead: usize,
-    /// Completions (model calls) per attempt.
+    /// Number of completions (model calls) per attempt.
     pub turns: usize,
-    /// Context tokens of an attempt: the prompt and all tool results.
+    /// Number of context tokens per attempt: the prompt and all tool results.
     pub prompt: f64,
     /// Mean number of tokens sampled per attempt, over all of its completions.
     pub completion_tokens: f64,
     /// Standard deviation of the sampled tokens per attempt, divided by their mean.
     pub spread: f64,
-    /// Seconds between two completions of an attempt, for the tool call.
+    /// Time between two completions of an attempt, for the tool call, in seconds.
     pub tool: f64,
-    /// Trained tokens as a fraction of the sampled tokens plus one prompt per group.
+    /// Number of trained tokens, as a fraction of the sampled tokens plus one prompt per group.
     pub trained_fraction: f64,
-    /// Service times of the parts.
-    pub service: Service,
+    /// Times that samplers and learner take for their work.
+    pub service: ServiceTimes,
 }
 
-/// Results of a simulation, over the steps after those that fill the pipeline.
+/// Results of a simulated run. The steps that fill the pipeline are not measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
-    /// Mean seconds per step.
+pub struct FleetEstimate {
+    /// Mean duration of a training step, in seconds.
     pub step: f64,
-    /// Sampled tokens per second.
+    /// Number of sampled tokens per second.
     pub tokens: f64,
-    /// Completed attempts per second.
+    /// Number of completed attempts per second.
     pub attempts: f64,
-    /// Model calls per second.
+    /// Number of model calls per second.
     pub calls: f64,
     /// Fraction of time in which samplers are idle, averaged over all samplers.
     pub sampler_idle_fraction: f64,
     /// Fraction of time in which the learner is idle.
     pub learner_idle_fraction: f64,
-    /// Off-policy lag: versions between the weights at the end of a completion and the weights that
-    /// train on it. Mean over sampled tokens.
+    /// Mean off-policy lag over sampled tokens: the number of versions between the weights at the
+    /// end of a completion and the weights that train on the completion.
     pub age: f64,
 }
 
-/// Maximum number of completions to simulate, which takes less than a minute and a gigabyte.
+/// Maximum number of completions in a simulation. A simulation of this size takes less than a
+/// minute and less than 1 GB.
 pub const MAX_COMPLETIONS: usize = 10_000_000;
-/// Steps to simulate after the pipeline is full.
+/// Number of steps that are measured after the pipeline is full.
 const STEPS: usize = 6;
 
-/// Random stream of the completion lengths.
+/// Random stream from which the lengths of completions are sampled.
 const LENGTH_STREAM: u64 = 1;
 
-enum Event {
-    /// A completion ends on this sampler, unless the sampler's count of changes has increased
-    /// since.
+enum SimulationEvent {
+    /// A completion ends on the sampler with this index. The event is ignored if the sampler's
+    /// count of changes differs from the second value.
     Completion(usize, u64),
-    /// The tool call of this attempt has ended.
+    /// The tool call of the attempt with this index has ended.
     Tool(usize),
-    /// The learner has finished its step.
+    /// The learner has finished its current step.
     Trained,
 }
 
-/// An attempt that has started.
+/// An attempt in the simulation that has started.
 #[derive(Debug, Clone, Copy)]
-struct Attempt {
+struct SimulatedAttempt {
     step: usize,
     sampler: usize,
-    /// Completions that have not ended.
+    /// Number of completions of the attempt that have not ended.
     remaining: usize,
-    /// Tokens of each completion.
+    /// Number of tokens of each completion of the attempt.
     tokens: f64,
 }
 
-/// Totals since the start. Times are in seconds; `ages` is the sum of tokens times off-policy lag.
+/// Totals since the start of the simulation. Times are in seconds. `ages` is the sum over tokens of
+/// their off-policy lag.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
+struct SimulationTotals {
     time: f64,
     tokens: f64,
     attempts: f64,
@@ -169,21 +172,21 @@ struct Sums {
 struct Simulation<'a> {
     fleet: &'a Fleet,
     now: f64,
-    /// Times of future events with their indices in `scheduled`. Events at equal times are in the
-    /// order in which they were added.
-    events: BinaryHeap<Reverse<(Key, usize)>>,
-    scheduled: Vec<Event>,
-    samplers: Vec<Sampler>,
-    attempts: Vec<Attempt>,
-    /// Unfinished attempts of each step.
+    /// Queue of future events by time, as indices into `scheduled`. Events at equal times are
+    /// processed in the order in which they were added.
+    events: BinaryHeap<Reverse<(HeapKey, usize)>>,
+    scheduled: Vec<SimulationEvent>,
+    samplers: Vec<SimulatedSampler>,
+    attempts: Vec<SimulatedAttempt>,
+    /// Number of unfinished attempts of each step.
     remaining: Vec<usize>,
-    /// Sampled tokens of each step.
+    /// Number of sampled tokens of each step.
     sampled: Vec<f64>,
     /// Number of steps that the learner has finished.
     version: usize,
-    /// Time at which the learner started its step, or `None` if the learner is idle.
+    /// Time at which the learner started its current step. `None` if the learner is idle.
     learning: Option<f64>,
-    sums: Sums,
+    sums: SimulationTotals,
 }
 
 impl Fleet {
@@ -194,26 +197,26 @@ impl Fleet {
         attempts.saturating_mul(steps).saturating_mul(self.turns.max(1))
     }
 
-    /// Simulates the fleet for the steps that fill the pipeline and six more, and measures the
-    /// latter.
-    pub fn simulate(&self) -> Estimate {
+    /// Simulates the steps that fill the pipeline and six further steps. Only the further steps are
+    /// measured.
+    pub fn simulate(&self) -> FleetEstimate {
         let filling = self.ahead + 1;
         let steps = filling + STEPS;
         let mut simulation = Simulation::new(self, steps);
-        simulation.start();
-        let mut filled = Sums::default();
-        while let Some(step_finished) = simulation.next() {
+        simulation.start_attempts();
+        let mut filled = SimulationTotals::default();
+        while let Some(step_finished) = simulation.process_next_event() {
             if step_finished && simulation.version == filling {
-                filled = simulation.measure();
+                filled = simulation.current_totals();
             }
             if simulation.version == steps {
                 break;
             }
         }
-        let all = simulation.measure();
+        let all = simulation.current_totals();
         let time = (all.time - filled.time).max(f64::MIN_POSITIVE);
-        let delta = |metric: fn(&Sums) -> f64| metric(&all) - metric(&filled);
-        Estimate {
+        let delta = |metric: fn(&SimulationTotals) -> f64| metric(&all) - metric(&filled);
+        FleetEstimate {
             step: time / STEPS as f64,
             tokens: delta(|sums| sums.tokens) / time,
             attempts: delta(|sums| sums.attempts) / time,
@@ -225,8 +228,8 @@ impl Fleet {
     }
 
     /// Samples the number of tokens of an attempt from a log-normal distribution with mean
-    /// `completion_tokens` and relative standard deviation `spread`. Returns at least 1.
-    fn length(&self, attempt: usize) -> f64 {
+    /// `completion_tokens` and relative standard deviation `spread`. The result is at least 1.
+    fn sample_length(&self, attempt: usize) -> f64 {
         let [a, b] = [0, 1].map(|i| uniform(0, LENGTH_STREAM, 2 * attempt as u64 + i));
         let normal = (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos();
         let variance = (1.0 + self.spread * self.spread).ln();
@@ -241,47 +244,48 @@ impl<'a> Simulation<'a> {
             now: 0.0,
             events: BinaryHeap::new(),
             scheduled: Vec::new(),
-            samplers: (0..fleet.samplers).map(|_| Sampler::default()).collect(),
+            samplers: (0..fleet.samplers).map(|_| SimulatedSampler::default()).collect(),
             attempts: Vec::new(),
             remaining: vec![fleet.groups * fleet.group_size; steps],
             sampled: vec![0.0; steps],
             version: 0,
             learning: None,
-            sums: Sums::default(),
+            sums: SimulationTotals::default(),
         }
     }
 
-    /// Returns the totals up to the current time.
-    fn measure(&mut self) -> Sums {
+    /// Returns the totals from the start of the simulation to the current time.
+    fn current_totals(&mut self) -> SimulationTotals {
         let now = self.now;
         let service = &self.fleet.service;
         self.samplers.iter_mut().for_each(|sampler| sampler.advance(now, service));
-        Sums {
+        SimulationTotals {
             time: now,
             idle: self.samplers.iter().map(|sampler| sampler.idle).sum(),
             ..self.sums
         }
     }
 
-    fn schedule(&mut self, time: f64, event: Event) {
+    fn schedule(&mut self, time: f64, event: SimulationEvent) {
         self.scheduled.push(event);
         let index = self.scheduled.len() - 1;
-        self.events.push(Reverse((Key(time), index)));
+        self.events.push(Reverse((HeapKey(time), index)));
     }
 
-    /// Schedules the end of the next completion of a sampler whose running sequences have changed.
+    /// Schedules the end of the next completion on a sampler, after its running sequences have
+    /// changed.
     fn reschedule(&mut self, index: usize) {
         let sampler = &mut self.samplers[index];
         sampler.changes += 1;
         let changes = sampler.changes;
-        if let Some(time) = sampler.next(&self.fleet.service) {
-            self.schedule(time, Event::Completion(index, changes));
+        if let Some(time) = sampler.next_completion_time(&self.fleet.service) {
+            self.schedule(time, SimulationEvent::Completion(index, changes));
         }
     }
 
-    /// Starts all attempts that `ahead` permits. A group goes to the sampler with the fewest
-    /// attempts.
-    fn start(&mut self) {
+    /// Starts all attempts that may run, given `ahead`. Each group goes to the sampler with the
+    /// fewest attempts.
+    fn start_attempts(&mut self) {
         let fleet = self.fleet;
         let of_step = self.fleet.groups * self.fleet.group_size;
         let last = self.remaining.len().min(self.version + fleet.ahead + 1);
@@ -293,37 +297,39 @@ impl<'a> Simulation<'a> {
             };
             let sampler = &mut self.samplers[index];
             sampler.advance(self.now, &fleet.service);
-            sampler.block(self.now, fleet.prompt * fleet.service.prompt);
+            sampler.pause(self.now, fleet.prompt * fleet.service.prompt);
             sampler.attempts += fleet.group_size;
             for at in first..first + fleet.group_size {
-                let length = fleet.length(at);
+                let length = fleet.sample_length(at);
                 let step = at / of_step;
                 let tokens = length / fleet.turns.max(1) as f64;
-                self.attempts.push(Attempt {
+                self.attempts.push(SimulatedAttempt {
                     step,
                     sampler: index,
                     remaining: fleet.turns.max(1),
                     tokens,
                 });
                 self.sampled[step] += length;
-                sampler.start(at, tokens, fleet.rows);
+                sampler.start_completion(at, tokens, fleet.rows);
             }
             self.reschedule(index);
         }
     }
 
-    /// Processes the next event. Returns whether the learner finished a step, or `None` if no event
-    /// is left.
-    fn next(&mut self) -> Option<bool> {
-        let Reverse((Key(time), index)) = self.events.pop()?;
+    /// Processes the next event. Returns whether the learner finished a step. Returns `None` if no
+    /// event is left.
+    fn process_next_event(&mut self) -> Option<bool> {
+        let Reverse((HeapKey(time), index)) = self.events.pop()?;
         self.now = time;
         match self.scheduled[index] {
-            Event::Completion(index, changes) if self.samplers[index].changes == changes => {
+            SimulationEvent::Completion(index, changes)
+                if self.samplers[index].changes == changes =>
+            {
                 self.finish_completions(index);
             }
-            Event::Completion(..) => {}
-            Event::Tool(attempt) => self.start_call(attempt),
-            Event::Trained => {
+            SimulationEvent::Completion(..) => {}
+            SimulationEvent::Tool(attempt) => self.start_call(attempt),
+            SimulationEvent::Trained => {
                 self.finish_step();
                 return Some(true);
             }
@@ -331,28 +337,28 @@ impl<'a> Simulation<'a> {
         Some(false)
     }
 
-    /// Requests the next completion of an attempt from its sampler.
+    /// Requests the next completion of the attempt with this index from its sampler.
     fn start_call(&mut self, attempt: usize) {
         let fleet = self.fleet;
-        let Attempt { sampler: index, tokens, .. } = self.attempts[attempt];
+        let SimulatedAttempt { sampler: index, tokens, .. } = self.attempts[attempt];
         let sampler = &mut self.samplers[index];
         sampler.advance(self.now, &fleet.service);
-        sampler.start(attempt, tokens, fleet.rows);
+        sampler.start_completion(attempt, tokens, fleet.rows);
         self.reschedule(index);
     }
 
-    /// Processes the completions that have ended on a sampler.
+    /// Processes the completions that have ended on the sampler with this index.
     fn finish_completions(&mut self, index: usize) {
         let fleet = self.fleet;
         self.samplers[index].advance(self.now, &fleet.service);
         for attempt in self.samplers[index].take_finished(fleet.rows) {
-            let Attempt { step, tokens, .. } = self.attempts[attempt];
+            let SimulatedAttempt { step, tokens, .. } = self.attempts[attempt];
             self.sums.calls += 1.0;
             self.sums.tokens += tokens;
             self.sums.ages += tokens * (step - self.version.min(step)) as f64;
             self.attempts[attempt].remaining -= 1;
             if self.attempts[attempt].remaining > 0 {
-                self.schedule(self.now + fleet.tool, Event::Tool(attempt));
+                self.schedule(self.now + fleet.tool, SimulationEvent::Tool(attempt));
                 continue;
             }
             self.sums.attempts += 1.0;
@@ -360,12 +366,12 @@ impl<'a> Simulation<'a> {
             self.remaining[step] -= 1;
         }
         self.reschedule(index);
-        self.learn();
+        self.start_training();
     }
 
-    /// Starts to train on the next step if the learner is idle and the attempts of that step are
+    /// Starts to train on the next step if the learner is idle and all attempts of that step are
     /// done.
-    fn learn(&mut self) {
+    fn start_training(&mut self) {
         let fleet = self.fleet;
         if self.learning.is_some() || self.remaining.get(self.version) != Some(&0) {
             return;
@@ -376,26 +382,26 @@ impl<'a> Simulation<'a> {
         let seconds = fleet.trained_fraction * tokens * fleet.service.learn / devices as f64
             + fleet.service.update;
         if fleet.learners == 0 {
-            self.block_all(seconds);
+            self.pause_all_samplers(seconds);
         }
-        self.schedule(self.now + seconds, Event::Trained);
+        self.schedule(self.now + seconds, SimulationEvent::Trained);
     }
 
     fn finish_step(&mut self) {
         self.sums.learning += self.learning.take().map_or(0.0, |since| self.now - since);
         self.version += 1;
         if self.fleet.learners > 0 {
-            self.block_all(self.fleet.service.publish);
+            self.pause_all_samplers(self.fleet.service.publish);
         }
-        self.start();
-        self.learn();
+        self.start_attempts();
+        self.start_training();
     }
 
     /// Pauses all samplers for `seconds`.
-    fn block_all(&mut self, seconds: f64) {
+    fn pause_all_samplers(&mut self, seconds: f64) {
         for index in 0..self.samplers.len() {
             self.samplers[index].advance(self.now, &self.fleet.service);
-            self.samplers[index].block(self.now, seconds);
+            self.samplers[index].pause(self.now, seconds);
             self.reschedule(index);
         }
     }
@@ -406,7 +412,7 @@ mod tests {
     use super::*;
 
     fn fleet() -> Fleet {
-        let service = Service {
+        let service = ServiceTimes {
             prompt: 0.001,
             batch: 0.02,
             sequence: 0.001,
@@ -500,7 +506,7 @@ mod tests {
     #[test]
     fn lengths_match_mean_and_spread() {
         let fleet = Fleet { spread: 0.5, ..fleet() };
-        let lengths: Vec<f64> = (0..20_000).map(|at| fleet.length(at)).collect();
+        let lengths: Vec<f64> = (0..20_000).map(|at| fleet.sample_length(at)).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
         let variance =
             lengths.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / lengths.len() as f64;

@@ -3,105 +3,108 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::Service;
+use super::ServiceTimes;
 
-/// A totally ordered `f64`, as key of a heap.
+/// A totally ordered `f64`, which serves as the key of a heap.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Key(pub f64);
+pub(super) struct HeapKey(pub f64);
 
-impl Eq for Key {}
+impl Eq for HeapKey {}
 
-impl PartialOrd for Key {
+impl PartialOrd for HeapKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Key {
+impl Ord for HeapKey {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
-/// One sampler. Times are in seconds since the start of the simulation.
+/// A simulated sampler. All times are in seconds since the start of the simulation.
 #[derive(Debug, Default)]
-pub(super) struct Sampler {
-    /// Tokens that a sequence would have sampled if it had run since the start.
+pub(super) struct SimulatedSampler {
+    /// Number of tokens that a sequence would have sampled if it had run since the start.
     sampled: f64,
-    /// Time at which `sampled` was updated.
+    /// Time up to which `sampled` is computed, in seconds since the start of the simulation.
     since: f64,
-    /// Time until which the sampler generates nothing because it computes prompts, trains or loads
-    /// new weights.
-    blocked_until: f64,
-    /// Attempts with a running sequence, ordered by the value of `sampled` at which the sequence
-    /// ends.
-    running: BinaryHeap<Reverse<(Key, usize)>>,
+    /// Time until which the sampler generates no tokens, because it computes prompts, trains or
+    /// loads new weights.
+    paused_until: f64,
+    /// Attempts whose sequences run. The key is the value of `sampled` at which the sequence ends.
+    running: BinaryHeap<Reverse<(HeapKey, usize)>>,
     /// Attempts that wait until a running sequence ends, with the number of tokens that they
     /// request.
     waiting: VecDeque<(usize, f64)>,
-    /// Number of changes to the running sequences. An event scheduled before the last change is
-    /// ignored.
+    /// Number of changes to the running sequences so far. An event that was scheduled before the
+    /// last change is ignored.
     pub changes: u64,
-    /// Seconds in which the sampler was neither paused nor had running sequences.
+    /// Total time in which the sampler was not paused but had no running sequence, in seconds.
     pub idle: f64,
-    /// Unfinished attempts that are assigned to this sampler.
+    /// Number of unfinished attempts that are assigned to this sampler.
     pub attempts: usize,
 }
 
-impl Sampler {
-    /// Returns the seconds of one decoding pass.
-    fn pass(&self, service: &Service) -> f64 {
+impl SimulatedSampler {
+    /// Returns the duration of one decoding pass with the running sequences, in seconds.
+    fn pass_seconds(&self, service: &ServiceTimes) -> f64 {
         service.batch + service.sequence * self.running.len() as f64
     }
 
-    /// Advances the time to `now`.
-    pub(super) fn advance(&mut self, now: f64, service: &Service) {
-        let free = now - self.since.max(self.blocked_until);
+    /// Advances the sampler to the time `now`: running sequences sample tokens, or idle time
+    /// passes.
+    pub(super) fn advance(&mut self, now: f64, service: &ServiceTimes) {
+        let free = now - self.since.max(self.paused_until);
         if free > 0.0 {
             if self.running.is_empty() {
                 self.idle += free
             } else {
-                self.sampled += free / self.pass(service).max(f64::MIN_POSITIVE)
+                self.sampled += free / self.pass_seconds(service).max(f64::MIN_POSITIVE)
             }
         }
         self.since = now;
     }
 
-    /// Pauses the sampler for another `seconds`, after any pause in effect.
-    pub(super) fn block(&mut self, now: f64, seconds: f64) {
-        self.blocked_until = self.blocked_until.max(now) + seconds;
+    /// Pauses the sampler for `seconds`, starting at the end of a pause that is in effect.
+    pub(super) fn pause(&mut self, now: f64, seconds: f64) {
+        self.paused_until = self.paused_until.max(now) + seconds;
     }
 
-    /// Starts a completion of `tokens` tokens. It waits if `rows` sequences are running.
-    pub(super) fn start(&mut self, attempt: usize, tokens: f64, rows: usize) {
+    /// Starts a completion of `tokens` tokens for an attempt. The completion waits if `rows`
+    /// sequences are already running.
+    pub(super) fn start_completion(&mut self, attempt: usize, tokens: f64, rows: usize) {
         if self.running.len() < rows {
-            self.running.push(Reverse((Key(self.sampled + tokens), attempt)));
+            self.running.push(Reverse((HeapKey(self.sampled + tokens), attempt)));
         } else {
             self.waiting.push_back((attempt, tokens));
         }
     }
 
-    /// Removes and returns the attempts whose completions have ended. Waiting attempts take over.
+    /// Removes and returns the attempts whose completions have ended. Waiting attempts take their
+    /// places, up to `rows` running sequences.
     pub(super) fn take_finished(&mut self, rows: usize) -> Vec<usize> {
         let mut ended = Vec::new();
-        while let Some(Reverse((Key(end), attempt))) = self.running.peek().copied()
+        while let Some(Reverse((HeapKey(end), attempt))) = self.running.peek().copied()
             && end <= self.sampled + 1e-9 * self.sampled.max(1.0)
         {
             self.running.pop();
             ended.push(attempt);
             if let Some((next, tokens)) = self.waiting.pop_front() {
-                self.start(next, tokens, rows);
+                self.start_completion(next, tokens, rows);
             }
         }
         ended
     }
 
-    /// Returns the time at which the next completion ends if nothing changes, or `None` if no
-    /// sequence runs.
-    pub(super) fn next(&self, service: &Service) -> Option<f64> {
-        let Reverse((Key(end), _)) = self.running.peek()?;
+    /// Returns the time at which the next completion ends if the running sequences do not change.
+    /// Returns `None` if no sequence is running.
+    pub(super) fn next_completion_time(&self, service: &ServiceTimes) -> Option<f64> {
+        let Reverse((HeapKey(end), _)) = self.running.peek()?;
         Some(
-            self.since.max(self.blocked_until) + (end - self.sampled).max(0.0) * self.pass(service),
+            self.since.max(self.paused_until)
+                + (end - self.sampled).max(0.0) * self.pass_seconds(service),
         )
     }
 }

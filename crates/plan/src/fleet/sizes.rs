@@ -1,44 +1,46 @@
 //! Simulates one run on fleets of several sizes, and finds the bottleneck.
 
-use super::{Estimate, Fleet};
+use super::{Fleet, FleetEstimate};
 
-/// API calls per second that one core of the gateway serves, measured on two slow cores
+/// Number of API calls per second that one core of the gateway serves, measured on two slow cores
 /// (`bench/log/2026-11-26-gateway.md`).
 pub const GATEWAY_CALLS_PER_SECOND: f64 = 1675.0;
-/// Attempts per second that the store writes, measured on two slow cores
+/// Number of attempts per second that the store can write, measured on two slow cores
 /// (`bench/log/2026-11-26-open-house.md`).
 pub const STORE_ATTEMPTS_PER_SECOND: f64 = 980.0;
 
-/// Fractions of a fleet to try for the learner, in eighths.
+/// Fractions of a fleet's devices, in eighths, that are tried for the learner.
 const EIGHTHS: [usize; 6] = [1, 2, 3, 4, 5, 6];
 
-/// A run to simulate on fleets of several sizes.
-pub struct Sizes<'a> {
-    /// Number of devices of each fleet.
+/// A run that is simulated on fleets of several sizes.
+pub struct FleetSizes<'a> {
+    /// Number of devices of each fleet to simulate.
     pub devices: &'a [usize],
-    /// The run on the smallest fleet. A larger fleet has proportionally more groups.
-    pub fleet: Fleet,
-    /// Whether separate devices train (disaggregated). Their number is then chosen for the shortest
+    /// Workload of the run on the smallest fleet. A larger fleet has proportionally more groups per
     /// step.
+    pub fleet: Fleet,
+    /// Whether separate devices train (disaggregated). If so, their number is chosen such that the
+    /// mean step is shortest.
     pub disaggregated: bool,
 }
 
-impl Sizes<'_> {
-    /// Returns the number of groups per step on a fleet of `devices` devices.
-    fn groups(&self, devices: usize) -> usize {
+impl FleetSizes<'_> {
+    /// Returns the number of groups per step in the simulation of `devices` devices.
+    fn num_groups(&self, devices: usize) -> usize {
         let min_devices = self.devices.iter().copied().min().unwrap_or(1).max(1);
         (self.fleet.groups.saturating_mul(devices) / min_devices).max(1)
     }
 
     /// Returns the number of completions that a simulation of the largest fleet processes.
     pub fn num_completions(&self) -> usize {
-        let groups = self.groups(self.devices.iter().copied().max().unwrap_or(1));
+        let groups = self.num_groups(self.devices.iter().copied().max().unwrap_or(1));
         Fleet { groups, ..self.fleet.clone() }.num_completions()
     }
 
-    /// Returns the fleet of `devices` devices with the results of its simulation.
-    pub fn best_split(&self, devices: usize) -> (Fleet, Estimate) {
-        let groups = self.groups(devices);
+    /// Simulates a fleet of `devices` devices. If separate devices train, chooses their number such
+    /// that a step is shortest. Returns the fleet with the results of its simulation.
+    pub fn best_split(&self, devices: usize) -> (Fleet, FleetEstimate) {
+        let groups = self.num_groups(devices);
         let with = |learners: usize| {
             let fleet =
                 Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
@@ -56,8 +58,9 @@ impl Sizes<'_> {
     }
 }
 
-impl Estimate {
-    /// Describes the bottleneck of the run: the gateway, the store, the learner or the samplers.
+impl FleetEstimate {
+    /// Describes the bottleneck of the simulated run: the gateway, the store, the learner or the
+    /// samplers.
     pub fn bottleneck(&self) -> String {
         let gateway = self.calls / GATEWAY_CALLS_PER_SECOND;
         let store = self.attempts / STORE_ATTEMPTS_PER_SECOND;
@@ -87,7 +90,7 @@ impl Estimate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Service;
+    use super::super::ServiceTimes;
     use super::*;
 
     fn estimate(
@@ -95,8 +98,8 @@ mod tests {
         attempts: f64,
         sampler_idle_fraction: f64,
         learner_idle_fraction: f64,
-    ) -> Estimate {
-        Estimate {
+    ) -> FleetEstimate {
+        FleetEstimate {
             step: 1.0,
             tokens: 1.0,
             attempts,
@@ -123,7 +126,7 @@ mod tests {
 
     #[test]
     fn learner_fraction_minimizes_step_time() {
-        let service = Service {
+        let service = ServiceTimes {
             prompt: 0.0,
             batch: 0.01,
             sequence: 0.0001,
@@ -146,7 +149,7 @@ mod tests {
             trained_fraction: 1.0,
             service,
         };
-        let sizes = Sizes { devices: &[8, 16], fleet, disaggregated: true };
+        let sizes = FleetSizes { devices: &[8, 16], fleet, disaggregated: true };
         let (chosen, estimate) = sizes.best_split(8);
         assert_eq!((chosen.samplers + chosen.learners, chosen.groups), (8, 8));
         for learners in 1..8 {
@@ -154,7 +157,7 @@ mod tests {
             assert!(estimate.step <= other.step + 1e-9 || learners == 7, "{learners} learners");
         }
         assert_eq!(sizes.best_split(16).0.groups, 16);
-        let colocated = Sizes { disaggregated: false, ..sizes };
+        let colocated = FleetSizes { disaggregated: false, ..sizes };
         assert_eq!(
             (colocated.best_split(8).0.samplers, colocated.best_split(8).0.learners),
             (8, 0)

@@ -6,39 +6,40 @@ use std::time::Duration;
 use levade_policy::Precision;
 use serde::{Deserialize, Serialize};
 
-/// `[cluster.learner]`, by `kind`
+/// `[cluster.learner]`: an external learner, by `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LearnerKeys {
-    /// Processes of `levade_torch` under torchrun.
+    /// A group of `levade_torch` processes, started with torchrun.
     Torch(TorchKeys),
 }
 
-/// `[cluster.learner] kind = "torch"`: a process group that the run starts (`start = true`) or that
-/// already runs at `url`.
+/// `[cluster.learner] kind = "torch"`: a group of learner processes that the run starts (`start =
+/// true`) or that already runs at `url`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TorchKeys {
-    /// URL of rank 0 of a group that already runs, such as `http://127.0.0.1:29700`; empty if the
-    /// run starts the group.
+    /// URL of rank 0 of a process group that already runs, such as `http://127.0.0.1:29700`. Empty
+    /// if the run starts the group.
     pub url: String,
-    /// Environment variable that contains the token of the group at `url`.
+    /// Name of the environment variable that contains the access token of the group at `url`.
     pub token_env: String,
-    /// Whether the run starts and stops the group.
+    /// Whether the run starts and stops the process group.
     pub start: bool,
     /// Python interpreter of the environment that has `levade_torch`: a program in `PATH`, or a
     /// path.
     pub python: PathBuf,
-    /// Number of nodes, in 1..=16384. Each node but the first takes part with `levade cluster join
-    /// RUN`, which `levade launch` starts.
+    /// Number of nodes of the learner, in 1..=16384. Each node except the first runs `levade
+    /// cluster join RUN`, which `levade launch` starts.
     pub nodes: u32,
-    /// Number of processes per node; 0 for one per GPU, or one process if there are no GPUs.
+    /// Number of processes per node. 0 starts one process per GPU, or one process if there are no
+    /// GPUs.
     pub processes: u32,
     /// Number of GPUs per node; 0 trains on CPUs.
     pub gpus: u32,
     /// Number of threads per process, at least 1. Results can depend on it.
     pub threads: u32,
-    /// Precision of computation. The trained weights are always f32.
+    /// Precision in which the learner computes. The trained weights are always f32.
     pub dtype: Precision,
     /// Tensor-parallel size: number of ranks that share a tensor.
     pub tp: u32,
@@ -48,20 +49,20 @@ pub struct TorchKeys {
     pub ep: u32,
     /// Pipeline-parallel size: number of stages, each with consecutive layers.
     pub pp: u32,
-    /// Additional arguments of `levade_torch`.
+    /// Additional command-line arguments of `levade_torch`.
     pub args: Vec<String>,
-    /// Names of environment variables that are passed to the processes in addition to the usual
-    /// ones.
+    /// Names of environment variables that are passed to the learner's processes in addition to the
+    /// usual ones.
     pub environment: Vec<String>,
-    /// Timeout for the first response of a group that the run starts, in seconds.
+    /// Timeout for the first response of a process group that the run starts, in seconds.
     pub start_seconds: f64,
-    /// Timeout for one micro-batch, optimizer step, forward pass, or writing or reading of weights,
-    /// in seconds.
+    /// Timeout for one micro-batch, optimizer step or forward pass, or for reading or writing
+    /// weights, in seconds.
     pub call_seconds: f64,
-    /// Maximum time without a message from the group or a connection to it, in seconds.
+    /// Maximum time without a message or a connection from the process group, in seconds.
     pub silent_seconds: f64,
-    /// Maximum number of consecutive restarts. If the group has exited or does not respond, the run
-    /// starts a new group and resumes from its newest checkpoint.
+    /// Maximum number of consecutive restarts. If the process group has exited or does not respond,
+    /// the run starts a new group and resumes from its newest checkpoint.
     pub restarts: u32,
 }
 
@@ -92,22 +93,22 @@ impl Default for TorchKeys {
 }
 
 impl TorchKeys {
-    /// Returns the number of processes per node.
+    /// Returns the number of learner processes per node.
     pub fn processes_per_node(&self) -> u32 {
         if self.processes > 0 { self.processes } else { self.gpus.max(1) }
     }
 
-    /// Returns the timeout for the first response of a group.
+    /// Returns the timeout for the first response of a process group that the run starts.
     pub fn start_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.start_seconds)
     }
 
-    /// Returns the timeout for one call.
+    /// Returns the timeout for one call of the learner.
     pub fn call_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
-    /// Returns the maximum time without a message.
+    /// Returns the maximum time without a message from the learner.
     pub fn silence_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.silent_seconds)
     }

@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 pub use learner::{LearnerKeys, TorchKeys};
 pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys, WeightsKey};
 
-/// `[cluster]`
+/// `[cluster]`: learner and samplers outside of the embedded engine.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterKeys {
-    /// Whether learner and samplers have separate devices or share the same devices.
+    /// Whether learner and samplers have separate devices or share devices.
     pub placement: Placement,
-    /// Learner, in place of the embedded engine.
+    /// External learner, which replaces the embedded engine in training. `None` for the engine.
     pub learner: Option<LearnerKeys>,
-    /// Samplers, in place of the embedded engine.
+    /// External samplers, which replace the embedded engine in sampling. `None` for the engine.
     pub samplers: Option<SamplersKeys>,
 }
 
-/// Assignment of devices to the learner and the samplers.
+/// How devices are assigned to the learner and the samplers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
@@ -28,7 +28,7 @@ pub enum Placement {
     #[default]
     #[serde(alias = "apart")]
     Disaggregated,
-    /// Learner and samplers alternate on the same devices (colocated): servers sleep while the
+    /// Learner and samplers alternate on the same devices (colocated). Servers sleep while the
     /// learner trains, and the learner is offloaded to host memory while servers sample.
     #[serde(alias = "shared")]
     Colocated,
@@ -40,8 +40,8 @@ impl ClusterKeys {
         *self == ClusterKeys::default()
     }
 
-    /// Returns whether one engine samples and trains. Then the log-probability recorded in sampling
-    /// is bitwise equal to the one that training computes.
+    /// Returns whether one engine both samples and trains. If so, the log-probabilities recorded in
+    /// sampling are bitwise equal to those that training computes.
     pub fn is_one_engine(&self) -> bool {
         self.is_empty()
     }

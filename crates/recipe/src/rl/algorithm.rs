@@ -2,56 +2,56 @@
 
 use super::*;
 
-/// A published combination of advantage estimator, loss and normalizer.
+/// A published RL algorithm: a combination of advantage estimator, loss and normalizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// Advantages relative to the group's standard deviation, PPO's clip, mean over tokens (Shao et
-    /// al. 2024, as used since).
+    /// GRPO: advantages relative to the group's mean and standard deviation, PPO's clip, mean over
+    /// tokens (Shao et al. 2024, as used since).
     #[default]
     Grpo,
-    /// GRPO that divides neither by the standard deviation nor by the length, but by
+    /// Dr. GRPO: divides neither by the standard deviation nor by the length, but by
     /// `agent.max_tokens` (Liu et al. 2025).
     DrGrpo,
-    /// GRPO with a higher upper clip, and with new groups sampled in place of zero-variance groups
-    /// (Yu et al. 2025). The paper's length penalty is not part of it; it is set by `overlong`,
-    /// with a buffer of a fifth of the limit and a factor of 1.
+    /// DAPO: GRPO with a higher upper clip, and with new groups sampled in place of zero-variance
+    /// groups (Yu et al. 2025). The paper's length penalty is not included. To add it, set
+    /// `overlong` with a buffer of a fifth of the limit and a factor of 1.
     Dapo,
-    /// Baseline: the mean of the other attempts of the group (leave-one-out; Ahmadian et al. 2024).
-    /// Sums over an attempt's tokens are divided by `agent.max_tokens`. This only scales the
-    /// gradient; without it, `optimiser.max_grad_norm` would clip every step.
+    /// RLOO: the baseline is the mean reward of the other attempts of the group (leave-one-out;
+    /// Ahmadian et al. 2024). Sums over an attempt's tokens are divided by `agent.max_tokens`. This
+    /// only scales the gradient; without it, `optimizer.max_grad_norm` would clip every step.
     Rloo,
-    /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
+    /// REINFORCE++: REINFORCE with whitened returns and PPO's clip (Hu 2025).
     ReinforcePlusPlus,
-    /// REINFORCE++ after subtracting the group's mean reward.
+    /// REINFORCE++ with baseline: first subtracts the group's mean reward (Hu 2025).
     ReinforcePlusPlusBaseline,
-    /// Baseline: the group's mean reward weighted by length (Hao et al. 2025).
+    /// OPO: the baseline is the group's mean reward weighted by length (Hao et al. 2025).
     Opo,
-    /// Baseline: a greedy attempt at the same task, sampled in addition to the group (Li et al.
-    /// 2024).
+    /// ReMax: the baseline is the reward of a greedy attempt at the same task, which is sampled in
+    /// addition to the group (Li et al. 2024).
     Remax,
-    /// Plain policy gradient with group baselines (Chu et al. 2025).
+    /// GPG: plain policy gradient with group baselines (Chu et al. 2025).
     Gpg,
-    /// Reinforces the best of `k` attempts by its margin over the second best (Walder and Karkhanis
-    /// 2025).
+    /// Pass@k: reinforces the best of `k` attempts by its margin over the second best (Walder and
+    /// Karkhanis 2025).
     PassK,
-    /// PPO's clip on the ratio of a complete sequence (Zheng et al. 2025).
+    /// GSPO: PPO's clip on the ratio of a complete sequence (Zheng et al. 2025).
     Gspo,
-    /// Geometric mean of clipped token ratios (Zhao et al. 2025).
+    /// GMPO: geometric mean of clipped token ratios (Zhao et al. 2025).
     Gmpo,
-    /// REINFORCE weighted by clipped ratios (MiniMax 2025).
+    /// CISPO: REINFORCE weighted by clipped ratios (MiniMax 2025).
     Cispo,
-    /// A sigmoid gate in place of the clip (Gao et al. 2025).
+    /// SAPO: a sigmoid gate in place of PPO's clip (Gao et al. 2025).
     Sapo,
-    /// REINFORCE weighted by ratios within a trust region, with a leave-one-out baseline;
+    /// MiniRL: REINFORCE weighted by ratios within a trust region, with a leave-one-out baseline;
     /// normalized like `rloo`.
     Minirl,
-    /// Critic, generalized advantage estimation, PPO's clip (Schulman et al. 2017).
+    /// PPO: critic, generalized advantage estimation, PPO's clip (Schulman et al. 2017).
     Ppo,
 }
 
 impl Algorithm {
-    /// Returns the name in messages and metrics.
+    /// Returns the name of the algorithm in messages and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Grpo => "grpo",
@@ -73,7 +73,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns whether the loss uses the clip parameter `key`.
+    /// Returns whether the algorithm's loss uses the clip parameter with the recipe key `key`.
     pub(crate) fn uses_key(self, key: &str) -> bool {
         match self.loss(None, None, None) {
             PolicyLoss::Clip { .. } => true,

@@ -8,15 +8,21 @@ use levade_store::{Attempt, HighEntropy};
 use levade_tools::Usage;
 use levade_tree::{Finish, Kind, MaskReason, Outcome};
 
-use crate::batch::{Census, Targets};
+use crate::batch::{Targets, TokenCensus};
 use crate::metrics::Metrics;
 use crate::scheduler::ExcludedAttempts;
 
-/// Minimum mean wait of a toolbox's calls that is reported.
+/// Minimum mean wait for a toolbox's permits that is reported as a metric.
 const MIN_REPORTED_WAIT: Duration = Duration::from_millis(1);
 
-/// Adds the age of the trained tokens, in weight versions.
-pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
+/// Adds the mean and maximum age of the trained tokens: the number of weight versions between
+/// sampling and training.
+pub(super) fn add_age_metrics(
+    attempts: &[Attempt],
+    targets: Targets<'_>,
+    version: u64,
+    metrics: &mut Metrics,
+) {
     let segments = attempts
         .iter()
         .flat_map(|a| a.trajectory.segments())
@@ -35,16 +41,17 @@ pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metr
     metrics.add("training/staleness/max", oldest as f64);
 }
 
-/// Adds the numbers of sampled tokens that are not targets, by reason.
-pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
+/// Adds the number of sampled tokens that are masked, by mask reason.
+pub(super) fn add_mask_metrics(found: &TokenCensus, metrics: &mut Metrics) {
     for why in MaskReason::ALL {
         let tokens = found.masked.get(&why).map_or(0, |count| count.tokens);
         metrics.add(format!("training/masked_{}_tokens", why.name()), tokens as f64);
     }
 }
 
-/// Adds the metrics of the tokens that kept their advantages because of their entropy.
-pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
+/// Adds metrics about the tokens that keep their advantages because their entropy is high: their
+/// number, their fraction and the mean threshold.
+pub(super) fn add_high_entropy_metrics(found: &HighEntropy, metrics: &mut Metrics) {
     let HighEntropy { tokens, kept, thresholds } = found;
     metrics.add("actor/high_entropy_tokens", *kept as f64);
     metrics.add("actor/high_entropy_fraction", *kept as f64 / (*tokens).max(1) as f64);
@@ -52,8 +59,9 @@ pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
     metrics.add("actor/entropy_threshold", mean);
 }
 
-/// Adds the metrics of the greedy baseline attempts. `missing` is the number of groups without one.
-pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
+/// Adds metrics of the greedy baseline attempts: rewards, number and tokens. `missing` is the
+/// number of groups without a baseline.
+pub(super) fn add_baseline_metrics(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
     metrics.add_spread(
         "critic/baseline_rewards",
         baselines.iter().filter_map(|baseline| baseline.reward),
@@ -64,10 +72,11 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
     metrics.add("training/baseline_tokens", tokens as f64);
 }
 
-/// Adds the mean numbers of sampled tokens of the attempts in groups, and of all attempts that were
-/// started for these groups, if there were more. A cancelled attempt counts as the longest attempt
-/// of its group. It was still running when that group was completed, so the mean is a lower bound.
-pub(super) fn oversampled(
+/// Adds the mean number of sampled tokens per attempt over the groups (`groups`), and over all
+/// attempts that were started for them, if attempts were oversampled. A cancelled attempt counts as
+/// long as the longest attempt of its group. It was still running when the group was complete, so
+/// the second mean is a lower bound.
+pub(super) fn add_oversampling_metrics(
     groups: &[Vec<usize>],
     excluded: &[ExcludedAttempts],
     metrics: &mut Metrics,
@@ -88,14 +97,14 @@ pub(super) fn oversampled(
     }
 }
 
-/// A snapshot of a sampler's statistics.
+/// Cumulative statistics of a sampler at one point in time.
 pub(super) struct SamplerSnapshot {
     device: Option<DeviceStats>,
     paused: Duration,
 }
 
 impl SamplerSnapshot {
-    /// Takes a snapshot of `sampler`.
+    /// Reads the current statistics of `sampler`.
     pub async fn take(sampler: &dyn Sampler) -> Result<Self, PolicyError> {
         Ok(SamplerSnapshot {
             device: sampler.device_stats().await?,
@@ -104,8 +113,9 @@ impl SamplerSnapshot {
     }
 }
 
-/// Adds metrics of the sampler between two snapshots, `seconds` apart, if the sampler reports them.
-pub(super) fn sampling(
+/// Adds metrics of the sampler's work between two snapshots, `seconds` apart. Adds nothing if the
+/// sampler reports no statistics.
+pub(super) fn add_sampler_metrics(
     before: &SamplerSnapshot,
     now: &SamplerSnapshot,
     seconds: f64,
@@ -131,9 +141,9 @@ pub(super) fn sampling(
     }
 }
 
-/// Adds the mean duration of each toolbox's calls between two snapshots, in seconds, over the calls
-/// that ended. Also adds their mean wait for a permit, if it is at least 1 ms.
-pub(super) fn tools(
+/// Adds the mean duration, in seconds, of each toolbox's calls that ended between two snapshots of
+/// tool usage. Also adds their mean wait for a permit if it is at least 1 ms.
+pub(super) fn add_tool_metrics(
     before: &BTreeMap<String, Usage>,
     after: &BTreeMap<String, Usage>,
     metrics: &mut Metrics,
@@ -150,9 +160,9 @@ pub(super) fn tools(
     }
 }
 
-/// Adds the memory of this process in GiB: resident now, and at its peak. Adds nothing if the
-/// system has no `/proc`.
-pub(super) fn memory(metrics: &mut Metrics) {
+/// Adds the memory of this process in GiB: the current and the peak resident set size. Adds nothing
+/// if the system has no `/proc`.
+pub(super) fn add_memory_metrics(metrics: &mut Metrics) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(key))?;
@@ -167,8 +177,8 @@ pub(super) fn memory(metrics: &mut Metrics) {
     }
 }
 
-/// Adds the metrics of a step's attempts.
-pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
+/// Adds the metrics of a step's attempts: scores, rewards, lengths, turns and tool calls.
+pub(super) fn add_attempt_metrics(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let attempts: Vec<&Attempt> = groups.iter().copied().flatten().collect();
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
     let components = || attempts.iter().flat_map(|attempt| &attempt.outcome.components);
@@ -242,7 +252,7 @@ mod tests {
     fn oversampled_reports_kept_and_started_lengths() {
         let report = |excluded: ExcludedAttempts| {
             let mut metrics = Metrics::default();
-            oversampled(&[vec![2, 4]], &[excluded], &mut metrics);
+            add_oversampling_metrics(&[vec![2, 4]], &[excluded], &mut metrics);
             let of = |name: &str| metrics.get(&format!("oversample/{name}_length_mean"));
             (of("kept"), of("started"))
         };

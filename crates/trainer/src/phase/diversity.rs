@@ -12,25 +12,27 @@ use serde_json::Value;
 
 use crate::metrics::Metrics;
 
-/// Name of the metric over all agents. That of one agent has the agent's name after it.
+/// Name of the diversity metric over all agents. The metric of a single agent is named
+/// `diversity/calls/AGENT`.
 const NAME: &str = "diversity/calls";
 
-/// Adds the diversity of the calls in groups: over all agents, and separately for each agent if
-/// several make calls. Attempts without a reward do not count.
-pub(super) fn report(groups: &[&[Attempt]], chats: &Chats, metrics: &mut Metrics) {
+/// Adds metrics of how much the attempts of a group differ in their tool calls or game moves: over
+/// all agents and, if several agents make calls, for each agent. Attempts without a reward do not
+/// count.
+pub(super) fn add_diversity_metrics(groups: &[&[Attempt]], chats: &Chats, metrics: &mut Metrics) {
     let calls_of = |attempt: &Attempt| {
-        let moves = attempt.outcome.scorer_inputs.get("game").and_then(moves);
+        let moves = attempt.outcome.scorer_inputs.get("game").and_then(parse_game_moves);
         moves.unwrap_or_else(|| tool_calls(attempt, chats))
     };
     let rewarded = |group: &&[Attempt]| -> Vec<AgentCalls> {
         group.iter().filter(|attempt| attempt.reward.is_some()).map(calls_of).collect()
     };
-    add(&groups.iter().map(rewarded).collect::<Vec<_>>(), metrics);
+    add_group_metrics(&groups.iter().map(rewarded).collect::<Vec<_>>(), metrics);
 }
 
-/// Returns the moves of each seat in the record of a game, without statements. Returns `None` if
-/// `record` is not one.
-fn moves(record: &Value) -> Option<AgentCalls> {
+/// Returns the moves of each seat from the record of a game, without spoken statements. Returns
+/// `None` if `record` is not the record of a game.
+fn parse_game_moves(record: &Value) -> Option<AgentCalls> {
     let seats = record["seats"].as_array()?.iter();
     let seats: Vec<&str> = seats.map(|seat| seat["agent"].as_str()).collect::<Option<_>>()?;
     let mut calls: AgentCalls = seats.iter().map(|seat| ((*seat).to_owned(), vec![])).collect();
@@ -43,8 +45,9 @@ fn moves(record: &Value) -> Option<AgentCalls> {
     Some(calls)
 }
 
-/// Adds the diversity of the calls in groups of attempts.
-fn add(groups: &[Vec<AgentCalls>], metrics: &mut Metrics) {
+/// Adds the diversity metrics of groups of attempts. Each attempt is given as the calls of its
+/// agents.
+fn add_group_metrics(groups: &[Vec<AgentCalls>], metrics: &mut Metrics) {
     // An agent that did not act and one that acted without a call do the same.
     let all = |attempt: &AgentCalls| -> AgentCalls {
         let mut calls = attempt.clone();
@@ -74,9 +77,9 @@ fn add(groups: &[Vec<AgentCalls>], metrics: &mut Metrics) {
     }
 }
 
-/// Returns the fraction of attempts, apart from the first one, whose sequence no earlier attempt
-/// has: 0 if all sequences are equal, and 1 if all are distinct. Returns `None` for fewer than two
-/// attempts.
+/// Returns the fraction of attempts after the first one whose sequence differs from the sequences
+/// of all earlier attempts. It is 0 if all sequences are equal, and 1 if all are distinct. Returns
+/// `None` for fewer than two attempts.
 fn distinct_fraction<T: Ord>(sequences: impl Iterator<Item = T>) -> Option<f64> {
     let sequences: Vec<T> = sequences.collect();
     let distinct: BTreeSet<&T> = sequences.iter().collect();
@@ -84,7 +87,7 @@ fn distinct_fraction<T: Ord>(sequences: impl Iterator<Item = T>) -> Option<f64> 
     (all > 1).then(|| (distinct.len() - 1) as f64 / (all - 1) as f64)
 }
 
-/// Adds the mean of `values`. Adds nothing if there are no values.
+/// Adds the mean of `values` as the metric `name`. Adds nothing if there are no values.
 fn add_mean(name: String, values: impl IntoIterator<Item = f64>, metrics: &mut Metrics) {
     let values: Vec<f64> = values.into_iter().collect();
     if !values.is_empty() {
@@ -103,7 +106,7 @@ mod tests {
 
     /// Returns the calls of an attempt, given the index of each agent, and the arguments with which
     /// the agent calls a tool.
-    fn calls(attempt: &[(usize, Vec<u8>)]) -> AgentCalls {
+    fn agent_calls(attempt: &[(usize, Vec<u8>)]) -> AgentCalls {
         let call = |argument: &u8| ("tool".to_owned(), argument.to_string());
         let of_agent = |(agent, arguments): &(usize, Vec<u8>)| {
             (AGENTS[*agent].to_owned(), arguments.iter().map(call).collect())
@@ -113,7 +116,7 @@ mod tests {
 
     /// Computes the metric of an agent, or of all agents, from its definition: for every attempt
     /// after the first one, compares it with each earlier one.
-    fn naive(groups: &[Vec<AgentCalls>], agent: Option<&str>) -> Option<f64> {
+    fn naive_diversity(groups: &[Vec<AgentCalls>], agent: Option<&str>) -> Option<f64> {
         let seats: Vec<&str> = match agent {
             None => vec!["all"],
             Some(agent) => AGENTS.into_iter().filter(|name| agent_of(name) == agent).collect(),
@@ -156,14 +159,14 @@ mod tests {
             )
         ) {
             let groups: Vec<Vec<AgentCalls>> =
-                groups.iter().map(|group| group.iter().map(|a| calls(a)).collect()).collect();
+                groups.iter().map(|group| group.iter().map(|a| agent_calls(a)).collect()).collect();
             let mut metrics = Metrics::default();
-            add(&groups, &mut metrics);
+            add_group_metrics(&groups, &mut metrics);
             let is_close = |name: &str, wanted: Option<f64>| match (metrics.get(name), wanted) {
                 (Some(found), Some(wanted)) => (found - wanted).abs() < 1e-12,
                 (found, wanted) => found == wanted,
             };
-            prop_assert!(is_close(NAME, naive(&groups, None)), "{:?}", metrics);
+            prop_assert!(is_close(NAME, naive_diversity(&groups, None)), "{:?}", metrics);
             let has_calls = |agent: &str| {
                 groups.iter().flatten().flatten().any(|(name, calls)| {
                     agent_of(name) == agent && !calls.is_empty()
@@ -173,7 +176,7 @@ mod tests {
                 ["default", "helper", "wolf"].into_iter().filter(|a| has_calls(a)).collect();
             for agent in ["default", "helper", "wolf"] {
                 let is_reported = calling.len() > 1 && calling.contains(&agent);
-                let wanted = if is_reported { naive(&groups, Some(agent)) } else { None };
+                let wanted = if is_reported { naive_diversity(&groups, Some(agent)) } else { None };
                 let name = format!("{NAME}/{agent}");
                 prop_assert!(is_close(&name, wanted), "{} {:?}", name, metrics);
             }
@@ -183,10 +186,10 @@ mod tests {
     #[test]
     fn diversity_is_0_for_equal_and_1_for_distinct_sequences() {
         let of = |sequences: &[&[u8]]| {
-            let group = sequences.iter().map(|arguments| calls(&[(0, arguments.to_vec())]));
+            let group = sequences.iter().map(|arguments| agent_calls(&[(0, arguments.to_vec())]));
             let group: Vec<AgentCalls> = group.collect();
             let mut metrics = Metrics::default();
-            add(&[group], &mut metrics);
+            add_group_metrics(&[group], &mut metrics);
             assert!(metrics.iter().count() <= 1, "one agent needs no metric of its own");
             metrics.get(NAME)
         };
@@ -209,8 +212,8 @@ mod tests {
             ("good@2".to_owned(), vec![call("4"), call("null")]),
             ("wolf@1".to_owned(), vec![call("\"Ben\"")]),
         ];
-        assert_eq!(moves(&record), Some(AgentCalls::from(expected)));
-        assert_eq!(moves(&json!({"rows": 3})), None);
-        assert_eq!(moves(&json!({"seats": [], "moves": [[[7, {}]]]})), None);
+        assert_eq!(parse_game_moves(&record), Some(AgentCalls::from(expected)));
+        assert_eq!(parse_game_moves(&json!({"rows": 3})), None);
+        assert_eq!(parse_game_moves(&json!({"seats": [], "moves": [[[7, {}]]]})), None);
     }
 }

@@ -3,16 +3,17 @@
 use crate::TrainerError;
 use crate::checkpoint::{Checkpoint, Position};
 use crate::context::RunContext;
-use crate::policies::{CRITIC, Models};
+use crate::policies::{CRITIC, PhaseModels};
 use crate::progress::RunProgress;
 
-/// Starts a phase, unless the run is in the middle of it: the optimizer is reset, and a KL penalty
-/// is measured from the weights that the phase starts with.
+/// Loads the models with which a phase starts. The optimizer is reset, and the reference of a KL
+/// penalty gets the weights at the start of the phase. If the run resumes within the phase, only
+/// the reference is loaded.
 ///
 /// # Errors
 /// Returns an error if the checkpoint at the end of the previous phase is missing or damaged, or if
 /// a model cannot be loaded.
-pub(crate) async fn enter(
+pub(crate) async fn enter_phase(
     run: &RunContext,
     progress: &mut RunProgress,
     phase: usize,
@@ -22,7 +23,7 @@ pub(crate) async fn enter(
         progress.position = Position { phase: phase as u32, step: 0, ..progress.position };
     }
     let found = run.checkpoints.find()?.complete;
-    let Some(before) = start_of(&found, phase as u32) else {
+    let Some(before) = phase_start_checkpoint(&found, phase as u32) else {
         return match phase {
             0 => Ok(()),
             _ => Err(TrainerError::Damaged {
@@ -43,13 +44,13 @@ pub(crate) async fn enter(
             policy_learner.learner.load(&policy_dir, false).await?;
             run.policies.publish(name, progress.versions[name]).await?;
         }
-        let Models { reference, critic, .. } = policy_learner.models(phase);
+        let PhaseModels { reference, critic, .. } = policy_learner.models(phase);
         if let Some(reference) = reference {
             // When the phase starts, these are the current weights, which were written or verified
             // just before.
             if !starts_phase {
                 before
-                    .verify()
+                    .verify_checksums()
                     .map_err(|why| TrainerError::Damaged { path: before.dir.clone(), why })?;
             }
             reference.load(&policy_dir, false).await?;
@@ -64,8 +65,11 @@ pub(crate) async fn enter(
     Ok(())
 }
 
-/// Returns the checkpoint from which a phase starts: the one at the end of the previous phase. The
-/// first phase has none: it starts from the model.
-pub(super) fn start_of(checkpoints: &[Checkpoint], phase: u32) -> Option<&Checkpoint> {
+/// Returns the checkpoint at the end of the phase before `phase`, from which `phase` starts.
+/// Returns `None` for the first phase, which starts from the model.
+pub(super) fn phase_start_checkpoint(
+    checkpoints: &[Checkpoint],
+    phase: u32,
+) -> Option<&Checkpoint> {
     checkpoints.iter().rfind(|before| before.phase_end && before.position.phase + 1 == phase)
 }

@@ -13,36 +13,37 @@ use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose, RunId, Segment, Traject
 use crate::TrainerError;
 use crate::agents::Agents;
 
-/// Returns whether the opening of an attempt can be replaced: it has one conversation, which is
-/// never rebuilt, and no branch starts within its opening.
-pub(super) fn has_one_opening(trajectory: &Trajectory) -> bool {
+/// Returns whether the opening of an attempt (the context tokens before the first completion) can
+/// be replaced. The attempt must be a single conversation that is never rebuilt, and no branch may
+/// start within the opening.
+pub(super) fn has_replaceable_opening(trajectory: &Trajectory) -> bool {
     let mut roots = trajectory.segments().iter().filter(|segment| segment.parent.is_none());
     let Some(root) = roots.next().filter(|root| root.kind == Kind::Context) else { return false };
     let branches = |segment: &Segment| segment.parent == Some(root.id) && segment.after.is_some();
     roots.next().is_none() && !trajectory.segments().iter().any(branches)
 }
 
-/// Copies attempts as demonstrations. If `agents` are given, each copy starts as an attempt of
-/// these agents would, with their system prompts.
+/// Copies attempts as demonstrations. If `agents` is set, the opening of each copy is replaced by
+/// the opening that these agents, with their system prompts, would have.
 ///
 /// # Errors
 /// Returns an error if an opening cannot be rendered.
-pub(super) fn copies(
+pub(super) fn copy_as_demonstrations(
     attempts: Vec<(Attempt, Task)>,
     run: &RunId,
     agents: Option<&Agents>,
 ) -> Result<Vec<Attempt>, TrainerError> {
     let copy = |(attempt, task): (Attempt, Task)| {
         let slot = AttemptSlot { step: 1, ..attempt.slot };
-        let opening = agents.map(|agents| opening(&task, agents)).transpose()?;
-        let trajectory = imitated(&attempt.trajectory, opening);
+        let opening = agents.map(|agents| render_opening(&task, agents)).transpose()?;
+        let trajectory = to_demonstrated(&attempt.trajectory, opening);
         Ok(Attempt { id: AttemptId::new(run, &slot, attempt.number), slot, trajectory, ..attempt })
     };
     attempts.into_iter().map(copy).collect()
 }
 
-/// Returns the recorded attempts among `ids`, together with their copies and, for copies, their
-/// originals, because these contain the same tokens.
+/// Returns the recorded attempts among `ids`, together with the other recorded attempts that
+/// contain the same tokens: the copy of an original, and the original of a copy.
 ///
 /// # Errors
 /// Returns an error if the store cannot be read.
@@ -63,8 +64,8 @@ pub async fn with_copies(
     Ok(found)
 }
 
-/// Returns the tokens with which an attempt of these agents at a task starts.
-fn opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
+/// Renders the tokens with which an attempt of the task's agent starts.
+fn render_opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
     let named = agents.agent_for(task)?;
     let messages = named.keys.initial_messages(task);
     let rendered = named.format.chat().prompt(&messages, &named.agent.tools.specs(task));
@@ -74,9 +75,9 @@ fn opening(task: &Task, agents: &Agents) -> Result<Vec<u32>, TrainerError> {
     })
 }
 
-/// Returns a trajectory whose sampled completions are demonstrated. A given opening replaces that
-/// of the conversation.
-fn imitated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajectory {
+/// Returns a copy of a trajectory in which sampled completions are demonstrated ones. If `opening`
+/// is set, it replaces the first tokens of the conversation.
+fn to_demonstrated(trajectory: &Trajectory, mut opening: Option<Vec<u32>>) -> Trajectory {
     let mut copy = Trajectory::new();
     for segment in trajectory.segments() {
         let mut segment = segment.clone();
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     /// Returns an opening, a sampled completion, and a further context.
-    fn conversation() -> Trajectory {
+    fn conversation_trajectory() -> Trajectory {
         let mut tree = Trajectory::new();
         let root = tree.push(Segment::context(None, vec![1, 2, 3], 0)).unwrap();
         let sampled = Segment {
@@ -124,7 +125,7 @@ mod tests {
 
     #[test]
     fn imitated_trajectory_has_new_opening_and_demonstrated_completions() {
-        let copy = imitated(&conversation(), Some(vec![5]));
+        let copy = to_demonstrated(&conversation_trajectory(), Some(vec![5]));
         let parts: Vec<_> =
             copy.segments().iter().map(|part| (part.kind, part.tokens.as_slice())).collect();
         let expected: [(Kind, &[u32]); 3] =
@@ -134,20 +135,23 @@ mod tests {
         assert_eq!((&*completion.agent, &*completion.policy), ("writer", "small"));
         assert!(completion.logprobs.is_empty() && completion.versions.is_empty());
         assert!(!completion.filtered && completion.temperature == 1.0);
-        assert_eq!(imitated(&conversation(), None).segments()[0].tokens, [1, 2, 3]);
+        assert_eq!(
+            to_demonstrated(&conversation_trajectory(), None).segments()[0].tokens,
+            [1, 2, 3]
+        );
     }
 
     #[test]
     fn opening_of_rebuilt_or_branched_conversation_is_not_replaced() {
-        assert!(has_one_opening(&conversation()));
-        let mut rebuilt = conversation();
+        assert!(has_replaceable_opening(&conversation_trajectory()));
+        let mut rebuilt = conversation_trajectory();
         rebuilt.push(Segment::context(None, vec![1], 1)).unwrap();
-        assert!(!has_one_opening(&rebuilt));
-        let mut branched = conversation();
+        assert!(!has_replaceable_opening(&rebuilt));
+        let mut branched = conversation_trajectory();
         let root = branched.segments()[0].id;
         let branch = Segment { after: Some(2), ..Segment::context(Some(root), vec![4], 1) };
         branched.push(branch).unwrap();
-        assert!(!has_one_opening(&branched));
-        assert!(!has_one_opening(&Trajectory::new()));
+        assert!(!has_replaceable_opening(&branched));
+        assert!(!has_replaceable_opening(&Trajectory::new()));
     }
 }

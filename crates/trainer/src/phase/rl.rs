@@ -8,31 +8,31 @@ use levade_store::{Attempt, PolicyPlan, StepPlan};
 use levade_traces::Chats;
 
 use super::describe::SamplerSnapshot;
-use super::{by_id, describe, diversity, reject_withdrawn};
+use super::{check_not_withdrawn, describe, diversity, trajectories_by_id};
 use crate::TrainerError;
-use crate::batch::Census;
+use crate::batch::TokenCensus;
 use crate::context::RunContext;
-use crate::exit::Exit;
-use crate::learn::{Progress, UpdateOutcome, UpdateSettings, run_plan};
+use crate::exit::EarlyExit;
+use crate::learn::{MicroBatchProgress, UpdateOutcome, UpdateSettings, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::plan;
 use crate::progress::RunProgress;
-use crate::reference::move_references;
+use crate::reference::update_references;
 use crate::scheduler::{GroupScheduler, StepGroups};
 use crate::signals::SignalTable;
 use crate::tasks::TaskOrder;
 
-pub(crate) struct Rl {
+pub(crate) struct RlPhase {
     phase: Phase,
     index: u32,
     keys: RlKeys,
     scheduler: GroupScheduler,
-    /// Formats in which tool calls are read.
+    /// Chat formats with which tool calls are parsed from attempts.
     chats: Chats,
 }
 
-impl Rl {
+impl RlPhase {
     pub async fn new(
         phase: Phase,
         index: u32,
@@ -46,12 +46,10 @@ impl Rl {
         let mut taken = Vec::new();
         for step in 0..done {
             let plan = store.step_plan(index, step).await?;
-            taken.extend(
-                plan.map_or_else(
-                    || default_positions(&keys, step),
-                    |plan| positions_of(&plan, &keys),
-                ),
-            );
+            taken.extend(plan.map_or_else(
+                || default_group_positions(&keys, step),
+                |plan| group_positions(&plan, &keys),
+            ));
         }
         let initial_version = |name: String| {
             let version = progress.version(&name) - u64::from(done);
@@ -75,41 +73,41 @@ impl Rl {
         if run.past.needs_results() {
             for position in &taken {
                 let attempts = scheduler.recorded_samples(*position, rollouts).await?;
-                run.past.measure(attempts.iter());
+                run.past.record_results(attempts.iter());
             }
         }
-        Ok(Rl { phase, index, keys, scheduler, chats: rollouts.agents.chats() })
+        Ok(RlPhase { phase, index, keys, scheduler, chats: rollouts.agents.chats() })
     }
 
-    pub async fn step(
+    pub async fn run_step(
         &mut self,
         run: &RunContext,
         progress: &RunProgress,
         step: u32,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<(Metrics, Vec<Attempt>), Exit> {
+    ) -> Result<(Metrics, Vec<Attempt>), EarlyExit> {
         let start = Instant::now();
         let RunContext { rollouts, tasks, store, .. } = run;
         let sampler = &rollouts.agents.first().sampler;
         let before = SamplerSnapshot::take(&**sampler).await?;
-        let used = rollouts.agents.used();
-        self.scheduler.advance(step);
-        move_references(run, &self.phase, step).await?;
+        let used = rollouts.agents.toolbox_usage();
+        self.scheduler.set_completed_steps(step);
+        update_references(run, &self.phase, step).await?;
         let planned = store.step_plan(self.index, step).await?;
         if let Some(plan) = &planned {
-            reject_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
+            check_not_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
         }
         let taken = match &planned {
             Some(plan) => {
                 self.scheduler
-                    .restore_step(&positions_of(plan, &self.keys), rollouts, tasks)
+                    .restore_step(&group_positions(plan, &self.keys), rollouts, tasks)
                     .await?
             }
-            None => collect(&mut self.scheduler, run, observer, stop).await?,
+            None => collect_groups(&mut self.scheduler, run, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
-        run.past.measure(attempts.iter());
+        run.past.record_results(attempts.iter());
         let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
         let made = [attempts.as_slice(), &baselines].concat();
         rollouts.record_failed_attempts(&made).await?;
@@ -125,7 +123,7 @@ impl Rl {
         let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
 
         // Attempts continue while the weights are trained.
-        let Rl { scheduler, phase, index, keys, chats } = self;
+        let RlPhase { scheduler, phase, index, keys, chats } = self;
         let has_reward =
             |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
         let missing = taken.baselines.len() - taken.baselines.iter().filter(has_reward).count();
@@ -144,7 +142,7 @@ impl Rl {
             let plan = match planned {
                 Some(plan) => plan,
                 None => {
-                    let policies = context.plan(step, &groups, &taken.baselines).await?;
+                    let policies = context.plan_step(step, &groups, &taken.baselines).await?;
                     StepPlan {
                         phase: context.index,
                         step,
@@ -155,7 +153,7 @@ impl Rl {
             };
             store.record_step(&plan).await?;
             crash_point("ledger_written");
-            let outcomes = context.learn(step, &plan, &attempts, observer).await?;
+            let outcomes = context.train_policies(step, &plan, &attempts, observer).await?;
             Ok::<_, TrainerError>((plan, outcomes))
         };
         let (plan, outcomes) = run_alongside(scheduler, run, training).await?;
@@ -164,100 +162,109 @@ impl Rl {
         let updated = learning.elapsed().as_secs_f64() - outcomes.iter().map(aside).sum::<f64>();
 
         let mut metrics = Metrics::default();
-        describe::attempts(&groups, &mut metrics);
-        diversity::report(&groups, chats, &mut metrics);
-        run.past.describe(attempts.iter(), |policy| progress.version(policy), &mut metrics);
-        scheduler.describe(&mut metrics);
+        describe::add_attempt_metrics(&groups, &mut metrics);
+        diversity::add_diversity_metrics(&groups, chats, &mut metrics);
+        run.past.add_metrics(attempts.iter(), |policy| progress.version(policy), &mut metrics);
+        scheduler.add_curriculum_metrics(&mut metrics);
         let lengths =
             |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();
         let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
-        describe::oversampled(&lengths, &taken.excluded, &mut metrics);
+        describe::add_oversampling_metrics(&lengths, &taken.excluded, &mut metrics);
         let several = plan.policies.len() > 1;
         for (policy, outcome) in plan.policies.iter().zip(&outcomes) {
-            let mut found = context.describe(step, policy, outcome, &attempts);
+            let mut found = context.policy_metrics(step, policy, outcome, &attempts);
             if several {
                 found.add("timing_s/update_actor", outcome.update_seconds);
             }
             metrics.extend(several.then_some(policy.policy.as_str()), found);
         }
         if keys.needs_baseline() {
-            describe::baselines(&baselines, missing, &mut metrics);
+            describe::add_baseline_metrics(&baselines, missing, &mut metrics);
         }
         if keys.kl.is_some_and(|kl| kl.reference_every > 0) {
             metrics.add("actor/reference_age", f64::from(step - keys.reference_step(step)));
         }
         let step_seconds = start.elapsed().as_secs_f64();
-        describe::sampling(
+        describe::add_sampler_metrics(
             &before,
             &SamplerSnapshot::take(&**sampler).await?,
             step_seconds,
             &mut metrics,
         );
-        describe::tools(&used, &rollouts.agents.used(), &mut metrics);
-        context.timing(&attempts, &outcomes, waited, updated, step_seconds, &mut metrics);
-        describe::memory(&mut metrics);
+        describe::add_tool_metrics(&used, &rollouts.agents.toolbox_usage(), &mut metrics);
+        context.add_timing_metrics(
+            &attempts,
+            &outcomes,
+            waited,
+            updated,
+            step_seconds,
+            &mut metrics,
+        );
+        describe::add_memory_metrics(&mut metrics);
         Ok((metrics, made))
     }
 }
 
-/// Returns the positions of a step's groups if the store does not contain them: those in order.
-fn default_positions(keys: &RlKeys, step: u32) -> Vec<u64> {
+/// Returns the positions of a step's groups in the task order if the recorded plan does not contain
+/// them: the next `groups` positions.
+fn default_group_positions(keys: &RlKeys, step: u32) -> Vec<u64> {
     let groups = keys.groups as u64;
     (u64::from(step) * groups..(u64::from(step) + 1) * groups).collect()
 }
 
-/// Returns the positions of the groups that a planned step takes.
-pub(crate) fn positions_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
+/// Returns the positions, in the task order, of the groups that a planned step trains on.
+pub(crate) fn group_positions(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
     if plan.group_positions.is_empty() {
-        default_positions(keys, plan.step)
+        default_group_positions(keys, plan.step)
     } else {
         plan.group_positions.clone()
     }
 }
 
-/// Waits for the groups of the next step.
-async fn collect(
+/// Waits until the groups of the next step are complete, and takes them from the scheduler.
+async fn collect_groups(
     scheduler: &mut GroupScheduler,
     run: &RunContext,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<StepGroups, Exit> {
+) -> Result<StepGroups, EarlyExit> {
     let RunContext { rollouts, tasks, .. } = run;
-    scheduler.admit(rollouts, tasks).await?;
+    scheduler.admit_groups(rollouts, tasks).await?;
     loop {
-        if let Some(taken) = scheduler.take() {
+        if let Some(taken) = scheduler.take_groups() {
             return Ok(taken);
         }
         tokio::select! {
-            more = scheduler.next(rollouts, tasks, true, observer) => if !more? {
+            more = scheduler.next_event(rollouts, tasks, true, observer) => if !more? {
                 return Err(TrainerError::NoAttemptsInFlight.into());
             },
             // Attempts in progress are abandoned. The resumed run repeats them from the same random
             // streams.
-            () = stop.stopped() => return Err(Exit::Stopped),
+            () = stop.stopped() => return Err(EarlyExit::Stopped),
         }
     }
 }
 
-/// Runs `work` while attempts continue, are recorded, and new ones start.
+/// Runs the future `work` while the scheduler continues to start, score and record attempts.
 async fn run_alongside<T>(
     scheduler: &mut GroupScheduler,
     run: &RunContext,
     work: impl Future<Output = Result<T, TrainerError>>,
 ) -> Result<T, TrainerError> {
     let RunContext { rollouts, tasks, .. } = run;
-    scheduler.admit(rollouts, tasks).await?;
+    scheduler.admit_groups(rollouts, tasks).await?;
     tokio::pin!(work);
     let mut unseen = ();
     loop {
         tokio::select! {
             done = &mut work => return done,
-            more = scheduler.next(rollouts, tasks, false, &mut unseen), if scheduler.is_running() => { more?; }
+            more = scheduler.next_event(rollouts, tasks, false, &mut unseen),
+                if scheduler.is_running() => { more?; }
         }
     }
 }
 
-/// Parameters of a phase's steps.
+/// The parts of a phase and its run that plan and train a step.
 struct PhaseContext<'a> {
     phase: &'a Phase,
     index: u32,
@@ -267,21 +274,21 @@ struct PhaseContext<'a> {
 }
 
 impl PhaseContext<'_> {
-    async fn learn(
+    async fn train_policies(
         &self,
         step: u32,
         plan: &StepPlan,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<Vec<UpdateOutcome>, TrainerError> {
-        let trajectories = by_id(attempts);
-        let mut micro_batches = Progress::new(plan);
+        let trajectories = trajectories_by_id(attempts);
+        let mut micro_batches = MicroBatchProgress::new(plan);
         let mut outcomes = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let policy_learner = self.run.policies.policy_learner(name)?;
             let models = policy_learner.models(self.phase);
-            let settings = self.settings(name, step);
+            let settings = self.update_settings(name, step);
             outcomes.push(
                 run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer)
                     .await?,
@@ -290,15 +297,15 @@ impl PhaseContext<'_> {
         Ok(outcomes)
     }
 
-    fn settings<'t>(&'t self, policy: &'t str, step: u32) -> UpdateSettings<'t> {
+    fn update_settings<'t>(&'t self, policy: &'t str, step: u32) -> UpdateSettings<'t> {
         let RunContext { origin, recipe, .. } = self.run;
         let targets = self.run.targets(policy);
         let version = self.progress.version(policy);
         UpdateSettings::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
     }
 
-    /// Returns the metrics of a policy.
-    fn describe(
+    /// Computes the metrics of one policy in a step.
+    fn policy_metrics(
         &self,
         step: u32,
         plan: &PolicyPlan,
@@ -315,17 +322,20 @@ impl PhaseContext<'_> {
             metrics.add("actor/reward_kl_penalty_coeff", kl.coefficient);
         }
         if let Some(high) = &plan.high_entropy {
-            describe::high_entropy(high, &mut metrics);
+            describe::add_high_entropy_metrics(high, &mut metrics);
         }
-        let settings = self.settings(&plan.policy, step);
-        describe::masked(&plan::census(attempts.iter(), settings.targets, self.keys), &mut metrics);
-        describe::age(attempts, settings.targets, settings.version, &mut metrics);
+        let settings = self.update_settings(&plan.policy, step);
+        describe::add_mask_metrics(
+            &plan::count_target_tokens(attempts.iter(), settings.targets, self.keys),
+            &mut metrics,
+        );
+        describe::add_age_metrics(attempts, settings.targets, settings.version, &mut metrics);
         outcome.report(self.phase, settings.policy, &mut metrics);
         metrics
     }
 
-    /// Returns the coefficient of a KL penalty that is applied to the reward: the recipe's, or, if
-    /// it is adaptive, the value that results from the previous step.
+    /// Returns the coefficient of a KL penalty that is applied to rewards: the recipe's coefficient
+    /// or, if the penalty is adaptive, the coefficient that follows from the previous step.
     async fn kl_coefficient(&self, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
@@ -340,9 +350,9 @@ impl PhaseContext<'_> {
         }))
     }
 
-    /// Plans a step for each policy, after querying its models for the numbers that the advantage
-    /// estimator needs.
-    async fn plan(
+    /// Makes the plan of a step for each policy. First queries each policy's models for the values
+    /// that the advantage estimator needs.
+    async fn plan_step(
         &self,
         step: u32,
         groups: &[&[Attempt]],
@@ -352,13 +362,17 @@ impl PhaseContext<'_> {
         let limits = self.run.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
         let mut plans = Vec::new();
-        let mut sampled = Census::default();
+        let mut sampled = TokenCensus::default();
         for (name, policy_learner) in
             policies.trained_among(&recipe.trained_policies_in(self.phase))
         {
             let models = policy_learner.models(self.phase);
             let targets = self.run.targets(name);
-            sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
+            sampled.add(&plan::count_target_tokens(
+                groups.iter().copied().flatten(),
+                targets,
+                self.keys,
+            ));
             let signal_table = SignalTable::query(
                 self.keys,
                 models,
@@ -386,13 +400,13 @@ impl PhaseContext<'_> {
             };
             plans.push(draft.into_plan(models, budget).await?);
         }
-        match sampled.masked_reasons() {
+        match sampled.describe_masks() {
             Some(masked) => Err(TrainerError::NoTargets { phase: self.index, step, masked }),
             None => Ok(plans),
         }
     }
 
-    fn timing(
+    fn add_timing_metrics(
         &self,
         attempts: &[Attempt],
         outcomes: &[UpdateOutcome],

@@ -10,33 +10,34 @@ use levade_store::{Attempt, Status, StepPlan};
 use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Outcome, Purpose, RunId};
 use serde_json::json;
 
-use super::{by_id, describe, imitate, reject_withdrawn, teacher};
+use super::{check_not_withdrawn, describe, imitate, teacher, trajectories_by_id};
 use crate::TrainerError;
 use crate::agents::Agents;
 use crate::context::RunContext;
-use crate::exit::Exit;
-use crate::learn::{Progress, UpdateSettings, run_plan};
+use crate::exit::EarlyExit;
+use crate::learn::{MicroBatchProgress, UpdateSettings, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::plan;
 use crate::progress::RunProgress;
 use crate::prompt_version::PromptVersion;
-use crate::random::order;
+use crate::random::shuffled_indices;
 use crate::rollout::{AttemptMaker, reject_withdrawn_task};
 use crate::tasks::Tasks;
 
-pub(crate) struct Sft {
+pub(crate) struct SftPhase {
     phase: Phase,
     index: u32,
     keys: SftKeys,
     demonstrations: Vec<Attempt>,
 }
 
-/// Number of tasks that are considered per demonstration, so that rare kinds are included.
+/// Number of tasks with demonstrations that are read per selected demonstration, so that rare kinds
+/// of tasks are included.
 const POOL: usize = 32;
 
-/// Interleaves items by kind, one of each kind in turn. Kinds are in order of first appearance, and
-/// items of a kind keep their order.
+/// Interleaves items by kind: the result alternates between the kinds. Kinds are in order of first
+/// appearance, and items of a kind keep their order.
 fn interleave_kinds<T, K: PartialEq>(
     items: impl Iterator<Item = T>,
     kind: impl Fn(&T) -> K,
@@ -56,9 +57,9 @@ fn interleave_kinds<T, K: PartialEq>(
     mixed
 }
 
-/// Returns the demonstrations of a phase as they are recorded, evenly distributed over the kinds of
-/// tasks.
-pub(super) fn demonstrations(
+/// Creates the demonstrations of a phase from the tasks' worked solutions, as attempts to record.
+/// The demonstrations are evenly distributed over the kinds of tasks.
+pub(super) fn solution_demonstrations(
     index: usize,
     keys: &SftKeys,
     recipe: &Recipe,
@@ -67,7 +68,7 @@ pub(super) fn demonstrations(
     run: &RunId,
 ) -> Result<Vec<Attempt>, TrainerError> {
     let seed = recipe.run.seed;
-    let order = order(seed, "demonstrations", &[index as u32], tasks.train_len());
+    let order = shuffled_indices(seed, "demonstrations", &[index as u32], tasks.train_len());
     let with_demonstration = order.into_iter().filter_map(|i| {
         let task = tasks.train(i as usize)?;
         task.demonstration.clone().map(|demonstration| (task, demonstration))
@@ -112,17 +113,17 @@ pub(super) fn demonstrations(
     Ok(found)
 }
 
-/// Records demonstrations, and returns them.
+/// Records demonstrations in the store, and returns them.
 ///
 /// # Errors
-/// Returns [`TrainerError::Withdrawn`] if one of them was withdrawn, and
-/// [`TrainerError::WithdrawnTask`] if its task was withdrawn before the demonstration was made.
-async fn recorded(
+/// Returns [`TrainerError::Withdrawn`] if a demonstration was withdrawn, and
+/// [`TrainerError::WithdrawnTask`] if its task was withdrawn before the demonstration was recorded.
+async fn record_demonstrations(
     rollouts: &AttemptMaker,
     demonstrations: Vec<Attempt>,
 ) -> Result<Vec<Attempt>, TrainerError> {
     let AttemptMaker { store, withdrawn, .. } = rollouts;
-    reject_withdrawn(&**store, demonstrations.iter().map(|attempt| attempt.id)).await?;
+    check_not_withdrawn(&**store, demonstrations.iter().map(|attempt| attempt.id)).await?;
     for Attempt { task, .. } in &demonstrations {
         let id = task["id"].as_str().unwrap_or_default();
         reject_withdrawn_task(withdrawn, id, &levade_tasks::persons(task))?;
@@ -131,7 +132,7 @@ async fn recorded(
     Ok(demonstrations)
 }
 
-impl Sft {
+impl SftPhase {
     pub async fn new(
         phase: Phase,
         index: u32,
@@ -139,7 +140,7 @@ impl Sft {
         run: &RunContext,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<Self, Exit> {
+    ) -> Result<Self, EarlyExit> {
         let RunContext { recipe, tasks, rollouts, store, .. } = run;
         if let Some(source) = &keys.source {
             let written = source.field.as_ref().map(|field| Teacher::RowField(field.clone()));
@@ -148,10 +149,11 @@ impl Sft {
             let own = recipe.trained_policies();
             let is_own = source.policy.as_ref().is_some_and(|name| own.contains(name));
             if teacher.is_none() && !is_own && !source.sessions {
-                return Err(TrainerError::MissingPart(source.to_string()).into());
+                let missing = format!("{source} was not provided as a source of demonstrations");
+                return Err(TrainerError::MissingPart(missing).into());
             }
             let keys_and_source = (&keys, source);
-            let found = teacher::demonstrations(
+            let found = teacher::make_demonstrations(
                 index,
                 keys_and_source,
                 teacher,
@@ -161,34 +163,42 @@ impl Sft {
                 stop,
             )
             .await?;
-            let found = found.ok_or(Exit::Stopped)?;
+            let found = found.ok_or(EarlyExit::Stopped)?;
             let later_agents = keys.system.as_ref().map(|system| {
                 let agents = &rollouts.agents;
-                agents.with_text(&agents.first().agent.name, &PromptTarget::System, system)
+                agents.with_prompt_text(&agents.first().agent.name, &PromptTarget::System, system)
             });
             let demonstrations = if teacher.is_none() || later_agents.is_some() {
-                let copies = imitate::copies(found, store.run(), later_agents.as_ref())?;
-                recorded(rollouts, copies).await?
+                let copies =
+                    imitate::copy_as_demonstrations(found, store.run(), later_agents.as_ref())?;
+                record_demonstrations(rollouts, copies).await?
             } else {
                 found.into_iter().map(|(attempt, _)| attempt).collect()
             };
-            return Ok(Sft { phase, index, keys, demonstrations });
+            return Ok(SftPhase { phase, index, keys, demonstrations });
         }
-        let found =
-            demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
-        let demonstrations = recorded(rollouts, found).await?;
-        Ok(Sft { phase, index, keys, demonstrations })
+        let found = solution_demonstrations(
+            index as usize,
+            &keys,
+            recipe,
+            tasks,
+            &rollouts.agents,
+            store.run(),
+        )?;
+        let demonstrations = record_demonstrations(rollouts, found).await?;
+        Ok(SftPhase { phase, index, keys, demonstrations })
     }
 
-    /// Returns the system prompt that the agent uses from the first step on, if the phase sets one.
-    pub fn prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
+    /// Returns the system prompt that the agent gets from this phase, or `None` if the phase sets
+    /// no system prompt.
+    pub fn improved_prompt(&self, recipe: &Recipe) -> Option<PromptVersion> {
         let text = self.keys.system.clone()?;
         let version = u32::from(text != recipe.agent.system);
         let (agent, target) = (DEFAULT.to_owned(), PromptTarget::System);
         Some(PromptVersion { agent, target, version, text })
     }
 
-    pub async fn step(
+    pub async fn run_step(
         &mut self,
         run: &RunContext,
         progress: &RunProgress,
@@ -202,7 +212,7 @@ impl Sft {
         let a_pass = total.div_ceil(self.keys.batch) as u32;
         let epoch = step / a_pass;
         let within = (step % a_pass) as usize;
-        let order = order(recipe.run.seed, "batches", &[self.index, epoch], total);
+        let order = shuffled_indices(recipe.run.seed, "batches", &[self.index, epoch], total);
         let picked: Vec<&Attempt> = order
             .iter()
             .skip(within * self.keys.batch)
@@ -211,7 +221,7 @@ impl Sft {
             .collect();
         let plan = match store.step_plan(self.index, step).await? {
             Some(plan) => {
-                reject_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
+                check_not_withdrawn(&**store, plan.sequences().map(|it| it.attempt)).await?;
                 plan
             }
             None => {
@@ -228,11 +238,11 @@ impl Sft {
         };
         store.record_step(&plan).await?;
         crash_point("ledger_written");
-        let trajectories = by_id(&self.demonstrations);
+        let trajectories = trajectories_by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
         let index_and_phase = (self.index, &self.phase);
-        let mut micro_batches = Progress::new(&plan);
+        let mut micro_batches = MicroBatchProgress::new(&plan);
         let several = plan.policies.len() > 1;
         let mut forward_tokens = 0;
         for policy in &plan.policies {
@@ -258,7 +268,7 @@ impl Sft {
         metrics.add("timing_s/update_actor", seconds);
         metrics.add("timing_s/step", seconds);
         metrics.add("perf/throughput", forward_tokens as f64 / seconds);
-        describe::memory(&mut metrics);
+        describe::add_memory_metrics(&mut metrics);
         Ok(metrics)
     }
 }
@@ -268,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_turns_interleaves_kinds() {
+    fn interleave_kinds_alternates_between_kinds() {
         let words = ["ant", "bee", "auk", "ape", "bat", "cow", "asp"];
         let first = |word: &&str| word.chars().next();
         assert_eq!(

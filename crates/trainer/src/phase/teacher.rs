@@ -11,22 +11,23 @@ use levade_store::{Attempt, Status};
 use levade_tasks::Task;
 use levade_tree::{AttemptSlot, Purpose};
 
-use super::imitate::has_one_opening;
+use super::imitate::has_replaceable_opening;
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
-use crate::random::order;
+use crate::random::shuffled_indices;
 use crate::rollout::AttemptMaker;
 use crate::sessions::num_sessions;
 use crate::tasks::Tasks;
 
-/// Returns the attempts that a phase imitates, with their tasks: makes attempts at training tasks
-/// in a seeded order, until enough of them reach the minimum score. Without a teacher, the policies
-/// of the agents make them. Returns `None` if stopped; attempts recorded until then stay.
+/// Makes attempts at training tasks, in a seeded order, until enough of them reach the minimum
+/// score of a demonstration. Returns these attempts with their tasks. The teacher acts in the
+/// attempts; without a teacher, the policies of the agents act. Returns `None` if the run is
+/// stopped. Attempts that were recorded until then remain recorded.
 ///
 /// # Errors
 /// Returns [`TrainerError::TooFewLessons`] if too few attempts reach the score, and an error if
 /// attempts cannot be made.
-pub(super) async fn demonstrations(
+pub(super) async fn make_demonstrations(
     phase: u32,
     (keys, source): (&SftKeys, &SourceKeys),
     teacher: Option<&Teacher>,
@@ -37,7 +38,7 @@ pub(super) async fn demonstrations(
 ) -> Result<Option<Vec<(Attempt, Task)>>, TrainerError> {
     let mut rollouts = rollouts.clone();
     if let Some(teacher) = teacher {
-        rollouts.agents = rollouts.agents.taught(source, teacher)?;
+        rollouts.agents = rollouts.agents.with_teacher(source, teacher)?;
     }
     if source.sessions {
         rollouts.sessions = rollouts.sessions.with_demonstrations();
@@ -58,8 +59,8 @@ pub(super) async fn demonstrations(
         let Some(made) = made else { return Ok(None) };
         let with_task = made.into_iter().zip(batch.into_iter().map(|(_, task)| task));
         found.extend(with_task.filter(|(attempt, _)| {
-            is_good(attempt, source.min_score)
-                && (keys.system.is_none() || has_one_opening(&attempt.trajectory))
+            can_imitate(attempt, source.min_score)
+                && (keys.system.is_none() || has_replaceable_opening(&attempt.trajectory))
         }));
     }
     if found.len() < wanted {
@@ -78,8 +79,8 @@ pub(super) async fn demonstrations(
     Ok(Some(found))
 }
 
-/// Returns the slots of possible demonstrations, with their tasks. There is one slot for a task,
-/// or one for each session at a task if the source is sessions.
+/// Returns the slots in which demonstrations can be made, with their tasks. A task has one slot or,
+/// if the phase imitates sessions, one slot for each of its sessions.
 fn demonstration_slots<'t>(
     phase: u32,
     source: &'t SourceKeys,
@@ -96,15 +97,15 @@ fn demonstration_slots<'t>(
     })
 }
 
-/// Returns the training tasks in a seeded order. If the source is a field or sessions, returns only
-/// the tasks that have it.
+/// Returns the training tasks in a seeded order. If demonstrations come from a field of the rows or
+/// from sessions, returns only the tasks that have the field or a session.
 fn demonstration_tasks<'t>(
     phase: u32,
     source: &'t SourceKeys,
     seed: u64,
     tasks: &'t Tasks,
 ) -> impl Iterator<Item = Task> + 't {
-    let order = order(seed, "demonstrations", &[phase], tasks.train_len());
+    let order = shuffled_indices(seed, "demonstrations", &[phase], tasks.train_len());
     let tasks = order.into_iter().filter_map(|at| tasks.train(at as usize));
     let can_be = |task: &Task| match &source.field {
         Some(field) => task.row.contains_key(field),
@@ -113,12 +114,13 @@ fn demonstration_tasks<'t>(
     tasks.filter(can_be)
 }
 
-/// Checks for problems that would stop the phase later: completions that cannot be parsed, or too
-/// few of them or of sessions.
+/// Checks that a phase will find enough sessions or completions in its tasks' rows, and that the
+/// completions can be parsed. Demonstrations of an external policy are not checked, because the
+/// policy is not called.
 ///
 /// # Errors
-/// Returns an error if there is such a problem. An external policy is not called.
-pub(super) fn check(
+/// Returns an error if there are too few demonstrations, or if a completion cannot be parsed.
+pub(super) fn check_source(
     phase: usize,
     source: &SourceKeys,
     wanted: usize,
@@ -145,9 +147,9 @@ pub(super) fn check(
     check_count(found)
 }
 
-/// Returns whether an attempt can be imitated: complete, with sampled tokens, and with at least the
-/// score `min_score`.
-fn is_good(attempt: &Attempt, min_score: f64) -> bool {
+/// Returns whether an attempt can be imitated: it is complete, has sampled tokens, and has a score
+/// of at least `min_score`.
+fn can_imitate(attempt: &Attempt, min_score: f64) -> bool {
     attempt.status == Status::Completed
         && attempt.outcome.finish.is_complete()
         && attempt.outcome.sampled_tokens > 0

@@ -6,35 +6,38 @@ use levade_recipe::{TrainFilterKeys, Unit};
 use levade_rl::{Normalizer, RolloutTokens};
 use levade_store::{PerToken, PlannedSequence};
 
-use super::{GroupSequences, Rollout};
+use super::{GroupSequences, RolloutDraft};
 use crate::batch::{AttemptSequences, Targets};
 
-/// How an update averages its loss.
+/// How an update averages its loss over tokens and rollouts.
 #[derive(Clone, Copy)]
-pub(super) struct UnitCounting<'a> {
+pub(super) struct LossAveraging<'a> {
     pub normalizer: Normalizer,
-    /// Unit that the normalizer counts as one rollout.
+    /// Unit that the loss normalizer counts as one rollout: an attempt or a sample.
     pub unit: Unit,
     pub only: &'a TrainFilterKeys,
 }
 
-/// Returns the plan of one optimizer step. Rollouts without advantage are left out unless they have
-/// another source of gradient (`train_all`), but still count in the denominators. Untrained
-/// rollouts do not count.
-pub(super) fn update(
-    groups: &[Vec<Rollout>],
+/// Plans one optimizer step: computes the token weights of the groups' sequences. Sequences without
+/// advantage are left out unless they have another source of gradient (`train_all`), but they still
+/// count in the denominators. Rollouts that are not trained do not count.
+pub(super) fn plan_update(
+    groups: &[Vec<RolloutDraft>],
     targets: Targets<'_>,
-    UnitCounting { normalizer, unit, only }: UnitCounting<'_>,
+    LossAveraging { normalizer, unit, only }: LossAveraging<'_>,
     train_all: bool,
 ) -> Vec<GroupSequences> {
     let mut numbers: HashMap<(usize, &str), u64> = HashMap::new();
     let mut counts = Vec::new();
     for (group, rollouts) in groups.iter().enumerate() {
         for rollout in rollouts {
-            for name in rollout.units(unit) {
+            for name in rollout.unit_names(unit) {
                 let next = numbers.len() as u64;
                 let group = *numbers.entry((group, name)).or_insert(next);
-                counts.push(RolloutTokens { group, tokens: rollout.tokens(only, name) });
+                counts.push(RolloutTokens {
+                    group,
+                    tokens: rollout.count_trained_tokens(only, name),
+                });
             }
         }
     }
@@ -44,7 +47,7 @@ pub(super) fn update(
         let mut group = Vec::new();
         for rollout in rollouts {
             let units: Vec<(&str, f32)> = rollout
-                .units(unit)
+                .unit_names(unit)
                 .into_iter()
                 .zip(&mut weights)
                 .map(|(name, weight)| (name, weight as f32))
@@ -65,7 +68,7 @@ pub(super) fn update(
                     attempt: rollout.id,
                     leaf: draft.sequence.leaf,
                     advantage: draft.advantages.clone(),
-                    weight: PerToken::new(draft.weights_times(factor)),
+                    weight: PerToken::new(draft.scaled_token_weights(factor)),
                     returns: draft.returns.clone(),
                     values: draft
                         .returns
@@ -74,7 +77,7 @@ pub(super) fn update(
                 };
                 let sequences = sequences
                     .get_or_insert_with(|| AttemptSequences::from_trajectory(rollout.trajectory));
-                let input = sequences.input(&planned, targets, 0);
+                let input = sequences.build_input(&planned, targets, 0);
                 group.push((planned, input));
             }
         }

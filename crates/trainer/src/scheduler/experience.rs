@@ -6,24 +6,30 @@ use levade_tools::{OmittedPart, ResultTruncation};
 use super::*;
 
 impl Group {
-    /// Returns whether an attempt can start: with `experience`, after all earlier samples of the
-    /// group have ended.
+    /// Returns whether an attempt of the group can start. If `experience` is set, all earlier
+    /// samples of the group must have ended.
     pub(super) fn can_start(
         &self,
         member: GroupMember,
         experience: Option<&ExperienceKeys>,
     ) -> bool {
-        experience.is_none() || self.earlier(member).iter().all(Option::is_some)
+        experience.is_none() || self.earlier_samples(member).iter().all(Option::is_some)
     }
 
-    /// Returns the task of an attempt, with the text about earlier attempts that the attempt reads.
-    pub(super) fn task_of(&self, member: GroupMember, experience: Option<&ExperienceKeys>) -> Task {
-        let experience = experience.and_then(|keys| describe(self.earlier(member), keys));
+    /// Returns the task of an attempt. If `experience` is set, the task contains a description of
+    /// the group's earlier attempts.
+    pub(super) fn task_with_experience(
+        &self,
+        member: GroupMember,
+        experience: Option<&ExperienceKeys>,
+    ) -> Task {
+        let experience =
+            experience.and_then(|keys| describe_attempts(self.earlier_samples(member), keys));
         Task { experience, ..self.task.clone() }
     }
 
-    /// Returns the samples of the group that start before an attempt.
-    fn earlier(&self, member: GroupMember) -> &[Option<Attempt>] {
+    /// Returns the sampled attempts of the group that start before the attempt `member`.
+    fn earlier_samples(&self, member: GroupMember) -> &[Option<Attempt>] {
         match member {
             GroupMember::Sample(sample) => &self.attempts[..sample as usize],
             GroupMember::Baseline => &[],
@@ -31,8 +37,9 @@ impl Group {
     }
 }
 
-/// Describes earlier attempts. Returns `None` if each of them failed or is still in progress.
-fn describe(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
+/// Describes the final answers of earlier attempts, for the prompt of a later attempt. Returns
+/// `None` if all of them failed or are still in progress.
+fn describe_attempts(earlier: &[Option<Attempt>], keys: &ExperienceKeys) -> Option<String> {
     let ended = earlier.iter().zip(1..).filter_map(|(attempt, number)| {
         let attempt = attempt.as_ref().filter(|attempt| attempt.status != Status::Failed)?;
         Some((attempt, number))

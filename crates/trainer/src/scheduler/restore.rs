@@ -3,8 +3,8 @@
 use super::*;
 
 impl GroupScheduler {
-    /// Passes to a curriculum the groups that completed steps have taken, in the order of the
-    /// steps.
+    /// Updates a curriculum with the results of the groups that completed steps have taken, in the
+    /// order of the steps.
     pub(super) async fn measure_taken(
         &mut self,
         taken: &[u64],
@@ -20,7 +20,7 @@ impl GroupScheduler {
         Ok(())
     }
 
-    /// Returns the recorded attempts of a group that a step has taken.
+    /// Reads the recorded attempts of a group that a step has taken.
     pub async fn recorded_samples(
         &self,
         position: u64,
@@ -29,7 +29,7 @@ impl GroupScheduler {
         let num_started = (self.keys.group_size + self.keys.oversample) as u32;
         let mut attempts = Vec::with_capacity(num_started as usize);
         for member in (0..num_started).map(GroupMember::Sample) {
-            let recorded = rollouts.store.last_try(&self.slot(position, member)).await?;
+            let recorded = rollouts.store.last_try(&self.attempt_slot(position, member)).await?;
             // An attempt without a score was cancelled, because its group was complete without it.
             attempts.push(recorded.filter(|attempt| attempt.status != Status::Unscored));
         }
@@ -39,26 +39,27 @@ impl GroupScheduler {
         Ok(attempts.into_iter().flatten().collect())
     }
 
-    /// Restores the groups of a step that was planned before from the store.
+    /// Reads the groups of a step that an earlier process planned from the store.
     pub async fn restore_step(
         &mut self,
         positions: &[u64],
         rollouts: &AttemptMaker,
         tasks: &Tasks,
     ) -> Result<StepGroups, TrainerError> {
-        self.admit_until(end_position(positions), positions, rollouts, tasks).await?;
+        self.admit_groups_below(end_position(positions), positions, rollouts, tasks).await?;
         let mut groups = Vec::with_capacity(positions.len());
         let mut baselines = Vec::new();
         for position in positions {
             self.open.remove(position);
             let attempts = self.recorded_samples(*position, rollouts).await?;
             if attempts.len() < self.keys.group_size {
-                let missing = self.slot(*position, GroupMember::Sample(attempts.len() as u32));
+                let missing =
+                    self.attempt_slot(*position, GroupMember::Sample(attempts.len() as u32));
                 return Err(TrainerError::MissingAttempt(missing));
             }
             self.order.measure(*position, &attempts);
             groups.push(attempts);
-            let slot = self.slot(*position, GroupMember::Baseline);
+            let slot = self.attempt_slot(*position, GroupMember::Baseline);
             let mut baseline = None;
             if self.keys.needs_baseline() {
                 baseline = rollouts.store.last_try(&slot).await?;

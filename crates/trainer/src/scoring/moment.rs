@@ -6,53 +6,56 @@ use levade_recipe::WhenKeys;
 use levade_store::Attempt;
 use levade_tree::{AttemptSlot, Purpose};
 
-/// Success of a task without a measurement, as in a curriculum.
+/// Success that is assumed for a task without a measurement. A curriculum assumes the same value.
 const UNMEASURED_SUCCESS: f64 = 0.5;
 
-/// Moment at which an attempt was started.
+/// Moment of the training at which an attempt was started. The conditions of scorers refer to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Moment {
+pub(super) struct TrainingMoment {
     phase: u32,
     step: u32,
-    /// Success at the task that was measured before, in 0..=1.
+    /// Success at the attempt's task that was measured before, in 0..=1.
     success: f64,
 }
 
-impl Moment {
-    /// Returns the moment at which an attempt was started. Two kinds of attempts are compared over
-    /// several steps, and therefore have a fixed moment, so that the same scorers apply to them:
-    /// an evaluation counts as made after the last phase, and an attempt of a prompt phase as made
-    /// in the first step of the phase.
+impl TrainingMoment {
+    /// Returns the moment of the training that counts for an attempt: phase and step at which it
+    /// was started.
+    ///
+    /// Two kinds of attempts have a fixed moment, because they are compared over several steps and
+    /// must have the same scorers: an evaluation counts as made after the last phase, and an
+    /// attempt of a prompt phase as made in the first step of the phase.
     pub fn of_attempt(attempt: &Attempt) -> Self {
         let success = attempt.task["measured_success"].as_f64().unwrap_or(UNMEASURED_SUCCESS);
         let AttemptSlot { purpose, phase, step, .. } = attempt.slot;
         match purpose {
             Purpose::Eval => {
-                Moment { phase: u32::MAX, step: u32::MAX, success: UNMEASURED_SUCCESS }
+                TrainingMoment { phase: u32::MAX, step: u32::MAX, success: UNMEASURED_SUCCESS }
             }
-            Purpose::Prompt => Moment { phase, step: 0, success },
-            _ => Moment { phase, step, success },
+            Purpose::Prompt => TrainingMoment { phase, step: 0, success },
+            _ => TrainingMoment { phase, step, success },
         }
     }
 
-    /// Returns whether a scorer with these conditions applies.
-    pub fn is_in(self, when: &WhenKeys) -> bool {
+    /// Returns whether the conditions `when` of a scorer include this moment.
+    pub fn satisfies(self, when: &WhenKeys) -> bool {
         when.includes(self.phase, self.step, self.success)
     }
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for TrainingMoment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Moment { phase, step, success } = self;
+        let TrainingMoment { phase, step, success } = self;
         write!(f, "from phase {phase}, step {step} and a measured success of {success} on")
     }
 }
 
-/// Returns the first moment that none of these conditions includes, or `None` if there is none.
+/// Returns the first moment of the training that none of these conditions includes, or `None` if
+/// every moment is included.
 ///
 /// Ranges contain their start and not their end. Their bounds therefore divide the moments into
 /// cells, and each cell contains its first moment.
-pub(super) fn first_gap(conditions: &[&WhenKeys]) -> Option<Moment> {
+pub(super) fn first_uncovered_moment(conditions: &[&WhenKeys]) -> Option<TrainingMoment> {
     if conditions.iter().any(|when| when.is_constant()) {
         return None;
     }
@@ -73,27 +76,27 @@ pub(super) fn first_gap(conditions: &[&WhenKeys]) -> Option<Moment> {
         .iter()
         .flat_map(|phase| steps.iter().map(move |step| (*phase, *step)))
         .flat_map(|(phase, step)| {
-            successes.iter().map(move |success| Moment { phase, step, success: *success })
+            successes.iter().map(move |success| TrainingMoment { phase, step, success: *success })
         })
-        .find(|moment| !conditions.iter().any(|when| moment.is_in(when)))
+        .find(|moment| !conditions.iter().any(|when| moment.satisfies(when)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn gap(conditions: &[&str]) -> Option<Moment> {
+    fn gap(conditions: &[&str]) -> Option<TrainingMoment> {
         let keys: Vec<WhenKeys> =
             conditions.iter().map(|text| toml::from_str(text).unwrap()).collect();
-        first_gap(&keys.iter().collect::<Vec<_>>())
+        first_uncovered_moment(&keys.iter().collect::<Vec<_>>())
     }
 
-    fn at(phase: u32, step: u32, success: f64) -> Option<Moment> {
-        Some(Moment { phase, step, success })
+    fn at(phase: u32, step: u32, success: f64) -> Option<TrainingMoment> {
+        Some(TrainingMoment { phase, step, success })
     }
 
     #[test]
-    fn first_gap_finds_first_moment_without_scorer() {
+    fn first_uncovered_moment_has_no_scorer() {
         assert_eq!(gap(&["from_step = 3", ""]), None);
         assert_eq!(gap(&["until_step = 3", "from_step = 3"]), None);
         assert_eq!(gap(&["until_step = 3", "from_step = 4"]), at(0, 3, 0.0));

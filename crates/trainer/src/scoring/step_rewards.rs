@@ -6,14 +6,14 @@ use levade_recipe::RewardKeys;
 use levade_store::{CreditTarget, StepReward};
 use levade_tree::{Component, Outcome, agent_of};
 
-/// Returns the sum of all components by their weights.
+/// Returns the weighted sum of score components.
 pub(crate) fn sum_of_components(components: &[Component]) -> f64 {
     components.iter().map(Component::weighted_value).fold(0.0, |sum, fraction| sum + fraction)
 }
 
-/// Returns the score of an agent: the components without a target, and the mean over its seats of
-/// the components that they earned.
-pub(super) fn score_of(agent: &str, components: &[Component]) -> f64 {
+/// Returns the score of one agent: the components without a credit target, plus the mean over the
+/// agent's seats of the components that the seats earned.
+pub(super) fn agent_score(agent: &str, components: &[Component]) -> f64 {
     let mut seats = BTreeSet::new();
     let (mut own, mut common) = (0.0, 0.0);
     for component in components {
@@ -29,15 +29,16 @@ pub(super) fn score_of(agent: &str, components: &[Component]) -> f64 {
     common + own / seats.len().max(1) as f64
 }
 
-/// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
+/// Returns the reward of a component that belongs to a part of an attempt, with that part as credit
+/// target. Returns `None` if the component belongs to the complete attempt, or if its reward is 0.
 pub(super) fn component_reward(component: &Component) -> Option<StepReward> {
     let by = component.credit_target.clone()?;
     let reward = component.weighted_value();
     (reward != 0.0).then_some(StepReward { credit_target: by, reward })
 }
 
-/// Returns the rewards of turns: for the validity of their tool calls, and those that tools
-/// assigned.
+/// Returns the rewards of turns: penalties for malformed and failed tool calls, and rewards that
+/// tools assigned.
 pub(super) fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
     let mut rewards_by_turn: BTreeMap<u32, f64> = outcome
         .calls_by_turn

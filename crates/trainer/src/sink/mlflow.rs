@@ -18,68 +18,69 @@ use serde_json::{Value, json};
 use ureq::Body;
 use ureq::http::Response;
 
-use super::{Sink, parameters, wire};
+use super::{Sink, recipe_parameters, wire};
 use crate::metrics::Metrics;
 
-/// Timeout for a response of the server.
+/// Timeout for each response of the MLflow server.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending the remaining metrics at the end of a run.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of metrics in a request, a limit of the server.
+/// Maximum number of metrics per request. The MLflow server sets this limit.
 const MAX_BATCH_METRICS: usize = 1000;
-/// Initial and maximum pause before a retry when the server is unavailable.
+/// Minimum and maximum pause before a retry when the MLflow server is unavailable.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Messages to the thread.
-enum Message {
+/// Messages to the thread that sends metrics.
+enum SinkMessage {
     Metrics(Vec<Value>),
     Close { finished: bool },
 }
 
-/// A run on an MLflow server.
+/// Sink that sends metrics to a run on an MLflow server.
 pub(crate) struct Mlflow {
     server: String,
-    messages: Sender<Message>,
+    messages: Sender<SinkMessage>,
     thread: Option<JoinHandle<Result<(), String>>>,
-    /// Disconnected when the thread ends.
+    /// Channel that is disconnected when the sending thread ends.
     ended: Mutex<Receiver<()>>,
 }
 
 impl Mlflow {
-    /// Starts to send the metrics of a run. A resumed run continues the same run on the server.
+    /// Starts a thread that sends the metrics of a run to MLflow. A resumed run continues its run
+    /// on the server.
     pub fn open(recipe: &Recipe, dir: &Path) -> Self {
-        Mlflow::with(Client {
+        Mlflow::with_client(MlflowClient {
             server: recipe.metrics.mlflow.trim_end_matches('/').to_owned(),
-            agent: agent(),
+            agent: http_client(),
             experiment: recipe.run.name.clone(),
             file: dir.join("mlflow.json"),
-            parameters: parameters(recipe),
+            parameters: recipe_parameters(recipe),
             pause: MIN_RETRY_INTERVAL,
         })
     }
 
-    fn with(client: Client) -> Self {
+    fn with_client(client: MlflowClient) -> Self {
         let (messages, receiver) = channel();
         let server = client.server.clone();
         let (is_alive, ended) = channel();
         let thread = std::thread::Builder::new().name("mlflow".into()).spawn(move || {
-            let served = client.serve(&receiver);
+            let served = client.send_messages(&receiver);
             drop(is_alive);
             served
         });
         Mlflow { server, messages, thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
-    /// Returns the thread's error if the thread has ended.
-    fn complaint(&mut self) -> Result<(), String> {
+    /// Returns an error if the sending thread has ended with an error.
+    fn thread_error(&mut self) -> Result<(), String> {
         self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), wait_for_thread)
     }
 }
 
-/// Creates an HTTP client that returns error statuses as responses, because their message is
-/// needed.
-fn agent() -> ureq::Agent {
+/// Creates an HTTP client for the MLflow server. Error statuses are returned as responses, because
+/// their bodies contain the error messages.
+fn http_client() -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(RESPONSE_TIMEOUT))
         .http_status_as_error(false);
@@ -87,28 +88,30 @@ fn agent() -> ureq::Agent {
 }
 
 fn wait_for_thread(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {
-    thread.join().unwrap_or_else(|_| Err("the sending thread panicked".into()))
+    thread.join().unwrap_or_else(|_| Err("the thread that sends the metrics panicked".into()))
 }
 
 impl Sink for Mlflow {
     fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
         let timestamp = unix_millis();
         let numbers = metrics.iter().filter(|(_, value)| value.is_finite());
-        let numbers = numbers.map(
-            |(name, value)| json!({"key": key(name), "value": value, "timestamp": timestamp, "step": step}),
-        );
-        // If the thread has ended, `complaint` returns its error.
-        let _ = self.messages.send(Message::Metrics(numbers.collect()));
-        self.complaint()
+        let numbers = numbers.map(|(name, value)| {
+            json!({
+                "key": metric_key(name), "value": value, "timestamp": timestamp, "step": step,
+            })
+        });
+        // If the thread has ended, `thread_error` returns its error.
+        let _ = self.messages.send(SinkMessage::Metrics(numbers.collect()));
+        self.thread_error()
     }
 
     fn close(&mut self, finished: bool) -> Result<(), String> {
-        let _ = self.messages.send(Message::Close { finished });
+        let _ = self.messages.send(SinkMessage::Close { finished });
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         let ended = process_time::receive(ended, CLOSE_TIMEOUT);
         if ended == Err(RecvTimeoutError::Timeout) {
             return Err(format!(
-                "not all metrics were accepted within {CLOSE_TIMEOUT:?}: the server is slow or \
+                "the server did not accept all metrics within {CLOSE_TIMEOUT:?}: it is slow or \
                  unavailable"
             ));
         }
@@ -120,29 +123,29 @@ impl Sink for Mlflow {
     }
 }
 
-/// State of the sending thread.
-struct Client {
+/// State of the thread that sends metrics to MLflow.
+struct MlflowClient {
     server: String,
     agent: ureq::Agent,
     experiment: String,
-    /// File that stores the run's id on the server.
+    /// File that stores the id of the run on the server.
     file: PathBuf,
-    /// Keys and values.
+    /// Names and values of the recipe's keys, which are sent as parameters.
     parameters: Vec<(String, String)>,
     /// Initial pause before a retry when the server is unavailable. It doubles with each retry, up
     /// to [`MAX_RETRY_INTERVAL`].
     pause: Duration,
 }
 
-/// Reason why a request failed.
-enum Failure {
+/// Reason why a request to the MLflow server failed.
+enum RequestFailure {
     /// The server is unreachable, or its status indicates a temporary failure.
     Unavailable(String),
-    /// The server rejected the request. A retry would be rejected again.
+    /// The server rejected the request. A retry would also be rejected.
     Rejected(Rejection),
 }
 
-/// Status and message of a rejected request.
+/// HTTP status and message of a rejected request.
 struct Rejection {
     status: u16,
     why: String,
@@ -154,24 +157,24 @@ impl From<Rejection> for String {
     }
 }
 
-impl From<Failure> for String {
-    fn from(failure: Failure) -> String {
+impl From<RequestFailure> for String {
+    fn from(failure: RequestFailure) -> String {
         match failure {
-            Failure::Unavailable(why) => why,
-            Failure::Rejected(rejection) => rejection.into(),
+            RequestFailure::Unavailable(why) => why,
+            RequestFailure::Rejected(rejection) => rejection.into(),
         }
     }
 }
 
-/// A run on the server, and the last step that the server has of each metric.
-struct Run {
+/// A run on the MLflow server, with the last step that the server has for each metric.
+struct MlflowRun {
     id: String,
     known: HashMap<String, u64>,
 }
 
-impl Client {
-    fn serve(&self, messages: &Receiver<Message>) -> Result<(), String> {
-        let Run { id, known } = self.run()?;
+impl MlflowClient {
+    fn send_messages(&self, messages: &Receiver<SinkMessage>) -> Result<(), String> {
+        let MlflowRun { id, known } = self.resume_or_create_run()?;
         // Steps repeated after a crash are already on the server.
         let is_new = |number: &Value| {
             let key = number["key"].as_str().unwrap_or_default();
@@ -179,16 +182,16 @@ impl Client {
         };
         loop {
             // If the trainer has exited without a message, the run may be resumed.
-            let message = messages.recv().unwrap_or(Message::Close { finished: false });
+            let message = messages.recv().unwrap_or(SinkMessage::Close { finished: false });
             match message {
-                Message::Metrics(mut all) => {
+                SinkMessage::Metrics(mut all) => {
                     all.retain(is_new);
                     for part in all.chunks(MAX_BATCH_METRICS) {
                         let numbers = json!({"run_id": id, "metrics": part});
                         self.send_with_retries(|| self.post("runs/log-batch", &numbers))?;
                     }
                 }
-                Message::Close { finished } => {
+                SinkMessage::Close { finished } => {
                     let status = if finished { "FINISHED" } else { "KILLED" };
                     let ended = json!({"run_id": id, "status": status, "end_time": unix_millis()});
                     return Ok(self
@@ -199,21 +202,21 @@ impl Client {
         }
     }
 
-    /// Returns the run on the server: the run that an earlier process created, if it still exists,
-    /// or a new one.
-    fn run(&self) -> Result<Run, String> {
-        if let Some(id) = self.start_run() {
+    /// Returns the run on the server. It is the run that an earlier process created, if that run
+    /// still exists, or a new run.
+    fn resume_or_create_run(&self) -> Result<MlflowRun, String> {
+        if let Some(id) = self.stored_run_id() {
             // If the server rejects it, a user has deleted the run.
             if let Ok(known) = self.send_with_retries(|| self.reopen_run(&id)) {
-                return Ok(Run { id, known });
+                return Ok(MlflowRun { id, known });
             }
         }
-        let experiment = self.experiment().map_err(String::from)?;
+        let experiment = self.experiment_id().map_err(String::from)?;
         let made = self.post(
             "runs/create",
             &json!({"experiment_id": experiment, "run_name": self.experiment, "start_time": unix_millis()}),
         )?;
-        let id = text(&made, "/run/info/run_id")?;
+        let id = text_at(&made, "/run/info/run_id")?;
         for part in self.parameters.chunks(100) {
             let params: Vec<Value> =
                 part.iter().map(|(key, value)| json!({"key": key, "value": value})).collect();
@@ -222,18 +225,20 @@ impl Client {
         let kept = json!({"server": self.server, "run_id": id}).to_string();
         std::fs::write(&self.file, kept)
             .map_err(|error| format!("{}: {error}", self.file.display()))?;
-        Ok(Run { id, known: HashMap::new() })
+        Ok(MlflowRun { id, known: HashMap::new() })
     }
 
-    /// Returns the id of the run that an earlier process created on this server.
-    fn start_run(&self) -> Option<String> {
+    /// Returns the id of the run that an earlier process created on this server, or `None` if there
+    /// was no such process.
+    fn stored_run_id(&self) -> Option<String> {
         let known: Value = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
         let same = known["server"] == self.server.as_str();
         known["run_id"].as_str().filter(|_| same).map(str::to_owned)
     }
 
-    /// Marks a run as running again. Returns the last step that the server has of each metric.
-    fn reopen_run(&self, id: &str) -> Result<HashMap<String, u64>, Failure> {
+    /// Marks a run on the server as running again. Returns the last step that the server has for
+    /// each metric.
+    fn reopen_run(&self, id: &str) -> Result<HashMap<String, u64>, RequestFailure> {
         self.post("runs/update", &json!({"run_id": id, "status": "RUNNING"}))?;
         let found = self.get("runs/get", ("run_id", id))?;
         let last = |metric: &Value| {
@@ -245,20 +250,20 @@ impl Client {
         Ok(metrics.into_iter().flatten().filter_map(last).collect())
     }
 
-    /// Returns the id of the experiment, which is created if it does not exist.
-    fn experiment(&self) -> Result<String, Failure> {
+    /// Returns the id of the experiment, which is created on the server if it does not exist.
+    fn experiment_id(&self) -> Result<String, RequestFailure> {
         match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
-            Ok(found) => id_in(&found, "/experiment/experiment_id"),
-            Err(Failure::Rejected(Rejection { status: 404, .. })) => {
+            Ok(found) => required_id(&found, "/experiment/experiment_id"),
+            Err(RequestFailure::Rejected(Rejection { status: 404, .. })) => {
                 match self.post("experiments/create", &json!({"name": self.experiment})) {
-                    Ok(made) => id_in(&made, "/experiment_id"),
+                    Ok(made) => required_id(&made, "/experiment_id"),
                     // Another thread or run has created it in the meantime.
-                    Err(Failure::Rejected(Rejection { status: 400, .. })) => {
+                    Err(RequestFailure::Rejected(Rejection { status: 400, .. })) => {
                         let found = self.get(
                             "experiments/get-by-name",
                             ("experiment_name", &self.experiment),
                         )?;
-                        id_in(&found, "/experiment/experiment_id")
+                        required_id(&found, "/experiment/experiment_id")
                     }
                     Err(failure) => Err(failure),
                 }
@@ -267,27 +272,27 @@ impl Client {
         }
     }
 
-    /// Retries a request until the server is available.
+    /// Sends a request, and repeats it until the server is available.
     fn send_with_retries<T>(
         &self,
-        request: impl Fn() -> Result<T, Failure>,
+        request: impl Fn() -> Result<T, RequestFailure>,
     ) -> Result<T, Rejection> {
         let mut pause = self.pause;
         loop {
             match request() {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Rejected(rejection)) => return Err(rejection),
-                Err(Failure::Unavailable(_)) => std::thread::sleep(pause),
+                Err(RequestFailure::Rejected(rejection)) => return Err(rejection),
+                Err(RequestFailure::Unavailable(_)) => std::thread::sleep(pause),
             }
             pause = (2 * pause).min(MAX_RETRY_INTERVAL);
         }
     }
 
-    fn get(&self, verb: &str, (name, value): (&str, &str)) -> Result<Value, Failure> {
+    fn get(&self, verb: &str, (name, value): (&str, &str)) -> Result<Value, RequestFailure> {
         read_response(verb, self.agent.get(self.url(verb)).query(name, value).call())
     }
 
-    fn post(&self, verb: &str, body: &Value) -> Result<Value, Failure> {
+    fn post(&self, verb: &str, body: &Value) -> Result<Value, RequestFailure> {
         read_response(verb, self.agent.post(self.url(verb)).send_json(body))
     }
 
@@ -296,13 +301,13 @@ impl Client {
     }
 }
 
-/// Converts the response of a server.
+/// Converts an HTTP response of the MLflow server to JSON, or to the reason of the failure.
 fn read_response(
     verb: &str,
     body_text: Result<Response<Body>, ureq::Error>,
-) -> Result<Value, Failure> {
+) -> Result<Value, RequestFailure> {
     let unavailable =
-        |error: &dyn std::fmt::Display| Failure::Unavailable(format!("{verb}: {error}"));
+        |error: &dyn std::fmt::Display| RequestFailure::Unavailable(format!("{verb}: {error}"));
     let mut body_text = body_text.map_err(|error| unavailable(&error))?;
     let status = body_text.status().as_u16();
     let body = body_text.body_mut().read_to_string().map_err(|error| unavailable(&error))?;
@@ -315,48 +320,49 @@ fn read_response(
         _ => None,
     };
     let why = why.unwrap_or_else(|| body.chars().take(200).collect());
-    Err(Failure::Rejected(Rejection { status, why: format!("{verb}: {why}") }))
+    Err(RequestFailure::Rejected(Rejection { status, why: format!("{verb}: {why}") }))
 }
 
-/// Returns the id of an experiment on an MLflow server, which is created if it does not exist.
+/// Returns the id of the experiment called `name` on an MLflow server. The experiment is created if
+/// it does not exist.
 ///
 /// # Errors
 /// Returns an error if the server is unavailable or rejects the name.
 pub fn mlflow_experiment(server: &str, name: &str) -> Result<String, CollectorError> {
-    let client = Client {
+    let client = MlflowClient {
         server: server.trim_end_matches('/').to_owned(),
-        agent: agent(),
+        agent: http_client(),
         experiment: name.to_owned(),
         file: PathBuf::new(),
         parameters: Vec::new(),
         pause: MIN_RETRY_INTERVAL,
     };
-    client.experiment().map_err(|failure| match failure {
-        Failure::Unavailable(why) => CollectorError::Unavailable(why),
-        Failure::Rejected(rejection) => CollectorError::Rejected(rejection.into()),
+    client.experiment_id().map_err(|failure| match failure {
+        RequestFailure::Unavailable(why) => CollectorError::Unavailable(why),
+        RequestFailure::Rejected(rejection) => CollectorError::Rejected(rejection.into()),
     })
 }
 
-/// Returns an id in a response. A response without the id is not that of an MLflow server.
-fn id_in(answer: &Value, pointer: &str) -> Result<String, Failure> {
-    text(answer, pointer).map_err(Failure::Unavailable)
+/// Returns the id at `pointer` in a response. If the id is missing, the server is treated as
+/// unavailable, because the response does not come from MLflow.
+fn required_id(answer: &Value, pointer: &str) -> Result<String, RequestFailure> {
+    text_at(answer, pointer).map_err(RequestFailure::Unavailable)
 }
 
-/// Returns a metric name with only the characters that the server allows: letters, digits and
-/// `_-. /`.
-fn key(name: &str) -> String {
+/// Converts a metric name to the characters that MLflow allows: letters, digits and `_-. /`.
+fn metric_key(name: &str) -> String {
     name.replace('@', "_at_")
         .chars()
         .map(|c| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' })
         .collect()
 }
 
-fn text(answer: &Value, pointer: &str) -> Result<String, String> {
+fn text_at(answer: &Value, pointer: &str) -> Result<String, String> {
     let found = answer.pointer(pointer).and_then(Value::as_str);
     found.map(str::to_owned).ok_or_else(|| format!("the response has no {pointer}: {answer}"))
 }
 
-/// Returns the milliseconds since 1970.
+/// Returns the current time as a Unix timestamp in milliseconds.
 fn unix_millis() -> u64 {
     wire::unix_time().as_millis() as u64
 }

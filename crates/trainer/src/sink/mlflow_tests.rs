@@ -41,9 +41,9 @@ impl Server {
     }
 
     fn sink(&self) -> Mlflow {
-        Mlflow::with(Client {
+        Mlflow::with_client(MlflowClient {
             server: self.address.clone(),
-            agent: agent(),
+            agent: http_client(),
             experiment: "small".into(),
             file: self.run_dir.path().join("mlflow.json"),
             parameters: vec![("run.seed".into(), "1".into())],

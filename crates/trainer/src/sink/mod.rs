@@ -24,30 +24,32 @@ pub use mlflow::mlflow_experiment;
 pub(crate) use tensorboard::TensorBoard;
 pub(crate) use wandb::Wandb;
 
-/// Receives metrics, step by step.
+/// Destination of metrics outside the run's metrics file, such as TensorBoard, MLflow or Weights &
+/// Biases.
 pub(crate) trait Sink: Send + Sync {
-    /// Receives the numbers of a step, or of an evaluation after it.
+    /// Receives the metrics of a step, or of an evaluation after that step.
     ///
     /// # Errors
     /// Returns a message if the sink cannot receive further metrics.
     fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String>;
 
-    /// Closes the sink. `finished` states whether all phases are finished; if not, the run was
+    /// Closes the sink. `finished` states whether all phases are finished. If false, the run was
     /// stopped.
     ///
     /// # Errors
     /// Returns a message if some metrics could not be sent.
     fn close(&mut self, finished: bool) -> Result<(), String>;
 
-    /// Returns the name of the sink for messages.
+    /// Returns the name of the sink, for messages.
     fn name(&self) -> String;
 }
 
-/// Opens the sinks of a recipe, for a run in `dir` that starts or resumes after `step` steps.
+/// Opens the sinks that a recipe names, for a run in `dir` that starts or resumes after `step`
+/// steps.
 ///
 /// # Errors
 /// Returns an error if a file cannot be created.
-pub(crate) fn open(
+pub(crate) fn open_sinks(
     recipe: &Recipe,
     dir: &Path,
     step: u32,
@@ -65,9 +67,9 @@ pub(crate) fn open(
     Ok(sinks)
 }
 
-/// Returns the keys of a recipe as flat names and texts. Texts are truncated to 500 characters, a
-/// limit of servers.
-fn parameters(recipe: &Recipe) -> Vec<(String, String)> {
+/// Returns the keys of a recipe as flat names, such as `run.seed`, with their values as text. A
+/// text is truncated to 500 characters, because servers limit its length.
+fn recipe_parameters(recipe: &Recipe) -> Vec<(String, String)> {
     fn flatten(name: String, value: &Value, to: &mut Vec<(String, String)>) {
         match value {
             Value::Object(entries) => {

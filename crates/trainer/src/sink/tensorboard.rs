@@ -12,27 +12,29 @@ use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// Field numbers of `Event`. Fields that are neither bytes nor integers include the wire type.
+/// Field numbers of TensorBoard's message `Event`. A field that is neither bytes nor an integer
+/// includes the wire type.
 const WALL_TIME: u8 = 1 << 3 | 1;
 const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;
 const SUMMARY: u32 = 5;
 const SESSION_LOG: u32 = 7;
-/// Field numbers of `Summary`, `Summary.Value` and `SessionLog`.
+/// Field numbers of TensorBoard's messages `Summary`, `Summary.Value` and `SessionLog`.
 const VALUE: u32 = 1;
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u8 = 2 << 3 | 5;
 const STATUS: u8 = 1 << 3;
-/// `SessionLog.SessionStatus.START`: invalidates the data of other files from this step on.
+/// Value `SessionLog.SessionStatus.START`, which invalidates the data of other event files from
+/// this step on.
 const START: u8 = 1;
 
-/// A TensorBoard event file.
+/// Sink that writes metrics to a TensorBoard event file.
 pub(crate) struct TensorBoard {
     file: File,
 }
 
 impl TensorBoard {
-    /// Creates a file in `dir`, for a run that starts or resumes after `step` steps.
+    /// Creates an event file in `dir`, for a run that starts or resumes after `step` steps.
     pub fn open(dir: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(dir).map_err(|source| file_error("create", dir, source))?;
         let now = wire::unix_time().as_secs();
@@ -40,9 +42,9 @@ impl TensorBoard {
         let path = dir.join(name);
         let failed = |source| file_error("write", &path, source);
         let mut board = TensorBoard { file: File::create(&path).map_err(failed)? };
-        board.record(&event(0, FILE_VERSION, b"brain.Event:2")).map_err(failed)?;
+        board.record(&encode_event(0, FILE_VERSION, b"brain.Event:2")).map_err(failed)?;
         if step > 0 {
-            board.record(&event(step + 1, SESSION_LOG, &[STATUS, START])).map_err(failed)?;
+            board.record(&encode_event(step + 1, SESSION_LOG, &[STATUS, START])).map_err(failed)?;
         }
         Ok(board)
     }
@@ -63,12 +65,12 @@ impl Sink for TensorBoard {
         let mut summary = Vec::new();
         for (name, value) in metrics.iter() {
             let mut of_value = Vec::with_capacity(name.len() + 8);
-            wire::bytes(&mut of_value, TAG, name.as_bytes());
+            wire::write_bytes_field(&mut of_value, TAG, name.as_bytes());
             of_value.push(SIMPLE_VALUE);
             of_value.extend((value as f32).to_le_bytes());
-            wire::bytes(&mut summary, VALUE, &of_value);
+            wire::write_bytes_field(&mut summary, VALUE, &of_value);
         }
-        self.record(&event(step, SUMMARY, &summary)).map_err(|error| error.to_string())
+        self.record(&encode_event(step, SUMMARY, &summary)).map_err(|error| error.to_string())
     }
 
     fn close(&mut self, _finished: bool) -> Result<(), String> {
@@ -80,17 +82,17 @@ impl Sink for TensorBoard {
     }
 }
 
-/// Returns an `Event` with one field in addition to time and step.
-fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
+/// Encodes an `Event` message with one field in addition to time and step.
+fn encode_event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     let mut event = vec![WALL_TIME];
     event.extend(wire::unix_time().as_secs_f64().to_le_bytes());
-    wire::number(&mut event, STEP, step.into());
-    wire::bytes(&mut event, number, content);
+    wire::write_integer_field(&mut event, STEP, step.into());
+    wire::write_bytes_field(&mut event, number, content);
     event
 }
 
-/// Returns the CRC-32C, rotated and shifted, so that data that contains checksums has a different
-/// checksum.
+/// Returns the masked CRC-32C of TensorBoard records: rotated and shifted, so that data that
+/// contains checksums has a different checksum.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

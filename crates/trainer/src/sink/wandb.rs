@@ -10,27 +10,27 @@ use std::path::Path;
 use levade_recipe::Recipe;
 use sha2::{Digest, Sha256};
 
-use super::{Sink, parameters, wire};
+use super::{Sink, recipe_parameters, wire};
 use crate::TrainerError;
 use crate::files::file_error;
 use crate::metrics::Metrics;
 
-/// File header: name, magic number, version.
+/// Header of a W&B log file: name, magic number and version.
 const IDENT: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
 const BLOCK: usize = 32 * 1024;
-/// Length of a chunk's header in bytes: checksum, length and type.
+/// Length of the header of a log chunk in bytes: checksum, length and type.
 const HEADER: usize = 7;
-/// Types of a record's chunks.
+/// Types of the chunks into which a log record is divided.
 const FULL: u8 = 1;
 const FIRST: u8 = 2;
 const MIDDLE: u8 = 3;
 const LAST: u8 = 4;
-/// Field numbers of `Record`.
+/// Field numbers of W&B's message `Record`.
 const NUMBER: u32 = 1;
 const HISTORY: u32 = 2;
 const RUN: u32 = 17;
 const EXIT: u32 = 18;
-/// Field numbers of `RunRecord`.
+/// Field numbers of W&B's message `RunRecord`.
 const RUN_ID: u32 = 1;
 const PROJECT: u32 = 3;
 const CONFIG: u32 = 4;
@@ -38,34 +38,35 @@ const DISPLAY_NAME: u32 = 8;
 const STARTING_STEP: u32 = 14;
 const START_TIME: u32 = 17;
 const RESUMED: u32 = 18;
-/// Field numbers of `ConfigRecord`, of its items and of the items of `HistoryRecord`.
+/// Field numbers of W&B's messages `ConfigRecord` and its items, and of the items of
+/// `HistoryRecord`.
 const UPDATE: u32 = 1;
 const KEY: u32 = 1;
 const VALUE_JSON: u32 = 16;
-/// Field numbers of `HistoryRecord`.
+/// Field numbers of W&B's message `HistoryRecord`.
 const ITEM: u32 = 1;
 const STEP: u32 = 2;
-/// Field number in `HistoryStep` (a number), `Timestamp` (seconds) and `RunExitRecord` (the exit
-/// code).
+/// Number of the first field in W&B's messages `HistoryStep` (a number), `Timestamp` (seconds) and
+/// `RunExitRecord` (the exit code).
 const FIRST_FIELD: u32 = 1;
 
-/// The log of a run.
+/// Sink that writes metrics to an offline log of Weights & Biases.
 pub(crate) struct Wandb {
     file: File,
-    /// Number of bytes written.
+    /// Number of bytes written to the log file.
     written: usize,
-    /// Number of records written.
+    /// Number of records written to the log file.
     records: u64,
     /// Start of this process as a Unix timestamp in seconds.
     start: f64,
-    /// Items of the newest step. An evaluation after the step adds to them, because each step has
-    /// one row.
+    /// Step of the newest row, with its encoded items. An evaluation after the step adds its
+    /// metrics to the same row, because W&B has one row per step.
     row: Option<(u32, Vec<u8>)>,
 }
 
 impl Wandb {
-    /// Creates a directory within `dir`, for a run that starts or resumes after `step` steps.
-    /// All directories of a run contain its id.
+    /// Creates the log in a new directory within `dir`, for a run that starts or resumes after
+    /// `step` steps. The names of all log directories of a run contain the same id.
     pub fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Self, TrainerError> {
         let now = wire::unix_time();
         let known = fs::read_dir(dir).ok().and_then(|entries| {
@@ -81,7 +82,7 @@ impl Wandb {
                 .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz012345"[*byte as usize % 32]))
                 .collect()
         });
-        let run_dir = dir.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
+        let run_dir = dir.join(format!("offline-run-{}-{id}", format_timestamp(now.as_secs())));
         let files = run_dir.join("files");
         fs::create_dir_all(&files).map_err(|source| file_error("create", &files, source))?;
         let path = run_dir.join(format!("run-{id}.wandb"));
@@ -91,19 +92,23 @@ impl Wandb {
         log.write(&IDENT).map_err(failed)?;
 
         let mut config = Vec::new();
-        for (key, value) in parameters(recipe) {
-            wire::bytes(&mut config, UPDATE, &item(&key, &serde_json::json!(value).to_string()));
+        for (key, value) in recipe_parameters(recipe) {
+            wire::write_bytes_field(
+                &mut config,
+                UPDATE,
+                &encode_item(&key, &serde_json::json!(value).to_string()),
+            );
         }
         let mut time = Vec::new();
-        wire::number(&mut time, FIRST_FIELD, now.as_secs());
+        wire::write_integer_field(&mut time, FIRST_FIELD, now.as_secs());
         let mut run = Vec::new();
-        wire::bytes(&mut run, RUN_ID, id.as_bytes());
-        wire::bytes(&mut run, PROJECT, recipe.metrics.wandb.as_bytes());
-        wire::bytes(&mut run, CONFIG, &config);
-        wire::bytes(&mut run, DISPLAY_NAME, recipe.run.name.as_bytes());
-        wire::number(&mut run, STARTING_STEP, step.into());
-        wire::bytes(&mut run, START_TIME, &time);
-        wire::number(&mut run, RESUMED, u64::from(step > 0));
+        wire::write_bytes_field(&mut run, RUN_ID, id.as_bytes());
+        wire::write_bytes_field(&mut run, PROJECT, recipe.metrics.wandb.as_bytes());
+        wire::write_bytes_field(&mut run, CONFIG, &config);
+        wire::write_bytes_field(&mut run, DISPLAY_NAME, recipe.run.name.as_bytes());
+        wire::write_integer_field(&mut run, STARTING_STEP, step.into());
+        wire::write_bytes_field(&mut run, START_TIME, &time);
+        wire::write_integer_field(&mut run, RESUMED, u64::from(step > 0));
         log.record(RUN, &run).map_err(failed)?;
         Ok(log)
     }
@@ -113,12 +118,12 @@ impl Wandb {
         self.file.write_all(bytes)
     }
 
-    /// Writes a `Record` with one field in addition to its number.
+    /// Writes a `Record` message with one field in addition to its number.
     fn record(&mut self, field: u32, content: &[u8]) -> io::Result<()> {
         self.records += 1;
         let mut record = Vec::with_capacity(content.len() + 16);
-        wire::number(&mut record, NUMBER, self.records);
-        wire::bytes(&mut record, field, content);
+        wire::write_integer_field(&mut record, NUMBER, self.records);
+        wire::write_bytes_field(&mut record, field, content);
         let mut rest = &record[..];
         let mut is_continued = false;
         loop {
@@ -151,17 +156,21 @@ impl Wandb {
 }
 
 impl Wandb {
-    /// Writes the row of the newest step.
+    /// Writes the row of the newest step to the log.
     fn finish_row(&mut self) -> io::Result<()> {
         let Some((step, mut history)) = self.row.take() else { return Ok(()) };
         let now = wire::unix_time().as_secs_f64();
-        wire::bytes(&mut history, ITEM, &item("_step", &step.to_string()));
+        wire::write_bytes_field(&mut history, ITEM, &encode_item("_step", &step.to_string()));
         for (key, value) in [("_timestamp", now), ("_runtime", now - self.start)] {
-            wire::bytes(&mut history, ITEM, &item(key, &serde_json::json!(value).to_string()));
+            wire::write_bytes_field(
+                &mut history,
+                ITEM,
+                &encode_item(key, &serde_json::json!(value).to_string()),
+            );
         }
         let mut at = Vec::new();
-        wire::number(&mut at, FIRST_FIELD, step.into());
-        wire::bytes(&mut history, STEP, &at);
+        wire::write_integer_field(&mut at, FIRST_FIELD, step.into());
+        wire::write_bytes_field(&mut history, STEP, &at);
         self.record(HISTORY, &history)
     }
 }
@@ -173,7 +182,11 @@ impl Sink for Wandb {
         }
         let (_, history) = self.row.get_or_insert_with(|| (step, Vec::new()));
         for (key, value) in metrics.iter().filter(|(_, value)| value.is_finite()) {
-            wire::bytes(history, ITEM, &item(key, &serde_json::json!(value).to_string()));
+            wire::write_bytes_field(
+                history,
+                ITEM,
+                &encode_item(key, &serde_json::json!(value).to_string()),
+            );
         }
         Ok(())
     }
@@ -182,7 +195,7 @@ impl Sink for Wandb {
         let mut exit = Vec::new();
         // Protocol buffers omit 0.
         if !finished {
-            wire::number(&mut exit, FIRST_FIELD, 1);
+            wire::write_integer_field(&mut exit, FIRST_FIELD, 1);
         }
         let written = self.finish_row().and_then(|()| self.record(EXIT, &exit));
         written.and_then(|()| self.file.sync_all()).map_err(|error| error.to_string())
@@ -193,17 +206,17 @@ impl Sink for Wandb {
     }
 }
 
-/// Returns an item: a key and its value as JSON.
-fn item(key: &str, value: &str) -> Vec<u8> {
+/// Encodes an item of a W&B message: a key and its value as JSON.
+fn encode_item(key: &str, value: &str) -> Vec<u8> {
     let mut item = Vec::new();
-    wire::bytes(&mut item, KEY, key.as_bytes());
-    wire::bytes(&mut item, VALUE_JSON, value.as_bytes());
+    wire::write_bytes_field(&mut item, KEY, key.as_bytes());
+    wire::write_bytes_field(&mut item, VALUE_JSON, value.as_bytes());
     item
 }
 
-/// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss`, UTC. The conversion of days to dates
-/// follows the algorithm `civil_from_days` (Howard Hinnant).
-fn clock(seconds: u64) -> String {
+/// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss` in UTC. Days are converted to dates by
+/// the algorithm `civil_from_days` (Howard Hinnant).
+fn format_timestamp(seconds: u64) -> String {
     let days = seconds / 86_400;
     let rest = seconds % 86_400;
     let shifted = days + 719_468;
@@ -224,10 +237,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_formats_utc_timestamps() {
-        assert_eq!(clock(0), "19700101_000000");
-        assert_eq!(clock(951_827_696), "20000229_123456");
-        assert_eq!(clock(1_795_219_199), "20261120_235959");
+    fn format_timestamp_uses_utc() {
+        assert_eq!(format_timestamp(0), "19700101_000000");
+        assert_eq!(format_timestamp(951_827_696), "20000229_123456");
+        assert_eq!(format_timestamp(1_795_219_199), "20261120_235959");
     }
 
     /// Reads the log back chunk by chunk, across block boundaries.

@@ -23,69 +23,75 @@ use levade_recipe::CurriculumKeys;
 use serde_json::Value;
 
 use super::{Task, Tasks};
-use crate::random::{curriculum_stream, order};
+use crate::random::{curriculum_random_stream, shuffled_indices};
 
-/// Maximum number of tasks with estimates, which are kept in memory and summed for each sample.
+/// Maximum number of training tasks for a curriculum. Their estimates are kept in memory and summed
+/// for each sampled task.
 const MAX_TASKS: usize = 1 << 20;
-/// Number of the last measured tasks of a pool whose mean success opens and closes its gate.
+/// Number of most recently measured tasks in a pool whose mean success opens and closes the pool's
+/// gate.
 const GATE_TASKS: usize = 64;
-/// Minimum number of measured tasks of a pool before its gate can open, unless the pool is smaller.
+/// Minimum number of measured tasks before the gate of a pool can open, unless the pool has fewer
+/// tasks.
 const MIN_GATE_TASKS: usize = 8;
-/// Minimum weight of a task within the band, for tasks that always or never succeed.
+/// Minimum sampling weight of a task within the band. It applies to tasks that always or never
+/// succeed.
 const MIN_WEIGHT: f64 = 0.1;
 
-/// Curriculum of a phase.
+/// Curriculum of a phase: samples training tasks by their pools and by the measured success at each
+/// task.
 pub(super) struct Curriculum {
     keys: CurriculumKeys,
     seed: u64,
     phase: u32,
-    /// Estimates of all training tasks, by index.
-    tasks: Vec<Estimate>,
-    /// Indices of the tasks with an id, in order.
+    /// Estimated success at each training task, by task index.
+    tasks: Vec<SuccessEstimate>,
+    /// Task indices by task id. Several tasks can have the same id.
     by_id: HashMap<String, Vec<usize>>,
     /// Pools in the order of their stages, or of their first task if there are no stages.
-    pools: Vec<Pool>,
-    /// Number of measurements so far.
+    pools: Vec<TaskPool>,
+    /// Number of measurements so far. A measurement is the result of one group.
     measurements: u64,
-    /// Index of the task at each position whose group no step has taken yet.
+    /// Index of the task that was chosen for each position in the task order, until a step takes
+    /// the group.
     chosen: BTreeMap<u64, usize>,
 }
 
-/// Estimated success at a task.
+/// Estimate of the success at a task.
 #[derive(Debug, Clone, Copy, Default)]
-struct Estimate {
+struct SuccessEstimate {
     pool: usize,
-    /// Sum of the scores, in which earlier groups have smaller weights.
+    /// Weighted sum of the scores. Earlier groups have smaller weights.
     successes: f64,
-    /// Number of attempts, in which earlier groups have smaller weights. 0 before the first
+    /// Weighted number of attempts. Earlier groups have smaller weights. 0 before the first
     /// measurement.
     attempts: f64,
-    /// Number of the last measurement, from 1.
+    /// Number of the last measurement of this task, from 1. 0 before the first measurement.
     measured_at: u64,
 }
 
-impl Estimate {
+impl SuccessEstimate {
     /// Returns the estimated success in 0..=1, or `None` if the task was never measured.
     fn success(&self) -> Option<f64> {
         (self.measured_at > 0).then(|| self.successes / self.attempts)
     }
 }
 
-/// Tasks with one value of `pool_by`.
-struct Pool {
+/// A pool of tasks: the tasks with one value of the field `pool_by`.
+struct TaskPool {
     name: String,
     weight: f64,
     tasks: Vec<usize>,
-    /// Whether the gate to the next stage is open.
+    /// Whether the gate from this pool's stage to the next stage is open.
     is_open: bool,
-    /// Positions that were assigned to the pool, in order.
+    /// Positions in the task order that were assigned to the pool, in ascending order.
     positions: Vec<u64>,
-    /// Most recently used epoch, with the order of the pool's tasks in it.
+    /// Most recently used epoch, with the order of the pool's tasks in that epoch.
     epoch: Option<(u32, Vec<u32>)>,
 }
 
 impl Curriculum {
-    /// Creates the curriculum of a phase, without estimates.
+    /// Creates the curriculum of a phase, without measurements.
     ///
     /// # Errors
     /// Returns a message if there are too many tasks, or if `weights` or `stages` do not name the
@@ -114,20 +120,20 @@ impl Curriculum {
         tasks: impl Iterator<Item = Task>,
     ) -> Result<Self, String> {
         let mut by_id: HashMap<String, Vec<usize>> = HashMap::new();
-        let mut pools: Vec<Pool> = Vec::new();
+        let mut pools: Vec<TaskPool> = Vec::new();
         let mut estimates = Vec::new();
         for (index, task) in tasks.enumerate() {
-            let value = pool_of(&task, &keys.pool_by);
+            let value = pool_name(&task, &keys.pool_by);
             let name = value.ok_or_else(|| {
                 format!("the task {} has no field `{}` (`pool_by`)", task.id, keys.pool_by)
             })?;
             let pool = pools.iter().position(|pool| pool.name == name).unwrap_or_else(|| {
-                pools.push(Pool::new(name));
+                pools.push(TaskPool::new(name));
                 pools.len() - 1
             });
             pools[pool].tasks.push(index);
             by_id.entry(task.id).or_default().push(index);
-            estimates.push(Estimate { pool, ..Estimate::default() });
+            estimates.push(SuccessEstimate { pool, ..SuccessEstimate::default() });
         }
         check_names("weights", keys.weights.keys(), &pools)?;
         check_names("stages", keys.stages.iter(), &pools)?;
@@ -148,23 +154,30 @@ impl Curriculum {
         })
     }
 
-    /// Returns the index of the task at a position: the recorded task, or else a choice that avoids
-    /// the tasks in `busy` if possible.
-    pub fn choose(&mut self, position: u64, recorded: Option<&Value>, busy: &[usize]) -> usize {
-        let index = match recorded.and_then(|task| self.find(task)) {
+    /// Returns the index of the task at a position in the task order: the task of a recorded
+    /// attempt or, if there is none, a sampled task. Sampling avoids the tasks in `busy` if
+    /// possible.
+    pub fn choose_task(
+        &mut self,
+        position: u64,
+        recorded: Option<&Value>,
+        busy: &[usize],
+    ) -> usize {
+        let index = match recorded.and_then(|task| self.find_task(task)) {
             Some(index) => index,
             None => self.sample_task(position, busy),
         };
-        self.assign(position, index);
+        self.assign_to_pool(position, index);
         self.chosen.insert(position, index);
         index
     }
 
-    /// Adds the scores of a group that a step has taken. `task` is its recorded task.
+    /// Updates the estimate of a task with the scores of a group that a step has taken. `task` is
+    /// the recorded task of the group.
     pub fn measure(&mut self, position: u64, task: Option<&Value>, scores: &[f64]) {
         let chosen = self.chosen.remove(&position);
-        let Some(index) = chosen.or_else(|| self.find(task?)) else { return };
-        self.assign(position, index);
+        let Some(index) = chosen.or_else(|| self.find_task(task?)) else { return };
+        self.assign_to_pool(position, index);
         if scores.is_empty() {
             return;
         }
@@ -183,15 +196,15 @@ impl Curriculum {
             if pool.is_open { success >= self.keys.back } else { success >= self.keys.gate };
     }
 
-    /// Returns the estimated success at a task, rounded to four decimals: the number is recorded,
-    /// and must be read back unchanged.
+    /// Returns the estimated success at a task, rounded to four decimals. The number is recorded,
+    /// and must be equal when it is read back.
     pub fn success(&self, task_index: usize) -> Option<f64> {
         let success = self.tasks.get(task_index)?.success()?;
         Some((success * 1e4).round() / 1e4)
     }
 
-    /// Returns the metrics of the estimates: how many tasks are in each class, and how many stages
-    /// are reached.
+    /// Returns the metrics of the curriculum: the number of tasks in each class of difficulty, and
+    /// the number of reached stages.
     pub fn metrics(&self) -> Vec<(&'static str, f64)> {
         let [low, high] = self.keys.band.unwrap_or([0.0, 1.0]);
         let count = |is_counted: &dyn Fn(Option<f64>) -> bool| {
@@ -205,17 +218,18 @@ impl Curriculum {
                 count(&|success| success.is_some_and(|success| (low..=high).contains(&success))),
             ),
             ("easy", count(&|success| success.is_some_and(|success| success > high))),
-            ("pools", self.reached().len() as f64),
+            ("pools", self.reached_pools().len() as f64),
         ]
     }
 
-    /// Returns the index of a recorded task, or `None` if the run has no such task.
-    fn find(&self, task: &Value) -> Option<usize> {
+    /// Returns the index of the training task that a recorded task has by its id, or `None` if the
+    /// run has no such task.
+    fn find_task(&self, task: &Value) -> Option<usize> {
         self.by_id.get(task["id"].as_str()?)?.first().copied()
     }
 
-    /// Notes that a position belongs to the pool of a task.
-    fn assign(&mut self, position: u64, index: usize) {
+    /// Assigns a position in the task order to the pool of the task with this index.
+    fn assign_to_pool(&mut self, position: u64, index: usize) {
         let positions = &mut self.pools[self.tasks[index].pool].positions;
         let at = positions.partition_point(|earlier| *earlier < position);
         if positions.get(at) != Some(&position) {
@@ -223,8 +237,8 @@ impl Curriculum {
         }
     }
 
-    /// Returns the pools whose stage is reached, by index.
-    fn reached(&self) -> Vec<usize> {
+    /// Returns the indices of the pools whose stages are reached.
+    fn reached_pools(&self) -> Vec<usize> {
         if self.keys.stages.is_empty() {
             return (0..self.pools.len()).collect();
         }
@@ -232,11 +246,12 @@ impl Curriculum {
         (0..self.pools.len().min(open + 1)).collect()
     }
 
-    /// Returns the mean success at the tasks of a pool that were measured last, or `None` if too
-    /// few were measured.
+    /// Returns the mean success at the most recently measured tasks of a pool, or `None` if too few
+    /// tasks were measured.
     fn pool_success(&self, pool: usize) -> Option<f64> {
         let tasks = &self.pools[pool].tasks;
-        let mut measured: Vec<&Estimate> = tasks.iter().map(|index| &self.tasks[*index]).collect();
+        let mut measured: Vec<&SuccessEstimate> =
+            tasks.iter().map(|index| &self.tasks[*index]).collect();
         measured.retain(|estimate| estimate.measured_at > 0);
         if measured.len() < MIN_GATE_TASKS.min(tasks.len()) {
             return None;
@@ -247,14 +262,16 @@ impl Curriculum {
         Some(sum / measured.len() as f64)
     }
 
-    /// Samples a task for a position.
+    /// Samples a task for a position in the task order. Avoids the tasks in `busy` if possible.
     fn sample_task(&mut self, position: u64, busy: &[usize]) -> usize {
-        let stream = curriculum_stream(self.phase);
+        let stream = curriculum_random_stream(self.phase);
         let number = |index: u64| uniform(self.seed, stream, position * 3 + index);
-        let reached = self.reached();
+        let reached = self.reached_pools();
         let weights: Vec<f64> = reached.iter().map(|pool| self.pools[*pool].weight).collect();
-        let pool = reached[pick(&weights, number(0))];
-        let Some([low, high]) = self.keys.band else { return self.next_of_epoch(pool, position) };
+        let pool = reached[sample_weighted_index(&weights, number(0))];
+        let Some([low, high]) = self.keys.band else {
+            return self.next_task_of_epoch(pool, position);
+        };
         let all = &self.pools[pool].tasks;
         let mut free: Vec<usize> =
             all.iter().copied().filter(|index| !busy.contains(index)).collect();
@@ -272,34 +289,37 @@ impl Curriculum {
                 let weight =
                     |index| success(index).map_or(1.0, |p| (4.0 * p * (1.0 - p)).max(MIN_WEIGHT));
                 let weights: Vec<f64> = inside.iter().map(weight).collect();
-                inside[pick(&weights, number(2))]
+                inside[sample_weighted_index(&weights, number(2))]
             }
         }
     }
 
-    /// Returns the next task of a pool, every task once per epoch.
-    fn next_of_epoch(&mut self, index: usize, position: u64) -> usize {
+    /// Returns the next task of the pool with this index. Each task of the pool occurs once per
+    /// epoch.
+    fn next_task_of_epoch(&mut self, index: usize, position: u64) -> usize {
         let pool = &mut self.pools[index];
         let before = pool.positions.partition_point(|earlier| *earlier < position);
         let epoch = (before / pool.tasks.len()) as u32;
         if pool.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
             let numbers = [self.phase, index as u32, epoch];
-            pool.epoch = Some((epoch, order(self.seed, "pool", &numbers, pool.tasks.len())));
+            pool.epoch =
+                Some((epoch, shuffled_indices(self.seed, "pool", &numbers, pool.tasks.len())));
         }
         let within = before % pool.tasks.len();
         pool.tasks[pool.epoch.as_ref().map_or(0, |(_, order)| order[within] as usize)]
     }
 }
 
-impl Pool {
+impl TaskPool {
     fn new(name: String) -> Self {
         let (tasks, positions, epoch) = (Vec::new(), Vec::new(), None);
-        Pool { name, weight: 0.0, tasks, is_open: false, positions, epoch }
+        TaskPool { name, weight: 0.0, tasks, is_open: false, positions, epoch }
     }
 }
 
-/// Returns the value of a task's field `pool_by`, or `None` if the task has no such field.
-fn pool_of(task: &Task, pool_by: &str) -> Option<String> {
+/// Returns the name of a task's pool: the value of its field `pool_by`. Returns `None` if the task
+/// has no such field.
+fn pool_name(task: &Task, pool_by: &str) -> Option<String> {
     match pool_by {
         "" => Some(String::new()),
         "source" => Some(task.source.clone()),
@@ -312,14 +332,15 @@ fn pool_of(task: &Task, pool_by: &str) -> Option<String> {
     }
 }
 
-/// Checks that a key, if it is set, names exactly the pools.
+/// Checks that a recipe key, if it is set, names all pools and nothing else.
 ///
 /// # Errors
-/// Returns a message with the key, and with a name that is missing in the key or among the pools.
+/// Returns a message that contains the key, and a name that is missing in the key or among the
+/// pools.
 fn check_names<'k>(
     key: &str,
     names: impl Iterator<Item = &'k String> + Clone,
-    pools: &[Pool],
+    pools: &[TaskPool],
 ) -> Result<(), String> {
     if names.clone().next().is_none() {
         return Ok(());
@@ -339,9 +360,9 @@ fn check_names<'k>(
     }
 }
 
-/// Returns the index that `number`, in 0..1, selects in proportion to `weights`, at least one of
-/// which must be positive.
-fn pick(weights: &[f64], number: f64) -> usize {
+/// Returns the index that the random number `number`, in 0..1, selects in proportion to `weights`.
+/// At least one weight must be positive.
+fn sample_weighted_index(weights: &[f64], number: f64) -> usize {
     let mut rest = number * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
         if rest < *weight {

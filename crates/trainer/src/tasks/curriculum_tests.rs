@@ -44,7 +44,7 @@ fn run(curriculum: &mut Curriculum, policy: &Policy, first: u64, last: u64) -> V
     for step in first..last {
         let mut busy = Vec::new();
         for position in step * GROUPS..(step + 1) * GROUPS {
-            busy.push(curriculum.choose(position, None, &busy));
+            busy.push(curriculum.choose_task(position, None, &busy));
         }
         for (position, index) in (step * GROUPS..).zip(&busy) {
             curriculum.measure(position, None, &scores(policy, *index, position));
@@ -131,10 +131,10 @@ fn recorded_task_of_a_position_is_kept() {
     let mut resumed = curriculum("band = [0.1, 0.9]", &["x"; 30]);
     for (position, index) in [(0, 7), (1, 22), (2, 7)] {
         let recorded = json!(tasks(&["x"; 30])[index]);
-        assert_eq!(resumed.choose(position, Some(&recorded), &[]), index);
+        assert_eq!(resumed.choose_task(position, Some(&recorded), &[]), index);
     }
     let foreign = json!({ "id": "another run's" });
-    assert!(resumed.choose(3, Some(&foreign), &[]) < 30);
+    assert!(resumed.choose_task(3, Some(&foreign), &[]) < 30);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn gates_open_and_close_again() {
     assert_eq!(count(&chosen, |index| index < 10), 0, "the second stage is not reached");
     let chosen = run(&mut staged, &policy, 20, 60);
     assert!(count(&chosen, |index| index < 10) > 40, "the gate is open");
-    assert_eq!(staged.reached().len(), 2);
+    assert_eq!(staged.reached_pools().len(), 2);
     run(&mut staged, &policy, 60, 80);
     let chosen = run(&mut staged, &policy, 80, 90);
     assert_eq!(count(&chosen, |index| index < 10), 0, "the gate is closed again");

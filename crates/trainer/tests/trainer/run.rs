@@ -407,7 +407,7 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
         run(&dir, &simulator(Duration::ZERO, 1.0), StartMode::Fresh, &[]).await.unwrap_err();
     assert!(!error.is_user_error());
     assert!(
-        error.to_string().contains("all 9 attempts failed; the first one: the simulator"),
+        error.to_string().contains("all 9 attempts failed; error of the first attempt: the simul"),
         "{error}"
     );
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();

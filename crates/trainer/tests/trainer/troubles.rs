@@ -425,8 +425,8 @@ async fn tool_rewards_and_metrics_are_recorded() {
     let other = RewardingCalculator { description: "Pays well." }.parts(&policy);
     let error =
         Trainer::new(recipe(&dir, &overrides), other, StartMode::Resume).await.err().unwrap();
-    let start = "the tool calculator of `agent default` differs from what the run in ";
-    assert!(error.to_string().starts_with(start), "{error}");
+    let why = ": the tool calculator of `agent default` was changed, added or removed";
+    assert!(error.to_string().contains(why), "{error}");
     finish(
         &dir,
         &overrides,

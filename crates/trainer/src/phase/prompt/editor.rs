@@ -23,26 +23,28 @@ use crate::TrainerError;
 use crate::context::RunContext;
 use crate::rollout::SlotTries;
 
-/// Number of repetitions of a request that failed.
+/// Number of retries of a failed request to the editor.
 const RETRIES: u32 = 2;
 
-/// Pauses before further checks of whether an editor can be reached, for one that is starting.
+/// Pauses between checks of whether the editor's server accepts connections. The server may still
+/// be starting.
 const CHECK_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
-/// A policy that criticizes and rewrites prompts.
+/// The policy that criticizes and rewrites prompts in a prompt phase, as an agent.
 pub(super) struct Editor {
     agent: Agent,
     params: SamplingParams,
-    /// Set once the editor was reachable. A later outage is waited for, with the patience of the
-    /// policy.
+    /// Set once the editor was reachable. During a later outage, requests wait as long as the
+    /// policy's timeouts allow.
     reached: OnceCell<()>,
 }
 
 impl Editor {
-    /// Creates the editor of a phase, as the agent `AGENT.editor`.
+    /// Creates the editor of a phase that improves a prompt of `agent`. The editor acts as the
+    /// agent `AGENT.editor`.
     ///
     /// # Errors
-    /// Returns an error if the run lacks the policy.
+    /// Returns an error if the run does not have the editor's policy.
     pub fn new(agent: &str, keys: &PromptKeys, run: &RunContext) -> Result<Self, TrainerError> {
         let agents = &run.rollouts.agents;
         let known = agents.roster.agents().iter().flat_map(|agent| &agent.players);
@@ -58,7 +60,10 @@ impl Editor {
             },
             _ => {
                 let found = known.clone().find(|player| player.policy == keys.editor);
-                let missing = || TrainerError::MissingPart(format!("the policy {}", keys.editor));
+                let missing = || {
+                    let editor = &keys.editor;
+                    TrainerError::MissingPart(format!("the policy {editor} was not provided"))
+                };
                 Player { is_trained: false, ..found.ok_or_else(missing)?.clone() }
             }
         };
@@ -73,21 +78,23 @@ impl Editor {
         Ok(Editor { agent, params, reached: OnceCell::new() })
     }
 
-    /// Checks that the editor can be reached, unless it could be before.
+    /// Checks that the editor's server is reachable. Succeeds without a check if the server was
+    /// reachable before.
     ///
     /// # Errors
-    /// Returns an error that names the policy and its servers if none accepts a connection.
+    /// Returns an error that names the policy and its servers if no server accepts a connection.
     pub async fn check_reachable(&self) -> Result<(), TrainerError> {
         let Some(player) = self.agent.players.first() else { return Ok(()) };
         self.reached.get_or_try_init(|| check_reachable(player)).await?;
         Ok(())
     }
 
-    /// Makes a request, or returns the recorded attempt at it. An attempt that failed has the
-    /// status [`Failed`](Status::Failed), and its end is not recorded yet.
+    /// Sends a request to the editor as an attempt in `slot`. If the store already contains the
+    /// attempt, returns it instead. A failed attempt has the status [`Failed`](Status::Failed), and
+    /// its end is not recorded yet.
     ///
     /// # Errors
-    /// Returns an error if reading or writing the record fails, or if the editor was never
+    /// Returns an error if the store cannot be read or written, or if the editor was never
     /// reachable.
     pub async fn complete(
         &self,
@@ -132,7 +139,7 @@ impl Editor {
     }
 }
 
-/// Checks several times that the servers of an editor can be reached.
+/// Checks whether the editor's servers are reachable, with several tries.
 async fn check_reachable(Player { policy, backend, .. }: &Player) -> Result<(), PolicyError> {
     let Backend::Messages(api) = backend else { return Ok(()) };
     for pause in CHECK_PAUSES {

@@ -7,49 +7,52 @@
 use levade_policy::uniform;
 use levade_recipe::{PromptAlgorithm, PromptKeys};
 
-/// A version of a prompt.
+/// A version of a prompt, with its scores.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Candidate {
-    /// Number of the version: 0 is the prompt with which the phase started.
+pub(super) struct PromptCandidate {
+    /// Number of the version. 0 is the prompt with which the phase started.
     pub version: u32,
-    /// Version that this one was rewritten from. `None` for a given prompt.
+    /// Version of the prompt from which the editor wrote this prompt. `None` for a prompt that the
+    /// editor did not write.
     pub parent: Option<u32>,
     pub text: String,
-    /// Score at each selection task. `None` if the attempt has no score.
+    /// Score of the attempt at each selection task. `None` if the attempt has no score.
     pub scores: Vec<Option<f64>>,
 }
 
-impl Candidate {
-    /// Returns the mean score, or `None` if fewer than half of the attempts have a score.
+impl PromptCandidate {
+    /// Returns the mean score over the selection tasks, or `None` if fewer than half of the
+    /// attempts have a score.
     pub fn mean(&self) -> Option<f64> {
         mean_score(&self.scores)
     }
 }
 
-/// Returns the mean of the scores that exist, or `None` if fewer than half of them do.
+/// Returns the mean of the existing scores, or `None` if fewer than half of the scores exist.
 pub(super) fn mean_score(scores: &[Option<f64>]) -> Option<f64> {
     let known: Vec<f64> = scores.iter().flatten().copied().collect();
     let is_enough = !known.is_empty() && 2 * known.len() >= scores.len();
     is_enough.then(|| known.iter().sum::<f64>() / known.len() as f64)
 }
 
-/// Returns the prompts by mean score, the best first. Of equal prompts the older one is better; a
-/// prompt without a mean is last.
-pub(super) fn ranked(pool: &[Candidate]) -> Vec<&Candidate> {
-    let mut ranked: Vec<&Candidate> = pool.iter().collect();
-    let key = |candidate: &Candidate| candidate.mean().unwrap_or(f64::NEG_INFINITY);
+/// Returns the prompts by mean score, the best first. Of two equal prompts, the older prompt comes
+/// first. Prompts without a mean score come last.
+pub(super) fn rank_candidates(pool: &[PromptCandidate]) -> Vec<&PromptCandidate> {
+    let mut ranked: Vec<&PromptCandidate> = pool.iter().collect();
+    let key = |candidate: &PromptCandidate| candidate.mean().unwrap_or(f64::NEG_INFINITY);
     ranked.sort_by(|a, b| key(b).total_cmp(&key(a)).then(a.version.cmp(&b.version)));
     ranked
 }
 
-/// Returns the prompts that are best at some task, each with the number of these tasks. A prompt is
-/// left out if another one is at least as good at every task and better at one.
-pub(super) fn pareto_front(pool: &[Candidate]) -> Vec<(&Candidate, usize)> {
-    let score = |candidate: &Candidate, task: usize| {
+/// Returns the Pareto front: the prompts that are best at one or more tasks, each with the number
+/// of these tasks. A prompt is left out if another prompt is at least as good at every task and
+/// better at one.
+pub(super) fn pareto_front(pool: &[PromptCandidate]) -> Vec<(&PromptCandidate, usize)> {
+    let score = |candidate: &PromptCandidate, task: usize| {
         candidate.scores.get(task).copied().flatten().unwrap_or(f64::NEG_INFINITY)
     };
     let tasks = pool.iter().map(|candidate| candidate.scores.len()).max().unwrap_or(0);
-    let dominates = |other: &Candidate, one: &Candidate| {
+    let dominates = |other: &PromptCandidate, one: &PromptCandidate| {
         (0..tasks).all(|task| score(other, task) >= score(one, task))
             && (0..tasks).any(|task| score(other, task) > score(one, task))
     };
@@ -57,7 +60,7 @@ pub(super) fn pareto_front(pool: &[Candidate]) -> Vec<(&Candidate, usize)> {
         pool.iter().map(|candidate| score(candidate, task)).fold(f64::NEG_INFINITY, f64::max)
     };
     let best: Vec<f64> = (0..tasks).map(best).collect();
-    let wins = |candidate: &Candidate| {
+    let wins = |candidate: &PromptCandidate| {
         let is_best =
             |task: &usize| best[*task].is_finite() && score(candidate, *task) == best[*task];
         (0..tasks).filter(is_best).count()
@@ -69,17 +72,18 @@ pub(super) fn pareto_front(pool: &[Candidate]) -> Vec<(&Candidate, usize)> {
         .collect()
 }
 
-/// Returns the parent of each new prompt of a round. `stream` is the random stream of the round.
-pub(super) fn parents<'a>(
-    pool: &'a [Candidate],
+/// Selects the parent prompts of a round, one for each new prompt. `stream` is the random stream of
+/// the round.
+pub(super) fn select_parents<'a>(
+    pool: &'a [PromptCandidate],
     keys: &PromptKeys,
     seed: u64,
     stream: u64,
-) -> Vec<&'a Candidate> {
-    let ranked = ranked(pool);
+) -> Vec<&'a PromptCandidate> {
+    let ranked = rank_candidates(pool);
     match keys.algorithm {
         PromptAlgorithm::Apo => {
-            let beam: Vec<&Candidate> = ranked.into_iter().take(keys.beam_width).collect();
+            let beam: Vec<&PromptCandidate> = ranked.into_iter().take(keys.beam_width).collect();
             // A beam that is not full yet has more children of each parent.
             let parents = beam.iter().cycle().take(keys.beam_width);
             parents.flat_map(|parent| std::iter::repeat_n(*parent, keys.branch_factor)).collect()
@@ -104,7 +108,8 @@ pub(super) fn parents<'a>(
     }
 }
 
-/// Returns whether a new prompt is better than its parent, by their mean scores at the same tasks.
+/// Returns whether a new prompt is better than its parent. `child` and `parent` are their mean
+/// scores on the same tasks.
 pub(super) fn is_better(child: Option<f64>, parent: Option<f64>) -> bool {
     child.is_some_and(|child| parent.is_none_or(|parent| child > parent))
 }
@@ -113,22 +118,22 @@ pub(super) fn is_better(child: Option<f64>, parent: Option<f64>) -> bool {
 mod tests {
     use super::*;
 
-    fn candidate(version: u32, scores: &[f64]) -> Candidate {
+    fn candidate(version: u32, scores: &[f64]) -> PromptCandidate {
         // A negative number stands for an attempt without a score.
         let scores = scores.iter().map(|score| (*score >= 0.0).then_some(*score)).collect();
-        Candidate { version, parent: None, text: format!("prompt {version}"), scores }
+        PromptCandidate { version, parent: None, text: format!("prompt {version}"), scores }
     }
 
     fn keys(text: &str) -> PromptKeys {
         toml::from_str(&format!("editor = 'e'\n{text}")).unwrap()
     }
 
-    fn versions(candidates: &[&Candidate]) -> Vec<u32> {
+    fn versions(candidates: &[&PromptCandidate]) -> Vec<u32> {
         candidates.iter().map(|candidate| candidate.version).collect()
     }
 
     #[test]
-    fn ranked_orders_by_mean_then_age_and_puts_unscored_last() {
+    fn rank_candidates_orders_by_mean_then_age_and_puts_unscored_last() {
         let pool = [
             candidate(0, &[-1.0, -1.0, 1.0]),
             candidate(1, &[0.0, 1.0, 0.0]),
@@ -137,7 +142,7 @@ mod tests {
             candidate(4, &[0.5, 0.5, -1.0]),
         ];
         assert_eq!(pool[0].mean(), None, "one score of three is too few");
-        assert_eq!(versions(&ranked(&pool)), [2, 3, 4, 1, 0]);
+        assert_eq!(versions(&rank_candidates(&pool)), [2, 3, 4, 1, 0]);
     }
 
     #[test]
@@ -158,8 +163,8 @@ mod tests {
     fn apo_repeats_beam_until_it_is_full() {
         let pool: Vec<_> = (0..5).map(|i| candidate(i, &[f64::from(i) / 5.0])).collect();
         let keys = keys("beam_width = 3\nbranch_factor = 2");
-        assert_eq!(versions(&parents(&pool, &keys, 1, 2)), [4, 4, 3, 3, 2, 2]);
-        assert_eq!(versions(&parents(&pool[..2], &keys, 1, 2)), [1, 1, 0, 0, 1, 1]);
+        assert_eq!(versions(&select_parents(&pool, &keys, 1, 2)), [4, 4, 3, 3, 2, 2]);
+        assert_eq!(versions(&select_parents(&pool[..2], &keys, 1, 2)), [1, 1, 0, 0, 1, 1]);
     }
 
     #[test]
@@ -170,13 +175,13 @@ mod tests {
             candidate(2, &[0.0, 0.0, 0.0, 1.0]),
         ];
         let keys = keys("algorithm = 'gepa'\nbranch_factor = 4000");
-        let sampled = versions(&parents(&pool, &keys, 7, 9));
+        let sampled = versions(&select_parents(&pool, &keys, 7, 9));
         let of_zero = sampled.iter().filter(|version| **version == 0).count();
         assert!(sampled.iter().all(|version| *version < 2), "2 is dominated");
         assert!((900..1100).contains(&of_zero), "{of_zero} of 4000 are not a quarter");
-        assert_eq!(sampled, versions(&parents(&pool, &keys, 7, 9)));
+        assert_eq!(sampled, versions(&select_parents(&pool, &keys, 7, 9)));
         let unscored = [candidate(0, &[-1.0]), candidate(1, &[-1.0])];
-        assert_eq!(parents(&unscored, &keys, 7, 9).len(), 4000);
+        assert_eq!(select_parents(&unscored, &keys, 7, 9).len(), 4000);
     }
 
     #[test]

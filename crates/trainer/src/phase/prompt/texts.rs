@@ -5,14 +5,16 @@ use levade_store::Attempt;
 use levade_traces::{CallTree, Chats};
 use serde_json::json;
 
-/// Maximum number of characters of one text of an attempt in a critique.
+/// Maximum number of characters of one text (such as a completion or a tool result) in the
+/// description of an attempt.
 const MAX_TEXT_CHARS: usize = 2_000;
 
-/// Tags around a new prompt in the editor's completion.
+/// Tags that enclose the new prompt in the editor's completion.
 const OPEN: &str = "<prompt>";
 const CLOSE: &str = "</prompt>";
 
-/// Instructions for critiques, from which each critique samples one. [`Wording`] fills the braces.
+/// Instructions for critiques. Each critique samples one of them, in which [`EditorWording`] fills
+/// the braces.
 pub(super) const CRITIQUES: [&str; 3] = [
     "Below are the {subject} of an agent and several of its attempts at tasks, each with its \
      score from 0 to 1. List the weaknesses of the {noun} that explain the low scores, as short \
@@ -27,7 +29,8 @@ pub(super) const CRITIQUES: [&str; 3] = [
      that is not met. Do not write a new {noun}.",
 ];
 
-/// Instructions for new prompts, from which each edit samples one. [`Wording`] fills the braces.
+/// Instructions for writing new prompts. Each request samples one of them, in which
+/// [`EditorWording`] fills the braces.
 pub(super) const EDITS: [&str; 2] = [
     "Rewrite the {subject} of an agent so that it follows the advice. Keep what works. State \
      general rules, and never solutions of single tasks.",
@@ -35,20 +38,20 @@ pub(super) const EDITS: [&str; 2] = [
      most. Leave the rest of the {noun} as it is, word for word.",
 ];
 
-/// How messages to the editor name a text that is improved.
-pub(super) struct Wording {
-    /// The text: `system prompt`.
+/// Words by which messages to the editor refer to the text that is improved.
+pub(super) struct EditorWording {
+    /// Name of the text, such as `system prompt`.
     subject: String,
-    /// The text in the instruction for reviews.
+    /// Name of the text in the instruction to review it, such as `instructions`.
     reviewed: String,
-    /// The text, once it has been named.
+    /// Short noun for the text once its name has been mentioned, such as `prompt`.
     noun: &'static str,
-    /// Criteria of a good text, as questions.
+    /// Criteria of a good text, as questions to the editor.
     criteria: &'static str,
 }
 
-impl Wording {
-    /// Creates the wording for a text.
+impl EditorWording {
+    /// Creates the wording for the text that `target` selects.
     pub fn new(target: &PromptTarget) -> Self {
         let subject = target.to_string();
         let (reviewed, noun, criteria) = match target {
@@ -76,11 +79,11 @@ impl Wording {
                 "does it say what the argument means and which form it must have",
             ),
         };
-        Wording { subject, reviewed, noun, criteria }
+        EditorWording { subject, reviewed, noun, criteria }
     }
 
-    /// Returns an instruction with this wording.
-    fn fill(&self, instruction: &str) -> String {
+    /// Fills the braces of an instruction template with these words.
+    fn fill_template(&self, instruction: &str) -> String {
         instruction
             .replace("{subject}", &self.subject)
             .replace("{reviewed}", &self.reviewed)
@@ -88,63 +91,68 @@ impl Wording {
             .replace("{criteria}", self.criteria)
     }
 
-    /// Returns the title of the section with the text: its name, with a capital letter.
-    fn title(&self) -> String {
+    /// Returns the title of the request's section that contains the text: the text's name with a
+    /// capital letter.
+    fn section_title(&self) -> String {
         let mut chars = self.subject.chars();
         let first = chars.next().map(|first| first.to_ascii_uppercase());
         first.into_iter().chain(chars).collect()
     }
 
-    fn shown(&self, prompt: &str) -> String {
+    fn prompt_or_placeholder(&self, prompt: &str) -> String {
         match prompt.trim().is_empty() {
             true => format!("(The agent has no {}.)", self.subject),
             false => prompt.to_owned(),
         }
     }
 
-    /// Returns the request for a critique of `prompt` in view of attempts with it.
-    pub fn critique(&self, instruction: &str, prompt: &str, attempts: &[String]) -> String {
+    /// Builds the request for a critique of `prompt`, with descriptions of attempts that used it.
+    pub fn critique_request(&self, instruction: &str, prompt: &str, attempts: &[String]) -> String {
         format!(
             "{}\n\n# {}\n\n{}\n\n# Attempts\n\n{}",
-            self.fill(instruction),
-            self.title(),
-            self.shown(prompt),
+            self.fill_template(instruction),
+            self.section_title(),
+            self.prompt_or_placeholder(prompt),
             attempts.join("\n\n")
         )
     }
 
-    /// Returns the request for a new prompt that follows `advice`.
-    pub fn edit(&self, instruction: &str, prompt: &str, advice: &str) -> String {
+    /// Builds the request for a new version of `prompt` that follows `advice`.
+    pub fn edit_request(&self, instruction: &str, prompt: &str, advice: &str) -> String {
         format!(
             "{}\n\n# {}\n\n{}\n\n# Advice\n\n{}\n\nReply with the complete new {} between \
              {OPEN} and {CLOSE}.",
-            self.fill(instruction),
-            self.title(),
-            self.shown(prompt),
+            self.fill_template(instruction),
+            self.section_title(),
+            self.prompt_or_placeholder(prompt),
             advice.trim(),
             self.noun
         )
     }
 }
 
-/// Describes an attempt of `agent` for a critique: its question, completions, tool calls, results
-/// and score. Completions of other agents, such as summaries, have the agent's name.
-pub(super) fn describe(
+/// Describes an attempt of `agent` for the editor: question, completions, tool calls, tool results
+/// and score. Completions of other agents, such as summaries, are prefixed with the agent's name.
+pub(super) fn describe_attempt(
     index: usize,
     question: &str,
     attempt: &Attempt,
     (agent, chats): (&str, &Chats),
 ) -> String {
-    let mut text = format!("## Attempt {}\n\nTask: {}\n", index + 1, truncated(question));
+    let mut text = format!("## Attempt {}\n\nTask: {}\n", index + 1, truncate_text(question));
     for call in CallTree::new(attempt, chats).calls {
         if !call.content.trim().is_empty() {
             let speaker = if call.agent == agent { "Agent" } else { &call.agent };
-            text.push_str(&format!("{speaker}: {}\n", truncated(call.content.trim())));
+            text.push_str(&format!("{speaker}: {}\n", truncate_text(call.content.trim())));
         }
         for tool in call.tools {
-            text.push_str(&format!("Tool call: {} {}\n", tool.name, truncated(&tool.arguments)));
+            text.push_str(&format!(
+                "Tool call: {} {}\n",
+                tool.name,
+                truncate_text(&tool.arguments)
+            ));
             if let Some(result) = &tool.result {
-                text.push_str(&format!("Tool result: {}\n", truncated(result.trim())));
+                text.push_str(&format!("Tool result: {}\n", truncate_text(result.trim())));
             }
         }
     }
@@ -157,31 +165,35 @@ pub(super) fn describe(
     text
 }
 
-/// Returns the beginning of a text that is too long, with a note.
-fn truncated(text: &str) -> String {
+/// Truncates a text to [`MAX_TEXT_CHARS`] characters and marks the truncation with `[…]`.
+fn truncate_text(text: &str) -> String {
     match text.char_indices().nth(MAX_TEXT_CHARS) {
         None => text.to_owned(),
         Some((end, _)) => format!("{} […]", &text[..end]),
     }
 }
 
-/// Returns the new prompt in the editor's completion: the text between the last pair of tags, or
-/// the whole completion if it has no tag.
+/// Extracts the new prompt from the editor's completion: the text between the last pair of tags, or
+/// the complete completion if it has no tag.
 ///
 /// # Errors
-/// Returns a message if the prompt is truncated, or if it cannot be the text `target`.
-pub(super) fn read_prompt(completion: &str, target: &PromptTarget) -> Result<String, String> {
+/// Returns a message if the completion ends before the closing tag, or if the text `target` must
+/// not have this value.
+pub(super) fn parse_prompt(completion: &str, target: &PromptTarget) -> Result<String, String> {
     let prompt = match (completion.rfind(CLOSE), completion.find(OPEN)) {
         (Some(end), _) => {
-            let start =
-                completion[..end].rfind(OPEN).ok_or_else(|| format!("{OPEN} is missing"))?;
+            let start = completion[..end]
+                .rfind(OPEN)
+                .ok_or_else(|| format!("the tag {OPEN} is missing"))?;
             &completion[start + OPEN.len()..end]
         }
-        (None, Some(_)) => return Err(format!("{CLOSE} is missing: the completion was truncated")),
+        (None, Some(_)) => {
+            return Err(format!("the completion was truncated before the tag {CLOSE}"));
+        }
         (None, None) => completion,
     };
     let prompt = prompt.trim();
-    target.rejection(prompt).map_or_else(|| Ok(prompt.to_owned()), Err)
+    target.rejection_reason(prompt).map_or_else(|| Ok(prompt.to_owned()), Err)
 }
 
 #[cfg(test)]
@@ -191,27 +203,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_prompt_returns_last_tagged_text_or_complete_text() {
-        let found = |completion: &str| read_prompt(completion, &PromptTarget::System).unwrap();
+    fn parse_prompt_returns_last_tagged_text_or_complete_text() {
+        let found = |completion: &str| parse_prompt(completion, &PromptTarget::System).unwrap();
         assert_eq!(found("Sure.\n<prompt>\nUse it.\n</prompt> Done."), "Use it.");
         assert_eq!(found("<prompt>a</prompt> or <prompt>b</prompt>"), "b");
         assert_eq!(found("  Just this.  "), "Just this.");
     }
 
     #[test]
-    fn read_prompt_rejects_empty_and_truncated_completions() {
+    fn parse_prompt_rejects_empty_and_truncated_completions() {
         for (completion, why) in [
             ("", "is empty"),
             ("<prompt> </prompt>", "is empty"),
             ("<prompt>Use the", "was truncated"),
             ("Use the</prompt>", "is missing"),
         ] {
-            let read = read_prompt(completion, &PromptTarget::System);
+            let read = parse_prompt(completion, &PromptTarget::System);
             assert!(read.unwrap_err().contains(why), "{completion}");
         }
         let long = "x".repeat(8_001);
-        assert!(read_prompt(&long, &PromptTarget::System).is_ok());
-        let too_long = read_prompt(&long, &PromptTarget::SummaryInstruction).unwrap_err();
+        assert!(parse_prompt(&long, &PromptTarget::System).is_ok());
+        let too_long = parse_prompt(&long, &PromptTarget::SummaryInstruction).unwrap_err();
         assert!(too_long.contains("8001 characters"), "{too_long}");
     }
 
@@ -231,23 +243,23 @@ mod tests {
                 "# Instruction for",
             ),
         ] {
-            let wording = Wording::new(&target);
-            let critiques = CRITIQUES.map(|text| wording.critique(text, "Text.", &[]));
-            let edits = EDITS.map(|text| wording.edit(text, "Text.", "Advice."));
+            let wording = EditorWording::new(&target);
+            let critiques = CRITIQUES.map(|text| wording.critique_request(text, "Text.", &[]));
+            let edits = EDITS.map(|text| wording.edit_request(text, "Text.", "Advice."));
             assert!(critiques[0].starts_with("Below are the "), "{}", critiques[0]);
             for request in critiques.iter().chain(&edits) {
                 assert!(!request.contains('{') && request.contains(title), "{request}");
             }
             assert!(edits.iter().all(|edit| edit.contains(subject)), "{edits:?}");
-            let empty = wording.critique(CRITIQUES[0], "", &[]);
+            let empty = wording.critique_request(CRITIQUES[0], "", &[]);
             assert!(empty.contains(&format!("(The agent has no {target}.)")), "{empty}");
         }
     }
 
     #[test]
-    fn truncated_ends_at_character_boundary() {
-        assert_eq!(truncated("ä"), "ä");
-        let long = truncated(&"ä".repeat(MAX_TEXT_CHARS + 1));
+    fn truncate_text_ends_at_character_boundary() {
+        assert_eq!(truncate_text("ä"), "ä");
+        let long = truncate_text(&"ä".repeat(MAX_TEXT_CHARS + 1));
         assert!(long.ends_with("ä […]") && long.chars().count() == MAX_TEXT_CHARS + 4);
     }
 }
