@@ -228,7 +228,7 @@ impl Tasks {
                     let path = options.path.first().display();
                     let rest =
                         without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
-                    TrainSource::Listed(options.shuffle_training_tasks(rest, seed))
+                    TrainSource::Listed(options.training(rest, seed))
                 }
                 Loaded::Separate(tasks) => TrainSource::Listed(tasks),
                 Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
