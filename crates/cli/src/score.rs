@@ -172,8 +172,7 @@ impl OwnIds {
     /// Returns a task with its final id: the id of an earlier row with the same task, or else `id`.
     /// Keeps the task's own id if `id` is `None` or another task has it.
     fn with_final_id(&mut self, task: Task, id: Option<String>) -> Task {
-        let known =
-            (id.clone(), task.question.clone(), task.answer.to_string(), task.context_key());
+        let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
         let taken = &mut self.taken;
         let name = self.by_task.entry(known).or_insert_with(|| {
             let name = id.filter(|id| !taken.contains(id)).unwrap_or_else(|| task.id.clone());
@@ -278,7 +277,7 @@ fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
 /// are skipped, unless the user names one of them.
 fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
     let is_task_field =
-        |field: &&str| file_source(recipe).is_some_and(|options| options.uses_field(field));
+        |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
     let fields: Vec<&str> = match &args.completion {
         Some(field) => vec![field],
         None => COMPLETION_FIELDS.into_iter().filter(|field| !is_task_field(field)).collect(),

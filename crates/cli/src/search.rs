@@ -205,7 +205,7 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         "{} {} passages, {:.1} MiB",
         Style::stderr().dim("index "),
         manifest.passages,
-        manifest.total_bytes() as f64 / f64::from(1 << 20)
+        manifest.bytes() as f64 / f64::from(1 << 20)
     );
     screen::print_line(&args.out.display().to_string());
     Ok(ExitCode::SUCCESS)

@@ -34,12 +34,12 @@ fn bm25(dir: &str, queries: &str, threads: usize) -> Result<(), Error> {
             Ok(row["question"].as_str().unwrap_or_default().to_owned())
         })
         .collect::<Result<Vec<_>, _>>()?;
-    index.search_words(&queries, 3, threads)?;
+    index.bm25(&queries, 3, threads)?;
     let mut rates = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();
-        for found in index.search_words(&queries, 3, threads)? {
-            index.read_hits(&found)?;
+        for found in index.bm25(&queries, 3, threads)? {
+            index.hits(&found)?;
         }
         rates.push(queries.len() as f64 / started.elapsed().as_secs_f64());
     }

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use crate::corpus::Corpus;
 use crate::index::LEXICAL;
 use crate::lexical::{LexicalWriter, to_search_error};
-use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, compute_checksum};
+use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, checksum};
 use crate::vectors::VectorWriter;
 use crate::{Analyzer, Passage, SearchError};
 
@@ -83,11 +83,11 @@ pub fn build(
     let manifest = match built {
         Ok(manifest) => manifest,
         Err(error) => {
-            build_dir.remove_files();
+            build_dir.remove();
             return Err(error);
         }
     };
-    build_dir.move_to_index_dir(dir)?;
+    build_dir.publish(dir)?;
     Ok(manifest)
 }
 
@@ -126,7 +126,7 @@ impl BuildDir {
         match check_replaceable(dir) {
             Ok(()) => Ok(build_dir),
             Err(cause) => {
-                build_dir.remove_files();
+                build_dir.remove();
                 Err(SearchError::Stays { path: dir.to_owned(), cause })
             }
         }
@@ -134,7 +134,7 @@ impl BuildDir {
 
     /// Renames the temporary directory to the index directory `dir`, and flushes the parent
     /// directory.
-    fn move_to_index_dir(self, dir: &Path) -> Result<(), SearchError> {
+    fn publish(self, dir: &Path) -> Result<(), SearchError> {
         let lock = self.location.join(LOCK);
         std::fs::remove_file(&lock).map_err(SearchError::io_error("remove", &lock))?;
         crash_point("search_rename");
@@ -144,7 +144,7 @@ impl BuildDir {
         flush_to_disk(parent.unwrap_or(Path::new(".")))
     }
 
-    fn remove_files(self) {
+    fn remove(self) {
         // Only the original error is reported. Files that cannot be removed now are removed by the
         // next build.
         let _ = std::fs::remove_dir_all(&self.location);
@@ -277,7 +277,7 @@ fn list_files(location: &Path) -> Result<Vec<FileEntry>, SearchError> {
             let bytes =
                 std::fs::metadata(&path).map_err(SearchError::io_error("read", &path))?.len();
             let name = format!("{prefix}{name}");
-            found.push(FileEntry { name, bytes, crc32c: compute_checksum(&path)? });
+            found.push(FileEntry { name, bytes, crc32c: checksum(&path)? });
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));

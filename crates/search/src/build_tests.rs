@@ -83,7 +83,7 @@ fn chinese_words_are_found_since_schema_2() {
     let made = try_make(&passages, Analyzer::English, false).unwrap();
     let found = |query: &str| {
         let index = Index::open(&made.index, true).unwrap();
-        index.search_words(&[query.into()], 5, 1).unwrap()[0]
+        index.bm25(&[query.into()], 5, 1).unwrap()[0]
             .iter()
             .map(|(row, _)| *row)
             .collect::<Vec<_>>()
@@ -170,15 +170,15 @@ fn search_survives_damaged_files() {
             let end = damaged.len().min(location + 40);
             damaged[location..end].fill(0xF7);
             fs::write(&path, &damaged).unwrap();
-            manifest.files[at].crc32c = compute_checksum(&path).unwrap();
+            manifest.files[at].crc32c = checksum(&path).unwrap();
             fs::write(made.index.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
             if let Ok(index) = Index::open(&made.index, true) {
-                let found = index.search_words(&["number 7 followed".into()], 5, 1);
-                let _ = found.and_then(|found| index.read_hits(&found[0]));
+                let found = index.bm25(&["number 7 followed".into()], 5, 1);
+                let _ = found.and_then(|found| index.hits(&found[0]));
             }
         }
         fs::write(&path, &content).unwrap();
-        manifest.files[at].crc32c = compute_checksum(&path).unwrap();
+        manifest.files[at].crc32c = checksum(&path).unwrap();
     }
 }
 

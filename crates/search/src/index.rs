@@ -30,7 +30,7 @@ impl Index {
     /// damaged.
     pub fn open(dir: &Path, verify: bool) -> Result<Self, SearchError> {
         let manifest = Manifest::read(dir)?;
-        manifest.check_files(dir, verify || manifest.total_bytes() <= ALWAYS_CHECKED)?;
+        manifest.check(dir, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
         let analyzer = manifest.analyzer;
         let divides = manifest.splits_characters();
         let lexical = LexicalIndex::open(&dir.join(LEXICAL), analyzer, divides, manifest.passages)?;
@@ -57,7 +57,7 @@ impl Index {
     ///
     /// # Errors
     /// Returns an error if the index is damaged.
-    pub fn search_words(
+    pub fn bm25(
         &self,
         queries: &[String],
         count: usize,
@@ -92,7 +92,7 @@ impl Index {
     ///
     /// # Errors
     /// Returns an error if the index has no vectors, or vectors of another number of dimensions.
-    pub fn search_vectors(
+    pub fn dense(
         &self,
         queries: &[Vec<f32>],
         count: usize,
@@ -107,12 +107,11 @@ impl Index {
         })?.search(queries, count, threads)
     }
 
-    /// Loads the passages of `rows`, which are results of [`Index::search_words`] or
-    /// [`Index::search_vectors`].
+    /// Loads the passages of `rows`, which are results of [`Index::bm25`] or [`Index::dense`].
     ///
     /// # Errors
     /// Returns an error if the index is damaged.
-    pub fn read_hits(&self, rows: &[(u32, f32)]) -> Result<Vec<Hit>, SearchError> {
+    pub fn hits(&self, rows: &[(u32, f32)]) -> Result<Vec<Hit>, SearchError> {
         rows.iter()
             .map(|(row, score)| {
                 Ok(Hit { passage: self.lexical.read_passage(*row)?, score: *score })

@@ -63,7 +63,7 @@ proptest! {
         let index = crate::Index::open(&made.index, true).unwrap();
         let query = query.join(" ");
         let expected = naive_scores(&passages, &query, Analyzer::Plain);
-        let found = index.search_words(&[query], passages.len(), 1).unwrap().remove(0);
+        let found = index.bm25(&[query], passages.len(), 1).unwrap().remove(0);
         let matching = expected.iter().filter(|score| **score > 0.0).count();
         prop_assert_eq!(found.len(), matching);
         for (row, score) in &found {
@@ -88,7 +88,7 @@ proptest! {
         let (_made, index) = make(&passages, false);
         let rows: Vec<(u32, f32)> = (0..passages.len() as u32).map(|row| (row, 0.0)).collect();
         let found: Vec<Passage> =
-            index.read_hits(&rows).unwrap().into_iter().map(|hit| hit.passage).collect();
+            index.hits(&rows).unwrap().into_iter().map(|hit| hit.passage).collect();
         prop_assert_eq!(found, passages);
     }
 }
@@ -112,11 +112,7 @@ fn english_analyzer_stems_and_drops_stop_words() {
     let (_made, index) =
         make(&[passage("a", "Deadpool 2", "It releases in May."), passage("b", "", "x")], false);
     for (query, wanted) in counts {
-        assert_eq!(
-            index.search_words(&[query.into()], 5, 1).unwrap()[0].len(),
-            wanted,
-            "{query:?}"
-        );
+        assert_eq!(index.bm25(&[query.into()], 5, 1).unwrap()[0].len(), wanted, "{query:?}");
     }
 }
 

@@ -111,7 +111,7 @@ impl Manifest {
     ///
     /// # Errors
     /// Returns an error that names the first file that is missing, unreadable or different.
-    pub fn check_files(&self, dir: &Path, with_checksums: bool) -> Result<(), SearchError> {
+    pub fn check(&self, dir: &Path, with_checksums: bool) -> Result<(), SearchError> {
         for entry in &self.files {
             let path = resolve_file(dir, &entry.name)?;
             let bytes = match std::fs::metadata(&path) {
@@ -126,7 +126,7 @@ impl Manifest {
                     format!("it has {bytes} bytes, but had {} when it was written", entry.bytes);
                 return Err(SearchError::damaged_error(&path, why));
             }
-            if with_checksums && compute_checksum(&path)? != entry.crc32c {
+            if with_checksums && checksum(&path)? != entry.crc32c {
                 return Err(SearchError::damaged_error(
                     &path,
                     "the checksum of the file differs from the checksum in the manifest",
@@ -142,7 +142,7 @@ impl Manifest {
     }
 
     /// Returns the total size of all index files, in bytes.
-    pub fn total_bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.files.iter().map(|entry| entry.bytes).sum()
     }
 }
@@ -167,7 +167,7 @@ fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
-pub fn compute_checksum(path: &Path) -> Result<u32, SearchError> {
+pub fn checksum(path: &Path) -> Result<u32, SearchError> {
     let mut file = File::open(path).map_err(SearchError::io_error("open", path))?;
     let mut sum = 0;
     let mut buffer = vec![0; 1 << 20];

@@ -218,12 +218,12 @@ impl SearcherInner {
         count: usize,
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
         let rows = match self.mode {
-            Mode::Bm25 => self.index.search_words(queries, count, self.threads)?,
-            Mode::Dense => self.index.search_vectors(vectors, count, self.threads)?,
+            Mode::Bm25 => self.index.bm25(queries, count, self.threads)?,
+            Mode::Dense => self.index.dense(vectors, count, self.threads)?,
             Mode::Hybrid => {
                 let depth = count.max(MIN_FUSED_LENGTH);
-                let lexical = self.index.search_words(queries, depth, self.threads)?;
-                let dense = self.index.search_vectors(vectors, depth, self.threads)?;
+                let lexical = self.index.bm25(queries, depth, self.threads)?;
+                let dense = self.index.dense(vectors, depth, self.threads)?;
                 lexical
                     .iter()
                     .zip(&dense)
@@ -248,7 +248,7 @@ fn load_hits(
     let mut bytes = 0;
     let mut found = Vec::with_capacity(rows.len());
     for rows in rows {
-        let hits = index.read_hits(rows)?;
+        let hits = index.hits(rows)?;
         bytes += hits
             .iter()
             .map(|hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len())

@@ -161,7 +161,7 @@ pub async fn run_worker<W: RolloutExecutor>(
     let mut beating = JoinSet::new();
     beating.spawn(Arc::clone(&worker).send_heartbeats());
     let mut rollouts = JoinSet::new();
-    let ended = worker.lease_and_execute(&mut rollouts, &mut requests).await;
+    let ended = worker.serve(&mut rollouts, &mut requests).await;
     beating.shutdown().await;
     rollouts.shutdown().await;
     worker.release_all().await;
@@ -188,7 +188,7 @@ struct WorkerLoop<W> {
 impl<W: RolloutExecutor> WorkerLoop<W> {
     /// Leases and executes rollouts. Returns when no more rollouts will be leased and all have
     /// ended, or when the drain timeout has expired.
-    async fn lease_and_execute(
+    async fn serve(
         self: &Arc<Self>,
         rollouts: &mut JoinSet<()>,
         requests: &mut UnboundedReceiver<()>,
@@ -201,7 +201,7 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
             let can_lease = deadline.is_none() && !(once && has_leased);
             let free = slots.saturating_sub(rollouts.len());
             if can_lease && free > 0 && leasing.is_none() {
-                leasing = Some(Box::pin(Arc::clone(self).lease_rollouts(free)));
+                leasing = Some(Box::pin(Arc::clone(self).lease(free)));
             }
             if leasing.is_none() && rollouts.is_empty() {
                 return Ok(());
@@ -242,11 +242,11 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
                     for rollout in leased? {
                         has_leased = true;
                         if let Some(lease) = rollout.latest_try.as_ref().map(|latest| latest.lease()) {
-                            self.lock_leases().insert(rollout.id.clone(), lease.clone());
+                            self.leases().insert(rollout.id.clone(), lease.clone());
                             // A stopping worker does not start the rollout, and returns its lease
                             // later.
                             if deadline.is_none() {
-                                rollouts.spawn(Arc::clone(self).execute_and_report(rollout, lease));
+                                rollouts.spawn(Arc::clone(self).execute(rollout, lease));
                             }
                         }
                     }
@@ -255,19 +255,19 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
         }
     }
 
-    fn lock_leases(&self) -> MutexGuard<'_, BTreeMap<String, Lease>> {
+    fn leases(&self) -> MutexGuard<'_, BTreeMap<String, Lease>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_queues(&self) -> MutexGuard<'_, Vec<String>> {
+    fn queues(&self) -> MutexGuard<'_, Vec<String>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Requests at most `max` leases from the store. The result can be empty.
-    async fn lease_rollouts(self: Arc<Self>, max: usize) -> Result<Vec<Rollout>, W::Error> {
+    async fn lease(self: Arc<Self>, max: usize) -> Result<Vec<Rollout>, W::Error> {
         let WorkerOptions { store, wait, name, .. } = &self.options;
         let queues = self.work.queues().await?;
-        self.lock_queues().clone_from(&queues);
+        self.queues().clone_from(&queues);
         // If the response was lost, the repeated request returns the same leases.
         let request = LeaseRequest {
             queues,
@@ -285,7 +285,7 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
     /// Sends heartbeats of the worker until the future is dropped.
     async fn send_heartbeats(self: Arc<Self>) {
         loop {
-            let queues = self.lock_queues().clone();
+            let queues = self.queues().clone();
             let stats = self.work.stats(queues, self.running.load(Ordering::Relaxed));
             // An error is ignored here: the requests for leases report an unreachable store.
             if let Err(error) =
@@ -298,7 +298,7 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
     }
 
     /// Executes a leased rollout and reports the result to the store.
-    async fn execute_and_report(self: Arc<Self>, rollout: Rollout, lease: Lease) {
+    async fn execute(self: Arc<Self>, rollout: Rollout, lease: Lease) {
         let _running = RunningRollout::new(&self.running);
         let lease_seconds = rollout.config.unresponsive_seconds.map(Duration::from_secs_f64);
         let interval = lease_seconds.map_or(DEFAULT_HEARTBEAT, |time| time / HEARTBEATS_PER_LEASE);
@@ -306,7 +306,7 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
             biased;
             made = self.work.execute(&rollout) => made,
             why = self.keep_lease(&lease, interval) => {
-                self.lock_leases().remove(&rollout.id);
+                self.leases().remove(&rollout.id);
                 tracing::info!("stopped an attempt: {why}");
                 return;
             }
@@ -323,7 +323,7 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
         if let Some(why) = discarded {
             tracing::info!("discarded the report of an attempt: {why}");
         }
-        self.lock_leases().remove(&rollout.id);
+        self.leases().remove(&rollout.id);
     }
 
     /// Sends heartbeats of a rollout until its lease is lost. Returns the reason why the lease was
@@ -341,7 +341,7 @@ impl<W: RolloutExecutor> WorkerLoop<W> {
 
     /// Returns all leases in progress to the store, so that other workers can lease the rollouts.
     async fn release_all(&self) {
-        let leases = std::mem::take(&mut *self.lock_leases());
+        let leases = std::mem::take(&mut *self.leases());
         let release = async {
             for lease in leases.into_values() {
                 let released = self.options.store.end_lease(&lease, LeaseEnd::Released, None).await;

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::request::parse_body;
 use crate::response::{ApiError, RouteResult, ok_response};
 use crate::service::Shared;
@@ -29,17 +29,17 @@ const CLIENT_HEADER: &str = "x-agentlightning-client";
 /// Returns the HTTP routes of Agent Lightning 0.1.
 pub(crate) fn routes() -> Routes {
     Routes::new("agent-lightning-0.1")
-        .get("/task", lease_task, operation("Lease a task", 200, "TaskIfAny"))
+        .get("/task", lease_task, op("Lease a task", 200, "TaskIfAny"))
         .get(
             "/resources/latest",
             get_latest_resources,
-            operation("Return the latest resources", 200, "Resources"),
+            op("Return the latest resources", 200, "Resources"),
         )
-        .get("/resources/{id}", get_resources, operation("Return resources", 200, "Resources"))
+        .get("/resources/{id}", get_resources, op("Return resources", 200, "Resources"))
         .post(
             "/rollout",
             receive_report,
-            operation("Report the end of a task", 200, "Accepted").body("Report"),
+            op("Report the end of a task", 200, "Accepted").body("Report"),
         )
 }
 
@@ -48,8 +48,7 @@ async fn lease_task(State(service): State<Shared>, request: Request) -> RouteRes
         let text = "a request for a task needs the header X-AgentLightning-Client: true";
         return Err(ApiError::new(StatusCode::FORBIDDEN, text));
     }
-    let leased =
-        service.store_without_expired().await?.lease_rollouts(&LeaseRequest::new(1, None)).await?;
+    let leased = service.checked().await?.lease_rollouts(&LeaseRequest::new(1, None)).await?;
     let Some(Rollout {
         latest_try: Some(of),
         id,
@@ -131,7 +130,7 @@ struct TaskReport {
 
 async fn receive_report(State(service): State<Shared>, request: Request) -> RouteResult {
     let report: TaskReport = parse_body(request).await?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let rollout_id = report.rollout_id.clone();
     let Some(rollout) = store.rollout(&rollout_id).await? else {
         return Err(RolloutError::UnknownRollout { rollout_id }.into());

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::request::{
-    ResourcesQuery, WorkersQuery, check_is_object, deserialize_present, parse_body, parse_json,
-    parse_optional_body, parse_query, read_body_bytes, reject_null,
+    ResourcesQuery, WorkersQuery, check_is_object, parse_body, parse_json, parse_optional_body,
+    parse_query, present, read_body_bytes, reject_null,
 };
 use crate::response::{ApiError, RouteResult, created_response, ok_response};
 use crate::service::{Shared, WirePage};
@@ -21,43 +21,39 @@ const NAME: &str = "LevadeStore";
 
 /// Returns the HTTP routes of workers, resources, health and statistics.
 pub(crate) fn routes() -> Routes {
-    let workers = operation("List workers", 200, "Page<Worker>");
-    let put = operation("Add a version of resources", 200, "Resources").body("NamedResources");
+    let workers = op("List workers", 200, "Page<Worker>");
+    let put = op("Add a version of resources", 200, "Resources").body("NamedResources");
     Routes::new("directory")
-        .get("/health", health, operation("Report that the server runs", 200, "Health"))
-        .get(
-            "/statistics",
-            get_statistics,
-            operation("Count what the store holds", 200, "Statistics"),
-        )
+        .get("/health", health, op("Report that the server runs", 200, "Health"))
+        .get("/statistics", get_statistics, op("Count what the store holds", 200, "Statistics"))
         .get("/workers", list_workers, workers.clone().query(WorkersQuery::FIELDS))
         .post("/workers/search", search_workers, workers.body("WorkersQuery"))
-        .get("/workers/{id}", get_worker, operation("Return a worker", 200, "Worker?"))
+        .get("/workers/{id}", get_worker, op("Return a worker", 200, "Worker?"))
         .post(
             "/workers/{id}",
             update_worker,
-            operation("Record a heartbeat of a worker", 200, "Worker").optional_body("Heartbeat"),
+            op("Record a heartbeat of a worker", 200, "Worker").optional_body("Heartbeat"),
         )
         .get(
             "/resources",
             list_resources,
-            operation("List resources", 200, "Page<Resources>").query(ResourcesQuery::FIELDS),
+            op("List resources", 200, "Page<Resources>").query(ResourcesQuery::FIELDS),
         )
         .post(
             "/resources",
             add_resources,
-            operation("Add resources under a new id", 201, "Resources").body("NamedResources"),
+            op("Add resources under a new id", 201, "Resources").body("NamedResources"),
         )
         .get(
             "/resources/latest",
             get_latest_resources,
-            operation("Return the latest resources", 200, "Resources?"),
+            op("Return the latest resources", 200, "Resources?"),
         )
         .post("/resources/latest", update_latest_resources, put.clone())
         .get(
             "/resources/{id}",
             get_resources,
-            operation("Return resources", 200, "Resources?").query(&["version"]),
+            op("Return resources", 200, "Resources?").query(&["version"]),
         )
         .post("/resources/{id}", update_resources, put)
 }
@@ -82,10 +78,10 @@ async fn search_workers(State(service): State<Shared>, request: Request) -> Rout
 }
 
 async fn query_workers(service: &Shared, query: WorkersQuery) -> RouteResult {
-    let paging = query.to_paging();
-    let page = paging.to_page_request(None)?;
+    let paging = query.paging();
+    let page = paging.page(None)?;
     ok_response(&WirePage::new(
-        service.store_without_expired().await?.query_workers(&query.to_filter(), &page).await?,
+        service.checked().await?.query_workers(&query.filter(), &page).await?,
         &paging,
     ))
 }
@@ -96,7 +92,7 @@ async fn get_worker(State(service): State<Shared>, Path(id): Path<String>) -> Ro
 
 #[derive(Deserialize)]
 struct WorkerBody {
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     heartbeat_stats: Option<Option<Json>>,
 }
 
@@ -113,10 +109,10 @@ async fn update_worker(
 
 async fn list_resources(State(service): State<Shared>, request: Request) -> RouteResult {
     let query: ResourcesQuery = parse_query(&request)?;
-    let paging = query.to_paging();
-    let page = paging.to_page_request(None)?;
+    let paging = query.paging();
+    let page = paging.page(None)?;
     ok_response(&WirePage::new(
-        service.store().query_resources(&query.to_filter(), &page).await?,
+        service.store().query_resources(&query.filter(), &page).await?,
         &paging,
     ))
 }
@@ -208,5 +204,5 @@ async fn update_resources(
     request: Request,
 ) -> RouteResult {
     let value = parse_named_resources(&read_body_bytes(request).await?)?;
-    ok_response(&service.store_without_expired().await?.put_resources(Some(&id), &value).await?)
+    ok_response(&service.checked().await?.put_resources(Some(&id), &value).await?)
 }

@@ -7,13 +7,13 @@ use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::response::ApiError;
 use crate::service::Shared;
 
 /// Returns the HTTP route of the metrics.
 pub(crate) fn routes() -> Routes {
-    let metrics = operation("Return metrics in the text format of Prometheus", 200, "");
+    let metrics = op("Return metrics in the text format of Prometheus", 200, "");
     Routes::new("service").get("/v1/prometheus/", get_metrics, metrics.clone()).get(
         "/v1/prometheus",
         get_metrics,

@@ -37,7 +37,7 @@ pub(crate) struct Operation {
 
 /// Creates the description of an operation: what it does, the status of its response, and the
 /// schema of its response.
-pub(crate) fn operation(summary: &'static str, status: u16, response: &'static str) -> Operation {
+pub(crate) fn op(summary: &'static str, status: u16, response: &'static str) -> Operation {
     Operation { summary, status, response, body: None, query: &[] }
 }
 
@@ -60,7 +60,7 @@ impl Operation {
         self
     }
 
-    fn to_openapi_json(&self, tag: &str, path: &str) -> Value {
+    fn document(&self, tag: &str, path: &str) -> Value {
         let in_path = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
         let in_path = in_path.map(|name| {
             json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } })
@@ -194,18 +194,18 @@ impl Routes {
 
     /// Returns the HTTP router of these routes, which also serves the OpenAPI document.
     pub fn into_router(mut self) -> Router<Shared> {
-        let describe = operation("Describe all routes", 200, "Any");
+        let describe = op("Describe all routes", 200, "Any");
         self.operations.push(("service", "get", DOCUMENT.to_owned(), describe));
-        let text = self.to_openapi_document().to_string();
+        let text = self.document().to_string();
         self.router.route(DOCUMENT, get(|| ready(json_response(StatusCode::OK, text))))
     }
 
     /// Returns the OpenAPI 3.1 document of these routes.
-    pub fn to_openapi_document(&self) -> Value {
+    pub fn document(&self) -> Value {
         let mut paths = Map::new();
         for (tag, method, path, of) in &self.operations {
             let entry = paths.entry(path.clone()).or_insert_with(|| json!({}));
-            entry[*method] = of.to_openapi_json(tag, path);
+            entry[*method] = of.document(tag, path);
         }
         let schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
         let key = json!({ "type": "http", "scheme": "bearer" });

@@ -22,7 +22,7 @@ use serde_content::{Deserializer, Number, Value as Content};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::request::MAX_BODY;
 use crate::service::Shared;
 
@@ -32,12 +32,12 @@ const SEQUENCE_ID: &str = "agentlightning.span_sequence_id";
 
 /// Returns the HTTP route for traces in the OpenTelemetry protocol (OTLP).
 pub(crate) fn routes() -> Routes {
-    let unsupported = operation("Not supported", 501, "");
+    let unsupported = op("Not supported", 501, "");
     Routes::new("opentelemetry")
         .post(
             "/v1/traces",
             receive_traces,
-            operation("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"),
+            op("Add spans in OTLP, as protobuf or JSON", 200, "Any").body("Any"),
         )
         .post("/v1/metrics", reject_unsupported, unsupported.clone())
         .post("/v1/logs", reject_unsupported, unsupported.clone())

@@ -79,16 +79,14 @@ pub(crate) fn parse_query<T: DeserializeOwned>(request: &Request) -> Result<T, A
 
 /// Deserializes a field that is present: null becomes `Some(None)`. With `#[serde(default)]`, an
 /// absent field becomes `None`.
-pub(crate) fn deserialize_present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(crate) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
 /// Deserializes a field as raw JSON. The JSON `null` becomes `Some`, too.
-pub(crate) fn deserialize_raw_json<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Json>, D::Error> {
+pub(crate) fn raw<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Json>, D::Error> {
     Json::deserialize(deserializer).map(Some)
 }
 
@@ -129,7 +127,7 @@ pub(crate) struct Paging {
 impl Paging {
     /// Converts the parameters to a [`PageRequest`]. `sort_by` is the field to sort by if the
     /// request sets none.
-    pub fn to_page_request(&self, sort_by: Option<&str>) -> Result<PageRequest, ApiError> {
+    pub fn page(&self, sort_by: Option<&str>) -> Result<PageRequest, ApiError> {
         if self.limit == 0 || self.limit < -1 {
             return Err(ApiError::bad_request("Limit must be greater than 0 or -1 for no limit"));
         }
@@ -156,7 +154,7 @@ macro_rules! paged {
             pub limit: i64,
             #[serde(default)]
             pub offset: i64,
-            #[serde(default, deserialize_with = "deserialize_present")]
+            #[serde(default, deserialize_with = "present")]
             sort_by: Option<Option<String>>,
             #[serde(default)]
             sort_order: SortOrder,
@@ -168,7 +166,7 @@ macro_rules! paged {
                 &[$(stringify!($field),)* "limit", "offset", "sort_by", "sort_order"];
 
             /// Returns the pagination parameters: page limits and sort order.
-            pub fn to_paging(&self) -> Paging {
+            pub fn paging(&self) -> Paging {
                 let Self { limit, offset, sort_by, sort_order, .. } = self;
                 Paging { limit: *limit, offset: *offset, sort_by: sort_by.clone(), sort_order: *sort_order }
             }
@@ -191,7 +189,7 @@ paged! {
 }
 
 impl RolloutsQuery {
-    pub fn to_filter(self) -> RolloutFilter {
+    pub fn filter(self) -> RolloutFilter {
         RolloutFilter {
             status_in: self.status_in,
             id_in: self.rollout_id_in,
@@ -216,7 +214,7 @@ paged! {
 }
 
 impl WorkersQuery {
-    pub fn to_filter(self) -> WorkerFilter {
+    pub fn filter(self) -> WorkerFilter {
         WorkerFilter {
             status_in: self.status_in,
             id_contains: self.worker_id_contains,
@@ -234,7 +232,7 @@ paged! {
 }
 
 impl ResourcesQuery {
-    pub fn to_filter(self) -> ResourcesFilter {
+    pub fn filter(self) -> ResourcesFilter {
         ResourcesFilter {
             id: self.resources_id,
             id_contains: self.resources_id_contains,
@@ -266,7 +264,7 @@ impl SpansQuery {
     ///
     /// # Errors
     /// Returns an error if the request names no rollout.
-    pub fn to_filter(self) -> Result<SpanFilter, ApiError> {
+    pub fn filter(self) -> Result<SpanFilter, ApiError> {
         let missing = || ApiError::unprocessable("missing", &["rollout_id"], "Field required");
         let text = |exact, contains| TextFilter { exact, contains };
         Ok(SpanFilter {
@@ -311,21 +309,18 @@ mod tests {
         let uri = "/rollouts?status_in=failed&status_in=running&limit=3&sort_by=mode&sort_order=desc&rollout_id_contains=1";
         let request = Request::builder().uri(uri).body(axum::body::Body::empty()).unwrap();
         let query: RolloutsQuery = parse_query(&request).unwrap();
-        let page = query.to_paging().to_page_request(None).unwrap();
+        let page = query.paging().page(None).unwrap();
         assert_eq!(
             (page.limit, page.sort_by.as_deref(), page.order),
             (Some(3), Some("mode"), SortOrder::Desc)
         );
-        let filter = query.to_filter();
+        let filter = query.filter();
         assert_eq!(filter.status_in.unwrap(), [RolloutStatus::Failed, RolloutStatus::Running]);
         assert_eq!(filter.id_contains.as_deref(), Some("1"));
     }
 
     fn page(body: &str) -> Result<PageRequest, ApiError> {
-        parse_json::<TriesQuery>(body.as_bytes())
-            .unwrap()
-            .to_paging()
-            .to_page_request(Some("sequence_id"))
+        parse_json::<TriesQuery>(body.as_bytes()).unwrap().paging().page(Some("sequence_id"))
     }
 
     #[test]

@@ -9,10 +9,10 @@ use levade_store::rollouts::{
 };
 use serde::Deserialize;
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::request::{
-    RolloutsQuery, TriesQuery, check_is_object, deserialize_present, deserialize_raw_json,
-    parse_body, parse_optional_body, parse_query, parse_try_selector, reject_null,
+    RolloutsQuery, TriesQuery, check_is_object, parse_body, parse_optional_body, parse_query,
+    parse_try_selector, present, raw, reject_null,
 };
 use crate::response::{ApiError, RouteResult, created_response, ok_response};
 use crate::service::{Shared, WirePage};
@@ -23,41 +23,40 @@ const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Returns the HTTP routes of rollouts, of their queue and of their tries.
 pub(crate) fn routes() -> Routes {
-    let rollouts = operation("List rollouts", 200, "Page<Rollout>");
-    let tries = operation("List the attempts of a rollout", 200, "Page<Attempt>");
-    let report = operation("Report on an attempt", 200, "Attempt").body("AttemptUpdate");
-    let latest = operation("Return the latest attempt", 200, "Attempt?");
-    let update_latest =
-        operation("Report on the latest attempt", 200, "Attempt").body("AttemptUpdate");
+    let rollouts = op("List rollouts", 200, "Page<Rollout>");
+    let tries = op("List the attempts of a rollout", 200, "Page<Attempt>");
+    let report = op("Report on an attempt", 200, "Attempt").body("AttemptUpdate");
+    let latest = op("Return the latest attempt", 200, "Attempt?");
+    let update_latest = op("Report on the latest attempt", 200, "Attempt").body("AttemptUpdate");
     Routes::new("rollouts")
         .post(
             "/queues/rollouts/enqueue",
             enqueue_rollouts,
-            operation("Enqueue rollouts", 201, "[Rollout]").body("Enqueue"),
+            op("Enqueue rollouts", 201, "[Rollout]").body("Enqueue"),
         )
         .post(
             "/queues/rollouts/dequeue",
             dequeue_rollouts,
-            operation("Lease rollouts", 200, "[Rollout]").optional_body("Dequeue"),
+            op("Lease rollouts", 200, "[Rollout]").optional_body("Dequeue"),
         )
         .get("/rollouts", list_rollouts, rollouts.clone().query(RolloutsQuery::FIELDS))
         .post(
             "/rollouts",
             start_rollout,
-            operation("Start a rollout past the queue", 201, "Rollout").body("NewRollout"),
+            op("Start a rollout past the queue", 201, "Rollout").body("NewRollout"),
         )
         .post("/rollouts/search", search_rollouts, rollouts.body("RolloutsQuery"))
-        .get("/rollouts/{id}", get_rollout, operation("Return a rollout", 200, "Rollout"))
+        .get("/rollouts/{id}", get_rollout, op("Return a rollout", 200, "Rollout"))
         .post(
             "/rollouts/{id}",
             update_rollout,
-            operation("Replace fields of a rollout", 200, "Rollout").body("RolloutUpdate"),
+            op("Replace fields of a rollout", 200, "Rollout").body("RolloutUpdate"),
         )
         .get("/rollouts/{id}/attempts", list_tries, tries.clone().query(TriesQuery::FIELDS))
         .post(
             "/rollouts/{id}/attempts",
             start_try,
-            operation("Start an attempt", 201, "Rollout").optional_body("WorkerName"),
+            op("Start an attempt", 201, "Rollout").optional_body("WorkerName"),
         )
         .post("/rollouts/{id}/attempts/search", search_tries, tries.body("TriesQuery"))
         .get("/rollouts/{id}/attempts/latest", get_latest_try, latest)
@@ -66,7 +65,7 @@ pub(crate) fn routes() -> Routes {
         .post(
             "/waits/rollouts",
             wait_for_rollouts,
-            operation("Wait for rollouts to end", 200, "[Rollout]").body("Wait"),
+            op("Wait for rollouts to end", 200, "[Rollout]").body("Wait"),
         )
 }
 
@@ -155,7 +154,7 @@ struct EnqueueBody {
 async fn enqueue_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
     let bodies = parse_body::<EnqueueBody>(request).await?.rollouts.into_iter();
     let new = bodies.map(RolloutBody::into_new).collect::<Result<Vec<_>, _>>()?;
-    let rollouts = service.store_without_expired().await?.enqueue(&new).await?;
+    let rollouts = service.checked().await?.enqueue(&new).await?;
     created_response(&rollouts.into_iter().map(Rollout::without_try).collect::<Vec<_>>())
 }
 
@@ -180,7 +179,7 @@ fn default_limit() -> i64 {
 
 async fn dequeue_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: DequeueBody = parse_optional_body(request).await?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let request = LeaseRequest {
         queues: vec![body.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
         wait: to_duration(body.wait_seconds),
@@ -201,9 +200,7 @@ async fn start_rollout(State(service): State<Shared>, request: Request) -> Route
     let mut body: RolloutBody = parse_body(request).await?;
     let worker = body.worker_id.take();
     let new = body.into_new()?;
-    created_response(
-        &service.store_without_expired().await?.start_rollout(&new, worker.as_deref()).await?,
-    )
+    created_response(&service.checked().await?.start_rollout(&new, worker.as_deref()).await?)
 }
 
 async fn list_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
@@ -215,15 +212,14 @@ async fn search_rollouts(State(service): State<Shared>, request: Request) -> Rou
 }
 
 async fn query_rollouts(service: &Shared, query: RolloutsQuery) -> RouteResult {
-    let paging = query.to_paging();
-    let page = paging.to_page_request(None)?;
-    let rollouts =
-        service.store_without_expired().await?.query_rollouts(&query.to_filter(), &page).await?;
+    let paging = query.paging();
+    let page = paging.page(None)?;
+    let rollouts = service.checked().await?.query_rollouts(&query.filter(), &page).await?;
     ok_response(&WirePage::new(rollouts, &paging))
 }
 
 async fn get_rollout(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
-    match service.store_without_expired().await?.rollout(&id).await? {
+    match service.checked().await?.rollout(&id).await? {
         Some(rollout) => ok_response(&rollout),
         None => {
             Err(ApiError::new(axum::http::StatusCode::NOT_FOUND, format!("Rollout {id} not found")))
@@ -233,17 +229,17 @@ async fn get_rollout(State(service): State<Shared>, Path(id): Path<String>) -> R
 
 #[derive(Deserialize)]
 struct UpdateBody {
-    #[serde(default, deserialize_with = "deserialize_raw_json")]
+    #[serde(default, deserialize_with = "raw")]
     input: Option<Json>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     mode: Option<Option<RolloutMode>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     resources_id: Option<Option<String>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     status: Option<Option<RolloutStatus>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     config: Option<Option<RolloutConfig>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     metadata: Option<Option<Json>>,
 }
 
@@ -267,7 +263,7 @@ async fn update_rollout(
         config,
         metadata: body.metadata,
     };
-    let updated = service.store_without_expired().await?.update_rollout(&id, &update).await;
+    let updated = service.checked().await?.update_rollout(&id, &update).await;
     let updated = updated.map_err(|error| match ApiError::from(error) {
         error if error.status == axum::http::StatusCode::NOT_FOUND => {
             let text =
@@ -291,9 +287,7 @@ async fn start_try(
     request: Request,
 ) -> RouteResult {
     let worker = parse_optional_body::<WorkerName>(request).await?.worker_id;
-    created_response(
-        &service.store_without_expired().await?.start_try(&id, worker.as_deref()).await?,
-    )
+    created_response(&service.checked().await?.start_try(&id, worker.as_deref()).await?)
 }
 
 async fn list_tries(
@@ -313,28 +307,25 @@ async fn search_tries(
 }
 
 async fn query_tries(service: &Shared, id: &str, query: &TriesQuery) -> RouteResult {
-    let paging = query.to_paging();
-    let page = paging.to_page_request(Some("sequence_id"))?;
-    ok_response(&WirePage::new(
-        service.store_without_expired().await?.query_tries(id, &page).await?,
-        &paging,
-    ))
+    let paging = query.paging();
+    let page = paging.page(Some("sequence_id"))?;
+    ok_response(&WirePage::new(service.checked().await?.query_tries(id, &page).await?, &paging))
 }
 
 async fn get_latest_try(State(service): State<Shared>, Path(id): Path<String>) -> RouteResult {
-    let rollout = service.store_without_expired().await?.rollout(&id).await?;
+    let rollout = service.checked().await?.rollout(&id).await?;
     ok_response(&rollout.and_then(|rollout| rollout.latest_try))
 }
 
 #[derive(Deserialize)]
 struct TryBody {
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     status: Option<Option<TryStatus>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     worker_id: Option<Option<String>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     last_heartbeat_time: Option<Option<f64>>,
-    #[serde(default, deserialize_with = "deserialize_present")]
+    #[serde(default, deserialize_with = "present")]
     metadata: Option<Option<Json>>,
 }
 
@@ -360,11 +351,7 @@ async fn update_try(
     };
     update.metadata.as_ref().map(|metadata| check_is_object("metadata", metadata)).transpose()?;
     ok_response(
-        &service
-            .store_without_expired()
-            .await?
-            .update_try(&id, &parse_try_selector(attempt_id), &update)
-            .await?,
+        &service.checked().await?.update_try(&id, &parse_try_selector(attempt_id), &update).await?,
     )
 }
 
@@ -377,7 +364,7 @@ struct WaitBody {
 
 async fn wait_for_rollouts(State(service): State<Shared>, request: Request) -> RouteResult {
     let body: WaitBody = parse_body(request).await?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let wait = body.timeout.map_or(MAX_WAIT, to_duration);
     // If a try exceeds its timeout during the wait, the server's timer ends it, which also ends
     // this wait.

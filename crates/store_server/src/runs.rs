@@ -121,7 +121,7 @@ impl ServedRuns {
         ServedRuns { dir, ttl, runs: Mutex::default() }
     }
 
-    fn find_or_insert_run(&self, name: &str) -> Arc<RwLock<ServedRun>> {
+    fn run(&self, name: &str) -> Arc<RwLock<ServedRun>> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(runs.entry(name.to_owned()).or_default())
     }
@@ -134,8 +134,8 @@ impl ServedRuns {
             let run = self.lock_for_read(name).await?.store(name)?.run().clone();
             return Ok(OpenedRun { run, epoch: 0, heartbeat });
         };
-        let mut run = self.find_or_insert_run(name).write_owned().await;
-        self.lock_run_file(&mut run, name).await?;
+        let mut run = self.run(name).write_owned().await;
+        self.lock(&mut run, name).await?;
         self.load_lease(&mut run, name).await?;
         let access = if is_new { StoreAccess::Start(&id) } else { StoreAccess::Resume(&id) };
         self.open_store(&mut run, name, access).await?;
@@ -214,11 +214,11 @@ impl ServedRuns {
     /// Returns [`StoreError::Leased`] if a trainer has the lease of the run, and an error if the
     /// run does not exist or its files cannot be removed.
     pub async fn remove_run(&self, name: &str) -> Result<(), StoreError> {
-        let mut run = self.find_or_insert_run(name).write_owned().await;
+        let mut run = self.run(name).write_owned().await;
         if run.store.is_none() {
             self.check_exists(name).await?;
         }
-        self.lock_run_file(&mut run, name).await?;
+        self.lock(&mut run, name).await?;
         self.load_lease(&mut run, name).await?;
         if let Some(lease) = &run.lease
             && let Some(rest) = lease.remaining_time(self.ttl)
@@ -243,7 +243,7 @@ impl ServedRuns {
 
     /// Locks the run `name` for a read, and returns it.
     pub async fn lock_for_read(&self, name: &str) -> Result<LockedRun, StoreError> {
-        let run = self.find_or_insert_run(name);
+        let run = self.run(name);
         let locked = Arc::clone(&run).read_owned().await;
         if locked.store.is_some() {
             return Ok(locked);
@@ -265,7 +265,7 @@ impl ServedRuns {
         epoch: u64,
         key: &str,
     ) -> Result<LockedRun, StoreError> {
-        let run = self.find_or_insert_run(name);
+        let run = self.run(name);
         let locked = Arc::clone(&run).read_owned().await;
         if locked.is_writable {
             locked.check_epoch(name, epoch, key)?;
@@ -280,7 +280,7 @@ impl ServedRuns {
             // the trainer would continue with an empty record.
             self.check_exists(name).await?;
         }
-        self.lock_run_file(&mut locked, name).await?;
+        self.lock(&mut locked, name).await?;
         self.load_lease(&mut locked, name).await?;
         locked.check_epoch(name, epoch, key)?;
         if !locked.is_writable {
@@ -295,7 +295,7 @@ impl ServedRuns {
     ///
     /// # Errors
     /// Returns [`Code::Unavailable`] if another server writes the run. Clients then wait for it.
-    async fn lock_run_file(&self, run: &mut ServedRun, name: &str) -> Result<(), StoreError> {
+    async fn lock(&self, run: &mut ServedRun, name: &str) -> Result<(), StoreError> {
         let Some(dir) = self.dir.clone().filter(|_| run.lock.is_none()) else { return Ok(()) };
         let path = dir.join(format!("{name}.lock"));
         run.lock = run_blocking(name, "open", move || {

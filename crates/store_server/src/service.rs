@@ -54,9 +54,9 @@ impl Service {
     }
 
     /// Ends expired tries, unless a search was recent, and returns the rollout store.
-    pub async fn store_without_expired(&self) -> Result<&dyn Rollouts, ApiError> {
+    pub async fn checked(&self) -> Result<&dyn Rollouts, ApiError> {
         if self.is_scan_due() {
-            self.expire_tries().await?;
+            self.scan().await?;
         }
         Ok(self.store())
     }
@@ -77,7 +77,7 @@ impl Service {
     }
 
     /// Ends all tries that exceeded a timeout.
-    pub async fn expire_tries(&self) -> Result<(), ApiError> {
+    pub async fn scan(&self) -> Result<(), ApiError> {
         for expired in self.store.expire_tries().await? {
             let rollout = &expired.rollout_id;
             let number = expired.number;
@@ -91,7 +91,7 @@ impl Service {
     pub async fn scan_every(&self, interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
-            if let Err(error) = self.expire_tries().await {
+            if let Err(error) = self.scan().await {
                 tracing::error!(body = %error.body, "cannot search for timeouts");
             }
         }

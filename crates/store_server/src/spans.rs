@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::request::{
     SpansQuery, parse_body, parse_json, parse_query, parse_try_selector, read_body_bytes,
 };
@@ -24,20 +24,20 @@ use crate::service::Shared;
 
 /// Returns the HTTP routes of spans.
 pub(crate) fn routes() -> Routes {
-    let spans = operation("List the spans of a rollout", 200, "Page<Span>");
+    let spans = op("List the spans of a rollout", 200, "Page<Span>");
     Routes::new("spans")
         .get("/spans", list_spans, spans.clone().query(SpansQuery::FIELDS))
-        .post("/spans", add_span, operation("Add a span", 201, "Span?").body("NewSpan"))
+        .post("/spans", add_span, op("Add a span", 201, "Span?").body("NewSpan"))
         .post("/spans/search", search_spans, spans.body("SpansQuery"))
         .post(
             "/spans/next",
             reserve_sequence_ids,
-            operation("Reserve sequence ids", 200, "SequenceId").body("NextSpan"),
+            op("Reserve sequence ids", 200, "SequenceId").body("NextSpan"),
         )
         .get(
             "/rollouts/{id}/calls",
             list_calls,
-            operation("Read model calls and rewards from spans", 200, "Calls")
+            op("Read model calls and rewards from spans", 200, "Calls")
                 .query(&["attempt_id", "agent"]),
         )
 }
@@ -166,10 +166,9 @@ async fn search_spans(State(service): State<Shared>, request: Request) -> RouteR
 }
 
 async fn query_spans(service: &Shared, query: SpansQuery) -> RouteResult {
-    let paging = query.to_paging();
-    let page = paging.to_page_request(Some("sequence_id"))?;
-    let spans =
-        service.store_without_expired().await?.query_spans(&query.to_filter()?, &page).await?;
+    let paging = query.paging();
+    let page = paging.page(Some("sequence_id"))?;
+    let spans = service.checked().await?.query_spans(&query.filter()?, &page).await?;
     Ok(build_page_response(&spans.items, paging.limit, paging.offset, spans.total))
 }
 
@@ -195,7 +194,7 @@ async fn list_calls(
     request: Request,
 ) -> RouteResult {
     let query: CallsQuery = parse_query(&request)?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     if store.rollout(&rollout_id).await?.is_none() {
         return Err(RolloutError::UnknownRollout { rollout_id }.into());
     }

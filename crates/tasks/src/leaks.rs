@@ -91,7 +91,7 @@ impl HeldOutQuestions {
         }
         let question = (!self.contextual.is_empty()).then(|| task.question_key());
         let about = question.filter(|question| self.contextual.contains(question));
-        let about = about.map(|question| question.with_context(task.context_key()));
+        let about = about.map(|question| question.with_context(task.context()));
         task.shown_keys().into_iter().chain(about).any(|key| self.keys.contains(&key))
     }
 
@@ -122,7 +122,7 @@ pub(super) fn own_keys(
     }
     let keys = tasks.iter().zip(&question_sets).map(|(task, question_set)| {
         if contextual.contains(&question_set.question) {
-            return vec![question_set.question.with_context(task.context_key())];
+            return vec![question_set.question.with_context(task.context())];
         }
         let unambiguous =
             (!ambiguous.contains(&question_set.question)).then_some(question_set.question);
@@ -149,7 +149,7 @@ fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Qu
         if !wanted.contains(&question) {
             continue;
         }
-        let context = task.context_key();
+        let context = task.context();
         let answer = task.answer_with_options();
         match seen.get_mut(&question) {
             None => {

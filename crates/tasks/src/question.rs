@@ -269,7 +269,7 @@ impl Task {
 
     /// Returns the key of the context of the question: the instructions, the turns before the
     /// question, and the fields that contain a context.
-    pub fn context_key(&self) -> QuestionKey {
+    pub fn context(&self) -> QuestionKey {
         let mut context: Vec<String> = self.instructions().map(normalize_spelling).collect();
         let turns = self.non_instruction_turns();
         let question_index = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);

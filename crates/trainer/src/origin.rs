@@ -269,7 +269,7 @@ impl RunOrigin {
         for (i, source) in recipe.tasks.iter().enumerate() {
             if let TaskSource::File(options) = source {
                 all.extend(
-                    options.path.list_files()?.into_iter().map(|file| (format!("tasks.{i}"), file)),
+                    options.path.files()?.into_iter().map(|file| (format!("tasks.{i}"), file)),
                 );
             }
         }

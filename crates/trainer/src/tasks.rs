@@ -242,7 +242,7 @@ impl Tasks {
                     let path = options.path.first().display();
                     let rest =
                         remove_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
-                    TrainSource::Listed(options.shuffle_training_tasks(rest, seed))
+                    TrainSource::Listed(options.training(rest, seed))
                 }
                 LoadedSource::Separate(tasks) => TrainSource::Listed(tasks),
                 LoadedSource::Environment(name, TaskList { train, .. }) => TrainSource::Listed(

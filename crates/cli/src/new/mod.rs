@@ -248,7 +248,7 @@ fn check_tasks_exist(tasks: &str) -> anyhow::Result<()> {
     if tasks == ARITHMETIC {
         return Ok(());
     }
-    let files = Paths::from(tasks).list_files().map_err(|error| unusable(error.to_string()))?;
+    let files = Paths::from(tasks).files().map_err(|error| unusable(error.to_string()))?;
     if let Some(missing) = files.iter().find(|file| !file.exists()) {
         return Err(unusable(format!(
             "{} does not exist; give `{ARITHMETIC}`, or a file with a question and an answer in \

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::triplets::{read_token_ids, remove_repeated_requests, to_triplet};
 use super::wire::{GatewayRollout, find_rollout, save_metadata};
 use crate::data_interface::new_reported_span;
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 use crate::request::{parse_body, parse_query};
 use crate::response::{ApiError, RouteResult, ok_response};
 use crate::service::Shared;
@@ -30,13 +30,12 @@ pub(super) fn routes() -> Routes {
         .post(
             "/rollouts/{id}/attempt/{attempt_id}/events",
             add_event,
-            operation("Report an event", 200, "EventV1").body("NewEventV1"),
+            op("Report an event", 200, "EventV1").body("NewEventV1"),
         )
         .get(
             "/rollouts/{id}/events",
             list_events,
-            operation("List the events of a rollout", 200, "[EventV1]")
-                .query(&["event_type", "format"]),
+            op("List the events of a rollout", 200, "[EventV1]").query(&["event_type", "format"]),
         )
 }
 
@@ -53,7 +52,7 @@ async fn add_event(
     request: Request,
 ) -> RouteResult {
     let EventBody { event_type, data } = parse_body(request).await?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let mut rollout = find_rollout(store, &id).await?;
     if rollout.rollout.latest_try.is_none() {
         rollout = start_first_try(&service, &id).await?;
@@ -164,7 +163,7 @@ async fn list_events(
     request: Request,
 ) -> RouteResult {
     let query: EventsQuery = parse_query(&request)?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let rollout = find_rollout(store, &id).await?;
     let events = read_events(store, &id).await?.into_iter().filter(|(attempt_id, event)| {
         attempt_id == rollout.attempt_id()

@@ -19,7 +19,7 @@ mod rollouts;
 mod triplets;
 mod wire;
 
-use crate::openapi::{Routes, operation};
+use crate::openapi::{Routes, op};
 
 /// Returns the HTTP routes of Agent Lightning 1.0.
 pub(crate) fn routes() -> Routes {
@@ -27,7 +27,7 @@ pub(crate) fn routes() -> Routes {
         Routes::new("agent-lightning-1.0").get(
             "/healthz",
             rollouts::health,
-            operation("Report that the server runs", 200, "Health"),
+            op("Report that the server runs", 200, "Health"),
         ),
     )
 }

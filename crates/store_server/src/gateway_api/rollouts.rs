@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 
 use super::events::read_attempt_ids;
 use super::wire::{GatewayFields, GatewayRollout, GatewayState, find_rollout, save_metadata};
-use crate::openapi::{Routes, operation};
-use crate::request::{deserialize_present, parse_body, parse_query};
+use crate::openapi::{Routes, op};
+use crate::request::{parse_body, parse_query, present};
 use crate::response::{ApiError, RouteResult, created_response, ok_response};
 use crate::service::Shared;
 
@@ -28,31 +28,31 @@ pub(super) fn routes() -> Routes {
         .post(
             "/rollouts",
             enqueue_rollouts,
-            operation("Enqueue rollouts", 201, "[RolloutV1]").body("EnqueueV1"),
+            op("Enqueue rollouts", 201, "[RolloutV1]").body("EnqueueV1"),
         )
         .get(
             "/rollouts",
             list_rollouts,
-            operation("List rollouts by state", 200, "[RolloutV1]").query(&["state_in", "limit"]),
+            op("List rollouts by state", 200, "[RolloutV1]").query(&["state_in", "limit"]),
         )
         .get(
             "/rollouts/terminal",
             list_terminal_rollouts,
-            operation("List rollouts that ended, from a cursor", 200, "TerminalV1")
+            op("List rollouts that ended, from a cursor", 200, "TerminalV1")
                 .query(&["after", "limit"]),
         )
         .get(
             "/rollouts/{id}",
             get_rollout,
-            operation("Return a rollout and the ids of its attempts", 200, "RolloutDetailV1"),
+            op("Return a rollout and the ids of its attempts", 200, "RolloutDetailV1"),
         )
         .route(
             "patch",
             "/rollouts/{id}",
             patch_rollout,
-            operation("Report the state of a rollout", 200, "RolloutV1").body("RolloutPatchV1"),
+            op("Report the state of a rollout", 200, "RolloutV1").body("RolloutPatchV1"),
         )
-        .route("delete", "/rollouts/{id}", delete_rollout, operation("Hide a rollout", 204, ""))
+        .route("delete", "/rollouts/{id}", delete_rollout, op("Hide a rollout", 204, ""))
 }
 
 pub(super) async fn health() -> RouteResult {
@@ -118,7 +118,7 @@ async fn enqueue_rollouts(
 ) -> RouteResult {
     let bodies: Vec<RolloutBody> = parse_body(request).await?;
     let new: Vec<NewRollout> = bodies.into_iter().map(RolloutBody::into_new).collect();
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let rollouts = store.enqueue(&new).await?.into_iter().map(GatewayRollout::new);
     let rollouts: Vec<GatewayRollout> = rollouts.collect();
     if let Some(deleted) = rollouts.iter().find(|of| of.extra.is_deleted) {
@@ -141,7 +141,7 @@ struct ListQuery {
 
 async fn list_rollouts(SharedState(service): SharedState<Shared>, request: Request) -> RouteResult {
     let query: ListQuery = parse_query(&request)?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let statuses = query.state_in.iter().flat_map(|state| state.matching_statuses()).collect();
     let filter = RolloutFilter { status_in: Some(statuses), ..RolloutFilter::default() };
     let limit = usize::try_from(query.limit).unwrap_or(0);
@@ -179,7 +179,7 @@ async fn list_terminal_rollouts(
     request: Request,
 ) -> RouteResult {
     let query: TerminalQuery = parse_query(&request)?;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let limit = usize::try_from(query.limit).unwrap_or(0).max(1);
     let mut after = u64::try_from(query.after).unwrap_or(0);
     let mut items = Vec::new();
@@ -213,7 +213,7 @@ async fn get_rollout(
     SharedState(service): SharedState<Shared>,
     Path(id): Path<String>,
 ) -> RouteResult {
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let rollout = find_rollout(store, &id).await?;
     let attempts = read_attempt_ids(store, &id).await?;
     ok_response(&json!({ "rollout": rollout.to_json(), "attempts": attempts }))
@@ -224,13 +224,13 @@ async fn get_rollout(
 #[derive(Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StatusPatch {
-    #[serde(deserialize_with = "deserialize_present")]
+    #[serde(deserialize_with = "present")]
     state: Option<Option<GatewayState>>,
-    #[serde(deserialize_with = "deserialize_present")]
+    #[serde(deserialize_with = "present")]
     k8s_job_name: Option<Option<String>>,
-    #[serde(deserialize_with = "deserialize_present")]
+    #[serde(deserialize_with = "present")]
     last_attempt_id: Option<Option<String>>,
-    #[serde(deserialize_with = "deserialize_present")]
+    #[serde(deserialize_with = "present")]
     error_message: Option<Option<String>>,
 }
 
@@ -248,7 +248,7 @@ async fn patch_rollout(
     let patch: RolloutPatch = parse_body(request).await?;
     // Of two concurrent reports, only one may find the transition permitted.
     let _permit = service.acquire_transition().await;
-    let store = service.store_without_expired().await?;
+    let store = service.checked().await?;
     let GatewayRollout { rollout, metadata, mut extra } = find_rollout(store, &id).await?;
     let Some(status) = patch.status.filter(|status| *status != StatusPatch::default()) else {
         return ok_response(&GatewayRollout { rollout, metadata, extra }.to_json());

@@ -105,7 +105,7 @@ impl FileOptions {
         split_seed: u64,
         matching: MatchingRule,
     ) -> Result<FileTasks, TaskError> {
-        let files = self.path.list_files()?;
+        let files = self.path.files()?;
         let mut loader = TaskLoader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
             loader.read_file_rows(number, file)?;
@@ -160,7 +160,7 @@ impl FileOptions {
     /// # Errors
     /// Returns an error if a file cannot be read, or there are no rows.
     pub fn rows(&self) -> Result<(Vec<FileRow>, Vec<String>), TaskError> {
-        let files = self.path.list_files()?;
+        let files = self.path.files()?;
         let mut loader = TaskLoader::new(self, files.len() > 1, 0, MatchingRule::default());
         loader.all = Some(Vec::new());
         for (number, file) in files.iter().enumerate() {
@@ -172,13 +172,13 @@ impl FileOptions {
     }
 
     /// Returns whether the field `field` can contain the question or the expected answer.
-    pub fn uses_field(&self, field: &str) -> bool {
+    pub fn uses(&self, field: &str) -> bool {
         template::list_field_paths(&self.question).contains(&field) || self.answer == field
     }
 
     /// Selects the training tasks from `rest`, the tasks that no source holds out: in random order,
     /// at most `limit` tasks, and each repeated `repeat` times.
-    pub fn shuffle_training_tasks(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
+    pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
         TaskRng::new(seed, RngPurpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
         std::iter::repeat_n(rest, self.repeat).flatten().collect()

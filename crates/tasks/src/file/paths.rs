@@ -53,7 +53,7 @@ impl Paths {
     ///
     /// # Errors
     /// Returns an error if a path matches no file.
-    pub fn list_files(&self) -> Result<Vec<PathBuf>, TaskError> {
+    pub fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
         let mut files: Vec<PathBuf> = Vec::new();
         for path in &self.0 {
             for file in find_files(path)? {
@@ -264,7 +264,7 @@ mod tests {
         }
         let files = |paths: &[&str]| {
             let paths = Paths(paths.iter().map(|path| root.join(path)).collect());
-            let files = paths.list_files().map_err(|error| error.to_string())?;
+            let files = paths.files().map_err(|error| error.to_string())?;
             let short = files
                 .iter()
                 .map(|file| file.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/"));
@@ -313,11 +313,11 @@ mod tests {
         ] {
             fs::write(root.join(name), "{}").unwrap();
         }
-        let all = Paths::from(root).list_files().unwrap();
+        let all = Paths::from(root).files().unwrap();
         assert_eq!(all, [root.join("test.json"), root.join("train.json")]);
         assert_eq!(find_mixed_split(&all), Some(&*root.join("test.json")));
         assert_eq!(find_mixed_split(&all[1..]), None);
-        assert_eq!(Paths::from(root.join("**/t*.json")).list_files().unwrap(), all);
+        assert_eq!(Paths::from(root.join("**/t*.json")).files().unwrap(), all);
     }
 
     #[test]

@@ -277,8 +277,7 @@ fn task_keeps_complete_row() {
     assert_eq!(serde_json::to_string(&**kept).unwrap(), row.replace(": ", ":").replace(", ", ","));
     assert!(kept["extra"]["id"].is_number() && kept["extra"]["rate"].is_number());
     // Clones share the row, also those of a task that is trained on several times.
-    let repeated =
-        FileOptions { repeat: 3, ..options.clone() }.shuffle_training_tasks(tasks.rest.clone(), 1);
+    let repeated = FileOptions { repeat: 3, ..options.clone() }.training(tasks.rest.clone(), 1);
     assert!(repeated.iter().all(|task| std::ptr::eq(&*task.row, &**kept)));
     // A recorded task contains the row, and tasks recorded without a row can still be read.
     let recorded = serde_json::to_value(&tasks.rest[0]).unwrap();
@@ -402,7 +401,7 @@ fn held_out_keys(tasks: &FileTasks) -> Vec<QuestionKey> {
 fn training_order_is_random_and_deterministic() {
     let (_dir, mut options) = file(&rows(0..90));
     let rest = options.load(0).unwrap().rest;
-    let train = |options: &FileOptions, seed| options.shuffle_training_tasks(rest.clone(), seed);
+    let train = |options: &FileOptions, seed| options.training(rest.clone(), seed);
     let all = train(&options, 7);
     assert_eq!(questions(&all), questions(&rest));
     assert_eq!(train(&options, 7), all);
