@@ -67,7 +67,7 @@ impl Activations {
 
     /// Returns the input and the state of a layer for the layer's backward pass. Recomputes the
     /// state if it is not stored. Afterwards, `keys_values` holds the layer's keys and values.
-    pub fn restore(
+    pub fn restore_layer(
         &mut self,
         model: &Transformer,
         layer: usize,

@@ -214,7 +214,7 @@ pub struct Adapter {
     pub options: LoraOptions,
     /// Name of the base model.
     base: String,
-    /// Offsets of the parameters in `master`.
+    /// Offsets of the adapter's parameters in `master`.
     pub layout: AdapterLayout,
     /// Values of the adapter's parameters: the matrices A and B of every adapted projection.
     pub master: Buffer,
@@ -361,7 +361,7 @@ impl Adapter {
     }
 
     /// Returns whether the adapter changes the matrix at `range` in the base weights.
-    pub fn adapts(&self, range: &Range<usize>) -> bool {
+    pub fn adapts_matrix(&self, range: &Range<usize>) -> bool {
         self.layout.maps.iter().flatten().any(|part| part.base == *range)
     }
 

@@ -21,7 +21,7 @@ use crate::transposed::TransposedWeights;
 /// Gradients of rows during the backward pass.
 #[derive(Default)]
 pub struct RowGradients {
-    /// Gradient of the residual stream.
+    /// Gradient of the residual stream, one row per token.
     pub dx: Buffer,
     dnormed: Buffer,
     dprojected: Buffer,
@@ -151,7 +151,7 @@ impl RowGradients {
         let hidden = config.hidden;
         let wide = config.intermediate;
         let epsilon = config.norm_epsilon;
-        let (input, state) = activations.restore(model, layer, rows, temporary, keys_values);
+        let (input, state) = activations.restore_layer(model, layer, rows, temporary, keys_values);
         let LayerState { raw, qkv, stats, attended, before_norms, middle, gate_up } = state;
         let TemporaryRows { normed, scratch, .. } = temporary;
         let map = |site| LinearMap { layer, site };

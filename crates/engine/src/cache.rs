@@ -13,7 +13,7 @@ use crate::radix::{Prefix, RadixTrees};
 /// Cache of keys and values in blocks with reference counts. A radix tree finds the blocks of known
 /// prefixes.
 pub struct KvCache {
-    /// Memory of the blocks.
+    /// Memory of the cache's blocks of keys and values.
     pub blocks: Blocks,
     limit: usize,
     /// Number of running sequences that use each block. `kept` counts the references of the radix
@@ -233,7 +233,7 @@ mod tests {
     /// A fork leaves an unused block above blocks that are all in use. It must be possible to
     /// allocate that block.
     #[test]
-    fn every_unused_block_can_be_allocated() {
+    fn every_unused_cache_block_can_be_allocated() {
         let mut cache = small_cache(4);
         let tokens: Vec<u32> = (0..70).collect();
         finish_sequence(&mut cache, &tokens[..40]);

@@ -95,7 +95,7 @@ pub fn save_merged(
     weights.layout.tensors.write_with(&dir.join(WEIGHTS), |entry| {
         let base = weights.parameters_at(&entry.range);
         match &adapter {
-            Some((adapter, array)) if adapter.adapts(&entry.range) => {
+            Some((adapter, array)) if adapter.adapts_matrix(&entry.range) => {
                 let mut merged = to_f64(base);
                 adapter.merge_into(array, &entry.range, &mut merged);
                 Cow::Owned(merged.into_iter().map(|v| v as f32).collect())

@@ -208,7 +208,7 @@ impl Encoder {
                 rows += ids.len();
             }
             let (now, later) = rest.split_at(taken.len());
-            self.run(now, &taken, &mut vectors);
+            self.encode_batch(now, &taken, &mut vectors);
             rest = later;
         }
         if vectors.iter().flatten().all(|x: &f32| x.is_finite()) {
@@ -223,7 +223,12 @@ impl Encoder {
 
     /// Encodes texts and appends their embedding vectors to `vectors`. `runs` are the ranges of
     /// rows of the texts.
-    fn run(&mut self, texts: &[Vec<u32>], runs: &[Range<usize>], vectors: &mut Vec<Vec<f32>>) {
+    fn encode_batch(
+        &mut self,
+        texts: &[Vec<u32>],
+        runs: &[Range<usize>],
+        vectors: &mut Vec<Vec<f32>>,
+    ) {
         let Encoder { compute, hidden, intermediate, .. } = self;
         let compute = &*compute;
         let hidden = *hidden;

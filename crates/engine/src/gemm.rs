@@ -110,9 +110,9 @@ pub enum RhsOperand<'a> {
 /// Whether a matmul overwrites its output C or adds to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputMode {
-    /// C is overwritten.
+    /// The product overwrites C.
     Set,
-    /// The result is added to C.
+    /// The product is added to C.
     Add,
 }
 

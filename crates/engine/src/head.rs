@@ -59,7 +59,7 @@ pub struct OutputHead {
 
 /// Destination of per-target results: slices with one value for each target of the batch.
 pub struct TargetResults<'a> {
-    /// Log-probabilities of the targets.
+    /// Log-probabilities of the targets, in the order of `batch.targets`.
     pub logprobs: &'a mut [f32],
     /// Entropy and Σ p² of the distribution that predicts each target, if requested.
     pub spread: Option<(&'a mut [f32], &'a mut [f32])>,
@@ -86,7 +86,7 @@ impl OutputHead {
     /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss and
     /// adds its gradient.
     #[allow(clippy::too_many_arguments)]
-    pub fn run(
+    pub fn compute_targets(
         &mut self,
         model: &Transformer,
         batch: &TreeBatch,

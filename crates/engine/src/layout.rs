@@ -31,7 +31,7 @@ pub enum LayerMap {
     Qkv,
     /// Output projection of attention.
     Output,
-    /// Gate and up, stacked along the outputs.
+    /// Gate and up projections of the feed-forward part, stacked along the outputs.
     GateUp,
     /// Down projection of the feed-forward part.
     Down,
@@ -116,7 +116,7 @@ pub struct ParameterLayout {
     pub embedding: Range<usize>,
     /// Layouts of the layers, first to last.
     pub layers: Vec<LayerLayout>,
-    /// Range of the final norm.
+    /// Range of the weights of the final norm.
     pub norm: Range<usize>,
     /// Range of the output head; equals the range of the embedding if head and embedding are tied.
     pub head: Range<usize>,

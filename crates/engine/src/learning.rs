@@ -74,7 +74,7 @@ pub struct TrainingState {
 /// Keys, values and gradients of the sequence that precedes the current unit, for batches that
 /// exceed the limit of rows.
 struct SequenceStack {
-    /// Keys and values of the sequence, for all layers.
+    /// Keys and values of the positions that precede the current unit, for all layers.
     blocks: Blocks,
     /// Gradients of the keys and values, by layer. Each position holds its keys, then its values.
     gradients: Vec<Buffer>,
@@ -226,7 +226,7 @@ impl TrainingState {
             activations.forward_only(model, packed_unit.rows(), temporary, &mut kv_blocks);
             let x = activations.output(unit.tokens.len() * model.weights.config.hidden);
             match critic {
-                None => head.run(
+                None => head.compute_targets(
                     model,
                     batch,
                     &unit,
@@ -235,9 +235,15 @@ impl TrainingState {
                     None,
                     &mut target_results,
                 ),
-                Some(critic) => {
-                    values.run(model, critic, batch, &unit, x, None, target_results.logprobs)
-                }
+                Some(critic) => values.compute_values(
+                    model,
+                    critic,
+                    batch,
+                    &unit,
+                    x,
+                    None,
+                    target_results.logprobs,
+                ),
             };
         }
         Ok(())
@@ -384,7 +390,7 @@ impl TrainingState {
         activations.forward_only(model, packed_unit.rows(), temporary, &mut kv_blocks);
     }
 
-    /// Runs a unit forward and backward.
+    /// Runs a unit forward and backward, and returns its statistics.
     #[allow(clippy::too_many_arguments)]
     fn train_unit(
         &mut self,
@@ -450,9 +456,9 @@ impl TrainingState {
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
             (Some(critic), Some(optimizer)) if loss.trains_values() => {
                 let gradient = Some((gradient, &mut optimizer.gradient[..]));
-                values.run(model, critic, batch, unit, x, gradient, found.logprobs)
+                values.compute_values(model, critic, batch, unit, x, gradient, found.logprobs)
             }
-            _ => head.run(
+            _ => head.compute_targets(
                 model,
                 batch,
                 unit,

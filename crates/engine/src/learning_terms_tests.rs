@@ -56,7 +56,7 @@ fn every_loss() -> Vec<Loss> {
 }
 
 #[test]
-fn terms_sum_to_loss_bitwise() {
+fn loss_terms_sum_to_loss_bitwise() {
     let config = tiny_config();
     let model = model(&config, 2);
     let mut sequences = test_sequences(config.vocabulary);

@@ -24,7 +24,7 @@ struct SystemFiles<'a> {
 struct CgroupHierarchy {
     /// Whether the hierarchy is of cgroup version 2.
     unified: bool,
-    /// Mount point of the hierarchy.
+    /// Path of the hierarchy's mount point.
     mount: PathBuf,
     /// Cgroup of the process, relative to the mount point.
     group: PathBuf,

@@ -212,7 +212,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Returns the bytes of each purpose.
+    /// Returns the planned bytes for each purpose.
     fn bytes_by_purpose(&self) -> [(MemoryPurpose, u64); 6] {
         [
             (MemoryPurpose::Weights, self.weights),
@@ -224,7 +224,7 @@ impl MemoryPlan {
         ]
     }
 
-    /// Returns the total in bytes.
+    /// Returns the total planned memory in bytes.
     pub fn total(&self) -> u64 {
         self.bytes_by_purpose().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
     }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn check_rejects_plan_over_budget() {
+    fn memory_plan_over_budget_is_rejected() {
         let options =
             EngineOptions { batch_tokens: 100, kv_memory_mb: 1, ..EngineOptions::default() };
         assert!(plan(&tiny_config(), &options, 1 << 30).check(1 << 30).is_ok());
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_includes_rotary_tables() {
+    fn memory_plan_includes_rotary_tables() {
         let mut config = ModelConfig { context: 1 << 20, ..tiny_config() };
         for tables in [1, 2] {
             let [short, long] = [1, 1 << 20].map(|context| {

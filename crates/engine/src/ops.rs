@@ -128,7 +128,7 @@ pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f3
     });
 }
 
-/// Helpers of the operations' tests.
+/// Helpers for the tests of operations.
 #[cfg(test)]
 pub(crate) mod testing {
     /// Returns reproducible values in ±`scale`/2.

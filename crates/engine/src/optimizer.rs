@@ -18,7 +18,7 @@ pub struct Optimizer {
     pub first: Buffer,
     /// Second moment of AdamW, one value per parameter.
     pub second: Buffer,
-    /// Number of steps taken.
+    /// Number of optimizer steps taken.
     pub steps: u64,
     /// Whether a gradient has accumulated. If not, the next matmuls overwrite `gradient`, which
     /// saves clearing and reading it.

@@ -43,7 +43,11 @@ impl Parameters<'_> {
 
     /// Calls `change` with every chunk and its values, on all threads, and packs the changed values
     /// while they are in the cache.
-    pub fn change(self, compute: &Compute, change: impl Fn(&ParameterChunk, &mut [f32]) + Sync) {
+    pub fn update_chunks(
+        self,
+        compute: &Compute,
+        change: impl Fn(&ParameterChunk, &mut [f32]) + Sync,
+    ) {
         let Parameters { tensors, master, packed } = self;
         let panels: Vec<_> =
             packed.into_iter().map(|(range, packed)| (range.start, packed.panels())).collect();
@@ -102,7 +106,7 @@ mod tests {
 
     /// Every parameter is changed once, and the packed copies match the changed values.
     #[test]
-    fn change_updates_parameters_and_packed_copies() {
+    fn parameter_change_updates_packed_copies() {
         for (tied, precision) in [(true, Precision::F32), (false, Precision::Bf16)] {
             let config = levade_model::ModelConfig { tied, qkv_bias: true, ..tiny_config() };
             let compute = Compute::with_isa(2, Isa::detect(), precision);
@@ -110,7 +114,7 @@ mod tests {
             let entries = weights.layout.tensors.entries.clone();
             let in_matrix =
                 |at: usize| entries.iter().any(|p| p.is_matrix() && p.range.contains(&at));
-            weights.parameters().change(&compute, |chunk, values| {
+            weights.parameters().update_chunks(&compute, |chunk, values| {
                 for (at, value) in chunk.range.clone().zip(values) {
                     assert_eq!(chunk.is_matrix, in_matrix(at), "{at}");
                     *value += 1.0 + (at % 251) as f32;

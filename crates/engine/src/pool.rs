@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn run_executes_every_task_once() {
+    fn thread_pool_executes_every_task_once() {
         for threads in [1, 2, 3] {
             let pool = ThreadPool::new(threads);
             for tasks in [0, 1, 2, 7, 1000] {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_region_panics_and_pool_recovers() {
+    fn nested_parallel_region_panics_and_pool_recovers() {
         let pool = ThreadPool::new(2);
         let num_rejected = AtomicUsize::new(0);
         pool.run(2, |_| {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeping_workers_wake_for_new_region() {
+    fn sleeping_pool_workers_wake_for_new_region() {
         let pool = ThreadPool::new(2);
         for _ in 0..3 {
             std::thread::sleep(3 * LINGER);

@@ -33,7 +33,7 @@ pub const fn words(precision: Precision, k: usize) -> usize {
 /// Instruction set and precision, which select the inner loops of matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
-    /// Vector instruction set.
+    /// Vector instruction set of the kernel.
     pub isa: Isa,
     /// Precision of the operands.
     pub precision: Precision,

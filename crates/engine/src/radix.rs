@@ -27,7 +27,7 @@ struct RadixNode {
 /// Cached prefix of a new sequence, whose keys and values the sequence can reuse.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
-    /// Number of positions that need not be computed.
+    /// Number of positions of the prefix, which need not be computed again.
     pub len: usize,
     /// Blocks that hold these positions. The last one must be copied if `len` ends inside it.
     pub blocks: Vec<u32>,

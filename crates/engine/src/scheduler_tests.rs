@@ -250,7 +250,7 @@ fn unpublished_policy_is_not_admitted() {
 
 /// Keys and values kept over an update serve only the sequences that computed them.
 #[tokio::test]
-async fn stale_cache_is_not_shared() {
+async fn stale_keys_and_values_are_not_shared() {
     const PROMPT: usize = 100;
     let model = model();
     let mut scheduler = scheduler(&model, 200, 16);

@@ -29,7 +29,7 @@ pub struct Sequence {
     /// Number of tokens with keys and values in `blocks`.
     pub computed: usize,
     pub blocks: Vec<u32>,
-    /// Whether some of these keys and values belong to weights that no longer sample.
+    /// Whether some of the computed keys and values belong to weights that no longer sample.
     pub is_stale: bool,
     /// Maximum length in tokens: prompt plus `max_tokens`, limited by the context.
     pub max_len: usize,

@@ -123,13 +123,13 @@ mod tests {
             assert!(found.has_same_words(&expected), "the head after {round} changes");
             weights
                 .parameters()
-                .change(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
+                .update_chunks(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
         }
     }
 
     /// In f32 there is no copy.
     #[test]
-    fn f32_matrices_are_not_copied() {
+    fn f32_matrices_are_not_copied_for_backward() {
         let compute = Compute::with_isa(1, Isa::detect(), Precision::F32);
         let weights = random_weights(&compute, &tiny_config(), 1);
         let map = LinearMap { layer: 0, site: LayerMap::Down };

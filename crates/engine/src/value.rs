@@ -43,7 +43,7 @@ impl ValueHeadBuffers {
     /// the gradients of the model to the first part of the pair, and adds the gradient of the value
     /// head to the second part.
     #[allow(clippy::too_many_arguments)]
-    pub fn run(
+    pub fn compute_values(
         &mut self,
         model: &Transformer,
         head: &ValueHead,

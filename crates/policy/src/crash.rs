@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_splits_name_and_count() {
+    fn crash_target_parses_name_and_count() {
         assert_eq!(name_and_count("optim_step"), ("optim_step".into(), 1));
         assert_eq!(name_and_count("optim_step:3"), ("optim_step".into(), 3));
     }

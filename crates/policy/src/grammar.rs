@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn restrict_masks_tokens_outside_the_set() {
+    fn token_set_masks_logits_outside_the_set() {
         let set: TokenSet = [1, 33, 70].into_iter().collect();
         let raw = [0.5; 40];
         let mut adjusted = [0.25; 40];

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn check_lists_all_choices_of_value() {
+    fn argument_error_lists_all_choices_of_value() {
         let sizes: Vec<String> = (0..12).map(|size| format!("size-{size}")).collect();
         let schema = json!({ "properties": {
             "unit": { "anyOf": [{ "type": "string", "enum": ["C", "F"] }, { "type": "null" }] },
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn check_reports_invalid_argument() {
+    fn argument_error_names_invalid_argument() {
         let schema = json!({
             "type": "object",
             "properties": {

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn argument_is_substituted_as_one_element() {
+    fn command_argument_is_substituted_as_one_element() {
         let tool = tool(
             &[
                 "grep",
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn new_rejects_invalid_commands() {
+    fn command_tool_rejects_invalid_commands() {
         for (command, why) in [
             (
                 &["grep", "{patern}"][..],

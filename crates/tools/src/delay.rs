@@ -54,7 +54,7 @@ mod tests {
     use crate::{Calculator, ToolOutput};
 
     #[tokio::test(start_paused = true)]
-    async fn delay_is_random_and_preserves_results() {
+    async fn tool_delay_is_random_and_preserves_results() {
         let min = Duration::from_secs(1);
         let upper = Duration::from_secs(3);
         let toolbox = DelayedToolbox::new(Arc::new(Calculator::default()), min..=upper);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_omits_experience_of_calling_agent() {
+    async fn help_request_omits_experience_of_calling_agent() {
         let mut context = context("a");
         context.task.experience = Some("Attempt 1: 7".to_owned());
         let slot = HelperSlot::new("clerk");

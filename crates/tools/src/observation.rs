@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_numbers_are_dropped_and_reported() {
+    fn invalid_rewards_and_metrics_are_dropped_and_reported() {
         let output = ToolOutput {
             reward: Some(0.5),
             metrics: BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn oversized_text_omits_middle() {
+    fn oversized_observation_omits_middle() {
         let flood = format!("a{}z", "x".repeat(3 * MAX_BYTES));
         let read = Observation::from_output(ToolOutput::text(flood)).text;
         assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MAX_BYTES + 100);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn error_prefix_is_added_once() {
+    fn observation_error_prefix_is_added_once() {
         for text in ["no city", "Error: no city"] {
             let observation = Observation::from_output(ToolOutput::error(CallError::Failed, text));
             assert_eq!(observation.text, "Error: no city");

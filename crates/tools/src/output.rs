@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_names_parts_that_are_not_text() {
+    fn tool_output_text_names_parts_that_are_not_text() {
         let image = json!({ "type": "image_url", "image_url": { "url": "data:," } });
         let Value::Object(image) = image else { panic!() };
         assert_eq!(output_of(vec![text_part("a"), text_part("b\n")]).read(), "ab\n");

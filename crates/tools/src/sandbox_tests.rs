@@ -93,7 +93,7 @@ async fn calls_without_persistence_share_no_variables() {
 }
 
 #[tokio::test]
-async fn call_explains_invalid_arguments() {
+async fn code_tool_explains_invalid_arguments() {
     let session = open(tool(keys(false))).await;
     for (arguments, why) in [
         (json!({}), "\"code\" is missing"),

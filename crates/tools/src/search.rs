@@ -220,9 +220,9 @@ impl SearchTool {
     }
 }
 
-/// Truncates a text to at most `max_results` characters.
-fn truncate_passage(text: &str, max_results: usize) -> String {
-    match text.char_indices().nth(max_results) {
+/// Truncates a passage to at most `max_characters` characters.
+fn truncate_passage(text: &str, max_characters: usize) -> String {
+    match text.char_indices().nth(max_characters) {
         Some((end, _)) => format!("{}…", text[..end].trim_end()),
         None => text.to_owned(),
     }

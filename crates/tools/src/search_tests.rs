@@ -66,7 +66,7 @@ async fn passages_are_numbered_titled_and_truncated() {
 }
 
 #[tokio::test]
-async fn call_explains_invalid_queries() {
+async fn search_tool_explains_invalid_queries() {
     let dir = build_index();
     let tool = local_tool(&dir, keys());
     for (arguments, why) in [

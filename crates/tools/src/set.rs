@@ -43,7 +43,7 @@ pub struct ToolSet {
     lists: ToolLists,
 }
 
-/// Toolbox of a set, with its settings there.
+/// Toolbox of a set, with its timeout and settings.
 #[derive(Clone)]
 struct ToolboxEntry {
     toolbox: Arc<dyn Toolbox>,

@@ -27,7 +27,7 @@ async fn texts(open: &mut OpenTools, calls: &[ToolCall]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn call_to_empty_set_is_an_error() {
+async fn call_to_empty_tool_set_is_an_error() {
     let mut open = set(Vec::new()).open(&context("a")).await.unwrap();
     assert_eq!(
         texts(&mut open, &[call("abacus", json!({}))]).await,

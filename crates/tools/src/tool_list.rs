@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn clashing_names_get_toolbox_prefix() {
+    fn clashing_tool_names_get_toolbox_prefix() {
         let boxes =
             [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
         let list = ToolList::new(&boxes).unwrap();

@@ -40,7 +40,7 @@ pub struct ResultTruncation {
     /// Maximum number of tokens of a tool result, with the tokenizer of the model. `None` means no
     /// limit.
     pub tokens: Option<(usize, Arc<Chat>)>,
-    /// Part of the tool result that is left out.
+    /// Part of the tool result that is left out if the result is too long.
     pub side: OmittedPart,
 }
 

@@ -40,7 +40,7 @@ fn truncated(max: usize, side: OmittedPart) -> Option<String> {
 }
 
 #[test]
-fn token_limit_uses_model_tokenizer() {
+fn truncation_token_limit_uses_model_tokenizer() {
     let chat = chat();
     let text = "The answer is 42 and more, naïve 😀 words come here.\n".repeat(40);
     for side in [OmittedPart::Left, OmittedPart::Right, OmittedPart::Middle] {
@@ -68,7 +68,7 @@ fn token_limit_uses_model_tokenizer() {
 }
 
 #[test]
-fn tighter_of_two_limits_applies() {
+fn tighter_of_two_truncation_limits_applies() {
     let text = "word ".repeat(1000);
     assert_eq!(
         both_limits(10).truncate(&text),

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Usage of a toolbox: its finished calls in this process, over all sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Number of calls.
+    /// Number of finished calls.
     pub calls: u64,
     /// Total duration of the calls. Concurrent calls each count in full.
     pub time: Duration,

@@ -78,7 +78,7 @@ struct StepRun {
     steps: usize,
 }
 
-/// Location of an rhs.
+/// Location from which a tile reads its right operand (rhs).
 #[derive(Clone, Copy)]
 enum RhsSource {
     /// The rhs comes from memory. Data that is read soon is prefetched into the first-level cache.

@@ -170,7 +170,7 @@ impl<const IN_ROWS: bool> LhsSteps<IN_ROWS> {
         unsafe { *at }
     }
 
-    /// Advances to the next step.
+    /// Advances the pointers to the next step of the lhs.
     #[inline(always)]
     pub fn step(&mut self) {
         let step = if IN_ROWS { 1 } else { self.stride };

@@ -36,7 +36,7 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
-    /// Returns the transpose.
+    /// Returns a view of the transposed matrix.
     pub fn transposed(self) -> Self {
         Matrix {
             data: self.data,
@@ -74,7 +74,7 @@ impl<'a> Matrix<'a> {
         (&self.data[first..], self.row_stride, self.col_stride)
     }
 
-    /// Returns the element at a row and a column.
+    /// Returns the element in row `row` and column `col`.
     pub fn element(&self, row: usize, col: usize) -> f32 {
         self.data[row * self.row_stride + col * self.col_stride]
     }

@@ -38,12 +38,12 @@ pub struct MicroKernelArgs {
 }
 
 impl MicroKernelArgs {
-    /// Returns the number of panels.
+    /// Returns the number of panels of B.
     pub fn num_panels(&self) -> usize {
         self.columns.div_ceil(NR)
     }
 
-    /// Returns the number of columns in a panel.
+    /// Returns the number of columns in panel `panel`.
     pub fn panel_columns(&self, panel: usize) -> usize {
         NR.min(self.columns - panel * NR)
     }

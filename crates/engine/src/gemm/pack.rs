@@ -359,7 +359,8 @@ mod bf16 {
     use super::{AHEAD, RUN, pair_columns_with};
     use crate::precision::pack_words;
 
-    /// Packs like [`pair_rows`](super::pair_rows).
+    /// Packs rows like [`pair_rows`](super::pair_rows), with the instruction that rounds pairs to
+    /// bf16.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub fn pair_rows(
         data: &[f32],
@@ -425,7 +426,7 @@ mod bf16 {
 const AHEAD: usize = 16;
 /// Number of runs of four rows that are transposed before the next four rows.
 const CHUNK: usize = 8;
-/// Number of runs to prefetch in a row.
+/// Number of runs of a row to prefetch in advance.
 const RUNS: usize = 8;
 
 /// Prefetches the cache line of `data[at]`, which can be past its end.

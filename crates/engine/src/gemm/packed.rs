@@ -12,11 +12,11 @@ use crate::precision::{Kernel, Precision, words};
 /// Layout of a K × N operand in panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PackedShape {
-    /// Precision of the words.
+    /// Precision of the packed words.
     precision: Precision,
     depth: usize,
     columns: usize,
-    /// Number of words per column.
+    /// Number of packed words per column.
     words: usize,
 }
 
@@ -119,7 +119,7 @@ impl PackedMatrix {
         Panels { data: SharedSlice::new(&mut self.data), shape: self.shape }
     }
 
-    /// Returns the precision of the words.
+    /// Returns the precision of the packed words.
     pub fn precision(&self) -> Precision {
         self.shape.precision
     }
@@ -153,7 +153,7 @@ pub struct Panels<'a> {
 }
 
 impl Panels<'_> {
-    /// Returns the number of panels.
+    /// Returns the number of panels of the matrix.
     pub fn num_panels(&self) -> usize {
         self.shape.panels()
     }

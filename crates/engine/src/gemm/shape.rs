@@ -24,11 +24,11 @@ pub struct RhsRows<'a> {
     pub blocks: &'a [*const f32],
     /// Number of rows in a block; the last block can have fewer.
     pub block: usize,
-    /// Total number of rows.
+    /// Total number of rows of the rhs, in all blocks.
     pub depth: usize,
     /// Distance between two rows of a block, in words.
     pub stride: usize,
-    /// Memory that is read after this rhs.
+    /// Memory that is read after this rhs, to prefetch.
     pub ahead: PrefetchTarget,
 }
 
@@ -55,7 +55,7 @@ impl<'a> RhsRows<'a> {
         }
     }
 
-    /// Returns start and number of rows of each block.
+    /// Returns the start address and the number of rows of each block.
     #[inline(always)]
     pub(super) fn iter_blocks(&self) -> impl Iterator<Item = (*const f32, usize)> + 'a {
         let block = self.block;

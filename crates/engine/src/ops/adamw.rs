@@ -39,7 +39,7 @@ struct AdamwStep {
     beta2: f32,
     keep: f32,
     rate: f32,
-    /// 1 / √(1 − β₂ᵗ).
+    /// Bias correction of the root of the second moment: 1 / √(1 − β₂ᵗ).
     root_correction: f32,
     epsilon: f32,
 }
@@ -84,7 +84,7 @@ pub fn step(
         .get(parameters.tensors.entries.len() / 2)
         .map(|entry| entry.range.start);
     let moments = moments.map(SharedSlice::new);
-    parameters.change(compute, |ParameterChunk { range, is_matrix, .. }, weights| {
+    parameters.update_chunks(compute, |ParameterChunk { range, is_matrix, .. }, weights| {
         if middle.is_some_and(|middle| range.contains(&middle)) {
             crash_point("in_optim_step");
         }

@@ -47,7 +47,7 @@ struct AttentionScratch {
     packed: Buffer,
     /// Attention scores, which attention weights overwrite, `[rows][positions]`.
     scores: Buffer,
-    /// Softmax normalizer of each row.
+    /// Softmax normalizer of each row of the tile.
     stats: [RowStats; MAX_ROWS],
     /// In bf16, attention weights packed as lhs operands, one for each part.
     weights: Buffer,
@@ -128,11 +128,11 @@ pub fn forward(
 
 /// Row of a tile: a query, and one of the heads that share a key head.
 struct TileRow {
-    /// Row in the batch.
+    /// Row of the query in the batch.
     row: usize,
     /// Number of positions of its sequence that the query attends to.
     seen: usize,
-    /// Index of the head within its group.
+    /// Index of the query head within its group.
     head_in_group: usize,
 }
 
@@ -436,7 +436,7 @@ impl ScoreTile<'_> {
 }
 
 simd! {
-    /// Returns the largest score.
+    /// Returns the largest attention score.
     fn max_score(scores: &[f32]) -> f32 {
         max(scores)
     }

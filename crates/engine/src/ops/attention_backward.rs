@@ -48,7 +48,7 @@ pub struct ForwardValues<'a> {
     pub qkv: &'a [f32],
     /// Output of attention, rows of `shape.query_width()`.
     pub out: &'a [f32],
-    /// (max, Σ e) for every row and head.
+    /// Softmax normalizer (max, Σ e) of every row and head.
     pub stats: &'a [f32],
 }
 
@@ -210,7 +210,7 @@ pub fn backward(
             });
             SCRATCH.with_borrow_mut(|scratch| {
                 let span = &spans[chunk.span];
-                scratch.run(
+                scratch.process_chunk(
                     compute.kernel(),
                     keys_values,
                     attention_window,
@@ -271,7 +271,7 @@ impl BackwardScratch {
     /// Processes one chunk of queries and one key head: fills the rows of the queries in `dqkv`,
     /// and the chunk's partial sums (dK, dV).
     #[allow(clippy::too_many_arguments)]
-    fn run(
+    fn process_chunk(
         &mut self,
         kernel: Kernel,
         keys_values: &KeyValues<'_>,

@@ -123,7 +123,7 @@ fn attention_forward_matches_f64_on_forest() {
 /// Weights computed as AMX operands equal packed weights bit for bit, with equal normalizers.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn amx_weights_match_packing() {
+fn amx_attention_weights_match_packed_weights() {
     if !Isa::available().contains(&Isa::Amx) {
         return;
     }

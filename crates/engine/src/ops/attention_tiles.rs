@@ -119,7 +119,7 @@ mod tests {
         /// Every row is in one tile, no tile is too tall, and the shared blocks of a tile are in
         /// all of its sequences, before all of its queries.
         #[test]
-        fn tiles_cover_all_rows_once(
+        fn attention_tiles_cover_all_rows_once(
             spans in prop::collection::vec((0usize..1500, 1usize..40, 0u32..4, 0usize..50), 1..20),
             group in 1usize..8, max_rows in 14usize..33,
         ) {

@@ -36,7 +36,7 @@ simd! {
     }
 }
 
-/// √(2/π).
+/// Factor √(2/π) in the tanh approximation of GELU.
 const ROOT: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 

@@ -133,12 +133,12 @@ impl Blocks {
         }
     }
 
-    /// Returns the number of blocks.
+    /// Returns the number of blocks in use.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Returns whether there are no blocks.
+    /// Returns whether no block is in use.
     #[cfg(any(test, feature = "testing"))]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()

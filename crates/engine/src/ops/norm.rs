@@ -33,13 +33,13 @@ simd! {
     }
 }
 
-/// Computes 1 / sqrt(mean(x²) + ε).
+/// Computes the inverse RMS of a row: 1 / sqrt(mean(x²) + ε).
 #[inline(always)]
 fn inverse(x: &[f32], epsilon: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
 }
 
-/// Computes Σ x y z in fixed lanes.
+/// Computes Σ x y z over three slices of equal length, in fixed lanes.
 #[inline(always)]
 fn triple_dot(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -130,9 +130,9 @@ simd! {
 /// with rows `stride` apart.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLayout {
-    /// Distance between rows.
+    /// Distance between the starts of two rows, in values.
     pub stride: usize,
-    /// First value of the first head.
+    /// Index of the first value of the first head in a row.
     pub offset: usize,
     /// Number of heads in a row.
     pub heads: usize,

@@ -20,7 +20,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Computes tables for positions below `context`.
+    /// Computes the rotary tables for positions below `context`.
     pub fn new(rope: &Rope, head_dim: usize, context: usize) -> Self {
         let half = head_dim / 2;
         let frequencies: Vec<f32> = (0..half).map(|i| frequency(rope, i, head_dim)).collect();
@@ -139,7 +139,7 @@ mod tests {
     const AT: HeadLayout = HeadLayout { stride: 20, offset: 3, heads: 2, head_dim: 8 };
 
     #[test]
-    fn rotation_matches_f64_reference_and_inverts() {
+    fn rope_rotation_matches_f64_reference_and_inverts() {
         let compute = Compute::new(1);
         let table = RopeTable::new(&Rope { theta: 10_000.0, scaling: RopeScaling::None }, 8, 100);
         let positions = [0, 1, 99];
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn scaling_divides_long_wavelengths_only() {
+    fn rope_scaling_divides_only_long_wavelengths() {
         let plain = Rope { theta: 500_000.0, scaling: RopeScaling::None };
         let llama3 = stretched(RopeScaling::Llama3 {
             factor: 8.0,

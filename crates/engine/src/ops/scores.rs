@@ -6,7 +6,7 @@
 pub struct QueryRow {
     /// Largest attention score of the query.
     pub max: f32,
-    /// 1 / Σ exp(s − max).
+    /// Inverse of the softmax sum: 1 / Σ exp(s − max).
     pub inverse: f32,
     /// D = dO · O, the mean of dO Vᵀ over the attention weights.
     pub mean: f32,
@@ -27,9 +27,9 @@ pub struct ScoreRows<'a> {
     pub seen: usize,
     /// Distance between the starts of two rows, in values.
     pub stride: usize,
-    /// Scores; in f32, weights afterwards.
+    /// Attention scores; in f32, overwritten by attention weights.
     pub p: &'a mut [f32],
-    /// dO Vᵀ; in f32, score gradients afterwards.
+    /// Products dO Vᵀ; in f32, overwritten by score gradients.
     pub s: &'a mut [f32],
     /// In bf16, weights and score gradients afterwards, as words of two rows each, `stride` apart.
     pub pairs: [&'a mut [f32]; 2],

@@ -13,9 +13,9 @@ const BLOCK: usize = 1024;
 pub struct SoftmaxNormalizer {
     /// Largest scaled logit of the row.
     pub max: f32,
-    /// Σ exp(z − max).
+    /// Softmax sum of the row: Σ exp(z − max).
     pub sum: f64,
-    /// ln of `sum`.
+    /// Natural logarithm of `sum`.
     pub log_sum: f32,
 }
 
@@ -118,7 +118,7 @@ pub struct TokenDistribution<'a> {
     z: &'a [f32],
     /// Softmax normalizer of the row, with the same numbers as [`exponentiate`].
     pub normalizer: SoftmaxNormalizer,
-    /// Σ exp(z − max) of every block.
+    /// Σ exp(z − max) of every block of logits.
     blocks: Vec<f64>,
 }
 

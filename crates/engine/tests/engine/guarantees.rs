@@ -336,7 +336,7 @@ async fn training_engine_reports_its_pause() {
 /// version that sampled it, and its log-probability equals the one that training computes under
 /// those weights, unless the cache was kept.
 #[tokio::test]
-async fn completions_continue_across_update() {
+async fn completions_continue_across_weight_update() {
     // A learner's command lets completions run for a while first, so this completion has to be
     // long.
     const NEW: usize = 1500;

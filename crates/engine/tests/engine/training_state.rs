@@ -189,7 +189,7 @@ async fn critic_trains_and_restores_from_files() {
 }
 
 #[test]
-fn start_rejects_invalid_options() {
+fn engine_start_rejects_invalid_options() {
     let config = tiny_config();
     let start = |options: EngineOptions| {
         let compute = Compute::new(1);

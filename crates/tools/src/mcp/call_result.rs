@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_show_text_and_structured_content() {
+    fn mcp_error_results_show_text_and_structured_content() {
         let both = json!({ "content": [text("no such city")], "structuredContent": { "near": "Rome" }, "isError": true });
         assert_eq!(failed_text(both), "no such city\n{\"near\":\"Rome\"}");
         assert_eq!(
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_type_is_shown_or_named() {
+    fn every_content_block_type_is_shown_or_named() {
         for (content, want) in [
             (
                 json!([{ "type": "video", "data": "AAAA" }, text("after")]),

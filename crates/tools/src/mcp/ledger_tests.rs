@@ -52,7 +52,7 @@ fn number(id: &RequestId) -> i64 {
 }
 
 #[test]
-fn responses_are_accepted_in_all_formats() {
+fn json_rpc_responses_are_accepted_in_all_formats() {
     let result = json!({ "content": [], "structuredContent": { "x": null } });
     for text in [
         r#"{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":NaN}}}"#,
@@ -114,7 +114,7 @@ fn unreadable_response_fails_request() {
 }
 
 #[test]
-fn errors_are_accepted_in_all_formats() {
+fn json_rpc_errors_are_accepted_in_all_formats() {
     for (error, want) in [
         (r#"{"code":-1}"#, "an error without a message, code -1"),
         (
@@ -427,7 +427,7 @@ fn discovery_request() -> ClientRequest {
 }
 
 #[test]
-fn list_change_is_taken_once() {
+fn tool_list_change_is_reported_once() {
     let ledger = RequestLedger::default();
     assert!(!ledger.take_list_changed());
     ledger.read(br#"{"method":"notifications/tools/list_changed"}"#, None);

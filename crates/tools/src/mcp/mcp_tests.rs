@@ -213,7 +213,7 @@ async fn call_returns_without_missing_tool_list() {
 }
 
 #[tokio::test]
-async fn progress_extends_timeout_up_to_limit() {
+async fn progress_reports_extend_timeout_up_to_limit() {
     let idle = Duration::from_secs(5);
     let toolbox = mcp(McpKeys { progress_seconds: Some(9.0), ..bad() });
     let set = ToolSet::new(vec![Arc::new(toolbox) as Arc<dyn Toolbox>], idle).unwrap();
@@ -324,7 +324,7 @@ fn tool_names(session: Box<dyn Session>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn open_explains_failed_start() {
+async fn open_error_explains_failed_server_start() {
     let error = opening_error("import nothing_of_this_name").await;
     assert!(error.contains("code 1") && error.contains("ModuleNotFoundError"), "{error}");
     let error = opening_error("import sys; sys.stdin.readline(); print('hello')").await;

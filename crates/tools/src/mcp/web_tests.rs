@@ -443,7 +443,7 @@ async fn busy_server_is_retried_after_delay() {
 }
 
 #[tokio::test]
-async fn open_explains_unusable_server() {
+async fn open_error_explains_unusable_server() {
     let cases: &[(FaultInjector, &[&str])] = &[
         (
             |_, _, _| {

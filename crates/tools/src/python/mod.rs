@@ -154,7 +154,7 @@ pub struct PythonTools {
 }
 
 impl PythonTools {
-    /// Creates the toolbox `name`. No process is started yet.
+    /// Creates the toolbox `name` of the Python tools in `keys`. No process is started yet.
     ///
     /// # Errors
     /// Returns an error if keys are missing, conflict or are out of range.

@@ -144,7 +144,7 @@ fn argument_validator(url: &str, parameters: &Value) -> Result<ArgumentValidator
 }
 
 impl HttpEndpoint {
-    /// Creates the toolbox `name`.
+    /// Creates the toolbox `name` for the endpoint in `keys`.
     ///
     /// # Errors
     /// Returns an error if options are invalid or conflict, or if an environment variable with a
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn arguments_fill_url_query_and_body() {
+    async fn endpoint_arguments_fill_url_query_and_body() {
         let (address, heard) =
             service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
         let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn url_rejects_unknown_placeholders() {
+    fn endpoint_url_rejects_unknown_placeholders() {
         let parameters = json!({ "properties": { "city": { "type": "string" } } });
         super::argument_validator("http://h/{city}?x=1", &parameters).unwrap();
         for (url, parameters, want) in [

@@ -237,7 +237,7 @@ mod tests {
     use crate::web::testing::service;
 
     #[tokio::test]
-    async fn node_lists_and_calls_tools() {
+    async fn agentdock_node_lists_and_calls_tools() {
         let (address, heard) = service(|_, path| match path {
             "/mcpapi/tools" => {
                 let bare = json!({"type": "function", "function": {"name": "web.back", "description": null}});
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn output_accepts_all_content_formats() {
+    fn node_output_accepts_all_content_formats() {
         assert_eq!(read_output(json!({"content": "plain"})), "plain");
         assert_eq!(read_output(json!({"content": [1, 2]})), "[1,2]");
         let parts = json!({"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]});

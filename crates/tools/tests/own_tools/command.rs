@@ -28,7 +28,7 @@ async fn run_command(set: &ToolSet, argument: &str) -> Observation {
 }
 
 #[tokio::test]
-async fn program_gets_arguments_and_json_line() {
+async fn command_program_gets_arguments_and_json_line() {
     let dir = tempfile::tempdir().unwrap();
     let nasty = "$(id); \"it's\" {text} --x\n";
     let set = command(&["printf", "%s|%s", "{text}", "a {text}"], dir.path(), LONG);
@@ -48,7 +48,7 @@ async fn program_gets_arguments_and_json_line() {
 }
 
 #[tokio::test]
-async fn failure_reports_exit_status_and_last_output() {
+async fn failed_command_reports_exit_status_and_last_output() {
     let dir = tempfile::tempdir().unwrap();
     let of = async |script: &str| {
         run_command(&command(&["sh", "-c", script], dir.path(), LONG), "x").await
@@ -70,7 +70,7 @@ async fn failure_reports_exit_status_and_last_output() {
 }
 
 #[tokio::test]
-async fn long_output_keeps_both_ends() {
+async fn long_command_output_keeps_both_ends() {
     let dir = tempfile::tempdir().unwrap();
     let of = async |script: &str| {
         run_command(&command(&["sh", "-c", script], dir.path(), LONG), "x").await.text
@@ -82,7 +82,7 @@ async fn long_output_keeps_both_ends() {
 }
 
 #[tokio::test]
-async fn timeout_ends_program_and_descendants() {
+async fn command_timeout_ends_program_and_descendants() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("children");
     let script = format!(
