@@ -19,9 +19,9 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswerScorer {
-    /// Criterion for a correct answer.
+    /// Criterion by which an answer counts as equal to an accepted answer.
     pub compare: Comparison,
-    /// Location of the answer in the completion.
+    /// Location of the answer in the completion's text.
     #[serde(alias = "place")]
     pub location: AnswerLocation,
     /// Score of an answer that is present but wrong, in 0..=1. The default is 0.
@@ -44,7 +44,7 @@ impl Default for AnswerScorer {
     }
 }
 
-/// Criterion for a correct answer.
+/// Criterion by which a short text answer is scored: equality, containment or word overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Comparison {
@@ -57,17 +57,18 @@ pub enum Comparison {
     F1,
 }
 
-/// Location of the answer in the completion.
+/// Location of a short answer in the completion's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerLocation {
-    /// Inside the last `<answer>…</answer>`.
+    /// The answer is the text inside the last `<answer>…</answer>`.
     #[default]
     Tag,
-    /// The complete text is the answer.
+    /// The completion's complete text is the answer.
     Text,
-    /// Given by the field `answer_schema` of the task's row: `boxed` selects the last box, and any
-    /// other name selects the last pair of tags of that name. `answer` is the default.
+    /// The field `answer_schema` of the task's row specifies the location: `boxed` selects the last
+    /// `\boxed{…}`, and any other name selects the last pair of tags of that name. The default is
+    /// `answer`.
     Schema,
 }
 
@@ -116,7 +117,7 @@ impl AnswerScorer {
         }
     }
 
-    /// Grades a text as an answer to a task.
+    /// Scores a text as the answer to a task, against the task's expected answer.
     fn grade_of(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
         let schema = match self.location {
             AnswerLocation::Schema => Some(schema_of(task)?),
@@ -196,8 +197,8 @@ pub(crate) fn text_in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     text[start..].split_once(&close).map(|(inside, _)| inside.trim())
 }
 
-/// Parses the expected answers: one text or several. `true` accepts `yes` or `true`, and `false`
-/// accepts `no` or `false`.
+/// Parses the expected answers of a task: one text or a list of texts. The JSON value `true`
+/// accepts `yes` or `true`, and `false` accepts `no` or `false`.
 fn parse_expected(expected: &Value) -> Result<Vec<ShortAnswer>, ScoreError> {
     let open = |text: &str| vec![ShortAnswer::new(text, false)];
     let texts = |value: &Value| match value {

@@ -16,30 +16,30 @@
 
 use std::borrow::Cow;
 
-/// A fenced block of code.
+/// A fenced code block of a Markdown text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Block<'t> {
-    /// Name of the language; empty if the fence specifies none.
+    /// Name of the block's programming language. Empty if the fence names no language.
     language: &'t str,
     code: Cow<'t, str>,
 }
 
-/// An opening fence.
+/// The opening fence of a Markdown code block.
 #[derive(Debug, Clone, Copy)]
 struct Fence<'t> {
     mark: char,
     length: usize,
-    /// Column of the first fence character.
+    /// Column of the first fence character, from 0.
     column: usize,
     /// Column of the text around the fence: the content column of the enclosing list item, or 0.
     outer_column: usize,
-    /// Number of quotation markers before the fence.
+    /// Number of Markdown quotation markers (`>`) before the fence.
     quotes: usize,
     info: &'t str,
 }
 
-/// A position in a line, with the rest of the line. A tab advances the column to the next multiple
-/// of four.
+/// A position in a line of Markdown, with the rest of the line. A tab advances the column to the
+/// next multiple of four.
 #[derive(Debug, Clone, Copy)]
 struct Cursor<'t> {
     rest: &'t str,
@@ -51,7 +51,7 @@ impl<'t> Cursor<'t> {
         Cursor { rest: line, column: 0 }
     }
 
-    /// Skips white space up to column `max_column`; `usize::MAX` skips all of it.
+    /// Skips white space up to column `max_column`; `usize::MAX` skips all leading white space.
     fn skip_blanks(&mut self, max_column: usize) {
         while self.column < max_column {
             self.column += match self.rest.as_bytes().first() {
@@ -63,7 +63,8 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    /// Skips one quotation marker and the space after it. Returns whether there was a marker.
+    /// Skips one Markdown quotation marker (`>`) and the space after it. Returns whether there was
+    /// a marker.
     fn skip_quote(&mut self) -> bool {
         let mut after = *self;
         after.skip_blanks(usize::MAX);
@@ -73,8 +74,8 @@ impl<'t> Cursor<'t> {
         true
     }
 
-    /// Skips a list marker (`-`, `+`, `*`, `1.`, `1)`) and the white space after it. Returns
-    /// whether there was a marker.
+    /// Skips a Markdown list marker (`-`, `+`, `*`, `1.`, `1)`) and the white space after it.
+    /// Returns whether there was a marker.
     fn skip_item(&mut self) -> bool {
         let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
         let mark = match self.rest.as_bytes().get(digits) {
@@ -100,16 +101,16 @@ impl<'t> Cursor<'t> {
     }
 }
 
-/// Returns the length of the fence of `mark` characters at the start of a text, or 0 if there is
-/// none.
+/// Returns the length of the code fence at the start of a text, which consists of at least three
+/// `mark` characters. Returns 0 if the text does not start with a fence.
 fn fence_length(text: &str, mark: char) -> usize {
     Some(text.len() - text.trim_start_matches(mark).len())
         .filter(|length| *length >= 3)
         .unwrap_or(0)
 }
 
-/// Finds the opening fence of a line. `items` holds the columns of the enclosing list items, and is
-/// updated.
+/// Finds the opening fence of a code block on a line of Markdown. `items` contains the content
+/// columns of the enclosing list items, and is updated.
 fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     let mut cursor = Cursor::new(line);
     let mut quotes = 0;
@@ -146,14 +147,14 @@ fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
 }
 
 impl<'t> Fence<'t> {
-    /// Returns a line of the block without its quotation markers, or `None` if the quotation has
-    /// ended.
+    /// Returns a line of the code block without its quotation markers (`>`), or `None` if the
+    /// quotation has ended.
     fn inside(&self, line: &'t str) -> Option<Cursor<'t>> {
         let mut cursor = Cursor::new(line);
         (0..self.quotes).all(|_| cursor.skip_quote()).then_some(cursor)
     }
 
-    /// Returns the text after a closing fence on its line, or `None` if the line has no closing
+    /// Returns the text after the closing fence on a line, or `None` if the line has no closing
     /// fence.
     fn closing(&self, mut cursor: Cursor<'t>) -> Option<&'t str> {
         cursor.skip_blanks(usize::MAX);
@@ -162,13 +163,13 @@ impl<'t> Fence<'t> {
         fits.then(|| cursor.rest[length..].trim_end())
     }
 
-    /// Returns whether a line is outside the list item that contains the block.
+    /// Returns whether a line is outside of the list item that contains the code block.
     fn is_outside(&self, mut cursor: Cursor<'t>) -> bool {
         cursor.skip_blanks(usize::MAX);
         !cursor.rest.trim_end().is_empty() && cursor.column < self.outer_column.min(self.column)
     }
 
-    /// Appends a line of the block to `code`, without the indentation of the opening fence.
+    /// Appends a line of the code block to `code`, without the indentation of the opening fence.
     fn add(&self, cursor: Cursor<'t>, code: &mut String) {
         let mut after = cursor;
         after.skip_blanks(self.column);
@@ -178,9 +179,9 @@ impl<'t> Fence<'t> {
     }
 }
 
-/// Returns the first word of an info string without braces and dots, and whether it is a language
-/// name. It is one in `python`, `{.python}`, `{python}` and `python title="x"`, but not in a line
-/// of code.
+/// Returns the first word of a code fence's info string, without braces and dots, and whether this
+/// word names a language. `python`, `{.python}`, `{python}` and `python title="x"` name a language,
+/// but a line of code does not.
 fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     let mut words = info.split_whitespace();
     let name = words.next().unwrap_or_default().trim_matches(|c| matches!(c, '{' | '}' | '.'));
@@ -192,9 +193,10 @@ fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     (name, is_one_of(name, known) || words.all(is_attribute))
 }
 
-/// Returns the index of the first line that has a fence followed by text, if a later line has a
-/// fence that can open a block: the model meant to close its block there. Each item of `lines` is
-/// the text after the fence on a line, or `None` for a line without a fence.
+/// Returns the index of the first line whose fence is followed by text, if a later line has a fence
+/// that can open a block. The model then meant to close its block at the first of these fences.
+/// Each item of `lines` is the text after the fence on a line, or `None` for a line without a
+/// fence.
 fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> {
     let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "+-#_.{}".contains(c));
     let mut first = None;
@@ -208,8 +210,8 @@ fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> 
     None
 }
 
-/// Returns the fenced blocks in order, and whether the last block has no closing fence. If
-/// `lenient`, any fence closes a block even if text follows it.
+/// Returns the fenced code blocks of a Markdown text in order, and whether the last block has no
+/// closing fence. If `lenient`, any fence closes a block even if text follows it.
 fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, bool) {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let mut blocks = Vec::new();
@@ -262,8 +264,8 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
     (blocks, is_open)
 }
 
-/// Returns the code between three backticks within lines. Models write it when they do not use
-/// blocks.
+/// Returns the code between three backticks within a line. Models write such code when they do not
+/// use code blocks.
 fn in_line<'t>(text: &'t str, known: &[&str]) -> Vec<Block<'t>> {
     let block = |inside: &'t str| {
         let (first, rest) =
@@ -285,15 +287,15 @@ fn is_one_of(name: &str, known: &[&str]) -> bool {
     known.iter().any(|one| name.eq_ignore_ascii_case(one))
 }
 
-/// Returns whether a text has a fence. If it does, code outside of blocks does not count.
+/// Returns whether a text has a code fence. If so, code outside of code blocks does not count.
 pub(crate) fn has_fence(text: &str) -> bool {
     text.contains("```") || text.lines().any(|line| opening(line, &mut Vec::new()).is_some())
 }
 
-/// Returns the code of the last block in one of these languages. If no block names one of them,
-/// returns the last block without a language rather than the last block, because an answer often
-/// ends with a block of the program's output. If all blocks name other languages, returns the last
-/// one. Blocks without code are ignored.
+/// Returns the code of the last Markdown code block whose language is one of `languages`. If there
+/// is no such block, returns the last block without a language, because an answer often ends with a
+/// block of the program's output. If all blocks name other languages, returns the last block.
+/// Blocks without code are ignored.
 pub(crate) fn last_in<'t>(text: &'t str, languages: &[&str]) -> Option<Cow<'t, str>> {
     let filled = |blocks: Vec<Block<'t>>| -> Vec<Block<'t>> {
         blocks.into_iter().filter(|block| !block.code.trim().is_empty()).collect()

@@ -8,19 +8,20 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Position, relative to the number, at which a phrase is a bound.
+/// Position of a phrase such as "at least", relative to the number that the phrase bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
-    /// Directly before or directly after the number.
+    /// The phrase stands directly before or directly after the number.
     Any,
-    /// Directly before the number.
+    /// The phrase stands directly before the number.
     Before,
-    /// Directly after the number.
+    /// The phrase stands directly after the number.
     Behind,
 }
 use Position::{Any, Before, Behind};
 
-/// Phrases with their position and their effect on the number. `|` separates phrases.
+/// Phrases that bound or deny a number: their position relative to the number, their effect such as
+/// `≥`, and the phrases, separated by `|`.
 const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
@@ -204,7 +205,7 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (Behind, "maybe", "perhaps|maybe|i guess|i suppose"),
 ];
 
-/// Phrases of the table by their first word, in descending order of length.
+/// Phrases of [`PHRASES`] by their first word, longest phrases first.
 static BY_WORD: LazyLock<HashMap<&'static str, Vec<Phrase>>> = LazyLock::new(|| {
     let mut by_word: HashMap<_, Vec<Phrase>> = HashMap::new();
     for (position, sign, phrases) in PHRASES {
@@ -225,7 +226,7 @@ struct Phrase {
     words: Vec<&'static str>,
 }
 
-/// Negations in languages that are written without spaces.
+/// Negations in languages that are written without spaces between words.
 const DENIALS: &[&str] = &[
     "不是",
     "不等",
@@ -243,8 +244,8 @@ const DENIALS: &[&str] = &[
     "不正确",
 ];
 
-/// Bounds and doubts in languages that are written without spaces. They can be parts of words. If a
-/// phrase contains another one, it precedes it.
+/// Bounds and doubts about a number, in languages that are written without spaces. They can be
+/// parts of words. A longer phrase precedes the phrases that it contains.
 const JOINED: &[(&str, &str)] = &[
     ("不少于", "≥"),
     ("不小于", "≥"),
@@ -310,7 +311,8 @@ const JOINED: &[(&str, &str)] = &[
     ("错", "≠"),
 ];
 
-/// Like [`JOINED`], but only directly after the number.
+/// Bounds and doubts that count only directly after a number, in languages that are written without
+/// spaces.
 const JOINED_BEHIND: [(&str, &str); 13] = [
     ("分之", "part"),
     ("以外", "≠"),
@@ -327,7 +329,7 @@ const JOINED_BEHIND: [(&str, &str); 13] = [
     ("이 틀", "≠"),
 ];
 
-/// Suffixes that change the value of the number before them: 5的两倍.
+/// Suffixes that change the value of the number before them, such as 倍 (times) in 5的两倍.
 const MULTIPLES: &[&str] = &[
     "倍",
     "一半",
@@ -347,7 +349,7 @@ const MULTIPLES: &[&str] = &[
     "次方",
 ];
 
-/// Nouns that, followed by "of", change the value of a number: the square of 5.
+/// Nouns that, followed by "of", change the value of the number after them: the square of 5.
 const FUNCTIONS: &[&str] = &[
     "multiple",
     "multiples",
@@ -381,7 +383,8 @@ const FUNCTIONS: &[&str] = &[
     "doppelte",
 ];
 
-/// Like [`FUNCTIONS`], in other languages and with the preposition.
+/// Nouns with a preposition that change the value of the number after them, in languages other than
+/// English: "hälfte von" (half of).
 const OTHER_FUNCTIONS: &[&str] = &[
     "hälfte von",
     "doppelte von",
@@ -399,14 +402,16 @@ const OTHER_FUNCTIONS: &[&str] = &[
     "viel wie",
 ];
 
-/// Returns the bound that a word directly after a number expresses.
+/// Returns the bound that a word directly after a number expresses, such as `≥`, or `None` if the
+/// word is not a bound.
 pub(crate) fn bound_behind(word: &str) -> Option<&'static str> {
     let word = word.to_lowercase();
     phrase(&[word.as_str()], |position, _| position == Behind).map(|(sign, _)| sign)
 }
 
-/// Returns the bound that `words`, directly after a number, start with, and its number of words.
-/// Considers phrases that are bounds only after a number, and the bounds ≥ and ≤.
+/// Returns the bound at the start of `words`, which directly follow a number, and the number of
+/// words in the bound. Considers phrases that are bounds only after a number, and the bounds ≥ and
+/// ≤.
 pub(crate) fn phrase_behind(words: &[&str]) -> Option<(&'static str, usize)> {
     let behind = |position: Position, sign: &str| {
         position == Behind || (position == Any && ["≥", "≤"].contains(&sign))
@@ -414,8 +419,8 @@ pub(crate) fn phrase_behind(words: &[&str]) -> Option<(&'static str, usize)> {
     phrase(words, behind)
 }
 
-/// Returns the bound that `text`, directly after a number, starts with. `text` has no spaces
-/// between words.
+/// Returns the bound at the start of `text`, which directly follows a number in a language without
+/// spaces between words. Returns `None` if there is no bound.
 pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
     let mut parts = JOINED.iter().chain(&JOINED_BEHIND);
     let found = parts.find(|(part, _)| text.starts_with(part)).map(|(_, sign)| *sign);
@@ -426,28 +431,29 @@ pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
     found.or(denial.then_some("≠")).or(is_multiple_behind(text).then_some("multiple"))
 }
 
-/// Returns whether `text`, directly after a number, starts with a word that changes its value.
-/// `text` has no spaces between words.
+/// Returns whether `text`, which directly follows a number, starts with a word that changes the
+/// number's value, such as 的两倍 (twice). `text` has no spaces between words.
 pub(crate) fn is_multiple_behind(text: &str) -> bool {
     let word: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
     names_multiple(&word)
 }
 
-/// Returns whether a word after a number changes its value: 的两倍.
+/// Returns whether a word after a number changes its value, such as 的两倍 (twice).
 fn names_multiple(word: &str) -> bool {
     MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
 }
 
-/// Returns the bound that `text`, directly before a number, ends with. `text` has no spaces between
-/// words.
+/// Returns the bound at the end of `text`, which directly precedes a number in a language without
+/// spaces between words. Returns `None` if there is no bound.
 pub(crate) fn joined_before(text: &str) -> Option<&'static str> {
     let found = JOINED.iter().find(|(part, _)| text.ends_with(part)).map(|(_, sign)| *sign);
     let denial = || DENIALS.iter().any(|denial| text.ends_with(denial)).then_some("≠");
     found.or_else(denial)
 }
 
-/// Returns the effect and the number of words of the longest matching phrase at the start of
-/// `words`, which must be in lower case.
+/// Returns the effect of the longest known phrase at the start of `words`, such as `≥` for "at
+/// least", and the phrase's number of words. `words` must be in lower case. `fits` selects phrases
+/// by position and effect.
 fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'static str, usize)> {
     let candidates = BY_WORD.get(*words.first()?)?;
     let starts =
@@ -457,8 +463,8 @@ fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'st
     Some((found.sign, found.words.len()))
 }
 
-/// Returns the bound at the start of `words`, and its number of words. `before` is whether a number
-/// follows the words.
+/// Returns the bound at the start of `words`, such as `≥` for "at least", and the bound's number of
+/// words. `before` is whether a number follows the words.
 pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize)> {
     let lower: Vec<String> = words.iter().take(8).map(|word| word.to_lowercase()).collect();
     let lower: Vec<&str> = lower.iter().map(String::as_str).collect();

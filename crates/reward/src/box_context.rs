@@ -18,10 +18,10 @@ use crate::retraction::{gives_up, retracts};
 use crate::unsettled::{is_marked_value_unsettled, is_unsettled_before};
 use crate::{bounds, doubts, languages, words};
 
-/// Maximum number of characters before and after a box that are examined.
+/// Maximum number of characters before and after a `\boxed{…}` that are examined.
 const REACH: usize = 300;
 
-/// White space and LaTeX commands that only change the layout.
+/// White space and LaTeX commands that only change the layout of a formula.
 const SPACES: [&str; 12] = [
     " ",
     "\\,",
@@ -37,18 +37,18 @@ const SPACES: [&str; 12] = [
     "\\right",
 ];
 
-/// LaTeX commands whose argument is an operand.
+/// LaTeX commands whose argument is an operand of the command's operation.
 const OPERATIONS: [&str; 8] =
     ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
 
-/// LaTeX commands for operators and for factors.
+/// LaTeX commands for operators and for factors of a product.
 const FACTORS: [&str; 16] = [
     "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp",
     "alpha", "theta", "ast",
 ];
 
-/// LaTeX commands whose argument is text. A box after such a command is not multiplied by the
-/// argument.
+/// LaTeX commands whose argument is text. A `\boxed{…}` after such a command is not multiplied by
+/// the argument.
 const TEXTS: [&str; 14] = [
     "text",
     "textbf",
@@ -70,13 +70,14 @@ const TEXTS: [&str; 14] = [
 const EXTREMES: [&str; 8] =
     ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
 
-/// Prepositions that do not bound a box directly after them: "from above \\boxed{5}".
+/// Prepositions that do not bound the value of a `\boxed{…}` directly after them: "from above
+/// \\boxed{5}".
 const PREPOSITIONS: [&str; 12] = [
     "above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till",
     "but",
 ];
 
-/// Effects of the words before a box that make its content no answer.
+/// Effects of the words before a `\boxed{…}` with which its content is not an answer.
 const CHANGES: [&str; 20] = [
     "≠",
     "≈",
@@ -100,8 +101,9 @@ const CHANGES: [&str; 20] = [
     "reciprocal",
 ];
 
-/// Returns the answer that `inside`, the content at `range` in `text`, states together with the
-/// text around it. Returns `None` if the surrounding text shows that the content is not an answer.
+/// Returns the answer that a `\boxed{…}` states together with the surrounding text. `inside` is the
+/// box's content, and `range` is the box's position in `text`. Returns `None` if the surrounding
+/// text shows that the content is not an answer.
 pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
     let start = text[..range.start].char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
     let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();
@@ -121,15 +123,16 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     with_suffix(after, prefixed)
 }
 
-/// Returns whether the text after the box at `range` denies or retracts the answer in the box.
+/// Returns whether the text after the `\boxed{…}` at `range` denies or retracts the answer in the
+/// box.
 pub(crate) fn is_retracted(text: &str, range: &Range<usize>) -> bool {
     let after = &text[range.end..];
     let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\。".contains(c));
     retracts(behind) || gives_up(behind) || doubts::is_taken_back(after, true)
 }
 
-/// Returns whether words or digits next to a box make it a part of another value: "half of",
-/// "squared", the `12` of `12,000`.
+/// Returns whether words or digits next to a `\boxed{…}` make its content a part of another value:
+/// "half of", "squared", the `12` of `12,000`.
 fn is_operand(before: &str, after: &str) -> bool {
     let line = after.split('\n').next().unwrap_or_default();
     let plain = without_latex(line);
@@ -142,38 +145,39 @@ fn is_operand(before: &str, after: &str) -> bool {
         || bounds::is_multiple_behind(plain.trim_start())
 }
 
-/// Words before a box that change its value.
+/// Matches words before a `\boxed{…}` that change its value.
 static OPERAND_BEFORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(?:half|twice|thrice|double|triple)(?:\s+of)?|\b(?:third|quarter|fifth|tenth|percent)s?\s+of|%\s+of)\s*$",
         r"|\b(?:suppose|assume|imagine|if)\s+(?:that\s+)?(?:the\s+(?:\w+\s+)?(?:answer|result|value)|it)\s+(?:is|was|were)\s*$",
     ))
 });
-/// Words before a box that is an example, or a member of a pair or an interval.
+/// Matches words before a `\boxed{…}` that is an example, or a member of a pair or an interval.
 static EXAMPLE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:e\.\s?g\.,?|(?:for\s+(?:example|instance)|(?:format|template)\s+(?:is|like)|please\s+(?:put|write|place|give|enter|enclose|box|provide|use|answer|reply)|(?:put|write|place)\s+your)\b)[^.!?]*$",
         r"|[(\[{]\s*-?\d[\d.]*\s*,\s*$",
     ))
 });
-/// Digits that continue on the left of a box: `0.\boxed{12}`.
+/// Matches digits whose number continues in the following box: `0.\boxed{12}`.
 static DIGITS_BEFORE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\d[.,]$"));
-/// Digits that continue on the right of a box: `\boxed{12}.5`, `\boxed{12}\,000`, `\boxed{1}½`.
+/// Matches digits that continue the number in the preceding box: `\boxed{12}.5`, `\boxed{12}\,000`,
+/// `\boxed{1}½`.
 static DIGITS_AFTER: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^(?:(?:\\,|\{,\}|[.,:])?\d|[eE][+-]?\d|[¼½¾⅓⅔⅛]|\\[dt]?frac)"));
-/// Words after a box that change its value.
+/// Matches words after a `\boxed{…}` that change its value.
 static OPERAND_AFTER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[\s*)\\\]]*(?:(?:squared|cubed|factorial)\b|(?:more|less|fewer|greater|higher|lower)\s+than\s+[$\\]?\d",
         r"|or\s+(?:maybe\s+|perhaps\s+|possibly\s+)?\d)",
     ))
 });
-/// A word of sign before a box.
+/// Matches a word for a negative sign before a `\boxed{…}`.
 static NEGATIVE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)(?:^|[^\d\s$})])\s*\b(?:minus|negative)[\s$]*$"));
 
-/// Returns the LaTeX command at the end of a text, without its backslash. Returns an empty text if
-/// there is none.
+/// Returns the name of the LaTeX command at the end of a text, without its backslash. Returns an
+/// empty text if there is no command.
 fn last_command(text: &str) -> &str {
     let letters = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     if letters.ends_with('\\') { &text[letters.len()..] } else { "" }
@@ -188,7 +192,7 @@ fn without_spaces(text: &str) -> &str {
     text
 }
 
-/// Returns the index of the brace that opens the group at the end of a text.
+/// Returns the index of the opening brace of the LaTeX group that ends a text.
 fn group_start(text: &str) -> Option<usize> {
     let mut depth = 0;
     text.char_indices().rev().find_map(|(at, c)| {
@@ -201,7 +205,8 @@ fn group_start(text: &str) -> Option<usize> {
     })
 }
 
-/// Returns the answer with a sign or a bound before it. Returns `None` if the box is an operand.
+/// Returns the boxed answer together with a sign or relation before the box. Returns `None` if the
+/// box is an operand of a larger expression.
 fn with_prefix(before: &str, inside: &str) -> Option<String> {
     let opener =
         ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
@@ -284,7 +289,7 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
     }
 }
 
-/// Returns whether the words before a box negate or bound its content: "not", "at least".
+/// Returns whether the words before a `\boxed{…}` negate or bound its content: "not", "at least".
 fn is_denied(before: &str) -> bool {
     let plain = without_latex(before);
     let plain = plain.trim_end();
@@ -307,7 +312,8 @@ fn is_denied(before: &str) -> bool {
     words.first() == Some(&"if") && words.contains(&"were") && words.contains(&"would")
 }
 
-/// Returns the answer with a magnitude or a unit after it. Returns `None` if the box is an operand.
+/// Returns the boxed answer together with a magnitude or unit after the box. Returns `None` if the
+/// box is an operand of a larger expression.
 fn with_suffix(after: &str, inside: String) -> Option<String> {
     let line = after.split('\n').next().unwrap_or_default();
     let end =

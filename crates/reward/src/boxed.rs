@@ -16,7 +16,7 @@ pub(crate) fn last_box(text: &str) -> Option<&str> {
     last_box_and_range(text).map(|(inside, _)| inside)
 }
 
-/// Returns the content of the last box, and the byte range from its command to its end.
+/// Returns the content of the last `\boxed{…}`, and the byte range from its command to its end.
 pub(crate) fn last_box_and_range(text: &str) -> Option<(&str, Range<usize>)> {
     let find = |name: &str| text.rfind(name).map(|at| (at, at + name.len()));
     let (start, after) = find("\\boxed").max(find("\\fbox"))?;
@@ -43,8 +43,8 @@ pub(crate) fn last_box_and_range(text: &str) -> Option<(&str, Range<usize>)> {
     None
 }
 
-/// Removes text and font commands from the content of a box (`\text{Paris}`, `\textbf{Paris}`), and
-/// the backslashes that LaTeX needs before some characters (`C\#`, `a\_b`).
+/// Removes text and font commands from the content of a `\boxed{…}` (`\text{Paris}`,
+/// `\textbf{Paris}`), and the backslashes that LaTeX needs before some characters (`C\#`, `a\_b`).
 pub(crate) fn without_text_commands(inside: &str) -> String {
     let mut text = inside.to_owned();
     loop {
@@ -75,17 +75,17 @@ const COMPUTES: [&str; 42] = [
     "vert", "gcd", "lcm", "max", "min",
 ];
 
-/// LaTeX commands with arguments, with their number of arguments. In a unit (`\frac{m}{s^2}`), the
-/// arguments contain no numbers except exponents.
+/// LaTeX commands that have arguments, with their number of arguments. In a unit (`\frac{m}{s^2}`),
+/// the arguments contain no numbers except exponents.
 const WRAPS: [(&str, u32); 6] =
     [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
 
-/// Letters that are not units. Directly after a number, they multiply it.
+/// Letters that are not units. Directly after a number, they are factors of it.
 const FACTORS: [&str; 15] = [
     "x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda",
 ];
 
-/// Kind of the token that was read last, ignoring white space.
+/// Kind of the token that was parsed last, ignoring white space.
 #[derive(PartialEq)]
 enum Last {
     Nothing,
@@ -157,8 +157,8 @@ fn unit_follows(reader: &mut Reader) -> bool {
         || (letters(reader.peek(0)) && letters(reader.peek(1)))
 }
 
-/// Returns whether a superscript keeps the value of the number: a degree sign, or the suffix of an
-/// ordinal.
+/// Returns whether a superscript leaves the value of its number unchanged: a degree sign, or the
+/// suffix of an ordinal.
 fn is_mark(raised: &str) -> bool {
     ["circ", "degree", "°", "th", "st", "nd", "rd"].iter().any(|mark| raised.contains(mark))
 }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// Superscript digits, signs and letters, with the plain character of each.
+/// Superscript digits, signs and letters, each with its plain character.
 const RAISED: [(char, char); 22] = [
     ('⁰', '0'),
     ('¹', '1'),
@@ -35,13 +35,13 @@ const RAISED: [(char, char); 22] = [
     ('ᵈ', 'd'),
 ];
 
-/// Zeros of blocks of ten consecutive digits, from 0 to 9.
+/// The digit zero of each script. The digits from 0 to 9 of a script are consecutive characters.
 const ZEROS: [char; 20] = [
     '٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐',
     '０',
 ];
 
-/// Characters that are replaced by another spelling.
+/// Characters and the spelling that replaces them, such as `‰` by "permille".
 const SPELLED: [(char, &str); 68] = [
     ('‰', " permille "),
     ('−', "-"),
@@ -113,7 +113,8 @@ const SPELLED: [(char, &str); 68] = [
     ('″', "''"),
 ];
 
-/// Returns a text in the spelling that the parsers accept. An ASCII text is returned unchanged.
+/// Replaces characters of a text by the spelling that the number parsers accept. An ASCII text is
+/// returned unchanged.
 pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
@@ -208,7 +209,8 @@ fn lowered(c: char) -> Option<char> {
     }
 }
 
-/// Returns numerator and denominator of a fraction character.
+/// Returns the numerator and the denominator of a fraction character such as `½`, or `None` for any
+/// other character.
 fn fraction(c: char) -> Option<(String, String)> {
     if !matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉') {
         return None;

@@ -5,7 +5,7 @@ use crate::words;
 /// Maximum number of characters of a sentence that are examined.
 pub(crate) const MAX_CHARS: usize = 2000;
 
-/// A part of a sentence between white space.
+/// A part of a sentence between two white spaces: a word, a value or a sign.
 #[derive(Debug)]
 pub(crate) struct Chunk<'t> {
     /// Characters of the chunk without surrounding markup and punctuation.
@@ -21,12 +21,12 @@ pub(crate) struct Chunk<'t> {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
-    /// Digits, a formula, a LaTeX command, or a bracket that contains one of these.
+    /// A value: digits, a formula, a LaTeX command, or a bracket that contains one of these.
     Value,
-    /// A sign between values.
+    /// An operator sign between two values.
     Operator,
     Word,
-    /// A bracket that starts with a word.
+    /// A remark: a bracket that starts with a word.
     Remark,
 }
 
@@ -39,12 +39,12 @@ impl Chunk<'_> {
         words.iter().any(|word| self.is_word(word))
     }
 
-    /// Returns whether the chunk is a value, in digits or in words.
+    /// Returns whether the chunk is a number, written in digits or in words.
     pub fn has_value(&self) -> bool {
         self.kind == Kind::Value || self.is_number()
     }
 
-    /// Returns whether the chunk is a number in words.
+    /// Returns whether the chunk is a number that is written in words.
     pub fn is_number(&self) -> bool {
         self.kind == Kind::Word
             && self.text.split('-').all(|word| {
@@ -54,8 +54,8 @@ impl Chunk<'_> {
             })
     }
 
-    /// Returns whether a bracket after a value derives or explains it: (3 × 4) and ($3 each) do,
-    /// but (x + 1) does not.
+    /// Returns whether a bracket after a value derives or explains the value: (3 × 4) and ($3 each)
+    /// do, but (x + 1) does not.
     pub fn explains(&self) -> bool {
         let is_word = |word: &str| word.chars().count() > 1;
         let mut words = self
@@ -71,7 +71,7 @@ impl Chunk<'_> {
             }
     }
 
-    /// Returns whether a word belongs to the value before it.
+    /// Returns whether a word belongs to the number before it, such as a unit or a magnitude.
     pub fn belongs_to_value(&self) -> bool {
         let lower = self.text.to_lowercase();
         let word = lower.replace('.', "");
@@ -137,7 +137,7 @@ pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
     found
 }
 
-/// Returns the length in bytes of the chunk at the start of a text.
+/// Returns the length, in bytes, of the chunk at the start of a text.
 fn length(text: &str) -> usize {
     let plain = text.find(char::is_whitespace).unwrap_or(text.len());
     // A formula does not end directly before a digit: a dollar sign there starts an amount of
@@ -211,7 +211,8 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
     Chunk { text, start, end: start + text.len(), kind, stop }
 }
 
-/// Returns the content between the delimiters of a formula.
+/// Returns the content of a formula without its delimiters, or `None` if the text has no
+/// delimiters.
 pub(crate) fn inside(text: &str) -> Option<&str> {
     [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
         let inside = text.strip_prefix(open)?.strip_suffix(close)?;

@@ -22,11 +22,11 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 /// output.
 const MAX_OUTPUT: usize = 512 << 10;
 
-/// Options of a program that scores final answers.
+/// Recipe keys of a scorer that runs a program of the user on each final answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
-    /// The program and its arguments.
+    /// Program and its arguments.
     pub command: Vec<String>,
     /// Timeout for one run of the program, in seconds. Above 0 and at most 1e9. Default: 60.
     #[serde(default = "minute")]
@@ -44,15 +44,15 @@ fn minute() -> f64 {
     60.0
 }
 
-/// Scorer that starts a program for each answer.
+/// Scorer that starts a program of the user for each final answer.
 #[derive(Debug, Clone)]
 pub struct CommandScorer {
     keys: CommandKeys,
     supervisor: Supervisor,
 }
 
-/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if
-/// it is neither.
+/// Parses a program's output as a score: a number, or an object with the field `value`. Returns
+/// `None` for any other output.
 fn parse_score(text: &str) -> Option<Score> {
     let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
     number.or_else(|_| serde_json::from_str(text)).ok()
@@ -76,11 +76,11 @@ impl Scorer for CommandScorer {
 impl CommandKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         if self.command.first().is_none_or(String::is_empty) {
-            return Err(self.broken("is empty: give a program and its arguments"));
+            return Err(self.broken("command is empty: set it to a program and its arguments"));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
             return Err(self.broken(format!(
-                "has seconds = {}, but it must be more than 0 and at most 1e9",
+                "seconds = {}, but it must be above 0 and at most 1e9",
                 self.seconds
             )));
         }
@@ -108,7 +108,7 @@ impl CommandScorer {
         let limit = Duration::from_secs_f64(self.keys.seconds);
         match with_timeout(limit, self.run_program(text, expected)).await {
             Some(score) => score,
-            None => Err(self.broken(format!("did not respond within {limit:?}"))),
+            None => Err(self.broken(format!("the program did not respond within {limit:?}"))),
         }
     }
 
@@ -126,10 +126,10 @@ impl CommandScorer {
         );
         // Dropping `run` also ends all processes that the program has started.
         let mut run =
-            started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
+            started.map_err(|error| self.broken(format!("cannot start the program: {error}")))?;
         let output = run.wait().await.map_err(|error| self.broken(error))?;
         if let Some(why) = output.start_error() {
-            return Err(self.broken(format!("cannot be started: {why}")));
+            return Err(self.broken(format!("cannot start the program: {why}")));
         }
         if output.code != Some(0) {
             let last =
@@ -233,8 +233,8 @@ mod tests {
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
             (shell("echo 2"), "printed 2, but a score must be in 0..=1"),
             (with("sleep 9", |keys| keys.seconds = 0.05), "did not respond within 50ms"),
-            (with("", |keys| keys.command = vec!["/no/such".into()]), "cannot be started"),
-            (with("", |keys| keys.folder = "/no/such".into()), "cannot be started"),
+            (with("", |keys| keys.command = vec!["/no/such".into()]), "cannot start"),
+            (with("", |keys| keys.folder = "/no/such".into()), "cannot start"),
             (with("", |keys| keys.command = vec![]), "is empty"),
         ] {
             let error = scorer.grade("", &Value::Null).await.unwrap_err().to_string();

@@ -15,8 +15,8 @@ use crate::retraction::{REJECTIONS, takes_back};
 use crate::short::{ShortAnswer, normalize};
 use crate::{Rational, doubts, numbers};
 
-/// Returns whether a text states an answer at least once without a denial. Returns false if the
-/// answer contains neither words nor digits.
+/// Returns whether a text states the expected answer at least once without a denial. Returns false
+/// if the answer contains neither words nor digits.
 pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
     let words = want.text.split(' ').count();
     if !want.has_words {
@@ -77,8 +77,8 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
     })
 }
 
-/// Returns the value of the number that starts in a byte range of a text, according to [`numbers`].
-/// Thus "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
+/// Returns the value of the number in a byte range of a text, in which the words around the number
+/// count: "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
 /// not contain exactly one number.
 fn value(text: &str, range: Range<usize>) -> Option<Rational> {
     let digit = range.start + text[range.clone()].find(|c: char| c.is_ascii_digit())?;
@@ -86,8 +86,8 @@ fn value(text: &str, range: Range<usize>) -> Option<Rational> {
     numbers::at(text, digit).filter(|_| is_only)?.value
 }
 
-/// Returns whether a text states an answer in a script that is written without spaces between
-/// words.
+/// Returns whether a text states the expected answer in a script that is written without spaces
+/// between words.
 fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
     let own = ShortAnswer::new(text, false);
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
@@ -137,36 +137,37 @@ fn is_denied(before: &str, after: &str) -> bool {
 
 static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"[^\s\u2014]+"));
 static POSSESSIVE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:'|\u2019)s?[.,;:!?)]*$"));
-/// Scripts that are written without spaces between words: Han, Kana, and scripts of Southeast Asia.
+/// Matches a character of a script that is written without spaces between words: Han, Kana, and
+/// scripts of Southeast Asia.
 static JOINED_SCRIPT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 });
 static DENIED_JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫|不可能[是为])$")
 });
-/// Punctuation in these scripts.
+/// Matches punctuation of scripts that are written without spaces.
 static MARKS: LazyLock<Regex> = LazyLock::new(|| pattern(r"[，。；：！？、]|[,;:!?]"));
-/// A Markdown link, with its text in group 1.
+/// Matches a Markdown link, with the link's text in group 1.
 static LINK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[([^\]\n]*)\]\([^()\s]*\)"));
 static INITIALS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[A-Z]\.\s+[A-Z]\."));
-/// Text after a "no" that is an answer, and not part of "no idea".
+/// Matches text after a "no" that is an answer, unlike the "no" of "no idea".
 static AFTER_STANDALONE_NO: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r#"(?i)^\W*$|^['"*_`]*\s*[.,;:!\n)–—-]|^\s+(?:it|they|he|she|we|i|this|that|there|because|since)\b"#,
     )
 });
-/// A "no" that joins a "yes": "yes and no".
+/// Matches a "no" that is joined to a "yes": "yes and no".
 static AND_NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:and|or)\s+no\b"));
-/// Words before an answer that another answer replaces: "it was thought to be Paris, but".
+/// Matches words before an answer that another answer replaces: "it was thought to be Paris, but".
 static FORMERLY: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:(?:was|were)\s+(?:\w+\s+)?(?:thought|believed|assumed|supposed)|used)\s+to\s+be\W*$",
     )
 });
 static BUT_ANOTHER: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^[^.!?;\n]*\bbut\b"));
-/// A "but" that excludes the word after it: `anything but Paris`.
+/// Matches a "but" that excludes the word after it: `anything but Paris`.
 static BUT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banything\s+but\b"));
-/// The end of a clause. A comma ends a clause only if a subject follows.
+/// Matches the end of a clause. A comma ends a clause only if a subject follows.
 static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;:\n\u{3002}]\s*|\s[-–—]+\s+|\b(?:but|however|instead,|so|therefore|because|sondern|mais|sino)\s",
@@ -174,7 +175,8 @@ static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\bdespite\b[^,]*,",
     ))
 });
-/// Negations that deny nothing: "no doubt it is Paris", "not only Paris", "none other than Paris".
+/// Matches negations that deny nothing: "no doubt it is Paris", "not only Paris", "none other than
+/// Paris".
 static SURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?|not\s+any)\s+doubt\b|\bnot\s+only\b",
@@ -182,22 +184,24 @@ static SURE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\bif\s+i(?:['\u{2019}]m|\s+am)\s+not\s+(?:mistaken|wrong)\b",
     ))
 });
-/// A "no" that answers the question, before the answer itself: "No, Paris".
+/// Matches a "no" that answers the question, before the answer itself: "No, Paris".
 static NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:no|non|nein|não|nee|нет)\s*,"));
-/// A denial within the subject: "the city that is not in Spain is". It does not deny the answer.
+/// Matches a negation in a relative clause of the subject, which does not deny the answer: "the
+/// city that is not in Spain is".
 static RELATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:that|which|who)\s+(?:\w+\s+not|\w+n['\u{2019}]t)\s[^.!?,;:]*\s(?:is|was|are)\s*$",
     )
 });
-/// Words in such a subject with which it does deny the answer: "the one that is not correct is".
+/// Matches words with which a negation in a relative clause does deny the answer: "the one that is
+/// not correct is".
 static HOLDS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:right|correct|true|valid|fits?|works?|match(?:es)?|holds?|answers?|possible)\b",
     )
 });
-/// A denial in the clause before the answer. Most denials must be at most six words before the
-/// answer.
+/// Matches a denial in the clause before the answer. Most denials must be at most six words before
+/// the answer.
 static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     let expression = concat!(
         r"(?i)(?:\b(?:not|cannot|never|nothing|nobody|hardly|scarcely|whether|doubt(?:s|ed)?|wrong|incorrect|false|unlikely|impossible",
@@ -209,7 +213,7 @@ static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     );
     pattern(&expression.replace("REJECTIONS", REJECTIONS))
 });
-/// Text after an answer that calls the answer wrong.
+/// Matches text after an answer that calls the answer wrong.
 static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!?;]*(?:(?:is|was|are|were|would\s+be|seems)\s+(?:\w+ly\s+)?(?:not\s+(?:it|right|correct|true|the\s+(?:\w+\s+)?(?:answer|one))\b)",
@@ -222,7 +226,7 @@ static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n"));
-/// A later sentence that states another answer: "Actually, it is London".
+/// Matches a later sentence that states another answer: "Actually, it is London".
 static CORRECTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^\W*(?:actually|in\s+fact)\b,?\s+(?:it|that|the\s+answer)(?:['\u{2019}]s|\s+(?:is|was|should|must))\b",

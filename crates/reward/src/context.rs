@@ -34,16 +34,17 @@ const REACH: usize = 80;
 /// A number and its position in a text.
 pub(crate) struct NumberPosition<'t> {
     pub chars: &'t [char],
-    /// Character range of the number, including its sign and currency.
+    /// Character range of the number in the text, including its sign and currency.
     pub range: Range<usize>,
-    /// Whether the text is a single formula.
+    /// Whether the text consists of a single formula.
     pub formula: bool,
 }
 
-/// Effect of the surrounding text on a number.
+/// Effect of the surrounding text on the value of a number.
 #[derive(Debug)]
 pub(crate) struct Change {
-    /// Factor of the number's value, 1 by default; `None` if the number has no value of its own.
+    /// Factor of the number's value, 1 by default. `None` if the surrounding text leaves the number
+    /// without a value.
     pub factor: Option<Rational>,
     /// Base of the digits, from a subscript; `None` for base 10.
     pub base: Option<u32>,
@@ -52,44 +53,44 @@ pub(crate) struct Change {
     pub about: About,
 }
 
-/// Words that join a number to another one.
+/// Words that join a number to an adjacent number.
 const JOINS: [&str; 10] =
     ["times", "plus", "minus", "divided", "to", "or", "over", "versus", "choose", "modulo"];
 
-/// A quotient before its remainder: the `3 R` of `3 R 42`, `3 remainder 42`.
+/// Matches a quotient before its remainder: the `3 R` of `3 R 42`, `3 remainder 42`.
 static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\d[\s$,*)]*(?:(?:with|and)?\s*(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+of)?|r|rem\.?|余|余り|あまり)[\s$:]*$",
     )
 });
 
-/// A remainder after its quotient.
+/// Matches a remainder after its quotient.
 static REMAINDER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^[\s$,*)\\]*(?:(?:with\s+)?(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+(?:of|is|von|de))?|r|rem\.?|余|余り|あまり|⋯⋯|……)[\s$:=]*([1-9])",
     )
 });
 
-/// A measure in a larger unit, before one in a smaller unit: `1 hour and`, `$1 and`.
+/// Matches a measure in a larger unit, before a measure in a smaller unit: `1 hour and`, `$1 and`.
 static MEASURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$",
     )
 });
 
-/// The left side of an equation for a function of one unknown: `log x =`, `sqrt(x) =`.
+/// Matches the left side of an equation for a function of one unknown: `log x =`, `sqrt(x) =`.
 static FUNCTION_OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:log|ln|lg|exp|sin|cos|tan|cot|sqrt|√)(?:_\S+)?\s*[({]?\s*[a-zA-Z]\s*[)}]?\s*=$")
 });
 
-/// A number word with a hyphen or a space: the `ten-thousands` of `42 ten-thousands`.
+/// Matches a number word with a hyphen or a space: the `ten-thousands` of `42 ten-thousands`.
 static LARGE_PART: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)^\s*(?:ten|hundred)[- ](?:thousand|million|billion)"));
 
-/// A word directly after a number, which can be a fraction: the `hundredths` of `42 hundredths`.
+/// Matches a word after a number, which can be a denominator: the `hundredths` of `42 hundredths`.
 static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s]*(\p{L}+)"));
 
-/// Text before the last of several solutions: `the solutions are 43 and`.
+/// Matches text before the last of several solutions: `the solutions are 43 and`.
 static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:solutions|roots|zeros|zeroes|answers|values|lösungen|soluciones|racines)\b[^.;!?\n]*\d[\s$\\)*]*,?",
@@ -97,12 +98,12 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// The first numbers of a line that is a list: the `41, ` of `41, 42`.
+/// Matches the first numbers of a line that is a list: the `41, ` of `41, 42`.
 static LISTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
 
-/// Text directly before a number that makes the number a part of a name, a range, a row of a table
-/// or one of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
+/// Matches text that makes the number directly after it a part of a name, range or table row, or one
+/// of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
 static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\p{L}-$|\d\s*[~∼]\s*$|\|\s*[-\d.,$]+\s*\|\s*$|^\s*[-\d.,$]+\s*\|\s*$|^\s*\$?\d+(?:,\d{3})*\s+\$?$",
@@ -114,8 +115,8 @@ static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
 const CLOSERS: [&str; 14] =
     ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
 
-/// Returns the number of characters at the start of `after` that close marks opened in `before`; 0
-/// if there are none.
+/// Returns the number of characters at the start of `after` that close marks which were opened in
+/// `before`. Returns 0 if there are no closing marks.
 fn closing_marks(before: &str, after: &str) -> usize {
     let mut rest = after;
     let mut before = before;
@@ -157,7 +158,7 @@ pub(crate) fn is_one_of_several(before: &str) -> bool {
 }
 
 impl NumberPosition<'_> {
-    /// Returns the effect of the surrounding text on the number.
+    /// Returns the effect of the surrounding text on the value of the number.
     pub fn parse_change(&self) -> Change {
         let mut change = Change {
             factor: Some(Rational::from(1)),
@@ -458,8 +459,8 @@ impl NumberPosition<'_> {
         !bounds && !times && !is_function && !is_half
     }
 
-    /// Returns up to 320 characters before the number, enough for its sentence and the previous
-    /// one.
+    /// Returns up to 320 characters before the number, which include its sentence and the previous
+    /// sentence.
     fn text_before(&self) -> String {
         self.chars[self.range.start.saturating_sub(4 * REACH)..self.range.start].iter().collect()
     }
@@ -503,12 +504,12 @@ impl NumberPosition<'_> {
         words::is_part(&small, &large)
     }
 
-    /// Returns up to 320 characters from the index `end`.
+    /// Returns up to 320 characters of the text from the index `end`.
     fn text_after(&self, end: usize) -> String {
         self.chars[end..self.chars.len().min(end + 4 * REACH)].iter().collect()
     }
 
-    /// Returns whether a comma or a point without a space joins the number to other digits: a
+    /// Returns whether a comma or a point joins the number to other digits without a space, as in a
     /// decimal comma, a list or a version. `side` is -1 for digits before the number and 1 for
     /// digits after it.
     fn is_joined(&self, side: isize) -> bool {
@@ -558,8 +559,8 @@ impl NumberPosition<'_> {
         (!word.is_empty()).then(|| (word.clone(), at + skipped + word.chars().count()))
     }
 
-    /// Returns whether the number is one of several in brackets: a pair (also `(1,234)`), an
-    /// interval or a set.
+    /// Returns whether the number is one of several numbers in brackets: a pair (also `(1,234)`),
+    /// an interval or a set.
     fn is_in_tuple(&self) -> bool {
         let inner = |c: &char| c.is_ascii_digit() || " .,;-−+/\\{}$^_∞πfractdqopi".contains(*c);
         let before = self.chars[..self.range.start].iter().rev().take(REACH);
@@ -580,7 +581,7 @@ impl NumberPosition<'_> {
         is_bracket && is_set && inside.contains([',', ';'])
     }
 
-    /// Returns whether the number is an element of a matrix, next to `&` or `\\`.
+    /// Returns whether the number is an element of a LaTeX matrix, next to `&` or `\\`.
     fn is_in_matrix(&self) -> bool {
         let before: String = self.chars[..self.range.start].iter().rev().take(REACH).collect();
         let before = before.trim_start();

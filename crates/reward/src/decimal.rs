@@ -8,7 +8,7 @@ use num_bigint::BigInt;
 use num_integer::Integer;
 use num_traits::Zero;
 
-/// A decimal number of any length.
+/// A decimal number of any length, for exact comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Decimal {
     pub negative: bool,
@@ -49,8 +49,8 @@ impl Decimal {
         Some(Decimal { negative: negative && !digits.is_empty(), digits, exponent, is_float })
     }
 
-    /// Creates a decimal from a float. An integer gets all of its digits, and another value the
-    /// shortest decimal that is closest to it. Returns `None` if the value is not finite.
+    /// Creates a decimal from a float. An integer keeps all of its digits. Any other value becomes
+    /// the shortest decimal that is closest to it. Returns `None` if the value is not finite.
     pub fn from_f64(value: f64) -> Option<Self> {
         Decimal::parse(&if value.fract() == 0.0 {
             format!("{value:.0}")
@@ -64,7 +64,7 @@ impl Decimal {
             == (other.negative, other.exponent, &other.digits)
     }
 
-    /// Returns the nearest f64.
+    /// Returns the f64 that is nearest to the value.
     pub fn to_f64(&self) -> f64 {
         let digits = String::from_utf8_lossy(&self.digits);
         let size = format!("{}e{}", if digits.is_empty() { "0" } else { &digits }, self.exponent);
@@ -72,7 +72,7 @@ impl Decimal {
         if self.negative { -size } else { size }
     }
 
-    /// Returns |self − other|, computed on the digits and rounded once.
+    /// Returns |self − other|, computed on the decimal digits and rounded once.
     pub fn difference(&self, other: &Decimal) -> f64 {
         let low = self.exponent.min(other.exponent);
         let width = |number: &Decimal| number.digits.len() as i64 + number.exponent - low;

@@ -8,13 +8,14 @@
 use crate::bounds::{bound, joined_before};
 use crate::retraction::{self, retracts};
 
-/// Filler words between a bound and its number.
+/// Filler words that can stand between a bound and its number, separated by spaces.
 const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some \
                        of to be equal equals equal-to even quite precisely actually really das \
                        der die den dem le la les el los il lo o os een het etwa genau environ \
                        exactement exactamente circa около ровно";
 
-/// Additional filler words between a denial and its number: not true that the answer is 5.
+/// Filler words that can stand between a denial and its number, in addition to [`FILLERS`]: not
+/// true that the answer is 5.
 const CARRIERS: &str = "is are was were been being that it this he she they we you i answer \
                         result value solution total sum number correct right true case possibly \
                         really necessarily say write conclude claim think believe possible way es \
@@ -24,16 +25,16 @@ const CARRIERS: &str = "is are was were been being that it this he she they we y
 const RESETS: &str = "so then therefore hence thus but because since sondern sino mais mas ma а \
                       но while whereas which leaving giving making";
 
-/// Verbs before "up to" that form no bound: `adds up to 5`.
+/// Verbs before "up to" with which the phrase is not a bound: `adds up to 5`.
 const SUMS: &str = "add adds added adding sum sums summing";
 
-/// Words before a "but" that excludes a number: all but 5.
+/// Words before a "but" that excludes the number after it: all but 5.
 const EXCEPTED: &str = "all anything everything any none nothing everyone every";
 
 /// Characters after which a clause starts.
 const STOPS: [char; 9] = ['.', ';', '!', '?', ',', ':', '=', '\n', '('];
 
-/// Phrases, separated by `|`, which state that a problem was not solved.
+/// Phrases, separated by `|`, that state that a problem was not solved.
 const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be computed|can't be \
                          computed|no idea|impossible to say|impossible to tell|impossible to \
                          know|impossible to determine|impossible to compute|hard to say|hard to \
@@ -46,8 +47,8 @@ const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be comp
                          wiem|bilmiyorum|hesaplayamıyorum|weet het niet|नहीं पता|पता नहीं|لا \
                          أعرف|لا أدري|不知道|无法计算|无法确定|无法求|无法得出|无法回答|无法解|不确定|我猜|猜测|わからない|分からない|わかりません|分かりません|모르|알 수 없";
 
-/// Phrases that state the same only if their subject is the model: I cannot find, but not "she
-/// cannot find".
+/// Phrases that state that a problem was not solved only if their subject is the model: I cannot
+/// find, but not "she cannot find".
 const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|couldn't \
                              compute|cannot solve|can't solve|cannot determine|can't \
                              determine|cannot calculate|can't calculate|cannot find|can't \
@@ -56,10 +57,10 @@ const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|coul
                              solve|cannot work|can't work|cannot figure|can't figure|unable \
                              to|don't know|do not know|not sure|unsure|not certain|give up";
 
-/// Words before a phrase of `OWN_GIVING_UP` whose subject is the model.
+/// Words before a phrase of `OWN_GIVING_UP` that show that the phrase's subject is the model.
 const OWN: &str = "i we i'm we're and but so";
 
-/// Words between a word of `OWN` and a phrase of `OWN_GIVING_UP`.
+/// Words that can stand between a word of `OWN` and a phrase of `OWN_GIVING_UP`.
 const OWN_VERBS: &str = "am was were are honestly simply just really";
 
 /// Words that call a statement wrong.
@@ -68,38 +69,38 @@ const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossi
     incorrecte incorrecto incorrecta falso falsa errado errada sbagliato sbagliata fout onjuist \
     неверно неправильно błędne yanlış değil गलत नहीं خطأ";
 
-/// Verbs between a number and the word that denies it.
+/// Verbs between a number and the word that denies the number.
 const COPULAS: &str = "is was be seems looks that's it's ist wäre est n'est es é è está jest это";
 
-/// Negated verbs.
+/// Negated verbs, such as "isn't", that deny a number.
 const SHORT_DENIALS: &str =
     "isn't wasn't can't cannot couldn't doesn't won't wouldn't shouldn't isnt cant doesnt wont";
 
-/// Words between a denial and the denied word.
+/// Words that can stand between a denial and the denied word.
 const LIGHT: &str = "the a la le die be even really es quite est ist è é está";
 
-/// Words that deny the number before them if they are negated: is not right.
+/// Words that deny the number before them if they are negated: "is not right".
 const HOLDS: &str = "right correct true possible valid answer exactly antwort réponse respuesta \
                      risposta resposta richtig möglich correcte juste exacte correcto correcta \
     posible certo certa correto correta corretto giusto juist верно правильно doğru सही";
 
-/// Verbs that deny the number directly before them if they are negated: doesn't work.
+/// Verbs that deny the number directly before them if they are negated: "doesn't work".
 const ACTS: &str = "work fit match hold make satisfy count";
 
 /// Auxiliary verbs before a separate "not": does not work.
 const AUXILIARIES: &str = "does would can could will did";
 
-/// Words that answer a question with no.
+/// Words that answer a yes-no question with no.
 const NO: &str = "no nope not nein non não нет nee wrong";
 
-/// Words that answer a question with yes.
+/// Words that answer a yes-no question with yes.
 const YES: &str =
     "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
 
-/// Clauses after a number that doubt the number: 5, I guess.
+/// Clauses after a number that express doubt about the number: 5, I guess.
 const DOUBTS: [&str; 4] = ["i guess", "i suppose", "perhaps", "maybe"];
 
-/// Words for "too": `5 is too low`.
+/// Words for "too", as in `5 is too low`.
 const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
 
 /// Maximum number of characters before or after a number that are inspected.
@@ -109,7 +110,7 @@ fn contains_word(list: &str, word: &str) -> bool {
     list.split_whitespace().any(|own| own == word)
 }
 
-/// Splits a text into lower-case words. Apostrophes belong to their word.
+/// Splits a text into lower-case words. Apostrophes belong to the word that contains them.
 fn split_words(text: &str) -> Vec<String> {
     let word = |word: &str| word.trim_matches(['\'', '-']).replace('’', "'").to_lowercase();
     let parts = text
@@ -132,9 +133,9 @@ fn first_chars(text: &str, count: usize) -> &str {
     &text[..text.char_indices().nth(count).map_or(text.len(), |(at, _)| at)]
 }
 
-/// Returns the effect of the words before a number: the sign of a bound, "≠", "maybe" or
-/// "supposed", or another effect of the table in [`bounds`](crate::bounds). Returns `None` if the
-/// number is stated.
+/// Returns the effect of the words before a number on the number: the sign of a bound, "≠",
+/// "maybe", "supposed", or another effect of the table in [`bounds`](crate::bounds). Returns `None`
+/// if the text states the number.
 pub(crate) fn governing(before: &str) -> Option<&'static str> {
     let before = last_chars(before, REACH);
     let clause = before.rsplit(STOPS).next().unwrap_or_default();
@@ -205,7 +206,7 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
 }
 
 /// Returns whether the last clause of a text consists only of a supposition or a doubt:
-/// "Angenommen, ".
+/// "Angenommen, " (suppose).
 pub(crate) fn is_supposed(before: &str) -> bool {
     let before = last_chars(before, REACH).trim_end().trim_end_matches([',', ':']);
     let clause = split_words(before.rsplit(STOPS).next().unwrap_or_default());
@@ -223,7 +224,8 @@ const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test 
                         supposons supongamos sea sean se sia supponiamo suponha seja als stel \
                         если пусть jeśli";
 
-/// Like `SUPPOSES`, in scripts that are written without spaces.
+/// Words that suppose the value of a variable at the start of a clause, in scripts that are written
+/// without spaces.
 const JOINED_SUPPOSES: [&str; 11] =
     ["假设", "假如", "如果", "假定", "若", "设", "令", "当", "もし", "仮に", "만약"];
 
@@ -236,8 +238,8 @@ const CONCLUDES: &str = "then dann alors entonces então allora то wtedy 则 �
 const CLAUSE_STARTS: &str =
     "and so but now then also again next first finally und aber et mais y pero e ma";
 
-/// Returns whether the number between `before` and `after` is supposed: it is in a condition ("if
-/// the answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
+/// Returns whether the number between `before` and `after` is only supposed: it is in a condition
+/// ("if the answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
 pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let before = last_chars(before, REACH);
     let clause = before
@@ -323,9 +325,9 @@ fn is_name_before(text: &str) -> bool {
     })
 }
 
-/// Returns whether the text before a number states that the problem was not solved. The sentence of
-/// the number counts, and the previous sentence too if at most two words precede the number in its
-/// own.
+/// Returns whether the text before a number states that the problem was not solved. The number's
+/// sentence counts. The previous sentence counts, too, if at most two words precede the number in
+/// its own sentence.
 pub(crate) fn gives_up(before: &str) -> bool {
     let before = last_chars(before, REACH).to_lowercase().replace('’', "'");
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
@@ -355,7 +357,7 @@ pub(crate) fn gives_up(before: &str) -> bool {
 }
 
 /// Returns whether the text after a number denies or retracts the number. If `question_denies`, a
-/// question without another number also counts, unless its answer is yes.
+/// question without another number also denies it, unless the answer to the question is yes.
 pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
@@ -428,7 +430,8 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         || retracts(next)
 }
 
-/// Returns whether a clause after a number, in its sentence, doubts the number: "5, I guess".
+/// Returns whether a clause after a number, in the same sentence, expresses doubt about the number:
+/// "5, I guess".
 pub(crate) fn is_doubted(after: &str) -> bool {
     let after = first_chars(after, REACH);
     let clauses = after[..sentence_end(after)].split([',', ';', '(', ')', '—', '-', ':']);
@@ -436,8 +439,7 @@ pub(crate) fn is_doubted(after: &str) -> bool {
 }
 
 /// Returns whether the words at index `at` deny the number before them: is wrong, isn't right,
-/// doesn't work. Plural verbs do not count, because the subject is then a noun: 12 answers are
-/// wrong.
+/// doesn't work. Plural verbs do not count, because their subject is a noun: 12 answers are wrong.
 fn is_denial(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);
@@ -481,8 +483,8 @@ fn is_denial(words: &[&str], at: usize) -> bool {
         || (TOO.contains(&word) && before(1).is_some_and(is_verb))
 }
 
-/// Returns the byte index of the stop that ends the first sentence of a text; the text's length if
-/// there is none.
+/// Returns the byte index of the punctuation mark that ends the first sentence of a text, or the
+/// text's length if there is none.
 fn sentence_end(text: &str) -> usize {
     let bytes = text.as_bytes();
     let ends = |at: &usize| match bytes[*at] {

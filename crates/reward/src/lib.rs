@@ -185,11 +185,11 @@ pub enum ScoreError {
         expected: String,
     },
     /// A scoring program failed.
-    #[error("the scorer `{command}` {what}")]
+    #[error("the scorer `{command}`: {what}")]
     Command {
         /// The program and its arguments.
         command: String,
-        /// Description of the failure, as a predicate: "did not load".
+        /// Description of the failure.
         what: String,
     },
     /// A setting is outside 0..=1.

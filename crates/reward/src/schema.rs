@@ -145,7 +145,10 @@ impl<'i> Keyword<'i> for Limit {
         if self.is_valid(instance) {
             Ok(())
         } else {
-            Err(ValidationError::custom(format!("{instance} is outside of {:?}", self.keyword)))
+            Err(ValidationError::custom(format!(
+                "the number {instance} violates the keyword {:?}",
+                self.keyword
+            )))
         }
     }
 

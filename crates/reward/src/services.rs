@@ -52,7 +52,7 @@ impl Scorer for UnconnectedScorer {
     async fn score(&self, _input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let UnconnectedScorer(kind) = self;
         Err(ScoreError::Unusable(format!(
-            "a scorer of kind {kind} needs a service or a sandbox, but has none"
+            "a scorer of kind {kind} needs a service or a sandbox, but none was connected"
         )))
     }
 }

@@ -45,15 +45,19 @@ impl Scorer for StateScorer {
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let states = self.reported_states(input.toolbox_data());
         if states.is_empty() {
-            let of = if self.tool.is_empty() { "a toolbox" } else { self.tool.as_str() };
+            let toolbox = match self.tool.as_str() {
+                "" => "no toolbox returned a state".to_owned(),
+                name => format!("toolbox {name} returned no state"),
+            };
             return Err(ScoreError::Unusable(format!(
-                "no state of {of} was returned: give the class of the tools a method `final_state`"
+                "{toolbox}: give the class of the tools a method `final_state`"
             )));
         }
         if !self.field.is_empty() && states.len() > 1 {
             let names: Vec<String> = states.into_iter().map(|state| state.name).collect();
             return Err(ScoreError::Unusable(format!(
-                "the field `{}` has one expected state, but {} have states; set `tool`",
+                "the field `{}` has one expected state, but the toolboxes {} have states; set \
+                 `tool`",
                 self.field,
                 names.join(", ")
             )));
@@ -109,7 +113,7 @@ impl StateScorer {
                 "the task has no field `{field}`, which must contain the expected state"
             ))),
             Some(Value::String(text)) => json::parse(text).map_err(|error| {
-                ScoreError::Unusable(format!("the field `{field}` is a text, but no JSON: {error}"))
+                ScoreError::Unusable(format!("the field `{field}` contains text that is not JSON: {error}"))
             }),
             Some(state) => Ok(state.clone()),
         }
@@ -126,12 +130,12 @@ fn expected_by_tool<'a>(
 ) -> Result<&'a Value, ScoreError> {
     if let Some(why) = facts.get("expected_error").and_then(Value::as_str) {
         return Err(ScoreError::Unusable(format!(
-            "{name} could not reach its expected state: {why}"
+            "toolbox {name} could not reach its expected state: {why}"
         )));
     }
     facts.get("expected_state").ok_or_else(|| {
         ScoreError::Unusable(format!(
-            "{name} has a state, but no expected state: give the rows `expected_actions`, or set \
+            "toolbox {name} has no expected state: give the rows `expected_actions`, or set \
              `field`"
         ))
     })
@@ -275,8 +279,8 @@ mod tests {
         let chosen = StateScorer { tool: "desk".into(), ..StateScorer::default() };
         let in_row = StateScorer { field: "after".into(), ..StateScorer::default() };
         for (scorer, data, why) in [
-            (&own, json!({}), "no state of a toolbox"),
-            (&chosen, json!({ "other": { "state": 1 } }), "no state of desk"),
+            (&own, json!({}), "no toolbox returned a state"),
+            (&chosen, json!({ "other": { "state": 1 } }), "toolbox desk returned no state"),
             (&own, json!({ "desk": { "state": 1 } }), "no expected state"),
             (
                 &own,

@@ -10,12 +10,12 @@ use super::patterns::SENTENCE_END;
 use super::words::{BEFORE_OPTION, FALSE_IS, IS_DENIED, IS_TRUE, WORKS};
 use crate::pattern::pattern;
 
-/// The index of an option, and the text that named it.
+/// The index of an option, and the part of the text that names the option.
 type NamedOption = (usize, String);
 
 /// Returns the only option that a text calls right, false or true, depending on what the question
-/// asks for, with the end of the statement. `letter` returns the option of a letter, and
-/// `is_stated` returns whether the text before a statement leaves it stated.
+/// asks for, with the end of the statement. `letter` returns the option of a letter. `is_stated`
+/// returns whether the text before a statement lets the statement count.
 pub(super) fn only_called(
     text: &str,
     options: &Options,
@@ -50,7 +50,7 @@ pub(super) fn only_called(
         .or_else(|| only_text(text, options))
 }
 
-/// Returns the only option whose text fills a sentence with "is the answer" or "is correct".
+/// Returns the only option whose text precedes "is the answer" or "is correct" in a sentence.
 fn only_text(text: &str, options: &Options) -> Option<(usize, NamedOption)> {
     let mut called = SENTENCE_END.split(text).filter_map(|sentence| {
         let name = TEXT_IS_RIGHT.captures(sentence)?.get(1)?;
@@ -62,7 +62,7 @@ fn only_text(text: &str, options: &Options) -> Option<(usize, NamedOption)> {
     called.all(|(_, (other, _))| other == only.1.0).then_some(only)
 }
 
-/// A sentence "Paris is the answer", with the text of the option in group 1.
+/// Matches a sentence such as "Paris is the answer", with the text of the option in group 1.
 static TEXT_IS_RIGHT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_\x22\s]*(?:(?:so|thus|therefore|hence),?\s+)?([^,;:]{1,200}?)[*_\x22]*\s+is\s+",

@@ -38,7 +38,7 @@ impl Default for ChoiceScorer {
     }
 }
 
-/// Maximum number of options without labels: one for each letter.
+/// Maximum number of options without labels: one for each letter of the alphabet.
 const LETTERS: usize = 26;
 
 #[async_trait]
@@ -54,7 +54,7 @@ impl Scorer for ChoiceScorer {
     }
 }
 
-/// Converts a value to text. A string is trimmed, and other values become JSON.
+/// Converts a JSON value to text. A string is trimmed, and any other value becomes JSON text.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned())
 }
@@ -113,14 +113,15 @@ impl ChoiceScorer {
     }
 }
 
-/// Returns the index of an option from its letter. The letter must be the complete text.
+/// Returns the index of the option that a letter names: 0 for A. Returns `None` unless the text is
+/// a single letter.
 fn letter(text: &str) -> Option<usize> {
     let mut chars = text.chars();
     let first = chars.next()?.to_ascii_uppercase();
     (first.is_ascii_uppercase() && chars.next().is_none()).then(|| (first as u8 - b'A') as usize)
 }
 
-/// Returns the index of the option with this text, if there is exactly one.
+/// Returns the index of the option whose text equals `text`, if there is exactly one such option.
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalize(text);
     let exact = with_signs(text);
@@ -141,7 +142,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
 }
 
 /// Returns the index of the only option that consists of this number and a unit, if all options are
-/// numbers with the same unit: 20 is "20 m".
+/// numbers with the same unit: 20 names the option "20 m".
 fn option_of_number(text: &str, options: &[String]) -> Option<usize> {
     let is_digit = |c: char| c.is_ascii_digit() || matches!(c, '-' | '.');
     let number = with_signs(text);

@@ -33,11 +33,11 @@ use crate::boxed::last_box_and_range;
 use crate::retraction::takes_back;
 use crate::{bounds, doubts};
 
-/// The index of an option, and the text that named it.
+/// The index of an option, and the part of the text that names the option.
 type NamedOption = (usize, String);
 
-/// Returns the option that a text names, with the text that named it. `count` is the number of
-/// options.
+/// Returns the option that a completion's text names, with the part of the text that names it.
+/// `count` is the number of options.
 pub(super) fn find_named(text: &str, count: usize, options: &Options) -> Option<NamedOption> {
     let text = plain(text);
     let reader = Reader { count, options };
@@ -85,9 +85,9 @@ struct Reader<'o> {
 }
 
 impl Reader<'_> {
-    /// Returns whether `rest`, the text after a stated option, retracts it. It does if a sentence
-    /// negates the option or consists of another option's label, or if the rest of the same
-    /// sentence adds another label ("or C"). Negations are ignored if the task asks for the wrong
+    /// Returns whether `rest`, the text after a stated option, retracts the option. A sentence
+    /// retracts the option if it negates the option or consists of another option's label, or if it
+    /// continues with another label ("or C"). Negations are ignored if the task asks for the wrong
     /// option.
     fn is_taken_back(&self, rest: &str, number: usize) -> bool {
         let is_other = |label: &str| self.letter(label).is_some_and(|(other, _)| other != number);
@@ -141,8 +141,9 @@ impl Reader<'_> {
             || (!wants_wrong_option && (is_denied_here || denied.any(|denied| denied == number)))
     }
 
-    /// Returns the option in the last box that names one, with the end of the box. The option is
-    /// `None` if the preceding box names another option and is joined to this box ("or").
+    /// Returns the option in the last `\boxed{…}` that names an option, with the end of the box.
+    /// The option is `None` if the preceding box names another option and a word such as "or" joins
+    /// the two boxes.
     fn option_in_box(&self, text: &str) -> Option<(usize, Option<NamedOption>)> {
         let mut boxes = Vec::new();
         let mut end = text.len();
@@ -164,7 +165,7 @@ impl Reader<'_> {
         Some((range.end, is_one.then_some(last)))
     }
 
-    /// Returns the option in the last `<answer>` that names one, with the end of the tag.
+    /// Returns the option in the last `<answer>` tag that names an option, with the end of the tag.
     fn option_in_tag(&self, text: &str) -> Option<(usize, Option<NamedOption>)> {
         let mut end = text.len();
         while let Some(close) = text[..end].rfind("</answer>") {
@@ -179,8 +180,8 @@ impl Reader<'_> {
         None
     }
 
-    /// Returns the option that the content of a box or tag names, unless the text before it negates
-    /// the option.
+    /// Returns the option that the content of a box or tag names. Returns `None` if the text before
+    /// the box or tag negates the option.
     fn option_inside(&self, inside: &str, before: &str) -> Option<NamedOption> {
         let before = tail(before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']));
         let line = before.rsplit('\n').next().unwrap_or_default();
@@ -209,7 +210,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the option of the last sentence that states one, with its position.
+    /// Returns the option that the last statement of a text selects, with the statement's position.
     fn find_stated(&self, text: &str) -> Option<(usize, NamedOption)> {
         let mut last: Option<(usize, NamedOption)> = None;
         let mut take = |at: usize, found: Option<NamedOption>| {
@@ -285,15 +286,15 @@ impl Reader<'_> {
         last
     }
 
-    /// Returns whether a text starts with several lines that are options.
+    /// Returns whether a text starts with a list of options, one per line.
     fn is_list(&self, text: &str) -> bool {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         lines.next().is_some_and(|line| ITEM.is_match(line))
             && lines.next().is_some_and(|line| ITEM.is_match(line))
     }
 
-    /// Returns the option that the last line starts with, or else the first line. Returns `None` if
-    /// lines start with different options.
+    /// Returns the option that the last line starts with, or else the first line, with its
+    /// position. Returns `None` if lines start with different options.
     fn option_on_edge(&self, text: &str) -> Option<(usize, NamedOption)> {
         let offset_of = |line: &str| line.as_ptr() as usize - text.as_ptr() as usize;
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -348,8 +349,8 @@ impl Reader<'_> {
         short.or_else(|| capital().map(|found| (offset_of(first), found)))
     }
 
-    /// Returns the option in brackets at the end of the last sentence, if the sentence states it
-    /// and has no other brackets.
+    /// Returns the option in brackets at the end of the last sentence. Returns `None` if the
+    /// sentence does not state the option or has other brackets.
     fn option_in_brackets(&self, text: &str) -> Option<NamedOption> {
         let text = text.trim_end();
         let start = SENTENCE_END.find_iter(text).filter(|end| end.end() < text.len()).last();
@@ -376,7 +377,7 @@ impl Reader<'_> {
             .filter(|_| is_last && !is_of_another && !is_denied && STATES.is_match(clause(&before)))
     }
 
-    /// Returns the option that a letter names.
+    /// Returns the option that a letter names, or `None` if no option has this letter.
     fn letter(&self, letter: &str) -> Option<NamedOption> {
         let number = self.options.letter(letter).filter(|number| *number < self.count)?;
         Some((number, letter.to_ascii_uppercase()))
@@ -444,15 +445,15 @@ impl Reader<'_> {
         self.leading_option(text, LetterCase::Capital).filter(|(_, how)| how.len() == 1)
     }
 
-    /// Returns whether another option follows as a part of the same answer.
+    /// Returns whether another option follows as a part of the same answer: "B or C".
     fn is_alternative(&self, rest: &str, is_number: bool) -> bool {
         let other = ALTERNATIVE.captures(rest).and_then(|found| found.get(1));
         let is_digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
         other.is_some_and(|other| other.as_str() != "I" && is_digit(other.as_str()) == is_number)
     }
 
-    /// Returns whether the text of another option follows a label ("B. sand"), or whether the label
-    /// starts a name ("B. subtilis").
+    /// Returns whether the text after a label belongs to another option ("B. sand") or continues a
+    /// name ("B. subtilis").
     fn is_of_another(&self, number: usize, rest: &str) -> bool {
         let line = rest.lines().next().unwrap_or_default();
         let behind = line
@@ -476,7 +477,8 @@ impl Reader<'_> {
         !own && (is_name || self.option_with_text(text).is_some_and(|(other, _)| other != number))
     }
 
-    /// Returns whether a letter is a complete option name, judging by the text after it.
+    /// Returns whether a letter is a complete name of an option, judging by the text after the
+    /// letter.
     fn ends(&self, found: &NamedOption, rest: &str, letter: char, is_marked: bool) -> bool {
         let closed =
             rest.trim_start_matches(|c| CLOSING_MARKS.contains(&c) || (is_marked && c == '\''));
@@ -521,7 +523,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the only option whose text equals a line or its first sentence.
+    /// Returns the only option whose text equals a line or the line's first sentence.
     fn option_with_text(&self, line: &str) -> Option<NamedOption> {
         let line = line.trim().trim_matches(['*', '"', '`', '$', ':', '_', ' ']);
         let sentence = SENTENCE.find(line).map_or(line, |end| &line[..end.start()]);
@@ -543,8 +545,8 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the last 200 characters of a text. Earlier text belongs to other sentences, and the
-/// bound keeps the search linear in the length of a line.
+/// Returns the last 200 characters of a text. Earlier text belongs to other sentences. This bound
+/// keeps the search for options linear in the length of a line.
 fn tail(text: &str) -> &str {
     let start = text.char_indices().rev().nth(200).map_or(0, |(at, _)| at);
     &text[start..]
@@ -561,9 +563,9 @@ fn clause(text: &str) -> &str {
     boundary.map_or(text, |found| &text[found.end()..])
 }
 
-/// Returns whether an "answer" is the speaker's own, judging by the words before it. It is not if
-/// an unknown adjective precedes it ("the popular answer"), or if the sentence reports another
-/// person's statement ("the user says", "one would think").
+/// Returns whether the word "answer" announces the speaker's own answer, judging by the words
+/// before it. An unknown adjective ("the popular answer") or a report of another person's statement
+/// ("the user says", "one would think") makes the answer foreign.
 fn is_own_answer(before: &str) -> bool {
     let line = tail(before).rsplit('\n').next().unwrap_or_default();
     if !OWN.is_match(line) {
@@ -574,7 +576,8 @@ fn is_own_answer(before: &str) -> bool {
     subject.is_none_or(|subject| is_own(subject.as_str()))
 }
 
-/// Returns whether a statement holds, judging by the words before it and the words in it (`gap`).
+/// Returns whether a statement holds, judging by the words before it and the words inside it
+/// (`gap`).
 fn is_stated(before: &str, gap: &str) -> bool {
     let before = tail(before);
     let clause = SURE.replace_all(clause(before), "");

@@ -12,20 +12,20 @@ use super::{LETTERS, letter, plain};
 use crate::pattern::pattern;
 use crate::scorer::task_field;
 
-/// Fields that can hold the label of an option that is an object. The first one that is present is
+/// Names of the JSON fields that can contain an option's label. The first field that is present is
 /// used.
 pub const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
-/// Fields that can hold the text of an option that is an object. The first one that is present is
+/// Names of the JSON fields that can contain an option's text. The first field that is present is
 /// used.
 pub const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
-/// The options of a task.
+/// The options of a multiple-choice task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Texts of all options; empty if the task does not list its options.
     pub texts: Vec<String>,
-    /// Labels of all options, if they differ from A, B, C… in this order; else empty. If present,
-    /// only labels name options.
+    /// Labels of all options, if they differ from A, B, C… in this order; otherwise empty. If there
+    /// are labels, only they name options.
     pub labels: Vec<String>,
     /// Whether the question asks for the wrong option ("all of these EXCEPT").
     pub wants_wrong_option: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// Parses the options in the field `choices` or `options` of a task. The field is a list of
-    /// texts, a list of objects with a label and a text, an object from labels to texts, or an
+    /// texts, a list of objects with a label and a text, an object that maps labels to texts, or an
     /// object with the lists `text` and `label`, as in published datasets.
     pub fn from_task(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
@@ -64,15 +64,15 @@ impl Options {
         }
     }
 
-    /// Returns the index of the option that a single letter names: by its label if the options have
-    /// labels, else by its position in the alphabet.
+    /// Returns the index of the option that a single letter names: by the option's label if the
+    /// options have labels, otherwise by the letter's position in the alphabet.
     pub fn letter(&self, text: &str) -> Option<usize> {
         let position = letter(text)?;
         if self.labels.is_empty() { Some(position) } else { self.index_of_label(text) }
     }
 
-    /// Returns the index of the only option with this label. If no label matches exactly, ignores
-    /// case.
+    /// Returns the index of the only option with the label `name`. If no label matches exactly, the
+    /// comparison ignores case.
     pub fn index_of_label(&self, name: &str) -> Option<usize> {
         let only = |is_it: &dyn Fn(&str) -> bool| {
             let mut found =
@@ -83,14 +83,14 @@ impl Options {
             .or_else(|| only(&|label| label.to_lowercase() == name.to_lowercase()))
     }
 
-    /// Returns the index of the option with this label, if the label is not a single letter. ARC
-    /// has questions with options from 1 to 4.
+    /// Returns the index of the option with the label `name`, unless the label is a single letter.
+    /// ARC has questions with options from 1 to 4.
     pub fn non_letter_label(&self, name: &str) -> Option<usize> {
         self.index_of_label(name).filter(|_| letter(name).is_none())
     }
 }
 
-/// Returns the texts of options, and their labels if they have any.
+/// Returns the texts of a task's options, and their labels if they have any.
 fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
     let texts = |list: &[Value]| -> Vec<String> { list.iter().map(plain).collect() };
     match options {
@@ -122,8 +122,8 @@ fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
     }
 }
 
-/// Splits the texts of options into their letters and the remaining texts, such as `B) 21` into `B`
-/// and `21`. Returns `None` unless each text starts with a letter and the letters differ.
+/// Splits texts of options into their letters and the remaining texts, such as `B) 21` into `B` and
+/// `21`. Returns `None` unless each text starts with a letter and the letters differ.
 pub fn split_letters(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     let label = |text: &String| Some(LETTERED.captures(text)?[1].to_owned());
     let labels: Vec<String> = texts.iter().map(label).collect::<Option<_>>()?;
@@ -132,7 +132,7 @@ pub fn split_letters(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     is_distinct.then(|| (labels, rest.collect()))
 }
 
-/// Returns the letter at an index of the alphabet, from 0.
+/// Returns the capital letter at an index of the alphabet, from 0.
 fn letter_at(at: usize) -> Option<String> {
     u8::try_from(at)
         .ok()

@@ -7,8 +7,8 @@ use regex::{Captures, Regex};
 use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Replaces full-width and typographic characters by ASCII, and removes markup that only changes
-/// the appearance.
+/// Replaces full-width and typographic characters by ASCII characters, and removes markup that only
+/// changes the appearance of a text.
 pub(super) fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
         'Ａ'..='Ｚ'
@@ -49,12 +49,12 @@ static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
         r"\\(?:text(?:bf|it|rm|sf|tt|sc)?|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|bold|bm|underline)\s*\{",
     )
 });
-/// LaTeX commands for fonts, sizes and spaces.
+/// Matches LaTeX commands for fonts, sizes and spaces.
 static STYLE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"\\(?:(?:rm|bf|sf|it|tt|large|Large|LARGE|huge|Huge|displaystyle|quad|qquad)\b|[,;! ])",
     )
 });
 static ANSWER_TAG: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)</?answer>"));
-/// A backslash that Markdown or LaTeX puts before punctuation.
+/// Matches the backslash that Markdown or LaTeX puts before punctuation.
 static ESCAPE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\(?:left|right)?([.()\[\]*_:!?,;])"));

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::decimal::Decimal;
 
-/// Maximum difference from an expected number that is not an integer. The larger of the two bounds
-/// applies.
+/// Tolerance for a number that is not an integer: its maximum absolute and relative difference from
+/// the expected number. The larger of the two bounds applies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tolerance {
     pub absolute: f64,
@@ -24,8 +24,8 @@ impl Tolerance {
     }
 }
 
-/// Returns whether two outputs have the same lines with the same words. Numbers may differ within
-/// `tolerance`. White space between words and around the complete output is ignored.
+/// Returns whether two program outputs have the same lines with the same words. Numbers may differ
+/// within `tolerance`. White space between words and around the complete output is ignored.
 pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool {
     let mut found = found.trim().lines();
     let mut want = want.trim().lines();
@@ -64,14 +64,15 @@ fn same_number(found: &str, want: &str, tolerance: Tolerance) -> bool {
     want.is_float && tolerance.allows(found.difference(&want), want.to_f64())
 }
 
-/// Returns whether a word has leading zeros. Such a word is text, for example a bit string: 007
-/// does not equal 7, and 00 does not equal 0.
+/// Returns whether a word is a number with leading zeros. Such a word is text, for example a bit
+/// string: 007 does not equal 7, and 00 does not equal 0.
 fn is_padded(word: &str) -> bool {
     let digits = word.trim_start_matches(['+', '-']);
     digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Returns whether a value that Python's `json` wrote equals the expected value.
+/// Returns whether a return value, which Python's `json` wrote, equals the expected value of a
+/// test.
 pub(super) fn same_value(found: &Value, want: &Value, tolerance: Tolerance) -> bool {
     match (found, want) {
         (Value::Array(found), Value::Array(want)) => {
@@ -95,7 +96,7 @@ pub(super) fn same_value(found: &Value, want: &Value, tolerance: Tolerance) -> b
     }
 }
 
-/// A Python number, as its JSON notation shows it.
+/// A Python number, classified by its JSON notation.
 enum Number {
     Integer(Decimal),
     Float(f64),

@@ -24,7 +24,7 @@ use crate::{Component, ScoreError, Scorer, ScorerInput, blocks};
 use case::Case;
 use compare::Tolerance;
 
-/// Options of the scorer `kind = "code"`.
+/// Recipe keys of a scorer of kind `code`, which runs the tests of a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CodeKeys {
@@ -34,7 +34,7 @@ pub struct CodeKeys {
     /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a
     /// service may support more. Tests that are code are always Python.
     pub language: String,
-    /// Score of a program that passes some of the tests.
+    /// Rule that maps the number of passed tests to the score.
     pub value: TestScoring,
     /// Maximum number of tests that run, in the order of the task. 0 (the default) runs all.
     #[serde(alias = "most_tests")]
@@ -87,19 +87,19 @@ impl Default for CodeKeys {
 
 const PYTHON: &str = "python";
 
-/// Score of a program that passes some of its tests.
+/// Rule that maps the number of passed tests to the score of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TestScoring {
-    /// 1 if all tests pass, else 0. Testing stops at the first failure.
+    /// The score is 1 if all tests pass, else 0. Testing stops at the first failure.
     #[default]
     All,
-    /// The fraction of tests that pass.
+    /// The score is the fraction of tests that pass.
     #[serde(alias = "share")]
     Fraction,
 }
 
-/// Isolation of the sandbox that runs programs.
+/// Isolation that the sandbox must provide to the programs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Isolation {
@@ -110,7 +110,7 @@ pub enum Isolation {
     BestEffort,
 }
 
-/// A program for a [`Runner`] to run once.
+/// A program that a [`Runner`] runs once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
     /// Language of the code, as named in the recipe: `python` or `bash`, for example.
@@ -130,18 +130,18 @@ pub struct ProgramResult {
     pub stdout: String,
     /// Whether `stdout` is complete.
     pub is_complete: bool,
-    /// How the program ended.
+    /// Reason why the program ended.
     pub end: ProgramEnd,
 }
 
-/// How a program ended.
+/// Reason why a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramEnd {
-    /// It exited with this code. A negative code means that a signal ended it.
+    /// The program exited with this code. A negative code means that a signal ended the program.
     Exit(i32),
-    /// It exceeded the time limit.
+    /// The program exceeded its time limit.
     TimeLimit,
-    /// It exceeded the memory limit.
+    /// The program exceeded its memory limit.
     MemoryLimit,
 }
 
@@ -163,31 +163,31 @@ pub trait Runner: Debug + Send + Sync {
     async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError>;
 }
 
-/// Scorer of programs, with the runner for its tests.
+/// Scorer that runs the tests of a program in a sandbox.
 #[derive(Debug)]
 pub struct CodeScorer {
     keys: CodeKeys,
     runner: Arc<dyn Runner>,
-    /// Validations of tests that are code, by the hash of the code.
+    /// Results of validating tests that are code, by the hash of the code.
     checks: Mutex<HashMap<u64, Arc<TestCheck>>>,
 }
 
-/// Validation of a test that is code, once it has run: the reason why the test is unusable, or
-/// `None`.
+/// Result of validating a test that is code: the reason why the test is unusable, or `None` if it
+/// is usable. Unset until the test has run.
 type TestCheck = OnceCell<Option<String>>;
 
-/// Maximum number of validations that are kept; when it is reached, all are dropped.
+/// Maximum number of validation results that are kept. When it is reached, all results are dropped.
 const MAX_CHECKS: usize = 1 << 14;
 
-/// Name of the component with the fraction of tests that passed.
+/// Name of the score component with the fraction of tests that passed.
 const PASSED: &str = "passed";
-/// Name of the component that is 1 if a time or memory limit was exceeded, else 0.
+/// Name of the score component that is 1 if a time or memory limit was exceeded, else 0.
 const LIMIT_EXCEEDED: &str = "limited";
 
-/// Minimum size of a test's output that is kept, in bytes.
+/// Minimum number of bytes of a test's output that are kept.
 const MIN_OUTPUT_BYTES: usize = 64 << 10;
 
-/// Word with which `runner.py` reports that the tests, and not the program, are at fault.
+/// Word with which `runner.py` reports that the tests, rather than the program, are at fault.
 const UNUSABLE: &str = "unusable";
 
 const RUNNER: &str = include_str!("runner.py");
@@ -232,7 +232,7 @@ impl CodeKeys {
 }
 
 impl CodeScorer {
-    /// Creates a scorer whose tests run in `runner`.
+    /// Creates a scorer that runs tests in `runner`.
     pub fn new(keys: CodeKeys, runner: Arc<dyn Runner>) -> Arc<Self> {
         Arc::new(CodeScorer { keys, runner, checks: Mutex::default() })
     }
@@ -341,7 +341,7 @@ impl CodeScorer {
     }
 }
 
-/// Returns the runner's input for a test that is code.
+/// Returns the JSON input of `runner.py` for a test that is code.
 fn assertion_input(code: &str, start: Option<&(String, String)>) -> Value {
     let mut test = json!({ "asserts": code });
     if let Some((start, entry)) = start {
@@ -362,7 +362,7 @@ fn runner_program(mut test: Value, code: &str, token: &str, output_bytes: usize)
     }
 }
 
-/// Returns why the tests are unusable, or `None` if the runner did not report that they are.
+/// Returns the reason why the tests are unusable, or `None` if `runner.py` reported none.
 fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
     let (_, why) = result.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
     Some(format!(
@@ -371,7 +371,7 @@ fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
     ))
 }
 
-/// Returns the value that the runner prints after the token.
+/// Returns the JSON value that `runner.py` prints after the token, or `None` if it printed none.
 fn returned_value(stdout: &str, token: &str) -> Option<Value> {
     let (_, after) = stdout.rsplit_once(token)?;
     crate::json::parse(after.lines().next()?).ok()
@@ -434,8 +434,8 @@ impl Scorer for CodeScorer {
     }
 }
 
-/// Returns the program in a text or, if present, in its `<answer>` tag: the last code block in
-/// `language`, or the complete text if it has no code block.
+/// Returns the program in a completion: the last code block in `language`, or the complete text if
+/// it has no code block. If the text has an `<answer>` tag, only the tag's content counts.
 fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     let names: &[&str] = match language {
         "python" => &["python", "py", "python3"],
@@ -451,8 +451,8 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     code.filter(|code| !code.trim().is_empty())
 }
 
-/// Returns whether a text is a Python program without a fence around it. Its string literals may
-/// contain backticks.
+/// Returns whether a text is a Python program without a code fence around it. String literals of
+/// the program may contain backticks.
 fn is_bare_python(text: &str, language: &str) -> bool {
     let first = text.trim_start().lines().next().unwrap_or_default();
     let starts_like_python = ["import ", "def ", "class ", "async def ", "@", "#!"]

@@ -9,14 +9,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use flate2::read::ZlibDecoder;
 
-/// Maximum size of unpacked tests, in bytes.
+/// Maximum size of the unpacked tests of a task, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// Minimum length of packed tests, in characters. Code that consists only of base64 characters is
 /// shorter.
 const MIN_CHARS: usize = 24;
 
-/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the
+/// Returns whether a text consists only of base64, on one line or on lines of equal length (the
 /// last one may be shorter).
 pub(super) fn is_packed(text: &str) -> bool {
     let is_base64 = |word: &str| {
@@ -35,13 +35,14 @@ pub(super) fn is_packed(text: &str) -> bool {
     first.len() >= MIN_CHARS && is_base64(first) && is_wrapped
 }
 
-/// Unpacks tests to JSON text. The pickle layer, or the zlib and pickle layers, may be missing.
+/// Unpacks the tests of a task to JSON text. The tests are base64 of zlib of a pickle. The pickle
+/// layer, or the zlib and pickle layers, may be missing.
 ///
 /// # Errors
 /// Returns a message that names the layer that is invalid or too large.
 pub(super) fn unpack(text: &str) -> Result<String, String> {
     let joined: String = text.split_whitespace().collect();
-    let bytes = STANDARD.decode(joined).map_err(|error| format!("not base64: {error}"))?;
+    let bytes = STANDARD.decode(joined).map_err(|error| format!("the text is not base64: {error}"))?;
     // JSON directly in base64.
     if let Ok(text) = std::str::from_utf8(&bytes)
         && text.trim_start().starts_with(['[', '{'])
@@ -50,9 +51,9 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
     }
     let mut pickle = Vec::new();
     let read = ZlibDecoder::new(&bytes[..]).take(MAX_BYTES + 1).read_to_end(&mut pickle);
-    read.map_err(|error| format!("base64, but its content is not zlib: {error}"))?;
+    read.map_err(|error| format!("the content of the base64 text is not zlib: {error}"))?;
     if pickle.len() as u64 > MAX_BYTES {
-        return Err(format!("larger than {} MiB once it is unpacked", MAX_BYTES >> 20));
+        return Err(format!("the unpacked tests are larger than {} MiB", MAX_BYTES >> 20));
     }
     match pickled_text(&pickle) {
         Some(text) => Ok(text),
@@ -60,13 +61,14 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
             .ok()
             .filter(|text| text.trim_start().starts_with(['[', '{']))
             .ok_or_else(|| {
-                "base64 of zlib, but its content is neither JSON nor a pickle of one string"
+                "the decompressed content is neither JSON nor a pickle of one string"
                     .to_owned()
             }),
     }
 }
 
-/// Returns the string in a pickle, or `None` if the pickle contains anything except one string.
+/// Returns the string in a Python pickle, or `None` if the pickle contains anything except one
+/// string.
 fn pickled_text(pickle: &[u8]) -> Option<String> {
     let mut rest = pickle;
     let mut text = None;
@@ -98,8 +100,8 @@ fn pickled_text(pickle: &[u8]) -> Option<String> {
     }
 }
 
-/// Removes the first `count` bytes from `rest` and returns them, or returns `None` if there are
-/// fewer.
+/// Removes the first `count` bytes from `rest` and returns them. Returns `None` if `rest` has fewer
+/// bytes.
 fn take<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
     let (taken, after) = rest.split_at_checked(count)?;
     *rest = after;

@@ -308,7 +308,7 @@ async fn check_ready_reports_file_that_does_not_load() {
     }
     let scorer = script("", |keys| keys.python = "/no/such/python".into());
     let error = scorer.scorer.check_ready(&Value::Null).await.unwrap_err().to_string();
-    assert!(error.contains("cannot be run by /no/such/python"), "{error}");
+    assert!(error.contains("cannot run the file with /no/such/python"), "{error}");
 }
 
 #[tokio::test]

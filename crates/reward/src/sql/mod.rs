@@ -124,7 +124,7 @@ impl Scorer for SqlScorer {
                 let undecided = |why: &str| {
                     let query = crate::scorer::excerpt(&gold);
                     ScoreError::Unusable(format!(
-                        "the result cannot be compared with that of {query:?}: {why}"
+                        "cannot compare the result with the result of the expected query {query:?}: {why}"
                     ))
                 };
                 let same = same.map_err(|error| undecided(&error.to_string()))?;

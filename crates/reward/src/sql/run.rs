@@ -118,7 +118,7 @@ fn bounded(query: &str) -> Result<(), String> {
     let query = query.to_ascii_lowercase();
     match UNBOUNDED.iter().find(|name| query.contains(**name)) {
         Some(name) => {
-            Err(format!("it calls {name}array or {name}object, whose memory use is unlimited"))
+            Err(format!("the query calls {name}array or {name}object, whose memory use is unlimited"))
         }
         None => Ok(()),
     }
@@ -139,8 +139,8 @@ impl Query {
         bounded(text)?;
         let statement = connection.prepare(text).map_err(|error| error.to_string())?;
         match (statement.readonly(), statement.column_count()) {
-            (false, _) => Err("it would write".into()),
-            (true, 0) => Err("it is not a query".into()),
+            (false, _) => Err("the query would write to the database".into()),
+            (true, 0) => Err("the statement is not a query".into()),
             _ => Ok(()),
         }
     }
@@ -167,7 +167,7 @@ impl Query {
                 }
                 // An interrupted query ends at its next step.
                 let _ = running.await;
-                return Err(format!("it did not finish within {limit:?}"));
+                return Err(format!("the query did not finish within {limit:?}"));
             }
         };
         done.map_err(|error| error.to_string())?
@@ -177,11 +177,11 @@ impl Query {
         bounded(&self.text)?;
         let mut statement = connection.prepare(&self.text).map_err(|error| error.to_string())?;
         if !statement.readonly() {
-            return Err("it would write".into());
+            return Err("the query would write to the database".into());
         }
         let columns = statement.column_count();
         if columns == 0 {
-            return Err("it is not a query: it never returns rows".into());
+            return Err("the statement is not a query, because it never returns rows".into());
         }
         let mut rows = statement.query([]).map_err(|error| error.to_string())?;
         let mut found = Vec::new();
@@ -191,14 +191,14 @@ impl Query {
                 return Ok(Table { rows: found, is_complete: false });
             }
             if found.len() == self.bounds.rows {
-                return Err(format!("it returns more than {} rows", self.bounds.rows));
+                return Err(format!("the query returns more than {} rows", self.bounds.rows));
             }
             let mut cells = Vec::with_capacity(columns);
             for at in 0..columns {
                 let value = row.get_ref(at).map_err(|error| error.to_string())?;
                 bytes += Cell::bytes(value);
                 if bytes > self.bounds.bytes {
-                    return Err(format!("its rows have more than {} bytes", self.bounds.bytes));
+                    return Err(format!("the rows of the result have more than {} bytes", self.bounds.bytes));
                 }
                 cells.push(Cell::from_value(value));
             }
