@@ -11,12 +11,12 @@ use crate::{Component, ScoreError, Scorer, ScorerInput};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FormatScorer {
-    /// Text that is checked. Default: the final assistant message with its reasoning.
+    /// Text that the scorer checks. Default: the final assistant message with its reasoning.
     pub text: SolutionText,
     /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order,
     /// and tags must not be nested.
     pub tags: Vec<String>,
-    /// Whether only white space is allowed outside of the tags.
+    /// Whether only white space is allowed outside of the tags in `tags`. Default: false.
     pub only: bool,
     /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning
     /// and end of the text, and `.` also matches a line break.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::services::{Service, components};
 use crate::{Component, ScoreError, Scorer, ScorerInput};
 
-/// Options of a scoring service, to which attempts are posted individually or per group.
+/// Recipe keys of a scoring service, to which attempts are posted individually or per group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpKeys {
@@ -18,7 +18,7 @@ pub struct HttpKeys {
     /// Name of the environment variable with the API key, which is sent as a bearer token.
     #[serde(default)]
     pub key_env: Option<String>,
-    /// Whether the attempts of a group are posted in one request.
+    /// Whether all attempts of a group are posted in one request. Default: false.
     #[serde(default)]
     pub group: bool,
     /// Timeout for a response, including all retries, in seconds. Above 0 and at most 1e9. Default:
@@ -47,7 +47,7 @@ fn sixteen() -> usize {
 }
 
 impl HttpKeys {
-    /// Creates options with defaults for the service at `url`.
+    /// Creates the keys of the scoring service at `url`, with defaults for all other keys.
     pub fn new(url: impl Into<String>) -> Self {
         HttpKeys {
             url: url.into(),
@@ -100,7 +100,7 @@ impl HttpScorer {
     }
 }
 
-/// Returns the request for an attempt: all facts about it except its tokens.
+/// Returns the JSON request for one attempt: all facts about the attempt except its tokens.
 fn request_body(input: &ScorerInput) -> Value {
     json!({
         "attempt": input.attempt.to_string(),

@@ -21,7 +21,8 @@ pub(crate) fn parse(text: &str) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// Deserializes a value without loss.
+/// Deserializer of a JSON value that keeps all digits of numbers, and never mistakes an object for a
+/// number.
 struct Exact;
 
 impl<'de> DeserializeSeed<'de> for Exact {
@@ -90,17 +91,18 @@ impl<'de> Visitor<'de> for Exact {
     }
 }
 
-/// Key of an object or of a number; `serde_json` passes both to `visit_map`.
+/// Key of a JSON object, or the private key under which `serde_json` passes a number. Both arrive
+/// in `visit_map`.
 enum Key {
-    /// A key of an object in the text.
+    /// A key of a JSON object in the text.
     Field(String),
-    /// The private key of a number.
+    /// The private key under which `serde_json` passes a number.
     Number,
 }
 
-/// Distinguishes keys of objects from the private key of a number. When an option is requested,
-/// `serde_json` passes a key of an object to `visit_some`, and the private key always to
-/// `visit_str`.
+/// Distinguishes keys of JSON objects from `serde_json`'s private key for numbers. When an option
+/// is requested, `serde_json` passes a key of an object to `visit_some`, and its private key always
+/// to `visit_str`.
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {

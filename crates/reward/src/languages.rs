@@ -7,7 +7,7 @@
 //! Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
 //! Arabic, Chinese, Japanese and Korean, with a few words of Vietnamese and Scandinavian languages.
 
-/// Effect of words before a number on its value.
+/// Effect of the words before a number on the number's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// The number states no value: it is a bound, is denied, or is one of several.
@@ -16,17 +16,17 @@ pub(crate) enum Effect {
     Negates,
 }
 
-/// Words between two numbers of a range or of alternatives.
+/// Words between two numbers of a range or of alternatives, in languages other than English.
 pub(crate) const JOINS: [&str; 19] = [
     "oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو", "tot", "veya", "ya",
     "या", "albo", "eller", "do",
 ];
 
-/// Counterparts of [`JOINS`] in scripts without spaces.
+/// Words between two numbers of a range or of alternatives, in scripts without spaces.
 const JOINED_JOINS: [&str; 12] =
     ["或者", "或是", "还是", "或", "至", "到", "または", "もしくは", "から", "또는", "에서", "〜"];
 
-/// Words before the first number of a range (`BETWEEN`) and before its second number (`AND`).
+/// Words before the first number of a range (`BETWEEN`) and before the second number (`AND`).
 const BETWEEN: [&str; 12] = [
     "between",
     "zwischen",
@@ -43,11 +43,11 @@ const BETWEEN: [&str; 12] = [
 ];
 const AND: [&str; 11] = ["and", "und", "y", "et", "e", "en", "и", "i", "to", "до", "bis"];
 
-/// Words for minus before a negative number.
+/// Words for minus before a negative number, in languages other than English.
 pub(crate) const SIGNS: [&str; 11] =
     ["moins", "menos", "meno", "минус", "eksi", "负", "負", "零下", "マイナス", "마이너스", "ऋण"];
 
-/// Words of magnitude, in lower case, with their factor.
+/// Words of magnitude in languages other than English, in lower case, with the factor of each word.
 const MAGNITUDES: [(u64, &[&str]); 9] = [
     (
         12,
@@ -173,8 +173,8 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
     (1_000_000_000_000, &["billionen", "billón", "billones", "трлн", "триллион", "триллионов"]),
 ];
 
-/// Characters of magnitude, written without a space after the number and before the unit, with
-/// their factor.
+/// Characters of magnitude that are written between a number and its unit without a space, with the
+/// factor of each character.
 const JOINED_MAGNITUDES: [(char, u64); 9] = [
     ('百', 100),
     ('千', 1000),
@@ -190,8 +190,8 @@ const JOINED_MAGNITUDES: [(char, u64); 9] = [
 /// Characters that form a unit with a preceding 千, such as 千克 (kilogram).
 const KILO: &str = "克米瓦卡赫帕焦伏字";
 
-/// Returns how `sentence`, the text before a number in its sentence, changes the number. Returns
-/// `None` if the text leaves the number unchanged.
+/// Returns how the words before a number change its value. `sentence` is the text before the number
+/// in its sentence. Returns `None` if the text leaves the number unchanged.
 pub(crate) fn before(sentence: &str) -> Option<Effect> {
     let text = sentence.trim_end().to_lowercase();
     let joined = JOINED_JOINS.iter().find_map(|join| text.strip_suffix(join));
@@ -224,7 +224,8 @@ pub(crate) fn before(sentence: &str) -> Option<Effect> {
     }
 }
 
-/// Returns whether the text after a number joins another number to it, as in `5 oder 6` and `5到6`.
+/// Returns whether the text after a number joins another number to the first, as in `5 oder 6` and
+/// `5到6`.
 pub(crate) fn is_joined(after: &str) -> bool {
     let text = after.trim_start().to_lowercase();
     let starts_number =
@@ -239,7 +240,7 @@ pub(crate) fn is_joined(after: &str) -> bool {
         })
 }
 
-/// Returns the factor of a word of magnitude in lower case, such as `millionen` or `百万`.
+/// Returns the factor of a word of magnitude in lower case, such as 10^6 for `millionen` and `百万`.
 pub(crate) fn magnitude(word: &str) -> Option<u64> {
     let named =
         MAGNITUDES.iter().find(|(_, words)| words.contains(&word)).map(|(factor, _)| *factor);
@@ -252,8 +253,8 @@ fn joined_magnitude(c: char) -> Option<u64> {
     JOINED_MAGNITUDES.iter().find(|(own, _)| *own == c).map(|(_, factor)| *factor)
 }
 
-/// Returns the factor of the character of magnitude with which a word starts: 万 in 万元, but not 千 in
-/// 千克.
+/// Returns the factor of the magnitude character at the start of a word: 10^4 for 万 in 万元. 千 in 千克
+/// (kilogram) is part of a unit and has no factor.
 pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     let mut chars = word.chars();
     let first = chars.next()?;
@@ -296,7 +297,7 @@ fn chinese_digit(c: char) -> Option<u64> {
     }
 }
 
-/// Parses an integer in Chinese words.
+/// Parses an integer that is written in Chinese words. Returns `None` for any other text.
 fn chinese_integer(text: &str) -> Option<u64> {
     let mut total = 0u64;
     let mut group = 0u64;

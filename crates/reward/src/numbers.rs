@@ -27,13 +27,13 @@ use crate::words::About;
 /// A number found in a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NumberMatch {
-    /// Characters of the number, with sign and currency.
+    /// Text of the number, with sign and currency.
     pub text: String,
-    /// Value of the number. `None` if it has too many digits, divides by zero, or is only a part of
-    /// what the text states.
+    /// Value of the number. `None` if the number has too many digits, divides by zero, or is only a
+    /// part of what the text states.
     pub value: Option<Rational>,
-    /// Number of decimals in the notation; 0 for integers, fractions, powers and numbers with an
-    /// exponent.
+    /// Number of decimals with which the number is written. 0 for integers, fractions, powers and
+    /// numbers with an exponent.
     pub decimals: u32,
     /// Units and directions next to the number.
     pub about: About,
@@ -41,15 +41,15 @@ pub(crate) struct NumberMatch {
     range: Range<usize>,
 }
 
-/// Returns all numbers of a text, in order.
+/// Returns all numbers of a text, in text order.
 #[cfg(test)]
 pub(crate) fn find(text: &str) -> Vec<NumberMatch> {
     let (reader, found) = read(text);
     found.into_iter().map(|found| reader.in_context(found)).collect()
 }
 
-/// Returns the first number of a text if it is on the first line. Text after that line can retract
-/// it.
+/// Returns the first number of a text if the number is on the first line. The number has no value
+/// if the text around it leaves the value unsettled.
 pub(crate) fn first_of_line(text: &str) -> Option<NumberMatch> {
     let near = &text[..text.char_indices().nth(NEAR).map_or(text.len(), |(at, _)| at)];
     let (reader, found) = read(near);
@@ -58,23 +58,25 @@ pub(crate) fn first_of_line(text: &str) -> Option<NumberMatch> {
     is_line.then(|| reader.stated(found))
 }
 
-/// Returns the number of numbers in a text.
+/// Counts the numbers in a text.
 pub(crate) fn count(text: &str) -> usize {
     read(text).1.len()
 }
 
-/// Returns the number of a text that contains the byte at an offset.
+/// Returns the number of a text that contains the byte at offset `byte`, or `None` if no number
+/// does.
 pub(crate) fn at(text: &str, byte: usize) -> Option<NumberMatch> {
     near(text, byte).map(|(reader, found)| reader.in_context(found))
 }
 
-/// Like [`at`], but the number has no value if its sentence leaves the value unsettled.
+/// Returns the number of a text that contains the byte at offset `byte`. The number has no value if
+/// its sentence leaves the value unsettled.
 pub(crate) fn stated_at(text: &str, byte: usize) -> Option<NumberMatch> {
     near(text, byte).map(|(reader, found)| reader.stated(found))
 }
 
-/// Parses the number of a text that contains the byte at an offset, without the effects of the text
-/// around it.
+/// Parses the number of a text that contains the byte at offset `byte`. The text around the number
+/// has no influence on its value.
 fn near(text: &str, byte: usize) -> Option<(Reader, NumberMatch)> {
     let before = text[..byte].chars().count();
     let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
@@ -85,13 +87,14 @@ fn near(text: &str, byte: usize) -> Option<(Reader, NumberMatch)> {
     Some((reader, found))
 }
 
-/// Returns the last number of a text. It has no value if its sentence leaves the value unsettled.
+/// Returns the last number of a text. The number has no value if its sentence leaves the value
+/// unsettled.
 pub(crate) fn last(text: &str) -> Option<NumberMatch> {
     let (reader, found) = read(text);
     found.into_iter().next_back().map(|found| reader.stated(found))
 }
 
-/// Parses all numbers of a text, without the effects of the text around them.
+/// Parses all numbers of a text. The text around a number has no influence on its value.
 fn read(text: &str) -> (Reader, Vec<NumberMatch>) {
     let mut reader = Reader::new(&spelled(text), false);
     let mut found = Vec::new();
@@ -104,7 +107,7 @@ fn read(text: &str) -> (Reader, Vec<NumberMatch>) {
     (reader, found)
 }
 
-/// Maximum number of characters before and after a number that are examined.
+/// Maximum number of characters before and after a number that are examined for its meaning.
 const NEAR: usize = 2000;
 
 /// Maximum nesting depth of fractions.
@@ -113,7 +116,7 @@ const DEPTH: u32 = 8;
 /// Maximum number of characters of an exponent or a subscript in braces.
 const MAX_BRACED_CHARS: usize = 100;
 
-/// A parser at a position in a text.
+/// A parser of numbers at a position in a text.
 pub(crate) struct Reader {
     chars: Vec<char>,
     at: usize,
@@ -131,7 +134,7 @@ struct UnsignedNumber {
     is_integer: bool,
 }
 
-/// Digits as plain text that [`Rational::parse`] accepts, and the number of decimals.
+/// Digits in the notation that [`Rational::parse`] accepts, and their number of decimals.
 struct DigitRun {
     plain: String,
     decimals: u32,
@@ -155,12 +158,12 @@ impl Reader {
         self.peek(ahead).is_some_and(|c| c.is_ascii_digit())
     }
 
-    /// Returns the last character before the position.
+    /// Returns the character before the position, or `None` at the start of the text.
     pub fn before(&self) -> Option<char> {
         self.at.checked_sub(1).map(|at| self.chars[at])
     }
 
-    /// Parses something, and resets the position if that fails.
+    /// Parses with `read`, and resets the position if `read` returns `None`.
     fn attempt<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         let start = self.at;
         let done = read(self);
@@ -170,7 +173,7 @@ impl Reader {
         done
     }
 
-    /// Moves past `text` if it is next, and returns whether it was.
+    /// Moves past `text` if the text at the position starts with it, and returns whether it did.
     fn take(&mut self, text: &str) -> bool {
         let is_next = text.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c));
         if is_next {
@@ -183,7 +186,8 @@ impl Reader {
         texts.iter().any(|text| self.take(text))
     }
 
-    /// Moves past a thin space of LaTeX, which can separate thousands.
+    /// Moves past a thin space of LaTeX, which can separate thousands. Returns whether there was
+    /// one.
     fn take_thin_space(&mut self) -> bool {
         self.take_any(&["\\,", "\\!", "\\;", "\\:", "\\ ", "~"])
     }
@@ -192,7 +196,8 @@ impl Reader {
         while self.take(" ") || self.take_thin_space() {}
     }
 
-    /// Returns the name of the LaTeX command that is next, without its backslash.
+    /// Returns the name of the LaTeX command at the position, without its backslash. Returns `None`
+    /// if there is no command.
     pub fn command(&self) -> Option<String> {
         let name =
             || self.chars[self.at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
@@ -242,8 +247,8 @@ impl Reader {
         self.chars[start..self.at].iter().collect()
     }
 
-    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number, or
-    /// a single character.
+    /// Moves past the argument of a LaTeX command, an exponent or a subscript: a group, a command,
+    /// a signed number, or a single character.
     pub fn skip_argument(&mut self) {
         match self.peek(0) {
             Some('{') => {
@@ -295,7 +300,7 @@ impl Reader {
         })
     }
 
-    /// Applies the effects of the surrounding text to a number.
+    /// Returns the number with the effects of the surrounding text on its value.
     pub fn in_context(&self, found: NumberMatch) -> NumberMatch {
         let Change { factor, base, range, about } = NumberPosition {
             chars: &self.chars,
@@ -317,8 +322,8 @@ impl Reader {
         }
     }
 
-    /// Like [`Reader::in_context`], but the number has no value if the text around it leaves its
-    /// value unsettled.
+    /// Returns the number with the effects of the surrounding text. The number has no value if this
+    /// text leaves its value unsettled.
     fn stated(&self, found: NumberMatch) -> NumberMatch {
         let mut found = self.in_context(found);
         let Range { start, end } = found.range.clone();
@@ -371,7 +376,8 @@ impl Reader {
         Some((value.map(|v| if negative { v.negate() } else { v }), decimals))
     }
 
-    /// Parses `\frac{a}{b}` or `\frac12`, also as `\dfrac`, `\tfrac` and `\cfrac`.
+    /// Parses a LaTeX fraction: `\frac{a}{b}` or `\frac12`, also as `\dfrac`, `\tfrac` and
+    /// `\cfrac`.
     fn fraction(&mut self) -> Option<UnsignedNumber> {
         if self.depth == DEPTH || !self.take_any(&["\\frac", "\\dfrac", "\\tfrac", "\\cfrac"]) {
             return None;
@@ -387,8 +393,8 @@ impl Reader {
         })
     }
 
-    /// Parses a number in braces, or one digit. The inner value is `None` if it cannot be
-    /// represented.
+    /// Parses the numerator or denominator of a LaTeX fraction: a number in braces, or one digit.
+    /// The inner value is `None` if the number cannot be represented.
     fn argument(&mut self) -> Option<Option<Rational>> {
         while self.take(" ") {}
         if !self.take("{") {
@@ -407,7 +413,7 @@ impl Reader {
         self.take("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
     }
 
-    /// Parses an operand, two operands separated by a slash, or digits and a LaTeX fraction.
+    /// Parses an operand, two operands that a slash separates, or digits and a LaTeX fraction.
     fn quotient(&mut self) -> Option<UnsignedNumber> {
         let follows_slash = self.before() == Some('/');
         let top = self.operand()?;
@@ -440,7 +446,7 @@ impl Reader {
         Some(top)
     }
 
-    /// Parses the fraction of a mixed number: plain digits, below 1.
+    /// Parses the fraction of a mixed number, such as the 1/2 of 1 1/2: plain digits, below 1.
     fn part(&mut self) -> Option<Rational> {
         let mut top = String::new();
         let mut bottom = String::new();
@@ -454,7 +460,7 @@ impl Reader {
         (slash && ends && top.compare(&bottom).is_lt()).then(|| top.divide(&bottom)).flatten()
     }
 
-    /// Parses digits, a repeating decimal, or a power.
+    /// Parses an operand of a fraction: digits, a repeating decimal, or a power.
     fn operand(&mut self) -> Option<UnsignedNumber> {
         let DigitRun { plain, decimals, exponent } = self.digits()?;
         let value = Rational::parse(&plain);
@@ -482,7 +488,8 @@ impl Reader {
         }
     }
 
-    /// Parses the repeating digits of a decimal, in brackets or overlined: 0.(3), 0.\overline{3}.
+    /// Parses the repeating digits of a decimal, in brackets or overlined: the 3 of 0.(3) and
+    /// 0.\overline{3}.
     fn period(&mut self, decimals: u32) -> Option<String> {
         if decimals == 0 && !self.take(".") {
             return None;
@@ -499,7 +506,7 @@ impl Reader {
         ((1..=30).contains(&block.len()) && self.take(close)).then_some(block)
     }
 
-    /// Parses digits with thousands separators, decimals and an exponent.
+    /// Parses the digits of a number with thousands separators, decimals and an exponent.
     fn digits(&mut self) -> Option<DigitRun> {
         let before = self.before();
         let mut plain = String::new();
@@ -551,7 +558,8 @@ impl Reader {
         }
     }
 
-    /// Parses a power of ten, if it is next: `e-5`, `× 10^5`, `\times 10^{5}`.
+    /// Parses the power of ten at the position, and returns its exponent: `e-5`, `× 10^5`,
+    /// `\times 10^{5}`.
     fn exponent(&mut self) -> Option<String> {
         if self.take_any(&["e", "E"]) {
             let power = self.signed()?;
@@ -566,7 +574,7 @@ impl Reader {
         if self.take_any(&["10^", "{10}^", "10**"]) { self.signed() } else { None }
     }
 
-    /// Parses the digits of an exponent with their sign, with or without braces.
+    /// Parses the digits of an exponent with their sign, which may be in braces.
     fn signed(&mut self) -> Option<String> {
         let braced = self.take("{");
         let mut power = String::new();

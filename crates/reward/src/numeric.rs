@@ -14,38 +14,40 @@ use crate::scorer::{answer_components, expected};
 use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{Component, Rational, Score, ScoreError, Scorer, ScorerInput};
 
-/// Location of the answer in the text.
+/// Location of a numeric answer in the completion's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NumberLocation {
-    /// The last number of the text.
+    /// The answer is the last number of the text.
     #[default]
     LastNumber,
-    /// The first number after the last `####`, on the same line (the format of GSM8K).
+    /// The answer is the first number after the last `####`, on the same line (the format of
+    /// GSM8K).
     Hashes,
-    /// The number in the last `\boxed{…}`. A box with several numbers, or with an expression that
-    /// would have to be computed, has no answer.
+    /// The answer is the number in the last `\boxed{…}`. A box with several numbers, or with an
+    /// expression that would have to be computed, has no answer.
     Boxed,
-    /// The first number after the last "answer is", including in other languages, on the same line
-    /// or the next.
+    /// The answer is the first number after the last "answer is", including in other languages, on
+    /// the same line or the next.
     AnswerIs,
 }
 
-/// Criterion for a correct number. An expected integer must always be matched exactly.
+/// Criterion by which a number equals the expected number. An expected integer must always be
+/// matched exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Tolerance {
-    /// The values are equal: 0.5, .50 and 1/2 are the same number.
+    /// The values must be equal: 0.5, .50 and 1/2 are the same number.
     #[default]
     Exact,
-    /// The answer, rounded to the decimals of the expected number, equals that number: 3.1416
-    /// matches 3.14.
+    /// The answer, rounded to the decimals of the expected number, must equal the expected number:
+    /// 3.1416 matches 3.14.
     AsWritten,
-    /// |answer − expected| ≤ max(absolute, relative × |expected|).
+    /// The difference must be small: |answer − expected| ≤ max(absolute, relative × |expected|).
     Within {
-        /// Absolute bound, at least 0.
+        /// Maximum absolute difference from the expected number, at least 0.
         absolute: f64,
-        /// Relative bound, at least 0.
+        /// Maximum difference relative to the expected number, at least 0.
         relative: f64,
     },
 }
@@ -57,9 +59,9 @@ pub enum Tolerance {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericScorer {
-    /// Location of the answer.
+    /// Location of the number in the completion's text.
     pub extract: NumberLocation,
-    /// Criterion for a correct number.
+    /// Criterion by which the number equals the expected number.
     pub tolerance: Tolerance,
 }
 
@@ -92,7 +94,7 @@ impl NumericScorer {
         Ok(Score { value: if is_correct { 1.0 } else { 0.0 }, extracted: Some(found.text) })
     }
 
-    /// Checks the tolerances.
+    /// Checks the tolerances of the scorer.
     ///
     /// # Errors
     /// Returns [`ScoreError::Tolerance`] if a tolerance is negative or not finite.
@@ -167,7 +169,7 @@ impl NumericScorer {
     }
 }
 
-/// Returns whether the words next to the number of a box leave its value settled.
+/// Returns whether the words next to the number in a `\boxed{…}` leave the number's value settled.
 fn is_settled(inside: &str, found: &NumberMatch) -> bool {
     let inside = spelled(inside);
     let Some((before, after)) = inside.split_once(&found.text) else { return true };
@@ -184,7 +186,7 @@ fn expected_numbers(expected: &Value) -> Result<Vec<NumberMatch>, ScoreError> {
     }
 }
 
-/// Parses one expected number, which must have a value.
+/// Parses one expected number, whose value must be certain.
 fn expected_number(expected: &Value) -> Result<NumberMatch, ScoreError> {
     let to_error = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
@@ -198,8 +200,8 @@ fn expected_number(expected: &Value) -> Result<NumberMatch, ScoreError> {
     }
 }
 
-/// Returns the first number of the first line. It has no value if its sentence states more than
-/// this number.
+/// Returns the first number of the first line. The number has no value if its sentence states more
+/// than this number.
 fn first_stated(text: &str) -> Option<NumberMatch> {
     let mut found = numbers::first_of_line(text)?;
     let line = text.lines().next()?;
@@ -226,7 +228,7 @@ fn first_stated(text: &str) -> Option<NumberMatch> {
     Some(found)
 }
 
-/// Truncates a sentence at a comma that is followed by another quantity: "72, 5 more" becomes "72".
+/// Truncates a sentence at a comma before another quantity: "72, 5 more" becomes "72".
 fn without_addition(sentence: &str) -> &str {
     let adds = |text: &str| {
         let mut words = text.split_whitespace();

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{ScoreError, Scorer, ScorerInput};
 
-/// Way in which an agent's program reports the rewards of its attempt.
+/// Way in which an agent's program reports the rewards of an attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardSource {
@@ -42,10 +42,10 @@ fn reward() -> String {
     REWARD.to_owned()
 }
 
-/// Name of a reward that counts toward the score, and default name of a reward.
+/// Name of the rewards that count toward the score, and default name of a reward.
 const REWARD: &str = "reward";
 
-/// Key of a list of rewards in the last line.
+/// Key of the list of rewards in the last line that a program prints.
 const REWARDS: &str = "rewards";
 
 #[async_trait]
@@ -67,7 +67,7 @@ impl Scorer for ProgramScorer {
     }
 }
 
-/// Scores an attempt without a reward.
+/// Scores an attempt whose program reported no reward.
 ///
 /// An attempt that was truncated or failed gets 0, because it ended before it could report a
 /// reward.

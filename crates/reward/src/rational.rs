@@ -11,7 +11,7 @@ use num_integer::Integer;
 use num_rational::BigRational;
 use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
 
-/// A fraction in lowest terms with a positive denominator.
+/// A rational number: a fraction in lowest terms with a positive denominator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rational(BigRational);
 
@@ -96,7 +96,7 @@ impl Rational {
         self.0.denom()
     }
 
-    /// Returns numerator and denominator if both fit 128-bit integers.
+    /// Returns the numerator and the denominator if both fit 128-bit integers.
     pub fn to_parts(&self) -> Option<(i128, i128)> {
         Some((self.numerator().to_i128()?, self.denominator().to_i128()?))
     }
@@ -106,7 +106,8 @@ impl Rational {
         self.0.is_integer()
     }
 
-    /// Returns the nearest f64, or an infinity if the value is beyond the range of f64.
+    /// Returns the f64 that is nearest to the value, or an infinity if the value is beyond the
+    /// range of f64.
     pub fn to_f64(&self) -> f64 {
         let infinity = if self.0.is_negative() { f64::NEG_INFINITY } else { f64::INFINITY };
         self.0.to_f64().unwrap_or(infinity)
@@ -177,14 +178,14 @@ impl Rational {
         both.then(|| Rational(self.numerator().gcd(other.numerator()).into()))
     }
 
-    /// Compares the values of two fractions.
+    /// Compares the values of two rational numbers.
     pub fn compare(&self, other: &Self) -> Ordering {
         self.0.cmp(&other.0)
     }
 }
 
-/// Interprets digits in a base, and returns their value. Returns `None` if the digits do not fit
-/// the base.
+/// Interprets the decimal digits of an integer as digits in `base`, and returns their value.
+/// Returns `None` if the digits do not fit the base.
 pub(crate) fn in_base(digits: &Rational, base: u32) -> Option<Rational> {
     if !digits.is_integer() || !(2..=36).contains(&base) {
         return None;

@@ -8,12 +8,12 @@ use regex::Regex;
 use crate::chunks::{Chunk, Kind, MAX_CHARS, chunks, without_marks};
 use crate::pattern::pattern;
 
-/// Words that retract a statement.
+/// Words that retract the preceding statement.
 const RETRACTIONS: [&str; 9] =
     ["wait", "actually", "sorry", "oops", "hmm", "correction", "nope", "scratch", "mistake"];
 
-/// Words that retract a statement only as the first word of a sentence, most of them in other
-/// languages.
+/// Words that retract the preceding statement only as the first word of a sentence, most of them in
+/// languages other than English.
 const FIRST_RETRACTIONS: [&str; 18] = [
     "moment",
     "warte",
@@ -35,11 +35,11 @@ const FIRST_RETRACTIONS: [&str; 18] = [
     "wacht",
 ];
 
-/// Words for no.
+/// Words for "no" in several languages.
 const DENIALS: [&str; 6] = ["no", "nein", "non", "não", "nee", "нет"];
 
 /// Words that deny a statement (`WRONG`), after a verb (`WRONG_IS`) and a subject (`SUBJECTS`):
-/// which is wrong.
+/// "which is wrong".
 const WRONG: [&str; 16] = [
     "wrong",
     "incorrect",
@@ -65,8 +65,8 @@ const SUBJECTS: [&str; 14] = [
     "isso", "это",
 ];
 
-/// Words that start a contrast (`CONTRASTS`), and words between them and the corrected value
-/// (`RESTATES`): but it should be 13.
+/// Words that start a contrast (`CONTRASTS`), and words between these and the corrected value
+/// (`RESTATES`): "but it should be 13".
 const CONTRASTS: [&str; 11] =
     ["but", "however", "yet", "aber", "doch", "sondern", "mais", "pero", "sino", "mas", "но"];
 const RESTATES: [&str; 32] = [
@@ -79,10 +79,11 @@ const RESTATES: [&str; 32] = [
 const ALTERNATIVES: [&str; 8] =
     ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
 
-/// Pattern for verbs that reject one of several answers.
+/// Pattern for verbs that reject one of several answers, such as "eliminate".
 pub(crate) const REJECTIONS: &str = r"eliminat(?:e[sd]?|ing)|exclud(?:e[sd]?|ing)|rul(?:e[sd]?|ing)\s+out|reject(?:s|ed|ing)?|dismiss(?:es|ed|ing)?|discard(?:s|ed|ing)?";
 
-/// Start of a sentence that retracts the answer before it: "The answer is B, no, A", "B. Wait, …".
+/// Matches the start of a sentence that retracts the answer before it: "The answer is B, no, A",
+/// "B. Wait, …".
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     let first = FIRST_RETRACTIONS.join("|");
     pattern(&format!(
@@ -98,8 +99,8 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Start of a sentence that gives the statement before it up, also without another value: "I made a
-/// mistake", "On second thought", "However, this ignores the tax".
+/// Matches the start of a sentence that gives up the statement before it, even without another
+/// value: "I made a mistake", "On second thought", "However, this ignores the tax".
 static GIVES_UP: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|however|well|actually|wait|no)\b\W*)*(?:on\s+second\s+thought|scratch\s+that|strike\s+that|never\s*mind",
@@ -155,8 +156,8 @@ pub(crate) fn retracts(text: &str) -> bool {
     }
 }
 
-/// Returns whether chunks deny the statement before them. `is_tail` is true if the chunks are in
-/// the same sentence as the statement.
+/// Returns whether chunks of text deny the statement before them. `is_tail` is whether the chunks
+/// are in the same sentence as the statement.
 fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     (1..chunks.len().min(20)).any(|at| {
         let is_wrong = chunks[at].is_any(&WRONG)
@@ -173,7 +174,7 @@ fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     })
 }
 
-/// Returns whether chunks replace a value with another one: but it should be 13.
+/// Returns whether chunks of text replace the value before them: "but it should be 13".
 fn is_contrasted(chunks: &[Chunk]) -> bool {
     let is_other = |rest: &[Chunk]| {
         let restates = rest.iter().take_while(|chunk| chunk.is_any(&RESTATES)).count();

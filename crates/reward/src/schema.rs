@@ -16,11 +16,11 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput, blocks, json};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchemaScorer {
-    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the
-    /// schema itself: nothing is fetched.
+    /// JSON schema for all tasks that have no schema of their own. `$ref` may refer only to parts
+    /// of the schema itself: nothing is fetched.
     pub schema: Option<Map<String, Value>>,
-    /// Field of a task or of its row that contains the task's own schema, as an object or as JSON
-    /// text.
+    /// Field of a task or of its row that contains the task's own JSON schema, as an object or as
+    /// JSON text. `None` if tasks have no schemas of their own.
     pub field: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl SchemaScorer {
         }
     }
 
-    /// Compiles the schema of a task: its own one, or else the common one.
+    /// Compiles the JSON schema of a task: the task's own schema, or else the scorer's schema.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the task has no schema, or if the schema is invalid.
@@ -73,8 +73,8 @@ impl SchemaScorer {
         }
     }
 
-    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names
-    /// or in a code block. The score is 1 or 0.
+    /// Scores a final answer: 1 if its JSON conforms to the schema, else 0. The answer is JSON, or
+    /// contains JSON in the tag that the task names or in a code block.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if there is no schema, or if the schema is invalid.
@@ -108,7 +108,7 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
     made.map_err(|error| ScoreError::Unusable(format!("the schema is invalid: {error}")))
 }
 
-/// Schema keyword that restricts a number.
+/// JSON Schema keyword that restricts a number.
 #[derive(Debug, Clone, Copy)]
 enum Bound {
     Minimum,
@@ -128,11 +128,12 @@ const KEYWORDS: [(&str, Bound); 5] = [
     ("multipleOf", Bound::MultipleOf),
 ];
 
-/// A keyword with its limit.
+/// A JSON Schema keyword that restricts a number, with its limit.
 #[derive(Debug)]
 struct Limit {
     keyword: Bound,
-    /// `None` if the schema's value is not a number; such a limit allows every instance.
+    /// Limit of the number. `None` if the schema's value is not a number; every number then
+    /// conforms.
     limit: Option<Decimal>,
 }
 
@@ -166,8 +167,8 @@ impl<'i> Keyword<'i> for Limit {
     }
 }
 
-/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the
-/// last code block, whichever parses first.
+/// Returns the JSON in a text, as a parsed value and as it is written: the complete text, the text
+/// in `tag`, or the last code block, whichever parses first.
 fn find_json<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
     let candidates: [Option<Cow<str>>; 3] =

@@ -13,8 +13,8 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::pattern::pattern;
 
-/// Returns a text composed (NFC). ASCII characters replace full-width characters, minus signs,
-/// hyphens, en dashes, primes and apostrophes.
+/// Returns a text in the Unicode form NFC. ASCII characters replace full-width characters, minus
+/// signs, hyphens, en dashes, primes and apostrophes.
 fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
@@ -26,7 +26,7 @@ fn plain(text: &str) -> String {
     text.nfc().map(narrow).collect()
 }
 
-/// Returns the form of a [`plain`] text that is compared.
+/// Returns the form of a [`plain`] text in which answers are compared.
 ///
 /// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a
 /// number, it loses its article, quotes, markup, final punctuation and trailing zeros of the
@@ -66,7 +66,7 @@ static ONLY_NUMBER: LazyLock<Regex> = LazyLock::new(|| {
         r"^(?:(?i:the|an?)\s+)?([-+]?)([$€£¥₹]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d+))?\s*([€$£¥₹%]|°\s?[CFK]?)?[.!?,]?$",
     )
 });
-/// "A" as a name instead of an article: the key A minor, the options A, B.
+/// Matches an "A" that is a name instead of an article: the key A minor, the options A, B.
 static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[\s(\x22])(?:A(?:,|\s+(?:and|or|&|→|[A-Z]\b))",
@@ -74,7 +74,7 @@ static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Returns whether a character is a quotation mark or sentence punctuation outside of ASCII.
+/// Returns whether a character is a quotation mark or sentence punctuation that is not ASCII.
 fn is_mark(c: char) -> bool {
     matches!(
         c,
@@ -82,9 +82,9 @@ fn is_mark(c: char) -> bool {
     ) || matches!(c, '\u{3008}'..='\u{3011}' | '\u{3014}'..='\u{3017}' | '।' | '؟' | '،' | '؛')
 }
 
-/// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and
-/// the articles a, an and the. The last word is always kept: no noun follows it, so it is not an
-/// article (vitamin A, The The).
+/// Returns a text in lower case and in the Unicode form NFC, with single spaces, and without
+/// punctuation and the articles a, an and the. The last word is always kept: no noun follows it, so
+/// it is not an article (vitamin A, The The).
 pub fn normalize(text: &str) -> String {
     normalized_words(&plain(text))
 }
@@ -262,24 +262,24 @@ fn symbols(text: &str) -> Vec<char> {
     chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).chain(named).collect()
 }
 
-/// Returns whether the first character other than white space is a digit.
+/// Returns whether the first character that is not white space is a digit.
 fn leads_to_digit<'c>(mut chars: impl Iterator<Item = &'c char>) -> bool {
     chars.find(|c| !c.is_whitespace()).is_some_and(char::is_ascii_digit)
 }
 
-/// A short answer in normalized form.
+/// A short answer in normalized form, for comparison with other answers.
 pub(crate) struct ShortAnswer {
     /// The text before normalization of its words, with punctuation, as returned by
     /// [`canonical_text`].
     pub written: String,
     /// Normalized words; the trimmed original text if it consists of punctuation only.
     pub text: String,
-    /// Whether the answer contains words, and not only punctuation.
+    /// Whether the answer contains words rather than only punctuation.
     pub has_words: bool,
     pub numbers: Vec<String>,
     pub symbols: Vec<char>,
-    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I
-    /// do not know" contains "no".
+    /// Whether an answer must equal this expected answer even if the scorer compares by containment
+    /// or F1: "I do not know" contains "no".
     pub closed: bool,
 }
 
@@ -298,7 +298,7 @@ impl ShortAnswer {
     }
 
     /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want`
-    /// is closed.
+    /// is `closed`.
     pub fn equals(&self, want: &ShortAnswer) -> bool {
         let same = self.text == want.text && self.numbers == want.numbers;
         same && (want.closed || self.symbols == want.symbols)

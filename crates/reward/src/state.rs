@@ -18,16 +18,16 @@ use crate::{ScoreError, Scorer, ScorerInput, json};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StateScorer {
-    /// Name of the toolbox whose state counts. Empty for all toolboxes that have a state.
+    /// Name of the toolbox whose state is compared. Empty for all toolboxes that have a state.
     pub tool: String,
     /// Field of a task or of its row that contains the expected state, as JSON or as JSON text.
-    /// Empty for the expected state that the toolbox returns.
+    /// Empty if the expected state is the one that the toolbox returns.
     pub field: String,
 }
 
-/// State of a toolbox, and the state that the toolbox expects.
+/// State of a toolbox at the end of an attempt, and the expected state that the toolbox returned.
 struct ReportedState<'a> {
-    /// Name of the toolbox, or of a class in it.
+    /// Name of the toolbox, or of a class in the toolbox.
     name: String,
     facts: &'a Map<String, Value>,
 }
@@ -76,11 +76,12 @@ impl Scorer for StateScorer {
     }
 }
 
-/// Key of a toolbox's data for its final state.
+/// Key under which a toolbox's data contains its final state.
 const STATE: &str = "state";
 
 impl StateScorer {
-    /// Returns the states in the data of the toolboxes: of each toolbox, and of each class in it.
+    /// Returns the states in the data of an attempt's toolboxes: of each toolbox, and of each class
+    /// in a toolbox.
     fn reported_states<'a>(&self, data: &'a Map<String, Value>) -> Vec<ReportedState<'a>> {
         let is_chosen = |name: &&String| self.tool.is_empty() || **name == self.tool;
         let toolboxes = data.iter().filter(|(name, _)| is_chosen(name));
@@ -120,7 +121,7 @@ impl StateScorer {
     }
 }
 
-/// Returns the expected state that a toolbox has returned.
+/// Returns the expected state that the toolbox `name` has returned in its data `facts`.
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] if the toolbox has none, or could not reach it.
@@ -141,11 +142,11 @@ fn expected_by_tool<'a>(
     })
 }
 
-/// Maximum number of characters of a value in a difference.
+/// Maximum length of a value in the description of a difference, in characters.
 const MAX_SHOWN: usize = 80;
 
-/// Describes the first difference between two states, or returns `None` if they are equal. `path`
-/// names the compared value.
+/// Describes the first difference between two states, or returns `None` if the states are equal.
+/// `path` names the compared value.
 fn first_difference(path: &str, found: &Value, expected: &Value) -> Option<String> {
     match (found, expected) {
         (Value::Object(found), Value::Object(expected)) => {
@@ -171,7 +172,7 @@ fn first_difference(path: &str, found: &Value, expected: &Value) -> Option<Strin
     }
 }
 
-/// Returns whether two values without members are equal.
+/// Returns whether two JSON values that have no members are equal.
 fn is_equal(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Number(found), Value::Number(expected)) => {

@@ -1,6 +1,7 @@
 //! Units of measurement, by their names and symbols.
 
-/// Known units with their names and symbols. Names with several letters are in lower case.
+/// Known units with their names and symbols in several languages. Names of several letters are in
+/// lower case.
 const UNITS: [(&str, &[&str]); 87] = [
     (
         "second",
@@ -205,7 +206,7 @@ pub(crate) fn is_part(small: &str, large: &str) -> bool {
     })
 }
 
-/// Units that take prefixes, with symbol and name.
+/// Units that take prefixes such as kilo, with symbol and name.
 const PREFIXED: [(&str, &str, &str); 15] = [
     ("hertz", "Hz", "hertz"),
     ("pascal", "Pa", "pascal"),
@@ -224,7 +225,7 @@ const PREFIXED: [(&str, &str, &str); 15] = [
     ("ohm", "Ω", "ohm"),
 ];
 
-/// Prefixes of units, with their symbols.
+/// Prefixes of units, such as kilo, with their symbols.
 const PREFIXES: [(&str, &[&str]); 9] = [
     ("", &[""]),
     ("tera", &["T"]),
@@ -237,8 +238,8 @@ const PREFIXES: [(&str, &[&str]); 9] = [
     ("nano", &["n"]),
 ];
 
-/// Returns a unit with its prefix as a factor: kHz is kilo · hertz. Symbols are case-sensitive, and
-/// names are not.
+/// Returns the factors of a unit with its prefix: kHz is kilo · hertz. Symbols are case-sensitive,
+/// and names are not. Returns `None` for any other word.
 fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     let lower = word.to_lowercase();
     for (unit, sign, name) in PREFIXED {
@@ -257,7 +258,7 @@ fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     None
 }
 
-/// Returns the unit of a letter that is a unit only directly after a number: 5 A, 5 C.
+/// Returns the unit that a letter denotes only directly after a number: 5 A, 5 C.
 pub(crate) fn letter(word: &str) -> Option<&'static str> {
     match word {
         "A" => Some("ampere"),
@@ -266,7 +267,8 @@ pub(crate) fn letter(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the known units of a word, with their powers.
+/// Returns the known units that a word denotes, with their powers, or `None` if the word is not a
+/// unit.
 pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
     match word {
         "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),

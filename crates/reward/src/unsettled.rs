@@ -13,73 +13,77 @@ use regex::Regex;
 use crate::pattern::pattern;
 use crate::{bounds, words};
 
-/// Maximum number of characters before or after a value that are examined.
+/// Maximum number of characters before or after a value that are examined for its meaning.
 const REACH: usize = 300;
 
-/// Words that introduce an explanation. Numbers after one of these words are not values.
+/// Words that introduce an explanation, separated by spaces. Numbers after one of these words are
+/// not values.
 const REASONS: &str = "because since as which that who whose where when i.e e.g namely see \
      rounded weil da denn wegen gerundet car puisque parce comme qui que dont arrondi";
 
-/// Prepositions and verbs. A number after one of these words in its clause belongs to another
-/// statement.
+/// Prepositions and verbs, separated by spaces. A number after one of these words in its clause
+/// belongs to another statement.
 const STATEMENT_WORDS: &str = "is are was were be has have had gives gave makes make gets get \
      leaves equals remain remains for after before from at on in with per each every until during \
      within between across among nearest correct accurate es son é è sind ist war waren hat haben \
      bleiben pro für nach vor aus bei mit im in am est sont était ont a reste restent pour après \
      avant dans avec en chez um given";
 
-/// Nouns that a comparison can follow as their attribute: 12 integers less than 20.
+/// Nouns to which a comparison can be an attribute: 12 integers less than 20.
 const COUNTED: &str = "integer integers number numbers prime primes multiple multiples divisor \
      divisors factor factors square squares cube cubes value values";
 
-/// Words after the number of digits to which a value is rounded: to 2 decimal places.
+/// Words after the number of digits to which a value is rounded: the "decimal places" of "to 2
+/// decimal places".
 const DIGITS: &str = "decimal decimals significant places figures digits dp";
 
 /// Words that start a contrast.
 const CONTRASTS: &str = "but although though however yet whereas aber doch obwohl wobei jedoch \
      allerdings mais bien quoique cependant toutefois";
 
-/// Words that negate the number after them: 12, not 13.
+/// Words that negate the number after them: the "not" of "12, not 13".
 const NEGATIONS: &str = "not rather instead than unlike never nothing no nicht kein statt \
      anstatt anstelle pas non lieu plutôt excluding";
 
-/// Words that introduce another value, a condition or a doubt.
+/// Words that introduce another value, a condition or a doubt, so that the value before them is
+/// unsettled.
 const OPEN: &str = "otherwise else alternatively another guess if unless perhaps maybe probably \
      possibly presumably doubtful sonst andernfalls beziehungsweise bzw wenn falls sofern \
      vielleicht wahrscheinlich vermutlich möglicherweise sinon si peut-être probablement";
 
-/// Words between alternatives.
+/// Words between alternative values: "or".
 const ALTERNATIVES: &str = "or oder ou";
 
-/// Words which show that a contrast doubts the value: but I am not sure.
+/// Words with which a contrast doubts the value before it: but I am not sure.
 const DOUBTS: &str = "sure certain unsure uncertain possible might could may guess ignores \
      ignore forgot overlooks neglects wrong incorrect sicher möglich könnte falsch possible sûr \
      certain faux pourrait";
 
-/// Words of an operation or another notation.
+/// Words of an operation on a value, or of another notation of it.
 const CHANGES: &str = "squared cubed factorial doubled tripled halved hexadecimal binary octal";
 
-/// Words after a number that make the number an addition: 72, 5 more.
+/// Words after a number that make the number an addition to a value: 72, 5 more.
 const ADDITIONS: &str = "more fewer less remaining each per left apiece";
 
-/// Verbs after a number that belongs to another statement: and 3 are left.
+/// Verbs after a number with which the number belongs to another statement: and 3 are left.
 const VERBS: &str = "is are was were remain remains left have has sind ist bleiben sont est \
      restent es son";
 
-/// Numerals of German and French.
+/// Number words of German and French.
 const NUMERALS: &str = "null zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn \
      vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig deux \
      trois quatre cinq sept huit neuf dix onze douze treize quatorze quinze seize vingt trente \
      quarante cinquante soixante";
 
-/// Words between two numbers of one value, after which "one" is a number.
+/// Words between two numbers of one expression, after which "one" is a number.
 const OPERATORS: &str = "plus minus times by over to or and mod modulo choose mal durch fois \
      moins sur";
 
-/// Words before a number that keep it a value: 12 to about 13.
+/// Words before a number that do not change that the number is a value: the "about" of "12 to about
+/// 13".
 const FILLERS: &str = "a an the about around roughly approximately nearly almost maybe perhaps";
 
-/// Nouns after which "of" is an operation: 12 percent of 50, 12 to the power of 2.
+/// Nouns after which "of" denotes an operation: 12 percent of 50, 12 to the power of 2.
 const PARTS: &str = "percent power short half halves third thirds quarter quarters fourths fifths \
      tenths hundredths";
 
@@ -87,15 +91,15 @@ fn contains(list: &str, word: &str) -> bool {
     list.split_ascii_whitespace().any(|own| own == word)
 }
 
-/// Returns whether a word in lower case is a number in words in English, German or French. "One"
-/// and the words for a half or a third are not.
+/// Returns whether a word in lower case is a number word of English, German or French. "One" and
+/// the words for a half or a third are not number words here.
 fn is_numeral(word: &str) -> bool {
     word.split('-').all(|part| {
         (part != "one" && words::number_word(part).is_some()) || contains(NUMERALS, part)
     })
 }
 
-/// A word, or a mark that separates clauses.
+/// A word of a text, or a mark that separates clauses.
 enum Part<'t> {
     Word(&'t str),
     Stop,
@@ -151,7 +155,8 @@ pub(crate) fn is_marked_value_unsettled(after: &str) -> bool {
     is_unsettled_after(&after[BESIDE.find(after).map_or(0, |beside| beside.end())..])
 }
 
-/// Returns the word at an index, or an empty text if there is a mark or nothing.
+/// Returns the word at index `at`, or an empty text if there is a mark at this index or the text
+/// has ended.
 fn word_at<'t>(parts: &[Part<'t>], at: usize) -> &'t str {
     match parts.get(at) {
         Some(Part::Word(word)) => word,
@@ -266,7 +271,8 @@ fn opens(parts: &[Part<'_>]) -> bool {
     false
 }
 
-/// Returns whether brackets list the parts of the value before them: 3 bolts (2 blue and 1 white).
+/// Returns whether the brackets after a value list the parts of the value: 3 bolts (2 blue and 1
+/// white).
 fn lists_parts(inside: &[Part<'_>]) -> bool {
     let words: Vec<&str> = (0..inside.len()).map(|at| word_at(inside, at)).collect();
     words.contains(&"and")
@@ -325,8 +331,8 @@ static BESIDE: LazyLock<Regex> = LazyLock::new(|| {
 });
 static SENTENCE_END: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"[.!?](?:["'*)}$\]]*(?:\s|$|\p{Han}))|[。！？\n]"#));
-/// Text joined to a number, or an abbreviation after it, that changes the number: 12h30, 12th,
-/// 12 K, 12 BC.
+/// Matches text that is joined to a number, or an abbreviation after it, that changes the number:
+/// 12h30, 12th, 12 K, 12 BC.
 static JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^(?:(?:st|nd|rd|th|ter|ten|tes|te|ème|ième|eme)\b|[a-z]{1,2}[04-9]|[a-z]{1,2}\d\d|[-–]ish\b",
@@ -340,7 +346,8 @@ static JOINED_CHINESE: LazyLock<Regex> = LazyLock::new(|| {
         r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}(?:[\d二两三四五六七八九十]|一[个元只块本天])",
     ))
 });
-/// A noun before the number of a page, a step or a formula, or a part or a root of a value.
+/// Matches a noun before the number of a page, a step or a formula, or before a part or a root of a
+/// value.
 static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[\s(])(?:page|step|line|figure|fig\.|table|equation|eq\.|section|chapter|question|problem|theorem|lemma|corollary",
@@ -350,14 +357,14 @@ static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\b(?:(?:drittel|viertel|hälfte|wurzel)\s+(?:von|aus)|(?:tiers|quart|moitié|racine\s+\w+)\s+de|(?:zwei|drei|vier)mal|one\s+of|next\s+to)$",
     ))
 });
-/// A number and an operator before a value, with the number in group 1.
+/// Matches a number and an operator before a value, with the number in group 1.
 static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"([\p{L}-]+|\d+)\s+(?:times|plus|minus|over|to|or|divided\s+by|multiplied\s+by|(?:more|less|fewer)\s+than|out\s+of",
         r"|mal|durch|geteilt\s+durch|bis|oder|fois|moins|divisé\s+par|sur|ou|à)$",
     ))
 });
-/// Verbs with which "to" states their result: we round 11.7 to 12.
+/// Matches verbs whose result follows "to": we round 11.7 to 12.
 static ROUNDS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"\b(?:round|simplif|reduc|convert)\w*\b"));
 static WOULD: LazyLock<Regex> = LazyLock::new(|| {
@@ -365,7 +372,7 @@ static WOULD: LazyLock<Regex> = LazyLock::new(|| {
         r"\b(?:would|\w+'d\s+be|wäre|wären|würden?|hätten?|serait|seraient|aurait|sería|seria)\b",
     )
 });
-/// A condition that does not hold: "if she had 16", not "if each costs $2".
+/// Matches a condition that does not hold: "if she had 16", unlike "if each costs $2".
 static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\bif\s+(?:[^\s,]+\s+){1,4}(?:had|were|was|did|hadn't|weren't|wasn't|didn't|ignored|forgot|omitted)\b",

@@ -15,23 +15,23 @@ pub(crate) use self::directions::{bearing, direction, is_month, moment, month};
 pub(crate) use crate::bounds::{bound, bound_behind};
 pub(crate) use crate::units::{is_part, letter, units};
 
-/// Description of a number by the words next to it.
+/// Description of a number by the words next to it: bounds, directions, units and names.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct About {
-    /// Bounds: `≥`, `<`, `≠`. A number without these bounds does not match.
+    /// Bounds of the number: `≥`, `<`, `≠`. A number without the same bounds does not match.
     pub bounds: Vec<&'static str>,
-    /// Directions and months, with the kind of each.
+    /// Words for directions and months next to the number, each with its kind.
     pub directions: Vec<(&'static str, &'static str)>,
-    /// Known units with their powers, sorted.
+    /// Known units of the number with their powers, sorted.
     pub units: Vec<(&'static str, i32)>,
-    /// All other words, in lower case.
+    /// All other words next to the number, in lower case.
     pub names: Vec<String>,
     /// First names before the number, in lower case: Alice 5.
     pub people: Vec<String>,
 }
 
-/// First names that are common in word problems. Other words before a number, such as "Total", are
-/// only labels.
+/// First names that are common in word problems, separated by spaces. Other words before a number,
+/// such as "Total", are only labels.
 const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack jane mary anna \
                            ann anne emma peter paul sam sara sarah james tim ben lisa mike \
                            michael maria julia kate max leo lily lucy mia noah olivia oliver \
@@ -50,7 +50,7 @@ impl About {
             && (self.people.is_empty() || other.people.is_empty() || self.people == other.people)
     }
 
-    /// Adds a word before a number, if it is a first name.
+    /// Adds a word before the number to the description, if the word is a first name.
     pub fn add_person(&mut self, word: &str) {
         let lower = word.trim_end_matches(':').to_lowercase();
         if FIRST_NAMES.split(' ').any(|name| name == lower) {
@@ -59,7 +59,7 @@ impl About {
         }
     }
 
-    /// Returns whether units, directions and names are equal.
+    /// Returns whether the units, directions and names of two numbers are equal.
     pub fn is_written_as(&self, other: &About) -> bool {
         let names = |of: &About| (of.units.clone(), of.directions.clone(), of.names.clone());
         names(self) == names(other)
@@ -109,7 +109,7 @@ impl About {
             || is_rate(b, a)
     }
 
-    /// Adds a power of a unit. Powers of the same unit are added.
+    /// Adds a power of a unit to the description. Powers of the same unit are added.
     pub fn add_unit(&mut self, unit: &'static str, power: i32) {
         match self.units.iter_mut().find(|(own, _)| *own == unit) {
             Some((_, own)) => *own = own.saturating_add(power),
@@ -119,7 +119,7 @@ impl About {
         self.units.sort_unstable();
     }
 
-    /// Adds words that are neither units nor bounds: directions and names.
+    /// Adds words that are neither units nor bounds to the description: directions and names.
     pub fn add_words(&mut self, words: &str) {
         for word in words.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
             let word = word.to_lowercase();
@@ -149,7 +149,7 @@ impl About {
 
 const MONEY: [&str; 7] = ["dollar", "cent", "euro", "pound", "yen", "rupee", "pence"];
 
-/// Words that do not describe a number.
+/// Words next to a number that do not describe the number.
 const FILLERS: [&str; 34] = [
     "a",
     "an",
@@ -187,7 +187,7 @@ const FILLERS: [&str; 34] = [
     "gets",
 ];
 
-/// Returns whether a word is part of a number in words.
+/// Returns whether a word is part of a number that is written in words.
 fn is_number(word: &str) -> bool {
     let is_sign =
         ["half", "halves", "minus", "negative", "plus", "neg", "mil", "mio", "mrd"].contains(&word);
@@ -212,7 +212,7 @@ fn singular(word: &str) -> String {
     stem.to_owned()
 }
 
-/// Returns the factor of a word for a magnitude.
+/// Returns the factor of a magnitude word, such as 10^6 for "million".
 pub(crate) fn magnitude(word: &str) -> Option<u64> {
     let word = word.to_lowercase();
     Some(match word.as_str() {
@@ -232,7 +232,7 @@ pub(crate) fn magnitude(word: &str) -> Option<u64> {
     })
 }
 
-/// Fractions of one that words after a number express, by denominator: 5 per mille, 5 basis points.
+/// Fractions that words after a number express, by denominator: 5 per mille, 5 basis points.
 const PARTS: [(i64, &str); 12] = [
     (1000, "‰"),
     (1000, "per mille"),
@@ -248,8 +248,8 @@ const PARTS: [(i64, &str); 12] = [
     (10_000, "basis points"),
 ];
 
-/// Returns the denominator that words at the start of a text express, and the length of these words
-/// in bytes: ‰, per mille.
+/// Returns the denominator that words at the start of a text express, such as 1000 for ‰ and "per
+/// mille", and the length of these words in bytes.
 pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
     let ends = |rest: &str| !rest.starts_with(char::is_alphabetic);
     PARTS.iter().find_map(|(bottom, words)| {
@@ -259,7 +259,7 @@ pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
     })
 }
 
-/// Returns the factor of a letter directly after an amount of money: $5k, $5M, $5B.
+/// Returns the factor of a magnitude letter directly after an amount of money: $5k, $5M, $5B.
 pub(crate) fn suffix(letter: &str) -> Option<u64> {
     Some(match letter {
         "k" | "K" => 1000,
@@ -270,7 +270,7 @@ pub(crate) fn suffix(letter: &str) -> Option<u64> {
     })
 }
 
-/// Returns the factor of a word before a number: twice 5.
+/// Returns the factor of a word before a number, such as 2 for the "twice" of "twice 5".
 pub(crate) fn multiplier(word: &str) -> Option<u64> {
     Some(match word.to_lowercase().as_str() {
         "twice" | "double" => 2,
@@ -280,7 +280,7 @@ pub(crate) fn multiplier(word: &str) -> Option<u64> {
     })
 }
 
-/// Returns the value of a number word below 100.
+/// Returns the value of an English number word below 100.
 pub(crate) fn number_word(word: &str) -> Option<u64> {
     const ONES: [&str; 20] = [
         "zero",
@@ -311,7 +311,7 @@ pub(crate) fn number_word(word: &str) -> Option<u64> {
     index_in(&ONES).or_else(|| index_in(&TENS).map(|at| 10 * (at + 2)))
 }
 
-/// Returns the denominator of a word for a fraction: half, thirds, tenth.
+/// Returns the denominator of a word for a fraction, such as 3 for "thirds": half, thirds, tenth.
 pub(crate) fn denominator(word: &str) -> Option<u64> {
     const PARTS: [&str; 9] =
         ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];

@@ -17,11 +17,12 @@ pub(super) fn fence(prompt: &str) -> String {
     }
 }
 
-/// Offset basis and prime of FNV-1a with 64 bits.
+/// Offset basis and prime of the 64-bit hash function FNV-1a.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0100_0000_01b3;
 
-/// Applies the finalizer of splitmix64, so that a small difference changes all bits.
+/// Mixes the bits of a hash with the finalizer of splitmix64, so that a small difference changes
+/// all bits.
 fn mixed(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::number::to_fraction;
 use super::verdict::json_values;
 
-/// Returns a permutation of 0..n that depends only on `seed`.
+/// Returns a pseudorandom permutation of 0..n that depends only on `n` and `seed`.
 pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     let mut state = seed;
@@ -20,8 +20,8 @@ pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Returns the scores of `n` answers from the ranking in a completion: 1 for the best down to 0 for
-/// the worst.
+/// Parses a judge's ranking of `n` answers, and returns the answers' scores: 1 for the best down to
+/// 0 for the worst.
 ///
 /// The ranking is the last line that contains each answer's number (1 to `n`) exactly once, best
 /// first, and otherwise only a label: `3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`. A single answer
@@ -57,8 +57,8 @@ pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
     })
 }
 
-/// Returns the scores of `n` answers from a list of numbers in a completion, one per answer in
-/// prompt order.
+/// Parses a judge's list of numbers, and returns the scores of `n` answers, in the order of the
+/// prompt.
 ///
 /// The list is the last one on a line of its own. If there is none, it is the only list in the
 /// completion; equal lists count as one. The range from `min` to `max` is mapped to 0..=1. Returns

@@ -26,11 +26,12 @@ use super::marks::{
 use crate::pattern::pattern;
 use crate::unsettled::is_marked_value_unsettled;
 
-/// Maximum number of characters before double brackets that are searched for the name of a score.
+/// Maximum number of characters before a score in double brackets that are searched for the name of
+/// a score.
 const MAX_CLAUSE: usize = 200;
 
-/// Returns the score in a completion, mapped linearly from `min..=max` to 0..=1. `None` if there is
-/// none.
+/// Returns the score in a judge's completion, mapped linearly from `min..=max` to 0..=1. Returns
+/// `None` if the completion has no unambiguous score.
 pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
     let scale = Scale { min, max };
     // A low score can be decorated with a cross.
@@ -69,7 +70,7 @@ pub(super) fn to_fraction(number: f64, min: f64, max: f64) -> Option<f64> {
     (min..=max).contains(&number).then(|| (number - min) / (max - min))
 }
 
-/// The range of scores.
+/// The scale of a judge's scores, from `min` to `max`.
 struct Scale {
     min: f64,
     max: f64,
@@ -83,8 +84,8 @@ fn single_value(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f
 }
 
 impl Scale {
-    /// Removes phrases that only state the scale ("from 1 to 10"). Returns `None` if the text
-    /// explicitly states a different scale.
+    /// Removes phrases that only state the scale, such as "from 1 to 10". Returns `None` if the
+    /// text explicitly states a different scale.
     fn without_ranges(&self, completion: &str) -> Option<String> {
         let mut is_other = false;
         let replaced = RANGE.replace_all(completion, |found: &Captures<'_>| {
@@ -98,7 +99,8 @@ impl Scale {
         (!is_other).then(|| replaced.into_owned())
     }
 
-    /// Returns the number after the label with the highest [`Rank`].
+    /// Returns the number after the label with the highest [`Rank`]. The outer `None` means that
+    /// there is no label, and the inner `None` that the number is ambiguous.
     fn labeled_number(&self, text: &str) -> Option<Option<f64>> {
         let mut labels: Vec<(Rank, String, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
@@ -181,8 +183,8 @@ impl Scale {
             && !TOO.is_match(after)
     }
 
-    /// Returns the numbers with the end of the scale, as in "7/10", and the byte offsets of their
-    /// phrases.
+    /// Returns the numbers that are followed by the end of the scale, as in "7/10", and the byte
+    /// offsets of these phrases.
     fn ends_of_scale(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
         OF.captures_iter(text).filter_map(|found| {
             let number = found.get(1)?;
@@ -196,14 +198,14 @@ impl Scale {
         })
     }
 
-    /// Returns the number with the end of the scale, as in "7/10", if such a phrase starts its
-    /// sentence.
+    /// Returns the number that is followed by the end of the scale, as in "7/10", if such a phrase
+    /// starts its sentence.
     fn with_scale_end(&self, text: &str) -> Option<Option<f64>> {
         self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]) && !COUNT.is_match(text))?;
         single_value(self.ends_of_scale(text).map(|(_, number)| number))
     }
 
-    /// Returns the number that fills the first or last line, or that starts the completion.
+    /// Returns the number that is alone on the first or last line, or that starts the completion.
     fn standalone_number(&self, text: &str) -> Option<Option<f64>> {
         let mut lines = text.lines().filter(|line| line.contains(char::is_alphanumeric));
         let first = lines.next()?;
@@ -239,8 +241,8 @@ impl Scale {
     }
 
     /// Parses the number at the start of a text, after optional marks, and converts it to this
-    /// scale. Returns `None` if there is no number, if there are several ("7-8", "7 or 8"), or if
-    /// the number is on another scale and cannot be converted.
+    /// scale. Returns `None` if there is no number, if there are several numbers ("7-8", "7 or 8"),
+    /// or if the number is on another scale and cannot be converted.
     fn value(&self, text: &str) -> Option<f64> {
         let text = trim_marks(text);
         let found = NUMBER.captures(text)?;
@@ -261,18 +263,18 @@ impl Scale {
     }
 }
 
-/// How strongly a label marks its number as the score, in ascending order.
+/// Strength with which a label marks its number as the score, in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// A partial score, "Style score: 7".
+    /// A label of a partial score: "Style score: 7".
     Part,
-    /// A phrase without a colon or "is": "a score of 7", "I give it a 7".
+    /// A phrase that contains neither a colon nor "is": "a score of 7", "I give it a 7".
     Phrase,
-    /// A statement with "is": "The score is 7".
+    /// A statement that contains "is": "The score is 7".
     Is,
     /// A label with a colon or a similar sign: "Score: 7".
     Colon,
-    /// A total or revised score, "Final score: 7".
+    /// A label of a total or revised score: "Final score: 7".
     Total,
 }
 
@@ -298,9 +300,9 @@ impl Rank {
     }
 }
 
-/// Returns whether the number at the start of a text stands alone: it is not a count ("7 errors"),
-/// not conditional ("7 if complete"), not corrected ("7. No, 5") and not the number of a list item
-/// below.
+/// Returns whether the number at the start of a text can be a score by itself: it is not a count
+/// ("7 errors"), not conditional ("7 if complete"), not corrected ("7. No, 5"), and not the number
+/// of a list item.
 fn is_standalone(text: &str) -> bool {
     let number = trim_marks(text);
     let lead = text.len() - text.trim_end().len() + number.len();
@@ -312,7 +314,7 @@ fn is_standalone(text: &str) -> bool {
         })
 }
 
-/// Removes leading marks, and white space at both ends.
+/// Removes leading marks such as `*` and `(` from a text, and white space at both ends.
 fn trim_marks(text: &str) -> &str {
     text.trim().trim_start_matches(|c: char| c.is_whitespace() || OPENING_MARKS.contains(&c))
 }
@@ -322,7 +324,8 @@ fn decimal(text: &str) -> Option<f64> {
     text.replace(',', ".").replace('−', "-").parse().ok()
 }
 
-/// Words before a label that make it name something other than the judge's score.
+/// Words before a label with which the label names something other than the judge's score: "maximum
+/// score".
 const OTHER_LABELS: [&str; 48] = [
     "max",
     "maximum",
@@ -373,7 +376,7 @@ const OTHER_LABELS: [&str; 48] = [
     "candidate",
     "user",
 ];
-/// Labels that mark a score only at the start of a line.
+/// Labels that mark a number as a score only at the start of a line.
 const WEAK: [&str; 9] = [
     "verdict",
     "point",
@@ -385,45 +388,47 @@ const WEAK: [&str; 9] = [
     "assessment",
     "final",
 ];
-/// Marks that can precede a number.
+/// Marks that can precede a number in a judge's completion.
 const OPENING_MARKS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', ':'];
 
-/// The number of a score, with a percent sign in group 2 or the end of its scale in group 3.
+/// Matches the number of a score, with a percent sign in group 2 or the end of its scale in group
+/// 3.
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^([-−]?\d+(?:\.\d{1,15}|,\d{1,2})?)分?[*_$)}\]\x22'`]*",
         r"(?:\s*(%|\\%|percent\b)|[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:[.,]\d+)?)分?)?",
     ))
 });
-/// Text after a number that makes it unusable: more digits, a letter, the end of a range, another
-/// number.
+/// Matches text after a number that makes the number unusable as a score: more digits, a letter,
+/// the end of a range, another number.
 static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|[ \t]+\d|\s*±|,\s*(?:maybe\s+|perhaps\s+|or\s+)?\d+(?:\.\d+)?[\])*\s.]*(?:$|\n)",
         r"|\s*(?:/|\bof\b)\s*(?:the|these|those|them|its|all)\b)",
     ))
 });
-/// Text before a number that makes it a part of another number, or one of several numbers.
+/// Matches text before a number that makes it a part of another number, or one of several numbers.
 static PART: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)[/.,−–-]$|\d\s*(?:\band|\bor|\bto|,)\s*$"));
 static COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*\d+\s+of\s+\d+\W*$"));
 static SIGN_OF_NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r#"^[\s*_"'“`(\[{$:]*[-−]?\d"#));
 static BRACKETS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[\[\s*(?:[A-Za-z]+\s*[:=]\s*)?"));
-/// "7/10", with the number in group 1 and the end of the scale in group 2.
+/// Matches a score with the end of its scale, as in "7/10". The number is in group 1, and the end
+/// of the scale in group 2.
 static OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)([-−]?\b\d+(?:[.,]\d+)?)[\s*_$)}\]\x22'`]*(?:/|[(\s]*\bout\s+of\b|\s+of\b)[\s*_${\[(]*",
         r"(\d+(?:[.,]\d+)?)\b",
     ))
 });
-/// Text that can follow a score.
+/// Matches text that can follow a score.
 static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_$)}\]\x22'`]*(?:\s+(?:points?|pts|marks|stars?))?(?:\s*$|[.,;!)}](?:\s|$)|\s*\n|\s*[–—(|]|\s+-+\s",
         r"|\s+(?:because|since|as|for\s+(?:\w+ing|its|the)|due\s+to|given|overall|in\s+total|based\s+on)\b|\s+(?-i:[A-Z]))",
     ))
 });
-/// Text after a score that limits or retracts the score.
+/// Matches text after a score that limits or retracts the score.
 static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",
@@ -433,20 +438,20 @@ static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
         r"|^\W*\b(?:no\s*[,.:;]|(?:wait|actually|rather|correction|make\s+that|or)\b)",
     ))
 });
-/// Labels of a score that replaces an earlier one.
+/// Matches labels of a score that replaces an earlier score: "revised score".
 static REVISED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"^(?:revised|updated|adjusted|corrected|amended|new|penalized|reduced|lowered)\b|\safter\s",
     )
 });
-/// The end of a sentence or line.
+/// Matches the end of a sentence or line.
 static END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?](?:\s|$)|\n"));
-/// The start of an explanation, whose numbers are not scores.
+/// Matches the start of an explanation, whose numbers are not scores.
 static REASON: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:because|since|as|given|due)\b|\s[-–—]+\s+[a-z]"));
 static REMARK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\([^()]*\)"));
-/// Another number that could be a score: it follows an operator, a comma or a conjunction, and has
-/// no noun.
+/// Matches a further number that could be a score: it follows an operator, a comma or a
+/// conjunction, and has no noun.
 static OTHER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:[+−=;,→]|\s[-–—]|\b(?:and|but|so|then|now|or|minus|plus|(?:reduced|lowered|raised|changed|adjusted|down|up)\s+to))",
@@ -454,36 +459,36 @@ static OTHER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:$|[.,;!=+]|(?:for|because|since|due|in\s+total|points?)\b)",
     ))
 });
-/// A doubt, a condition or another score in the sentence of a score: "7, I guess", "7, though 8 is
-/// possible", "7 (8 with the unit)".
+/// Matches a doubt, a condition or another score in the sentence of a score: "7, I guess", "7,
+/// though 8 is possible", "7 (8 with the unit)".
 static HEDGED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^.!?\n]*?(?:\b(?:though|although|but|yet)\s+(?:it\s+\w+\s+be\s+)?\d|[,(]\s*(?:maybe|perhaps|probably|possibly|i\s+guess|less\s+\d)",
         r"|\(\s*\d+\s+(?:with|if|when)\b|\breduced\s+by\s+\d)",
     ))
 });
-/// A later sentence that changes the score: "However, deducting 2 points, 6".
+/// Matches a later sentence that changes the score: "However, deducting 2 points, 6".
 static DEDUCTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)[.!;\n]\s+(?:(?:however|but|then|now|so)\b,?\s+)?(?:after\s+the\s+deduction|deduct(?:ing)?|subtract(?:ing)?|(?:less|minus)\s+\d+)\b",
     )
 });
-/// A later sentence that calls the score too high or too low.
+/// Matches a later sentence that calls the score too high or too low.
 static TOO: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:that|this|it)\s+(?:is|was|seems)\s+(?:too|overly)\s+(?:generous|high|low|harsh|strict|lenient)\b",
     )
 });
-/// A line above a number that belongs to the problem: "The expected answer is:".
+/// Matches a line above a number that belongs to the problem: "The expected answer is:".
 static PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:expected|correct|right|reference|true|given|student|candidate|answer)\b[^.!?]*[:：][*_\s]*$",
     )
 });
-/// A line that names a score.
+/// Matches words that name a judge's score, such as "rating".
 static NAMES_SCORE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:score|rating|grade|points?|verdict|my|i)\b"));
-/// Text after a number that belongs to the problem: "7: the student's answer".
+/// Matches text after a number that belongs to the problem: "7: the student's answer".
 static VALUE_OF_PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w\n]*(?:(?:this|it)\s+(?:is|was)\s+)?(?:the\s+)?(?:(?:student|model|user|candidate)(?:'s)?|expected|correct|reference|right|true|given)",
@@ -491,14 +496,14 @@ static VALUE_OF_PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static ITEM: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\d+[.)]\s+\S"));
-/// Text that can follow a score at the start of a completion.
+/// Matches text that can follow a score at the start of a completion.
 static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\s*(?:[.,;:!()–—-]|$))",
     )
 });
-/// A scale, such as `from 1 to 10`. Group 1 contains words that identify it as a scale. A label in
-/// group 2, such as `score (`, is preserved.
+/// Matches a scale, such as `from 1 to 10`. Group 1 contains words that identify it as a scale. A
+/// label in group 2, such as `score (`, is preserved.
 static RANGE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)((?:\bon\s+)?(?:\ba\s+)?\bscale\s*(?:of|from|:)?\s*|\brange\s*(?:of|from|:)?\s*",
@@ -506,8 +511,8 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
         r"(-?\b\d+(?:\.\d+)?)\s*(?:-|–|—|\.\.+|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)\b(?:\s+scale\b)?",
     ))
 });
-/// The label of a score: the word before it (group 1), its name (2), and the sign before its number
-/// (3).
+/// Matches the label of a score: the word before the label (group 1), the label's name (2), and the
+/// sign before the number (3).
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?(?:\b|\b(?:final|overall|total)_)(score|(?:最终|最后|综合|总)?(?:评分|得分|分数)|总分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
@@ -516,7 +521,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s+(?-i:an?|only|just|therefore|thus)\b)?",
     ))
 });
-/// Phrases that assign a score, such as `I give it` or `deserves`.
+/// Matches phrases that assign a score, such as `I give it` or `deserves`.
 static GIVES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:(?:i|we)(?:\s+would|\s+will|['’]d|['’]ll)?\s+(?:give|rate|score|grade|assign|award)",

@@ -2,19 +2,19 @@
 
 use serde_json::Value;
 
-/// A parsed template.
+/// A parsed prompt template: literal text and variables.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Template(Vec<TemplatePart>);
 
 #[derive(Debug, Clone, PartialEq)]
 enum TemplatePart {
     Text(String),
-    /// Variable, as the names of nested fields from the outermost to the innermost.
+    /// A variable, as the names of nested fields from the outermost to the innermost.
     Hole(Vec<String>),
 }
 
 impl Template {
-    /// Parses a template whose variables start with one of the `known` names.
+    /// Parses a prompt template whose variables start with one of the names in `known`.
     ///
     /// # Errors
     /// Returns an error if a `{{` is not closed, or if a variable starts with another name.
@@ -39,8 +39,9 @@ impl Template {
         Ok(Template(parts))
     }
 
-    /// Returns the prompt with the values of its variables: strings verbatim, all other values as
-    /// JSON. Inserted text is not expanded again, so an answer cannot introduce a variable.
+    /// Returns the prompt with the values of the template's variables: strings verbatim, all other
+    /// values as JSON. Inserted text is not expanded again, so an answer cannot introduce a
+    /// variable.
     ///
     /// # Errors
     /// Returns an error that names the variable if a value is missing.

@@ -11,45 +11,45 @@ use super::number::{to_fraction, verdict as number};
 use super::word;
 use crate::pattern::pattern;
 
-/// Rule that parses a judge's completion. If the rule does not apply, the completion has no
-/// verdict.
+/// Rule that parses a verdict from a judge's completion. If the rule does not apply, the completion
+/// has no verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Verdict {
-    /// The words "correct" (1) and "incorrect" (0), case-insensitive, at a position where they are
-    /// the verdict.
+    /// The judge writes the word "correct" (1) or "incorrect" (0), case-insensitive, at a position
+    /// where the word is the verdict.
     #[default]
     Correct,
-    /// The last match of two regular expressions: 1 if it is a match of `right`, 0 if it is one of
-    /// `wrong`.
+    /// The last match of two regular expressions decides: 1 if it is a match of `right`, 0 if it is
+    /// a match of `wrong`.
     Pattern {
-        /// Regular expression for a correct answer.
+        /// Regular expression that matches if the judge calls the answer correct.
         right: String,
-        /// Regular expression for a wrong answer. It has priority if both matches end at the same
-        /// position.
+        /// Regular expression that matches if the judge calls the answer wrong. It has priority if
+        /// both matches end at the same position.
         wrong: String,
     },
     /// The number that the completion marks as its score. The range from `min` to `max` is mapped
     /// to 0..=1. A number on another scale is converted only if `min` is 0: with `max = 10`, "4/5"
     /// yields 8.
     Number {
-        /// Number that is mapped to 0.
+        /// Number of the judge that is mapped to score 0.
         #[serde(alias = "least")]
         min: f64,
-        /// Number that is mapped to 1.
+        /// Number of the judge that is mapped to score 1.
         #[serde(alias = "most")]
         max: f64,
     },
-    /// A field of the first JSON object in the completion that contains the field. The value is a
-    /// number from `min` to `max`, which can also be a string, or true (1) or false (0).
+    /// A field of the first JSON object in the completion that contains the field. Its value is a
+    /// number from `min` to `max`, possibly as a string, or true (1) or false (0).
     Json {
-        /// Name of the field.
+        /// Name of the JSON field that contains the verdict.
         field: String,
-        /// Number that is mapped to 0. The default is 0.
+        /// Number of the judge that is mapped to score 0. The default is 0.
         #[serde(default)]
         #[serde(alias = "least")]
         min: f64,
-        /// Number that is mapped to 1. The default is 1.
+        /// Number of the judge that is mapped to score 1. The default is 1.
         #[serde(default = "one")]
         #[serde(alias = "most")]
         max: f64,
@@ -61,7 +61,7 @@ fn one() -> f64 {
 }
 
 impl Verdict {
-    /// Checks the settings.
+    /// Checks the settings of the verdict rule.
     ///
     /// # Errors
     /// Returns a message if a regular expression is invalid, or if `min` and `max` are not a range.
@@ -83,8 +83,9 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict of a complete completion, from 0 to 1; `None` if it has none. The
-    /// judge's reasoning between `<think>` and `</think>` is ignored.
+    /// Parses the verdict in a complete completion of the judge, from 0 to 1. Returns `None` if the
+    /// completion has no verdict. The judge's reasoning between `<think>` and `</think>` is
+    /// ignored.
     pub(super) fn read(&self, completion: &str) -> Option<f64> {
         let completion = without_reasoning(completion)?;
         match self {
@@ -109,7 +110,8 @@ impl Verdict {
     }
 }
 
-/// Returns the part of a completion after its last `</think>`; `None` if a `<think>` is not closed.
+/// Returns the part of a completion after its last `</think>`, or `None` if a `<think>` is not
+/// closed.
 fn without_reasoning(completion: &str) -> Option<&str> {
     let rest = completion.rsplit_once("</think>").map_or(completion, |(_, rest)| rest);
     (!rest.contains("<think>")).then_some(rest)
@@ -123,8 +125,9 @@ fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     Ok((compile("right", right)?, compile("wrong", wrong)?))
 }
 
-/// Returns 1 if the last match is one of `right`, and 0 if it is one of `wrong`; 0 also if both end
-/// at the same position ("not correct"). Returns `None` if neither matches.
+/// Returns the verdict of the last match of two regular expressions: 1 for `right`, 0 for `wrong`.
+/// If the last matches of both end at the same position ("not correct"), the verdict is 0. Returns
+/// `None` if neither matches.
 fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     let end = |expression: &Regex| expression.find_iter(completion).last().map(|found| found.end());
     match (end(right), end(wrong)) {
@@ -136,8 +139,8 @@ fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
 /// Maximum number of positions in a completion at which JSON parsing is attempted.
 const MAX_STARTS: usize = 256;
 
-/// Returns all outermost JSON values in a completion that start with `open`, in text order. Each
-/// comes with its start and end byte offsets.
+/// Returns the outermost JSON values in a completion that start with `open`, in text order, each
+/// with the byte offsets of its start and end.
 pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
     let mut found = Vec::new();
     let mut end = 0;
@@ -155,8 +158,8 @@ pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Va
     found
 }
 
-/// Replaces control characters within JSON strings by spaces. Models write them, but JSON forbids
-/// them. Byte offsets are preserved.
+/// Replaces control characters within JSON strings by spaces. JSON forbids such characters, but
+/// models write them. Byte offsets are preserved.
 fn without_control_characters(text: &str) -> String {
     let mut is_string = false;
     let mut is_escaped = false;
@@ -208,9 +211,9 @@ fn field_of(completion: &str, field: &str) -> Option<Value> {
         .flatten()
 }
 
-/// Returns whether words of the same sentence directly precede or follow a JSON object: "It asks
-/// for {…}", "{…} if complete". After a colon, the end of a sentence or a mark without letters, the
-/// object is separate.
+/// Returns whether the sentence around a JSON object includes the object: "It asks for {…}", "{…}
+/// if complete". After a colon, the end of a sentence or a mark without letters, the object is
+/// separate.
 fn is_within_sentence(before: &str, behind: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or_default();
     let line = BRACES.replace_all(line, "");
@@ -223,8 +226,8 @@ fn is_within_sentence(before: &str, behind: &str) -> bool {
 }
 
 /// Collects all values of a field in a JSON value, at any depth. The `bool` is true if the field is
-/// in a list or in an object whose key does not name a verdict; such a field is not the judge's
-/// own.
+/// in a list, or in an object whose key does not name a verdict; the field is then not the judge's
+/// own verdict.
 fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v Value, bool)>) {
     match value {
         Value::Object(map) => {
@@ -240,15 +243,15 @@ fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v
     }
 }
 
-/// A JSON object within a line.
+/// Matches a JSON object within a line.
 static BRACES: LazyLock<Regex> = LazyLock::new(|| pattern(r"\{[^{}]*\}"));
-/// Keys of objects whose fields are the judge's own.
+/// Matches keys of objects whose fields are the judge's own verdict.
 static OWN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:final|overall|my)?[_ ]?(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result|score|rating|output|data)s?$",
     )
 });
-/// Words before a JSON object that introduce text that is not the judge's own.
+/// Matches words before a JSON object that introduce text of another author.
 static REPORTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:wrote|writes|says?|said|claims?|claimed|contains?|ends\s+with|begins\s+with|example|such\s+as|if|would)\b[^.!?]*$",

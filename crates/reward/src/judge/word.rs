@@ -21,7 +21,7 @@ use super::marks::{
 };
 use crate::pattern::pattern;
 
-/// Returns whether a completion calls the answer correct, or `None` if it has no verdict.
+/// Returns whether a judge's completion calls the answer correct, or `None` if it has no verdict.
 pub(super) fn verdict(completion: &str) -> Option<bool> {
     let plain = without_quotations(&without_marks(completion));
     let mut explicit = ExplicitVerdict::default();
@@ -72,8 +72,8 @@ pub(super) fn verdict(completion: &str) -> Option<bool> {
     (agree && counts && !is_contradicted).then_some(is_correct)
 }
 
-/// The last explicit verdict: its byte offset, and the verdict. The inner `None` means that it is
-/// ambiguous.
+/// The last explicit verdict of a judge: its byte offset, and whether the answer is correct. The
+/// inner `None` means that the verdict is ambiguous.
 #[derive(Default)]
 struct ExplicitVerdict {
     last: Option<(usize, Option<bool>)>,
@@ -86,7 +86,7 @@ impl ExplicitVerdict {
         }
     }
 
-    /// Adds the verdicts of a line that starts at byte `offset` of the completion.
+    /// Adds the verdicts of a line, which starts at byte `offset` of the judge's completion.
     fn take_line(&mut self, line: &str, offset: usize, completion: &str) {
         let text = line.trim();
         let before = completion[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
@@ -138,8 +138,8 @@ impl ExplicitVerdict {
     }
 }
 
-/// Returns the verdict at the start of a text. If `is_exclusive`, the text must contain nothing
-/// else.
+/// Returns the verdict at the start of a text: whether the answer is correct. If `is_exclusive`,
+/// the text must contain only the verdict.
 fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     let start = text.trim_start();
     // List items and headings are not verdicts.
@@ -208,8 +208,8 @@ fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(is_correct)
 }
 
-/// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in
-/// the `first` sentence.
+/// Returns the verdict of a sentence that states only whether the answer is correct. Pronouns refer
+/// to the answer only in the `first` sentence.
 fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     if let Some(marked) = MARKED.captures(sentence.trim()) {
         return Some(marked.get(1).is_none());
@@ -223,8 +223,8 @@ fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     (!is_correct || !is_limited).then_some(is_correct)
 }
 
-/// Splits a text into sentences with their byte offsets. A sentence ends at a final mark before
-/// white space, at a semicolon or at the end of a line.
+/// Splits a text into sentences, with their byte offsets. A sentence ends at a final mark before
+/// white space, at a semicolon, or at the end of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
@@ -251,24 +251,24 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
     all
 }
 
-/// Marks that can precede (`OPENING_MARKS`) and follow (`CLOSING_MARKS`) a word.
+/// Marks that can precede (`OPENING_MARKS`) or follow (`CLOSING_MARKS`) a verdict's word.
 const OPENING_MARKS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
 const CLOSING_MARKS: [char; 13] =
     ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
-/// Marks that end a verdict.
+/// Punctuation marks that end a verdict.
 const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
-/// Signs that decorate a verdict "correct" (`YES`) or "incorrect" (`NO`).
+/// Signs that accompany the verdict "correct" (`YES`) or "incorrect" (`NO`).
 const YES: [char; 4] = ['✅', '✔', '☑', '✓'];
 const NO: [char; 4] = ['❌', '✗', '✘', '✖'];
 
-/// A line that consists of the field `correct` with "yes" or "true" (group 1), or "no" or "false".
+/// Matches a line that is the field `correct` with "yes" or "true" (group 1), or "no" or "false".
 static FIELD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r#"(?i)^[*_\x22'`{\s]*(?:is[_ ])?correct["'*_`]*\s*[:：=]["'*_`\s]*(?:(yes|true)|no|false)[*_\x22'`}.,!\s]*$"#,
     )
 });
-/// A label of a verdict. If group 1 matches, the verdict is not the judge's. A label in group 2
-/// counts only at the start of its line.
+/// Matches a verdict's label. If group 1 matches, the verdict is not the judge's. A label in group
+/// 2 counts only at the start of its line.
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b(?:expected|reference|previous|initial|first|original|if\s+the|\w+'s)\s+)?",
@@ -279,7 +279,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// "correct". A match of group 1 (`in`) or group 2 (`not`) negates the word.
+/// Matches "correct" or "incorrect". A match of group 1 (`in`) or group 2 (`not`) negates it.
 static WORD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely|100\s*%)\s+)?",
@@ -290,22 +290,22 @@ static AGREES: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^(?:(yes)|no)\s*
 static ANY: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)correct|\bwrong\b|\bright\b|\bpartial|\bhalf\b"));
 
-/// Text that can follow a verdict within its sentence.
+/// Matches text that can follow a verdict within its sentence.
 static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)^\s*(?:[,;，；]|\(|[-–—]+\s+(?:[^0-9\s])|\b(?:because|since|as|given\s+that)\b)")
 });
-/// Words that limit the verdict "correct".
+/// Pattern of words that limit the verdict "correct".
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost|vs",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
     r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|i\s+guess|as\s+(?:far|long)\s+as|albeit|reservations?)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
-/// Words that leave the verdict "incorrect" open.
+/// Matches words after which the verdict "incorrect" remains open.
 static LEAVES_OPEN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:otherwise|unless|if|or\s+correct|partial|partially|partly|half)\b")
 });
-/// Sentences directly after an initial verdict that retract it.
+/// Matches sentences directly after an initial verdict that retract the verdict.
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:but|however|although|though|except|only|partially|partly|mostly|almost|wait|actually|or)\b",
@@ -313,28 +313,28 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
         r"|^[^.]*\b(?:partially|partly|would\s+be)\b",
     ))
 });
-/// Lines that introduce text that is not the judge's own: "The student wrote:".
+/// Matches lines that introduce another author's text: "The student wrote:".
 static SPEAKS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|would|student|wrote|writes|says?|said|claims?|states?|stated|example|expected|reference|instead",
         r"|given|answer|response|output|question|options?|reply|one\s+of|either)\b[^.!?]*[:：][*_\s]*$",
     ))
 });
-/// An explanation after "INCORRECT:".
+/// Matches the start of an explanation after "INCORRECT".
 static EXPECTED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)^:\s*(?:the\s+)?(?:correct|expected|reference)\s+(?:answer|value)\b")
 });
-/// A sentence after "correct" that states the opposite.
+/// Matches a sentence after the verdict "correct" that states the opposite.
 static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;\n][\s*_(]*(?:(?:it|this|that|the\s+(?:answer|student|response)(?:'s\s+\w+)?)(?:\s+is|'s|\s+was)\s+(?:not\s+(?:correct|right)|wrong|incorrect|false)",
         r"|(?:only\s+)?except\b|(?:however|but|incorrect|wrong|false|mismatch)\b|(?:they\s+(?:do\s+)?|does\s+|do\s+)?not\s+(?:match\w*|correct|equal|the\s+same)\b)",
     ))
 });
-/// A line directly below "Correct" that contains only a number, so that the word is a heading.
+/// Matches a line below "Correct" that contains only a number, so that the word is a heading.
 static HEADING: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
-/// Words in other sentences that contradict the statement that the answer is correct.
+/// Matches words in other sentences that contradict the verdict "correct".
 static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:incorrect|wrong|partial|partially|partly|mostly|nearly|almost|half|however|but|although|though",
@@ -343,7 +343,7 @@ static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// A sentence such as "I mark this as correct". Group 1 negates.
+/// Matches a sentence such as "I mark this as correct". Group 1 negates the verdict.
 static MARKED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall),?\s+)?i\s+(?:(?:would|will)\s+)?(?:mark|grade|judge|rate|consider|deem)\s+",
@@ -351,8 +351,8 @@ static MARKED: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// A statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate, and
-/// group 4 is a reason.
+/// Matches a statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate
+/// the statement, and group 4 is a reason.
 static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall|yes|no|finally|clearly|in\s+(?:conclusion|summary|short|total)",

@@ -15,15 +15,15 @@ use super::quantity::{Quantity, quantity, strip_modifiers};
 use super::time::{Ratio, ratio};
 use crate::words::{self, About};
 
-/// A parsed answer.
+/// A parsed mathematical answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Answer {
     Value(Quantity),
     Words(String),
-    /// Several answers in any order.
+    /// Several answers, whose order does not matter.
     List(Vec<Answer>),
     Set(Vec<Answer>),
-    /// Items in order, in brackets `(` or `[`. A tuple of two items can be an interval.
+    /// Items in brackets `(` or `[`, whose order matters. A tuple of two items can be an interval.
     Tuple {
         open: char,
         close: char,
@@ -31,29 +31,29 @@ pub(super) enum Answer {
     },
     /// An answer with the name before it: A(1, 2), "vertex (1, 2)", B: 4.
     Labeled(String, Box<Answer>),
-    /// A tuple with names for its members: (a, b) = (1, 2).
+    /// A tuple that names its members: (a, b) = (1, 2).
     Named(Vec<Expr>, Vec<Answer>),
-    /// Sets combined by `∪`, `∩` or `∖`, or operands of a logical or other operator that is not
-    /// evaluated.
+    /// Sets that are combined by `∪`, `∩` or `∖`, or operands of a logical or other operator that
+    /// is not evaluated.
     Combined(char, Vec<Answer>),
-    /// Conditions that must all hold.
+    /// Conditions that must all hold, as in a system of equations.
     All(Vec<Answer>),
     Matrix(Rows),
-    /// Expressions, and the relations `= ≈ < > ≤ ≥ ≠` between each expression and the next. `About`
-    /// describes the last expression.
+    /// A chain of expressions, with the relations `= ≈ < > ≤ ≥ ≠` between each expression and the
+    /// next. `About` describes the last expression.
     Relation(Vec<Expr>, Vec<char>, About),
     Ratio(Ratio),
-    /// A value modulo another value.
+    /// A value modulo another value, such as 468 mod 1000.
     Residue(Expr, Expr),
 }
 
-/// Maximum nesting depth of answers.
+/// Maximum nesting depth of a mathematical answer.
 const DEPTH: u32 = 8;
 
-/// Parses a text as an answer in every plausible way, in order of preference. If all commas of the
-/// text can separate thousands, it is a number. Otherwise a comma before three digits separates
-/// either thousands or items. A letter in brackets at the start names a choice, and the text after
-/// it may also be the answer.
+/// Parses a text as a mathematical answer in every plausible way, in order of preference. If all
+/// commas of the text can separate thousands, the first interpretation is a number. Otherwise a
+/// comma before three digits separates either thousands or items. A letter in brackets at the start
+/// names a choice, and the text after it may also be the answer.
 pub(super) fn readings(text: &str) -> Vec<Answer> {
     let rewritten = with_outer_brackets(text);
     let text = rewritten.as_deref().unwrap_or(text);
@@ -96,7 +96,8 @@ fn with_outer_brackets(text: &str) -> Option<String> {
     })
 }
 
-/// Splits a choice such as `(B) 5` or `B: 5` into its letter and the tokens after it.
+/// Splits an answer such as `(B) 5` or `B: 5` into the letter of the choice and the tokens after
+/// it.
 fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
     let (letter, rest) = match tokens {
         [Token::Open('('), Token::Letter(letter), Token::Close(')'), rest @ ..] => (letter, rest),
@@ -204,8 +205,9 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
-/// Removes the condition that a variable of the answer is an integer: `2k\pi, k \in \mathbb{Z}`. An
-/// inequality keeps the condition, because it has other solutions without it.
+/// Removes the condition that a variable of the answer is an integer, as in
+/// `2k\pi, k \in \mathbb{Z}`. An inequality keeps the condition, because it has other solutions
+/// without it.
 fn without_integer_condition(tokens: &[Token]) -> &[Token] {
     let is_set = |set: &str| ["\\mathbb{Z}", "Z", "ℤ"].contains(&set);
     let is_article = |word: &str| word == "an";
@@ -241,7 +243,7 @@ fn without_integer_condition(tokens: &[Token]) -> &[Token] {
     if is_variable && !body.iter().any(is_bound) { body } else { tokens }
 }
 
-/// Adds the name in an equation to the values after it: x = 1, 2 becomes x = 1, x = 2.
+/// Adds the name in an equation to the values after it: the list x = 1, 2 becomes x = 1, x = 2.
 fn with_name(items: Vec<Answer>) -> Vec<Answer> {
     let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else {
         return items;
@@ -263,7 +265,7 @@ fn with_name(items: Vec<Answer>) -> Vec<Answer> {
     items[..1].iter().cloned().chain(values.iter().map(named)).collect()
 }
 
-/// Returns whether the signs make all sides of a relation equal.
+/// Returns whether the signs of a relation make all of its sides equal.
 pub(super) fn equates(signs: &[char]) -> bool {
     signs.iter().all(|sign| matches!(sign, '=' | '≈'))
 }
@@ -288,7 +290,7 @@ fn text(tokens: &[Token]) -> Option<String> {
     Some(if words == "dne" { "does not exist".into() } else { words })
 }
 
-/// Returns the name that tokens spell, if all of them are words or letters.
+/// Returns the name that tokens spell, or `None` unless all of them are words or letters.
 fn label(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
@@ -306,8 +308,9 @@ fn with_label(name: Option<String>, answer: Answer) -> Answer {
     }
 }
 
-/// Converts the lines of an environment to a list: `\begin{aligned} x &= 1 \\ y &= 2
-/// \end{aligned}`. A line that starts with a relation sign continues the preceding line.
+/// Converts the lines of a LaTeX environment to a list:
+/// `\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}`. A line that starts with a relation sign
+/// continues the preceding line.
 fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
     let is_sign =
         |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
@@ -428,7 +431,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     })
 }
 
-/// Parses a residue: `468 \pmod{1000}`, `468 (mod 1000)`.
+/// Parses a value modulo another value: `468 \pmod{1000}`, `468 (mod 1000)`.
 fn residue(tokens: &[Token]) -> Option<Answer> {
     let modulus =
         |token: &Token| matches!(token, Token::Command(name) if name == "pmod" || name == "mod");
@@ -441,8 +444,8 @@ fn residue(tokens: &[Token]) -> Option<Answer> {
     Some(Answer::Residue(quantity(value)?.value, expression(modulus)?))
 }
 
-/// Parses operands of a logical operator, of a relation between figures, or of an operation that is
-/// not evaluated.
+/// Parses the operands of a logical operator, of a relation between figures, or of an operation
+/// that is not evaluated.
 fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
     ['⇒', '→', '∨', '∧', '≅', '∼', '∘', '⋆'].into_iter().find_map(|sign| {
         let parts = split(tokens, |token| *token == Token::Sign(sign));
@@ -482,7 +485,7 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
     None
 }
 
-/// Parses a set, a tuple or an interval.
+/// Parses a set, a tuple or an interval, which is in brackets.
 fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     let tokens = bracket_of(tokens)?;
     let (Token::Open(open), Some(Token::Close(close))) = (tokens.first()?, tokens.last()) else {
@@ -521,8 +524,8 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
-/// Returns the bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`. Returns all
-/// tokens if they have another form, and `None` if the words negate the bracket.
+/// Returns the bracketed part of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`. Returns
+/// all tokens if they have another form, and `None` if the words negate the bracket.
 fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
     let is_word = |token: &&Token| matches!(token, Token::Text(_));
     let before = tokens.iter().take_while(is_word).count();
@@ -553,7 +556,7 @@ fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
     (!denies).then_some(inner)
 }
 
-/// Returns the condition of `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
+/// Returns the condition of a set such as `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
 fn condition(inner: &[Token]) -> Option<&[Token]> {
     let (before, condition) = match inner {
         [before @ Token::Letter(_), Token::Sign(':' | '|'), condition @ ..] => (before, condition),

@@ -6,7 +6,7 @@ use num_integer::Integer;
 use super::expression::{Constant, Expr, Function};
 use super::field::{Point, rational};
 
-/// A complex number.
+/// A complex number in floating point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Complex {
     pub re: f64,
@@ -78,7 +78,8 @@ impl Complex {
     }
 }
 
-/// Returns the value of an expression at a point, or `None` if it is undefined or too large.
+/// Returns the floating-point value of an expression at a point, or `None` if it is undefined or
+/// too large.
 pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
     let found = match expression {
         Expr::Number(literal) => {

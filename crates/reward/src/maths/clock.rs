@@ -4,7 +4,7 @@ use super::lexer::Token;
 use super::phrases::Reader;
 use crate::words;
 
-/// Words for a part of the day before a time in Chinese and Japanese.
+/// Words for parts of the day before a time, in Chinese and Japanese, each with "am" or "pm".
 const DAY_PARTS: [(&str, &str); 9] = [
     ("上午", "am"),
     ("早上", "am"),
@@ -18,7 +18,8 @@ const DAY_PARTS: [(&str, &str); 9] = [
 ];
 
 impl Reader<'_> {
-    /// Parses 下午3点, 上午9:15 and 14时30分.
+    /// Replaces a time in Chinese or Japanese, such as 下午3点, 上午9:15 or 14时30分. Returns whether
+    /// there was one.
     fn chinese_time(&mut self) -> bool {
         let rest = &self.tokens[self.at..];
         let part = match rest.first() {
@@ -59,7 +60,8 @@ impl Reader<'_> {
         self.replace(before + taken, clock.into_iter().chain(half))
     }
 
-    /// Parses times and dates, including noon, midnight, o'clock and 5月3日.
+    /// Replaces a time or date, such as noon, midnight, 3 o'clock or 5月3日. Returns whether there
+    /// was one.
     pub(super) fn time(&mut self) -> bool {
         if self.chinese_time() {
             return true;

@@ -1,7 +1,7 @@
 //! Parses thousands separators and repeating digits within numbers.
 
-/// Parses the repeating digits of a decimal, in brackets at the start of a text: (3). Returns them
-/// and the remaining text.
+/// Parses the repeating digits of a decimal, in brackets at the start of a text: the (3) of 0.(3).
+/// Returns the digits and the remaining text.
 pub(super) fn period(text: &str) -> Option<(&str, &str)> {
     let (digits, rest) = text.strip_prefix('(')?.split_once(')')?;
     let is_block = (1..=20).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());

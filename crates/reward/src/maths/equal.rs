@@ -9,24 +9,25 @@ use super::quantity::Quantity;
 use super::region::{self, reversed_sign};
 use super::time::Ratio;
 
-/// Options for comparing answers.
+/// Rules by which two mathematical answers are compared.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// Number of decimals at which a number with a decimal point is compared with another number.
-    /// `None` requires equality.
+    /// `None` requires exact equality.
     pub decimals: Option<u32>,
-    /// Whether 50% equals 50 in addition to 0.5.
+    /// Whether 50% equals 50, in addition to 0.5.
     pub percent_or_number: bool,
-    /// Whether units and names must be equal.
+    /// Whether the units and names of two values must be equal.
     pub units: bool,
 }
 
-/// Points at which expressions are compared in a finite field.
+/// Points at which two expressions are compared in a finite field.
 const POINTS: [Point; 2] = [Point(0x5bd1_e995_7b93_d1a1), Point(0x2545_f491_4f6c_dd1d)];
-/// Points at which expressions are compared in floating point.
+/// Points at which two expressions are compared in floating point.
 const NEAR: [Point; 6] = [Point(4), Point(9), Point(16), Point(6), Point(11), Point(26)];
 
-/// Minimum number of points at which floating-point values must exist.
+/// Minimum number of points at which two expressions must have floating-point values to be
+/// compared.
 const ENOUGH: usize = 3;
 
 impl Rules {
@@ -168,7 +169,8 @@ impl Rules {
         Some(a.same(&b, &|a, b| self.values(a, b)))
     }
 
-    /// Compares lists and sets: by name if the members of both have names, else in any order.
+    /// Returns whether two lists or sets are equal: by name if the members of both have names,
+    /// otherwise in any order.
     fn several(self, a: &Answer, b: &Answer) -> bool {
         if let (Some(named), Some(other)) = (members::named_members(a), members::named_members(b)) {
             return members::pairs(&named, &other)
@@ -364,7 +366,7 @@ fn difference(left: &Expr, right: &Expr) -> Expr {
     Expr::Sum(vec![left.clone(), Expr::Negative(Box::new(right.clone()))])
 }
 
-/// Returns the quotient of two expressions if it is the same number everywhere.
+/// Returns the quotient of two expressions if the quotient is the same number at every point.
 fn proportion(a: &Expr, b: &Expr) -> Option<f64> {
     let [p, q] = POINTS;
     let exact = |values: &Expr| {
@@ -392,8 +394,8 @@ fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
     (a.im == 0.0 && b.im == 0.0 && b.re != 0.0).then_some(a.re / b.re)
 }
 
-/// Returns the value of `x = 3` or `2 + 3 = 5`. For `x = 1/3 ≈ 0.333`, returns both the rounded and
-/// the exact value.
+/// Returns the value of an equation such as `x = 3` or `2 + 3 = 5`. For `x = 1/3 ≈ 0.333`, returns
+/// both the rounded and the exact value.
 fn assigned_values(answer: &Answer) -> Vec<Answer> {
     let Answer::Relation(parts, signs, about) = answer else { return Vec::new() };
     let [rest @ .., last] = &parts[..] else { return Vec::new() };
@@ -419,7 +421,7 @@ fn defined_value(answer: &Answer) -> Option<Answer> {
         .then(|| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(last.clone()) }))
 }
 
-/// Returns the letters of a value that is a product of variables.
+/// Returns the letters of a product of variables, in the order in which they are written.
 fn spelled_letters(value: &Expr) -> Option<String> {
     match value {
         Expr::Symbol(name) | Expr::Unit(name) => Some(name.to_lowercase()),

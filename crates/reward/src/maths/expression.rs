@@ -4,13 +4,13 @@ use num_bigint::BigInt;
 
 use crate::Rational;
 
-/// A mathematical expression in its written form.
+/// A mathematical expression in the form in which it was written.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Expr {
     Number(Literal),
     /// A variable with its subscript.
     Symbol(String),
-    /// Words next to the mathematics, usually a unit.
+    /// Words next to a mathematical value, usually a unit.
     Unit(String),
     Constant(Constant),
     Sum(Vec<Expr>),
@@ -22,7 +22,7 @@ pub(super) enum Expr {
     PlusMinus(Box<Expr>),
 }
 
-/// Digits in their written form: `digits` × 10^`scale`.
+/// A number in the form in which it was written: `digits` × 10^`scale`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Literal {
     pub digits: String,
@@ -37,11 +37,11 @@ pub(super) enum Constant {
     E,
     I,
     Infinity,
-    /// π / 180.
+    /// The degree sign, whose value is π / 180.
     Degree,
 }
 
-/// Functions that are evaluated.
+/// Functions that are evaluated by the comparison of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Function {
     Factorial,
@@ -78,7 +78,7 @@ impl Literal {
         Literal { digits: digits.into(), scale: 0, decimal: false }
     }
 
-    /// Returns the exact value, or `None` if it exceeds the bounds of [`Rational`].
+    /// Returns the exact value of the literal, or `None` if it exceeds the bounds of [`Rational`].
     pub fn rational(&self) -> Option<Rational> {
         Rational::parse(&format!("{}e{}", self.digits, self.scale))
     }
@@ -99,22 +99,22 @@ impl Literal {
 }
 
 impl Expr {
-    /// Creates an integer.
+    /// Creates an expression that is an integer.
     pub fn integer(value: u32) -> Expr {
         Expr::Number(Literal::integer(value.to_string()))
     }
 
-    /// Returns 1 / self.
+    /// Returns the expression 1 / self.
     pub fn inverse(self) -> Expr {
         Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::integer(1)))))
     }
 
-    /// Returns a / b.
+    /// Returns the expression a / b.
     pub fn quotient(a: &Expr, b: &Expr) -> Expr {
         Expr::Product(vec![a.clone(), b.clone().inverse()])
     }
 
-    /// Returns the sign of an infinity, or `None` for any other expression.
+    /// Returns the sign of an infinite value, or `None` for any other expression.
     pub fn infinity_sign(&self) -> Option<i8> {
         match self {
             Expr::Constant(Constant::Infinity) => Some(1),
@@ -123,7 +123,7 @@ impl Expr {
         }
     }
 
-    /// Returns the direct subexpressions.
+    /// Returns the direct subexpressions of the expression.
     pub fn parts(&self) -> Vec<&Expr> {
         match self {
             Expr::Number(_) | Expr::Symbol(_) | Expr::Unit(_) | Expr::Constant(_) => vec![],
@@ -145,7 +145,7 @@ impl Expr {
         1 + self.parts().into_iter().map(Expr::size).sum::<usize>()
     }
 
-    /// Appends the names of the variables to `names`, each once.
+    /// Appends the names of the expression's variables to `names`, each name once.
     pub fn variables<'e>(&'e self, names: &mut Vec<&'e str>) {
         match self {
             Expr::Symbol(name) if !names.contains(&name.as_str()) => names.push(name),
@@ -158,7 +158,7 @@ impl Expr {
         !self.any(&mut |expr| matches!(expr, Expr::Symbol(_) | Expr::Unit(_)))
     }
 
-    /// Returns whether `is` holds for the expression or any node below it.
+    /// Returns whether `is` returns true for the expression or any of its subexpressions.
     pub fn any(&self, is: &mut impl FnMut(&Expr) -> bool) -> bool {
         is(self) || self.parts().into_iter().any(|part| part.any(is))
     }

@@ -29,7 +29,7 @@ pub enum MathsLocation {
     Text,
 }
 
-/// Phrases that announce an answer.
+/// Phrases that announce an answer, such as "answer is".
 const ANNOUNCEMENTS: [&str; 26] = [
     "answer is",
     "answer:",
@@ -59,20 +59,20 @@ const ANNOUNCEMENTS: [&str; 26] = [
     "答えは",
 ];
 
-/// Minimum number of words that make a text prose.
+/// Minimum number of words with which a text counts as prose.
 const PROSE: usize = 3;
 
 /// Opening and closing delimiters of a LaTeX formula on lines of its own.
 const DISPLAYS: [(&str, &str); 2] = [("$$", "$$"), ("\\[", "\\]")];
 
-/// LaTeX markup between boxes that has no meaning.
+/// LaTeX markup between two boxes that has no meaning.
 const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;", "}"];
 
-/// Maximum number of adjacent boxes.
+/// Maximum number of adjacent boxes that form one answer.
 const BOXES: usize = 20;
 
 impl MathsLocation {
-    /// Returns the answer in a text.
+    /// Returns the mathematical answer in a text, or `None` if the text states no answer.
     pub(super) fn find(self, text: &str) -> Option<String> {
         let spaced = with_spaces(text);
         let text: &str = &spelled(&spaced);
@@ -100,9 +100,9 @@ impl MathsLocation {
     }
 }
 
-/// Returns the answer of the last boxes together with the text around them. Returns `Err` with the
-/// text that retracts the answer, or with an empty text if the surrounding text shows that the box
-/// is not an answer.
+/// Returns the answer in the last `\boxed{…}` of a text and the boxes adjacent to it, together with
+/// the surrounding text. Returns `Err` with the text that retracts the answer, or with an empty
+/// text if the surrounding text shows that the box is not an answer.
 fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     let inside = boxes(text)?;
     let (last, range) = last_box_and_range(text)?;
@@ -117,7 +117,8 @@ fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     Some(stated.ok_or(""))
 }
 
-/// Returns the content of the last box, and of the boxes adjacent to it.
+/// Returns the content of the last `\boxed{…}` of a text, and of the boxes adjacent to it, as a
+/// list.
 pub(crate) fn boxes(text: &str) -> Option<String> {
     let (last, range) = last_box_and_range(text)?;
     // The name of a solution, as in x=.
@@ -146,8 +147,8 @@ pub(crate) fn boxes(text: &str) -> Option<String> {
     Some(found.join(", "))
 }
 
-/// Returns the answer in a tag: the text after "answer is", else a formula, else the complete text,
-/// or the last number if the text is prose.
+/// Returns the answer in an `<answer>` tag: the text after "answer is", else a formula, else the
+/// complete text, or the last number if the text is prose.
 fn tagged(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
     let rest = || {
@@ -175,8 +176,8 @@ fn unboxed(text: &str) -> Option<String> {
     }
 }
 
-/// Words that can precede an announcement in its clause. Any other word may negate or suppose the
-/// answer.
+/// Words that can precede an announcement of the answer in its clause. Any other word may negate or
+/// suppose the answer.
 const LEADS: &str = "the a an our my your final correct right exact required desired numerical \
                      numeric simplified complete full best only approximate closest total \
                      question's problem's overall so thus therefore hence then and \
@@ -192,29 +193,29 @@ const LEADS: &str = "the a an our my your final correct right exact required des
     a o portanto logo assim então e resposta final итак значит правильный окончательный \
     следовательно ergo quindi dunque by up all these together adding combining simplifying";
 
-/// Maximum number of characters before an announcement that are examined.
+/// Maximum number of characters before an announcement of the answer that are examined.
 const MAX_LEAD: usize = 200;
-/// Maximum number of announcements that are examined.
+/// Maximum number of announcements of an answer that are examined, from the last one.
 const MAX_ANNOUNCEMENTS: usize = 50;
 
-/// Parts of words that negate or suppose in scripts without spaces.
+/// Parts of words that negate or suppose a statement, in scripts without spaces.
 const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", "仮", "もし"];
 
-/// Words that start a phrase about how an answer was found: by Vieta, from equation 3. Participles
-/// do so as well.
+/// Words that start a phrase about how an answer was found, such as "by Vieta" and "from equation
+/// 3". Participles do so as well.
 const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon \
                         on to at given through via under counting following";
 
-/// Participles that suppose or doubt, and words that attribute the answer to another person or call
-/// it wrong.
+/// Participles that express a supposition or doubt, and words that attribute the answer to another
+/// person or call it wrong.
 const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying \
                         claiming believing thinking hoping if unless were had would could might \
                         when whether wrong mistake mistaken mistakenly error claim \
     claims claimed says said believes believed thinks thought argues according someone people \
     students naive popular hypothetical another other every any most many few some";
 
-/// Returns whether the words before an announcement describe how the answer was found: "by Vieta
-/// the", "solving for x our final".
+/// Returns whether the words before the announcement of an answer describe how the answer was
+/// found: "by Vieta the", "solving for x our final".
 fn is_adjunct(words: &[String]) -> bool {
     let has = |list: &str, word: &str| list.split_whitespace().any(|own| own == word);
     let Some((head, rest)) = words.split_first() else { return false };
@@ -234,8 +235,9 @@ fn is_adjunct(words: &[String]) -> bool {
     rest[article..].iter().all(|word| has(LEADS, word)) && !(0..rest.len()).any(doubts)
 }
 
-/// Returns the index of the word that draws a conclusion from the words before it: "Bob pays 12
-/// dollars, so the". Returns `None` if a word before it supposes, doubts or negates.
+/// Returns the index of the word that draws a conclusion from the words before it: the "so" of "Bob
+/// pays 12 dollars, so the". Returns `None` if a word before it supposes, doubts or negates a
+/// statement.
 fn consequence(words: &[String]) -> Option<usize> {
     let is_joint =
         |word: &String| ["so", "and", "thus", "hence", "therefore"].contains(&word.as_str());
@@ -249,7 +251,8 @@ fn consequence(words: &[String]) -> Option<usize> {
     (!(0..before.len()).any(is_open)).then_some(at)
 }
 
-/// Returns whether an announcement states an answer, judging by the words before it.
+/// Returns whether the announcement of an answer states the answer, judging by the words before the
+/// announcement.
 fn is_stated(before: &str) -> bool {
     let near = before.char_indices().rev().nth(MAX_LEAD).map_or(0, |(at, _)| at);
     let sentence = before[near..].rsplit(['.', ';', '!', '?', '\n']).next().unwrap_or_default();
@@ -303,8 +306,8 @@ fn with_spaces(text: &str) -> String {
     out
 }
 
-/// Returns a text in the spelling that the parsers accept, with spaces between its sentences in any
-/// script.
+/// Returns a text in the spelling that the number parsers accept, with spaces between its sentences
+/// in any script.
 pub(crate) fn to_readable(text: &str) -> String {
     spread(&spelled(&with_spaces(text)))
 }
@@ -322,8 +325,8 @@ fn spread(text: &str) -> String {
 }
 
 /// Returns the answer after the last announcement that is not hypothetical. Returns `Err` with the
-/// text that retracts it, or with the text after the last announcement if all announcements are
-/// hypothetical.
+/// text that retracts the answer, or, if all announcements are hypothetical, with the text after
+/// the last announcement.
 fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
@@ -372,7 +375,7 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     }
 }
 
-/// Returns the text after the last "answer is" that states an answer.
+/// Returns the text after the last "answer is" that states an answer, or `None` if there is none.
 pub(crate) fn stated_answer(text: &str) -> Option<&str> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
@@ -440,7 +443,8 @@ fn last_value_of(text: &str) -> Option<String> {
     }
 }
 
-/// Splits a line into sentences. A period before the first digit may belong to an abbreviation.
+/// Splits a line of text into sentences. A period before the first digit may belong to an
+/// abbreviation.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
     let is_digit = |c: char| c.is_ascii_digit();
     let first = line.find(is_digit).unwrap_or(0);
@@ -460,7 +464,8 @@ fn sentences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the last delimited formula, and the offset of its end.
+/// Returns the last formula of a text that has delimiters such as `$`, and the offset of the
+/// formula's end.
 fn last_formula(text: &str) -> Option<(usize, &str)> {
     let marked = |open: &str, close: &str| {
         let end = text.rfind(close)?;
@@ -471,8 +476,8 @@ fn last_formula(text: &str) -> Option<(usize, &str)> {
     all.into_iter().flatten().max_by_key(|(end, _)| *end)
 }
 
-/// Returns the answer that the last formula states together with the text around it. Returns
-/// `Some(None)` if the formula is hypothetical, one of several answers, or an operand.
+/// Returns the answer that the last formula of a text states together with the surrounding text.
+/// Returns `Some(None)` if the formula is hypothetical, one of several answers, or an operand.
 fn formula(text: &str) -> Option<Option<String>> {
     let (_, inside) = last_formula(text)?;
     let start = inside.as_ptr() as usize - text.as_ptr() as usize;
@@ -497,8 +502,9 @@ fn formula(text: &str) -> Option<Option<String>> {
     Some(answer_in_context(&spaced, inside, &range))
 }
 
-/// Returns the last formula between single or double dollar signs, and the offset of its end. A
-/// dollar sign is currency if it is escaped, or if it would end a formula directly before a digit.
+/// Returns the last formula of a text between single or double dollar signs, and the offset of the
+/// formula's end. A dollar sign is currency if it is escaped, or if it would end a formula directly
+/// before a digit.
 fn dollars(text: &str) -> Option<(usize, &str)> {
     let signs = text.match_indices('$').map(|(at, _)| at).filter(|at| !text[..*at].ends_with('\\'));
     let signs: Vec<usize> = signs.collect();

@@ -13,16 +13,18 @@ use num_traits::{Signed, ToPrimitive, Zero};
 use super::expression::{Constant, Expr, Function, Literal};
 use crate::Rational;
 
-/// A prime below 2^61 that is 3 modulo 4. 3, 5, 7, 11 and 13 do not divide p − 1.
+/// Prime modulus of the finite field. It is below 2^61 and 3 modulo 4, and 3, 5, 7, 11 and 13 do
+/// not divide p − 1.
 const P: u64 = 2_305_843_009_213_693_487;
 
-/// Maximum argument of a factorial.
+/// Maximum argument of a factorial that is evaluated.
 const FACTORIAL: i128 = 2000;
 
-/// Limit of trial division. Square roots exist only for numbers that it factors completely.
+/// Limit of trial division. A square root is computed only if trial division factors the number
+/// completely.
 const TRIALS: u128 = 1 << 16;
 
-/// The element re + im · i.
+/// An element re + im · i of the finite field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Element {
     re: u64,
@@ -77,7 +79,7 @@ impl Element {
         }
     }
 
-    /// Returns 1 / self, or `None` for 0.
+    /// Returns the multiplicative inverse 1 / self, or `None` for 0.
     fn inverted(self) -> Option<Self> {
         let norm = plus(times(self.re, self.re), times(self.im, self.im));
         let inverse = (norm != 0).then(|| power(norm, P - 2))?;
@@ -119,7 +121,8 @@ impl Element {
     }
 }
 
-/// Returns the square root of a rational number.
+/// Returns the square root of a rational number in the finite field, or `None` if the number cannot
+/// be factored completely.
 fn root(value: &Rational) -> Option<Element> {
     // √(n / d) = √(n d) / d, as a product of the roots of primes.
     let (numerator, denominator) = value.to_parts()?;
@@ -163,8 +166,8 @@ fn root(value: &Rational) -> Option<Element> {
     Some(product.times(Element::from_rational(&Rational::new(1, denominator)?)))
 }
 
-/// Returns the square root of a prime below 2^61. It is in F_p, or i times the root of the negative
-/// prime.
+/// Returns the square root of a prime below 2^61 in the finite field. The root is in F_p, or i
+/// times the root of the negative prime.
 fn root_of_prime(prime: u128) -> Option<Element> {
     let prime = u64::try_from(prime).ok().filter(|prime| *prime < P)?;
     let root = power(prime, P.div_ceil(4));
@@ -195,7 +198,7 @@ pub(super) fn rational(expression: &Expr) -> Option<Rational> {
     }
 }
 
-/// A point at which expressions are evaluated. It assigns a value to every variable.
+/// A point at which expressions are evaluated: it assigns a value to every variable.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point(pub u64);
 
@@ -216,7 +219,8 @@ impl Point {
         Element::real(self.hash(name))
     }
 
-    /// Returns the value of an expression, or `None` if it has none in the field.
+    /// Returns the value of an expression at this point, or `None` if the expression has no value
+    /// in the finite field.
     pub fn value(self, expression: &Expr) -> Option<Element> {
         match expression {
             Expr::Number(literal) => Element::from_literal(literal),

@@ -15,7 +15,7 @@ use signs::{is_segment, resolve_ambiguous_signs};
 /// A token of a formula.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
-    /// Digits with a power of ten, and whether they contain a decimal point.
+    /// A number: its digits, a power of ten, and whether it contains a decimal point.
     Number {
         digits: String,
         scale: i32,
@@ -23,28 +23,28 @@ pub(super) enum Token {
         /// Whether white space precedes the number.
         spaced: bool,
     },
-    /// A variable.
+    /// A variable, whose name can have several letters.
     Letter(String),
-    /// Words.
+    /// Words next to the mathematics.
     Text(String),
     /// A LaTeX command, or a function or a constant under its LaTeX name.
     Command(String),
     /// `+ - * / ^ _ ! % | = < >`, or a LaTeX symbol as one character.
     Sign(char),
-    /// `(`, `[`, or `{` for a visible brace.
+    /// An opening bracket: `(`, `[`, or `{` for a visible brace.
     Open(char),
     Close(char),
-    /// An opening brace that only groups.
+    /// An opening LaTeX brace that only groups and is not visible.
     GroupOpen,
     GroupClose,
     /// A comma or a semicolon.
     Separator,
     And,
     Or,
-    /// `\begin{…}` with the name of the environment.
+    /// The start of a LaTeX environment, `\begin{…}`, with the environment's name.
     Begin(String),
     End,
-    /// `&` in a matrix or an alignment.
+    /// The sign `&` between the cells of a matrix or an alignment.
     Cell,
     Row,
 }
@@ -68,15 +68,15 @@ struct Lexer<'t> {
     rest: &'t str,
     tokens: Vec<Token>,
     spaced: bool,
-    /// Nesting depth of arguments.
+    /// Nesting depth of the LaTeX arguments around the position.
     depth: u32,
-    /// Whether the argument is text.
+    /// Whether the position is in the argument of a LaTeX text command.
     is_text: bool,
     /// Whether a dollar sign is currency rather than the delimiter of a formula.
     is_currency: bool,
-    /// Whether the text has words.
+    /// Whether the text contains words.
     is_prose: bool,
-    /// Whether a comma before three digits separates thousands, outside of brackets.
+    /// Whether a comma before three digits separates thousands, if it is outside of brackets.
     thousands: bool,
     brackets: u32,
 }
@@ -360,7 +360,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// Returns the following argument in braces.
+    /// Returns the argument in braces that starts at the position, without the braces.
     fn argument(&mut self) -> Option<&'t str> {
         let rest = self.rest.trim_start().strip_prefix('{')?;
         let mut depth = 1;
@@ -378,7 +378,7 @@ impl<'t> Lexer<'t> {
         None
     }
 
-    /// Parses the argument of a command that frames, underlines or colors it.
+    /// Parses the argument of a LaTeX command that frames, underlines or colors the argument.
     fn framed(&mut self, name: &str) -> Option<()> {
         // `\framebox[2cm]{4}`
         if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -401,7 +401,8 @@ impl<'t> Lexer<'t> {
         Some(())
     }
 
-    /// Parses an argument with `read`. Returns `None` if arguments are nested too deeply.
+    /// Parses the LaTeX argument `inside` with `read`. Returns `None` if arguments are nested too
+    /// deeply.
     fn inner(
         &mut self,
         inside: &'t str,
@@ -474,9 +475,10 @@ impl<'t> Lexer<'t> {
         self.name_function(start, false);
     }
 
-    /// Turns the word at an index of the tokens into the name of a function if an argument follows:
-    /// a bracket, as in Var(X) and SO(3), or a letter after an operator, as in \operatorname{Re} z.
-    /// Otherwise the word is a remark, which comparison ignores.
+    /// Turns the word at index `start` of the tokens into the name of a function if an argument
+    /// follows: a bracket, as in Var(X) and SO(3), or a letter after an operator, as in
+    /// \operatorname{Re} z. Otherwise the word is a remark, which the comparison of answers
+    /// ignores.
     fn name_function(&mut self, start: usize, is_operator: bool) {
         let Some([Token::Text(word)]) = self.tokens.get(start..) else { return };
         let follows_value = matches!(

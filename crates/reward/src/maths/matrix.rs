@@ -6,10 +6,10 @@ use super::parser::{ITEMS, cells, closing, expression, rows};
 use super::quantity::strip_modifiers;
 use crate::words::About;
 
-/// Rows of cells.
+/// Rows of a matrix, each a list of cells.
 pub(super) type Rows = Vec<Vec<Expr>>;
 
-/// Returns whether a token starts a matrix. (A determinant is a number.)
+/// Returns whether a token starts a LaTeX matrix. (A determinant is a number.)
 fn starts_matrix(token: &Token) -> bool {
     let names = [
         "pmatrix",
@@ -24,7 +24,8 @@ fn starts_matrix(token: &Token) -> bool {
     matches!(token, Token::Begin(name) if names.contains(&name.as_str()))
 }
 
-/// Returns the value of tokens that are a matrix or a sum of matrices, or `None` for anything else.
+/// Parses tokens that are a matrix or a sum of matrices, and returns the value as rows. Returns
+/// `None` for any other tokens.
 pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
     if !tokens.iter().any(starts_matrix) {
         return None;
@@ -43,7 +44,7 @@ pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
     sum
 }
 
-/// Splits a sum into its terms, with whether each is subtracted.
+/// Splits a sum of matrices into its terms, each with whether it is subtracted.
 fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -71,7 +72,7 @@ fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     found
 }
 
-/// Parses a matrix with factors before and after it.
+/// Parses a matrix together with the factors before and after it.
 fn scaled_matrix(term: &[Token]) -> Option<Rows> {
     let matrix_start = term.iter().position(starts_matrix)?;
     let is_open =

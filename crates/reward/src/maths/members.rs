@@ -4,7 +4,7 @@ use super::answer::{Answer, equates};
 use super::expression::{Expr, Function};
 use super::quantity::Quantity;
 
-/// The name of a member.
+/// The name of a member of an answer.
 #[derive(Debug, Clone, PartialEq)]
 enum Name {
     Variable(Expr),
@@ -12,14 +12,15 @@ enum Name {
     Words(Vec<String>),
 }
 
-/// A member with its name.
+/// A member of an answer, with the member's name.
 pub(super) type Member = (NameOf, Answer);
 
-/// The name of a member, without the words that also occur in the names of other members.
+/// The name of an answer's member, without the words that also occur in the names of other members.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NameOf(Name);
 
-/// Returns the members of an answer, if all of them have distinct names.
+/// Returns the members of an answer with their names, or `None` unless all members have distinct
+/// names.
 pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     let found: Option<Vec<(Name, Answer)>> = match answer {
         Answer::Named(names, items) => Some(
@@ -60,7 +61,8 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     Some(members)
 }
 
-/// Sorts a list by its variables, the order of an unnamed tuple: y = 1, x = 2 is (2, 1).
+/// Sorts a list of equations by their variables, which is the order of an unnamed tuple: y = 1, x =
+/// 2 is (2, 1).
 pub(super) fn by_variable(list: &[Answer]) -> Vec<Answer> {
     let variable = |item: &Answer| match named_member(item)?.0 {
         Name::Variable(Expr::Symbol(name)) => Some(name),
@@ -124,7 +126,7 @@ pub(super) fn pairs(a: &[Member], b: &[Member]) -> Option<Vec<(Answer, Answer)>>
     }
 }
 
-/// Returns the value of a member without its name.
+/// Returns the value of an answer's member without the member's name.
 fn unnamed_value(member: &Answer) -> Answer {
     match member {
         Answer::Relation(parts, signs, about) => match assignment(parts, signs) {
@@ -151,7 +153,7 @@ pub(super) fn is_name(expr: &Expr) -> bool {
     }
 }
 
-/// Returns whether a product is a function of a number: f(2) is parsed as f · 2.
+/// Returns whether a product is the application of a function to a number: f(2) is parsed as f · 2.
 fn is_applied(factors: &[Expr]) -> bool {
     let is_number = |expr: &Expr| match expr {
         Expr::Negative(inner) => matches!(**inner, Expr::Number(_)),
@@ -163,7 +165,7 @@ fn is_applied(factors: &[Expr]) -> bool {
     }
 }
 
-/// Returns the name and the value of `x = … = value`.
+/// Returns the name and the value of a chain of equations `x = … = value`.
 pub(super) fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Expr)> {
     let name = parts.first()?;
     let value = parts.last()?;

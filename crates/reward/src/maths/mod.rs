@@ -59,12 +59,12 @@ pub(crate) use statement::statement;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MathsScorer {
-    /// Location of the answer in the text.
+    /// Location of the answer in the completion's text.
     #[serde(alias = "place")]
     pub location: MathsLocation,
-    /// Treatment of units and other words next to a value.
+    /// Treatment of units and other words next to a value in the comparison.
     pub units: Units,
-    /// Treatment of percent signs.
+    /// Treatment of percent signs in the comparison.
     pub percent: Percent,
     /// Number of decimals for comparing a number with a decimal point, in 0..=12. The number is
     /// correct if its error is at most half a unit of this decimal, and at most a thousandth of its
@@ -72,18 +72,18 @@ pub struct MathsScorer {
     pub decimals: u32,
 }
 
-/// Treatment of units and other words next to a value.
+/// Treatment of units and other words next to a value, when two answers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {
-    /// Ignored: 5 cm equals 5, and 90° equals 90.
+    /// Units are ignored: 5 cm equals 5, and 90° equals 90.
     #[default]
     Strip,
-    /// Compared by name: 5 cm differs from 5 m.
+    /// Units are compared by name: 5 cm differs from 5 m.
     Compare,
 }
 
-/// Treatment of percent signs.
+/// Treatment of percent signs when two answers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Percent {
@@ -105,7 +105,7 @@ impl Default for MathsScorer {
     }
 }
 
-/// Maximum number of decimals of a tolerance, given the precision of floating point.
+/// Maximum value of `decimals`, given the precision of floating point.
 const DECIMALS: u32 = 12;
 
 #[async_trait]
@@ -199,8 +199,8 @@ impl MathsScorer {
     }
 }
 
-/// Returns a text with its numbers of combinations as binomials: C(10,3), `_{10}C_3` and 10C3 are
-/// `\binom{10}{3}`. Returns `None` if there are none.
+/// Rewrites the numbers of combinations in a text as binomials: C(10,3), `_{10}C_3` and 10C3 become
+/// `\binom{10}{3}`. Returns `None` if the text has no combinations.
 fn combinations(text: &str) -> Option<String> {
     let binomial = |found: &Captures<'_>| {
         let mut numbers = found.iter().skip(1).flatten().map(|number| number.as_str());
@@ -226,13 +226,14 @@ fn is_score_or_range(text: &str) -> bool {
         .is_some_and(|(first, last)| is_integer(first) && is_integer(last))
 }
 
-/// Returns whether two texts are written in the same way, apart from the kind of dash.
+/// Returns whether two texts are equal except for the kind of dash.
 fn written_alike(expected: &str, answer: &str) -> bool {
     let dashed = |text: &str| plain(&without_marks(&spelled(text))).replace(['–', '−'], "-");
     dashed(expected) == dashed(answer)
 }
 
-/// Returns the number that digits followed by a magnitude letter denote: 40k, 2.5M.
+/// Expands a number with a magnitude letter, such as 40k or 2.5M, to its digits. Returns `None` for
+/// any other text.
 fn amount(text: &str) -> Option<String> {
     let power = match text.chars().next_back()? {
         'k' | 'K' => 3,
@@ -247,7 +248,7 @@ fn amount(text: &str) -> Option<String> {
     is_number.then(|| format!("{digits}e{power}"))
 }
 
-/// Returns an answer as written, without spaces, formula delimiters and text commands.
+/// Returns an answer as it is written, without spaces, formula delimiters and LaTeX text commands.
 fn plain(text: &str) -> String {
     let mut text = text.trim().trim_end_matches('.').replace("\\left", "").replace("\\right", "");
     while let Some((before, (inside, after))) =
@@ -272,7 +273,7 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// Returns the texts of the expected answers.
+/// Returns the texts of the expected answers of a task.
 fn expected_texts(expected: &Value) -> Result<Vec<String>, ScoreError> {
     let text = |value: &Value| match value {
         Value::String(text) => {

@@ -1,6 +1,6 @@
 //! Tables of names: functions, units, LaTeX commands.
 
-/// Words that are functions or constants, under their LaTeX names.
+/// LaTeX names of functions and constants that are also recognized as plain words.
 pub(super) const NAMES: &[&str] = &[
     "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
     "tanh", "ln", "log", "exp", "max", "min", "pi", "infty", "alpha", "beta", "gamma", "delta",
@@ -112,7 +112,7 @@ pub(super) const TEXTS: &[&str] = &[
     "mathtt",
 ];
 
-/// LaTeX commands with an equivalent that the parser knows.
+/// LaTeX commands that are replaced by an equivalent command, which the parser knows.
 pub(super) const SAME: &[(&str, &str)] = &[
     ("varnothing", "emptyset"),
     ("dfrac", "frac"),
@@ -183,7 +183,8 @@ pub(super) const SAME: &[(&str, &str)] = &[
     ("textdegree", "°"),
 ];
 
-/// LaTeX commands with styling arguments, and the number of these before the visible content.
+/// LaTeX commands with styling arguments, and the number of styling arguments before the visible
+/// content.
 pub(super) const DROPPED: &[(&str, u32)] = &[
     ("color", 1),
     ("textcolor", 1),
@@ -284,7 +285,7 @@ pub(super) const RELATIONS: &[&str] = &[
     "Leftarrow",
 ];
 
-/// Short words that are not products of letters.
+/// Short words that are not parsed as products of letters.
 pub(super) const WORDS: &[&str] = &[
     "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has",
     "nor", "day", "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen",
@@ -292,7 +293,7 @@ pub(super) const WORDS: &[&str] = &[
     "eur", "gbp", "inr",
 ];
 
-/// Shorter words that are not products of letters in a text that has longer words.
+/// Very short words that are not parsed as products of letters if the text also has longer words.
 pub(super) const PROSE_WORDS: &[&str] =
     &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an", "et", "und"];
 
@@ -304,7 +305,7 @@ pub(super) fn is_name(word: &str) -> bool {
         && chars.all(|c| c.is_ascii_lowercase())
 }
 
-/// Words before a bracket that are not names of functions.
+/// Words before a bracket that are not parsed as names of functions.
 pub(super) const NO_FUNCTIONS: [&str; 22] = [
     "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and",
     "if", "since", "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",

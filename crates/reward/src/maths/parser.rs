@@ -10,7 +10,7 @@ use super::series::{self, determinant};
 use crate::words;
 pub(super) use slices::{cells, closing, rows, split};
 
-/// Maximum nesting depth of groups.
+/// Maximum nesting depth of groups in an expression.
 const DEPTH: u32 = 40;
 
 /// Maximum nesting depth of operations. It bounds the recursion of functions that traverse an
@@ -20,14 +20,15 @@ const HEIGHT: u32 = 400;
 /// Maximum number of items in an answer.
 pub(super) const ITEMS: usize = 100;
 
-/// A position in a list of tokens.
+/// A parser of mathematical expressions, at a position in a list of tokens.
 struct Parser<'t> {
     tokens: &'t [Token],
     at: usize,
     depth: u32,
     /// Number of open bars of absolute values.
     bars: u32,
-    /// Whether the tokens are a cell of a determinant. Such a cell cannot contain determinants.
+    /// Whether the tokens are a cell of a determinant. Such a cell cannot contain further
+    /// determinants.
     is_cell: bool,
 }
 
@@ -60,7 +61,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Returns whether a measure follows a measure in another unit, as in 5 feet 3 inches.
+    /// Returns whether a measure in a smaller unit follows a measure, as in 5 feet 3 inches.
     fn continues_measure(&self) -> bool {
         let is_unit = |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::units(word).is_some());
         let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at));
@@ -156,7 +157,7 @@ impl<'t> Parser<'t> {
         if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
     }
 
-    /// Parses a factor after an operator. The factor may have a sign.
+    /// Parses the factor after an operator, which may have a sign.
     fn signed(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
             return self.nested(Self::signed).map(|factor| Expr::Negative(Box::new(factor)));
@@ -180,8 +181,8 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Parses a factor directly after another factor. The inner result is `Ok` if the two form a
-    /// mixed number.
+    /// Parses a factor that directly follows the factor `before`. The inner result is `Ok` if the
+    /// two factors form a mixed number.
     fn juxtaposed(&mut self, before: &Expr) -> Option<Result<Expr, Expr>> {
         let after_integer = matches!(before, Expr::Number(literal) if literal.is_integer());
         match self.peek() {
@@ -352,7 +353,7 @@ impl<'t> Parser<'t> {
         series::terms(&body, index, &rational(&from)?, &rational(&to)?)
     }
 
-    /// Parses a sum up to a token that closes it.
+    /// Parses a sum up to the token for which `closes` returns true.
     fn inside(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
         let inner = self.nested(Self::top_level)?;
         let is_closed = self.peek().is_some_and(closes);
@@ -385,7 +386,7 @@ impl<'t> Parser<'t> {
         Some(Expr::Sum(vec![exact(if digits.is_empty() { "0" } else { digits }, scale), part]))
     }
 
-    /// Parses a subscript as text.
+    /// Parses a subscript, and returns its text.
     fn subscript(&mut self) -> Option<String> {
         self.take_sign('_');
         let start = self.at;
@@ -509,7 +510,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// Parses an argument of a command: a group, or the next token. (The lexer has separated
+    /// Parses the argument of a LaTeX command: a group, or the next token. (The lexer has separated
     /// digits.)
     fn argument(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
@@ -518,7 +519,7 @@ impl<'t> Parser<'t> {
         self.nested(Self::primary)
     }
 
-    /// Parses arguments in brackets, separated by commas.
+    /// Parses the arguments of a function in brackets, separated by commas.
     fn arguments(&mut self) -> Option<Vec<Expr>> {
         let end = self.at + closing(&self.tokens[self.at..])?;
         let inner = self.tokens.get(self.at + 1..end)?;

@@ -12,7 +12,7 @@ use super::parser::closing;
 use crate::languages::{self, SIGNS};
 use crate::words;
 
-/// Words that start a remark in brackets.
+/// Words that start a remark in brackets, which is not part of the answer.
 const REMARKS: [&str; 36] = [
     "option", "choice", "answer", "since", "because", "as", "see", "by", "from", "where", "when",
     "if", "using", "given", "that", "which", "who", "rounded", "to", "units", "check", "step",
@@ -20,10 +20,10 @@ const REMARKS: [&str; 36] = [
     "correct", "exact",
 ];
 
-/// Words that start an approximation in brackets.
+/// Words that start an approximation in brackets: (about 3.14).
 const APPROXIMATIONS: [&str; 4] = ["approx", "approximately", "about", "roughly"];
 
-/// Returns the tokens with phrases replaced.
+/// Replaces phrases in words by mathematical tokens, such as "plus or minus" by ±.
 pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
     if !tokens.iter().any(|token| {
         matches!(token, Token::Text(_) | Token::Sign('\'' | ':' | '_' | '^') | Token::Open('('))
@@ -41,7 +41,7 @@ pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
     reader.out
 }
 
-/// Input tokens, the position in them, and the tokens produced so far.
+/// The input tokens, a position in them, and the output tokens so far.
 pub(super) struct Reader<'t> {
     pub(super) tokens: &'t [Token],
     pub(super) at: usize,
@@ -67,7 +67,7 @@ impl Reader<'_> {
         text(self.ahead(by)).map(str::to_lowercase)
     }
 
-    /// Returns whether the next tokens are these words, ignoring case.
+    /// Returns whether the tokens at the position are these words, ignoring case.
     fn is_at(&self, words: &[&str]) -> bool {
         words.iter().enumerate().all(|(by, word)| self.word(by).as_deref() == Some(*word))
     }
@@ -82,7 +82,7 @@ impl Reader<'_> {
         true
     }
 
-    /// Returns whether the tokens produced so far end with a value.
+    /// Returns whether the output tokens so far end with a value.
     pub(super) fn follows_value(&self) -> bool {
         matches!(
             self.out.last(),
@@ -110,7 +110,7 @@ impl Reader<'_> {
         )
     }
 
-    /// Returns whether a value starts `by` tokens ahead.
+    /// Returns whether a value starts `by` tokens after the position.
     fn is_value(&self, by: usize) -> bool {
         match self.ahead(by) {
             Some(
@@ -139,7 +139,8 @@ impl Reader<'_> {
             || self.mark()
     }
 
-    /// Parses a number in base 16 whose digits include letters: 1A_{16}.
+    /// Replaces a number in base 16 whose digits include letters: 1A_{16}. Returns whether there
+    /// was one.
     fn based(&mut self) -> bool {
         let base = match &self.tokens[self.at..] {
             [
@@ -167,8 +168,8 @@ impl Reader<'_> {
         self.replace(self.tokens.len() - self.at, [Token::integer(value)])
     }
 
-    /// Parses operations in words: out of, percent of, plus or minus, squared. Also drops the "and"
-    /// of a measure in two units.
+    /// Replaces operations in words: out of, percent of, plus or minus, squared. Also drops the
+    /// "and" of a measure in two units. Returns whether there was one.
     fn operation(&mut self) -> bool {
         if self.is_at(&["plus", "or", "minus"]) && self.is_value(3) {
             return self.replace(3, [Token::Sign('±')]);
@@ -220,7 +221,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Parses ℝ, ∅ and other sets in words.
+    /// Replaces the name of a set in words or symbols, such as ℝ or ∅. Returns whether there was
+    /// one.
     fn known_set(&mut self) -> bool {
         const REALS: [&[&str]; 6] = [
             &["all", "real", "numbers"],
@@ -276,7 +278,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Parses words for a sign or a factor before a value, or "below zero" after a value.
+    /// Replaces words for a sign or a factor before a value, or "below zero" after a value. Returns
+    /// whether there were any.
     fn sign(&mut self) -> bool {
         if self.is_at(&["below", "zero"]) {
             let number = self.out.iter().rposition(|token| matches!(token, Token::Number { .. }));
@@ -318,7 +321,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Parses the "or" of a bound: 5 or more, less than or equal to 5.
+    /// Turns the "or" of a bound into a word that does not separate answers: 5 or more, less than
+    /// or equal to 5. Returns whether there was one.
     fn bound(&mut self) -> bool {
         const MORE: [&str; 10] = [
             "more", "less", "fewer", "greater", "higher", "lower", "above", "below", "over",
@@ -332,7 +336,7 @@ impl Reader<'_> {
     }
 
     /// Handles remarks in brackets, colons after labels, hyphens of words, quotation marks, and
-    /// bases in words.
+    /// bases in words. Returns whether there was one of these.
     fn mark(&mut self) -> bool {
         match self.ahead(0) {
             Some(Token::Open('(' | '[')) => self.remark(),
@@ -405,7 +409,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Handles a remark in brackets after an answer: (since x > 0), (Option B), (apples).
+    /// Drops a remark in brackets after an answer: (since x > 0), (Option B), (apples). Returns
+    /// whether there was one.
     fn remark(&mut self) -> bool {
         let follows_words = self.follows_value() || matches!(self.out.last(), Some(Token::Text(_)));
         let follows = follows_words || matches!(self.out.last(), Some(Token::Letter(_)));
@@ -469,7 +474,8 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the tokens of the half-line that an adjective denotes: positive numbers.
+/// Returns the tokens of the half-line that an adjective denotes, such as the positive numbers for
+/// "positive".
 fn half_line(adjective: &str) -> Option<Vec<Token>> {
     let zero = Token::integer(0);
     let infinity = Token::Command("infty".into());

@@ -2,7 +2,7 @@
 
 use super::expression::Expr;
 
-/// Returns the values of an expression: one value, or several if it contains ±.
+/// Returns the values of an expression: one value, or several values if it contains ±.
 pub(super) fn spread(value: &Expr) -> Vec<Expr> {
     let mut several = vec![value.clone()];
     // At most three signs are expanded, into eight values.
@@ -20,7 +20,8 @@ pub(super) fn spread(value: &Expr) -> Vec<Expr> {
     several
 }
 
-/// Returns the two values of the first ±, or `None` if there is none.
+/// Returns the two expressions that result from the first ± of an expression. Returns `None` if the
+/// expression contains no ±.
 fn first_of_both(expression: &Expr) -> Option<[Expr; 2]> {
     let among = |parts: &[Expr], made: &dyn Fn(Vec<Expr>) -> Expr| {
         let (at, both) =

@@ -8,23 +8,24 @@ use super::lexer::Token;
 use super::parser::expression;
 use crate::words::{self, About};
 
-/// A value with the words next to it.
+/// A mathematical value, with the words and units next to it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Quantity {
     pub value: Expr,
-    /// Whether the value is a percentage.
+    /// Whether the value is written as a percentage.
     pub percent: bool,
     pub about: About,
 }
 
 impl Quantity {
-    /// Creates a quantity from a value without words.
+    /// Creates a quantity from a value that has no words next to it.
     pub fn plain(value: Expr) -> Self {
         Quantity { value, percent: false, about: About::default() }
     }
 }
 
-/// Parses tokens as a quantity. Returns `None` if they are not an expression.
+/// Parses tokens as a value with the words next to it. Returns `None` if they are not an
+/// expression.
 pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
     let mut about = About::default();
     let mut kept = without_bounds(tokens, &mut about);
@@ -51,7 +52,8 @@ pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
     Some(Quantity { value, percent: percent.is_some(), about })
 }
 
-/// Moves phrases that are bounds from the tokens to `about`, and returns the remaining tokens.
+/// Moves phrases that are bounds, such as "at least", from the tokens to `about`, and returns the
+/// remaining tokens.
 fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
     let mut kept = Vec::with_capacity(tokens.len());
     let mut at = 0;
@@ -150,7 +152,7 @@ fn is_modifier(expression: &Expr) -> bool {
     }
 }
 
-/// Replaces each unit by its canonical name.
+/// Replaces each unit of an expression by the unit's canonical name.
 fn canonical(expression: Expr) -> Expr {
     match expression {
         Expr::Unit(word) => match words::units(&word).as_deref() {
@@ -163,16 +165,16 @@ fn canonical(expression: Expr) -> Expr {
     }
 }
 
-/// State while parsing the words next to a value.
+/// Parser state for the words and units next to a value.
 #[derive(Default)]
 struct UnitParser {
-    /// Power that "square" or "cubic" gives to the next unit.
+    /// Power that "square" or "cubic" gives to the next unit. `None` without such a word.
     power: Option<i32>,
-    /// Whether the preceding word is "light", which turns a year into a unit of length.
+    /// Whether the preceding word is "light", after which a year is a unit of length.
     light: bool,
-    /// Whether "per" precedes.
+    /// Whether the preceding word is "per".
     per: bool,
-    /// The last unit and its power.
+    /// The last unit and its power. `None` before the first unit.
     last: Option<(&'static str, i32)>,
 }
 
@@ -257,7 +259,7 @@ impl UnitParser {
     }
 }
 
-/// Returns the value of an integer exponent below 100, or `None` for other exponents.
+/// Returns the value of an integer exponent below 100, or `None` for any other exponent.
 fn small(expr: &Expr) -> Option<i32> {
     match expr {
         Expr::Number(literal) if literal.is_integer() => {

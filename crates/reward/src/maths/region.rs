@@ -8,26 +8,26 @@ use super::approximate;
 use super::expression::{Constant, Expr, Function};
 use super::field::Point;
 
-/// Disjoint spans of the real line, in ascending order.
+/// A subset of the real line: disjoint spans in ascending order.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// The variable, if inequalities name one.
+    /// Name of the variable, or `None` if no inequality names one.
     variable: Option<String>,
     spans: Vec<Span>,
 }
 
-/// A span between two ends, with whether each end belongs to the span.
+/// A span of the real line between two ends, with whether each end belongs to the span.
 #[derive(Debug, Clone)]
 struct Span {
     from: (Expr, bool),
     to: (Expr, bool),
 }
 
-/// Maximum number of spans of a region.
+/// Maximum number of spans of a region of the real line.
 const MAX_SPANS: usize = 200;
 
 impl Region {
-    /// Returns whether two regions are equal. `same` compares their ends.
+    /// Returns whether two regions are equal. `same` compares the ends of their spans.
     pub fn same(&self, other: &Region, same: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
         let variables = self.variable.as_ref().zip(other.variable.as_ref());
         let end = |a: &(Expr, bool), b: &(Expr, bool)| a.1 == b.1 && same(&a.0, &b.0);
@@ -41,7 +41,8 @@ impl Region {
     }
 }
 
-/// Returns the region that an answer denotes, or `None` if it does not denote a region.
+/// Converts an answer to the region of the real line that it denotes, or returns `None` if it does
+/// not denote a region.
 pub(super) fn to_region(answer: &Answer) -> Option<Region> {
     match answer {
         Answer::Tuple { open, close, items } => {
@@ -125,8 +126,9 @@ fn size(expr: &Expr) -> Option<f64> {
 }
 
 impl Region {
-    /// Creates a region: sorts the spans, joins overlapping spans, and removes empty ones. Returns
-    /// `None` if a span has its ends in the wrong order, or if there are too many spans.
+    /// Creates a region from its spans: sorts them, joins overlapping spans, and removes empty
+    /// spans. Returns `None` if a span has its ends in the wrong order, or if there are too many
+    /// spans.
     fn new(variable: Option<String>, spans: Vec<Span>) -> Option<Self> {
         if spans.len() > MAX_SPANS {
             return None;
@@ -215,7 +217,7 @@ impl Region {
     }
 }
 
-/// Returns the end that bounds more tightly: the larger of two lower ends (`inner` is `Greater`),
+/// Returns the tighter of two ends of spans: the larger of two lower ends (`inner` is `Greater`),
 /// or the smaller of two upper ends (`Less`).
 fn narrower(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr, bool)> {
     Some(match size(&a.0)?.partial_cmp(&size(&b.0)?)? {
@@ -233,7 +235,7 @@ fn minus_infinity() -> Expr {
     Expr::Negative(Box::new(infinity()))
 }
 
-/// Returns a relation sign with its sides exchanged.
+/// Returns the sign of a relation after its sides are exchanged: `>` for `<`.
 pub(super) fn reversed_sign(sign: char) -> char {
     match sign {
         '<' => '>',
@@ -289,7 +291,7 @@ impl Region {
     }
 }
 
-/// Returns the region in which a linear expression has a relation to a number.
+/// Returns the region in which `linear` has the relation `sign` to the number `bound`.
 fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     let (factor, rest) = self::linear(linear, name)?;
     let by = size(&factor)?;
@@ -309,8 +311,8 @@ fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     }
 }
 
-/// Returns the region in which the absolute value of a linear expression has a relation to a
-/// positive number.
+/// Returns the region in which the absolute value of `linear` has the relation `sign` to the
+/// positive number `bound`.
 fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     if size(bound)? <= 0.0 {
         return None;
@@ -324,15 +326,16 @@ fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Regio
     }
 }
 
-/// Returns the factor and the rest of an expression of the form factor · variable + rest, if the
-/// factor is not 0.
+/// Splits an expression of the form factor · variable + rest into the factor and the rest. Returns
+/// `None` if it has another form or if the factor is 0.
 fn linear(expr: &Expr, name: &str) -> Option<(Expr, Expr)> {
     let (factor, rest) = parts(expr, name)?;
     let factor = factor.filter(|factor| size(factor).is_some_and(|size| size != 0.0))?;
     Some((factor, rest))
 }
 
-/// Returns the factor of the variable, if the variable occurs, and the rest.
+/// Splits an expression into the factor of the variable `name` and the rest. The factor is `None`
+/// if the variable does not occur.
 fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
     let negative = |expr: Expr| Expr::Negative(Box::new(expr));
     if expr.is_fixed() {

@@ -10,7 +10,7 @@ use crate::chunks::{Chunk, Kind, MAX_CHARS, chunks, inside, without_marks};
 use crate::retraction::is_spoiled;
 use crate::{languages, words};
 
-/// Words that end a statement.
+/// Words that end the statement of a value.
 const TAILS: [&str; 67] = [
     "fails",
     "which",
@@ -87,20 +87,20 @@ const JOINS: [&str; 20] = [
     "choose", "base", "fois", "mal", "veces", "vezes", "volte", "point",
 ];
 
-/// Words before a value that change it, in addition to those of [`words`].
+/// Words before a value that change the value, in addition to the words of [`words`].
 const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", "between"];
 
 /// Words after "and" that bound a value.
 const UPWARDS: [&str; 8] = ["above", "up", "over", "below", "under", "more", "upwards", "counting"];
 
-/// Words of comparison, which form an expression of two values: 3 less than 12.
+/// Words of comparison, which join two values to one expression: 3 less than 12.
 const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
-/// Words before the remainder of a quotient.
+/// Words between a quotient and its remainder.
 const REMAINDERS: [&str; 6] = ["remainder", "rest", "reste", "resto", "r", "rem"];
 
-/// Verbs and prepositions which show that a value after "and" belongs to another statement: and 3
-/// are left.
+/// Verbs and prepositions with which a value after "and" belongs to another statement: and 3 are
+/// left.
 const ELSEWHERE: [&str; 14] = [
     "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will",
     "each", "every",
@@ -112,8 +112,8 @@ const COPULAS: [&str; 15] = [
     "è", "это", "the",
 ];
 
-/// Returns the value that a sentence states, with the words that belong to it. Without a value,
-/// returns the complete sentence.
+/// Returns the value that a sentence states, with the words that belong to the value. Returns the
+/// complete sentence if it states no value.
 pub(crate) fn statement(sentence: &str) -> String {
     let limit = sentence.char_indices().nth(MAX_CHARS).map_or(sentence.len(), |(at, _)| at);
     let sentence = &without_marks(&sentence[..limit]);
@@ -139,8 +139,8 @@ pub(crate) fn statement(sentence: &str) -> String {
     text(sentence, &chunks[value_start..end])
 }
 
-/// Returns the last value of a sentence with the words and signs that belong to it, or `None` if
-/// there is none.
+/// Returns the last value of a sentence, with the words and signs that belong to the value. Returns
+/// `None` if the sentence has no value.
 pub(super) fn last_value(sentence: &str) -> Option<String> {
     if !sentence.contains(|c: char| c.is_ascii_digit() || c == '\\') {
         return None;
@@ -223,8 +223,8 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     Some(text(sentence, &chunks[value_start..end]))
 }
 
-/// Returns the number of chunks of a measure at the end of `chunks`, if its unit is larger than the
-/// unit `small`.
+/// Returns the number of chunks of the measure at the end of `chunks`, such as "5 feet". Returns
+/// `None` unless the measure's unit is larger than the unit `small`.
 fn measure_length(chunks: &[Chunk], small: Option<&Chunk>) -> Option<usize> {
     let small = small.filter(|small| small.kind == Kind::Word)?;
     let [.., value, large] = chunks else { return None };
@@ -232,7 +232,7 @@ fn measure_length(chunks: &[Chunk], small: Option<&Chunk>) -> Option<usize> {
     (is_measure && words::is_part(small.text, large.text)).then_some(2)
 }
 
-/// Returns the number of words of the bound at the end of `chunks`.
+/// Returns the number of words of the bound at the end of `chunks`, such as 2 for "at least".
 fn bound_length(chunks: &[Chunk]) -> Option<usize> {
     let words: Vec<&str> = chunks.iter().map(|chunk| chunk.text).collect();
     (1..=words.len().min(5)).rev().find(|length| {
@@ -241,15 +241,15 @@ fn bound_length(chunks: &[Chunk]) -> Option<usize> {
     })
 }
 
-/// Returns the number of words of the negation or doubt at the end of `chunks`. In "The maximum is
-/// 5" there is none.
+/// Returns the number of words of the negation or doubt at the end of `chunks`. "The maximum is 5"
+/// has no negation.
 fn denial_length(chunks: &[Chunk]) -> Option<usize> {
     let length = bound_length(chunks)?;
     let words: Vec<&str> = chunks[chunks.len() - length..].iter().map(|chunk| chunk.text).collect();
     words::bound(&words, true).filter(|(sign, _)| !["≤", "≥"].contains(sign)).map(|_| length)
 }
 
-/// Returns whether a word directly before a value changes it.
+/// Returns whether a word directly before a value changes the value, such as "minus".
 fn changes(chunk: &Chunk) -> bool {
     let word = chunk.text.to_lowercase();
     chunk.kind == Kind::Word
@@ -259,8 +259,7 @@ fn changes(chunk: &Chunk) -> bool {
             || words::bound(&[&word], true).is_some())
 }
 
-/// Returns the index in `chunks` at which the statement with its first value at `first` ends,
-/// exclusive.
+/// Returns the index after the last chunk of a statement whose first value is at index `first`.
 fn end(chunks: &[Chunk], first: usize) -> usize {
     let is_plain = |at: usize| chunks.get(at).is_some_and(Chunk::has_value);
     // y = 13
@@ -453,8 +452,8 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
     chunks.len()
 }
 
-/// Returns the text of consecutive chunks. If only one of them is a formula, and the other ones are
-/// words without meaning for the value, returns only the formula.
+/// Returns the text of consecutive chunks of a sentence. If only one chunk is a formula, and the
+/// words of the other chunks do not change its value, returns only the formula.
 fn text(sentence: &str, chunks: &[Chunk]) -> String {
     let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return String::new() };
     let mut formulas = chunks.iter().filter_map(|chunk| Some((chunk, inside(chunk.text)?)));

@@ -5,26 +5,26 @@ use super::lexer::Token;
 use super::parser::{expression, split};
 use crate::words::{self, About};
 
-/// Numbers separated by colons.
+/// A ratio or a time: numbers separated by colons.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ratio {
-    /// The numbers; empty for a time with a.m. or p.m.
+    /// The numbers of the ratio. Empty for a time with a.m. or p.m.
     pub parts: Vec<Expr>,
-    /// Seconds since midnight, if this can be a time: all numbers but the first have two digits and
-    /// are below 60, or a.m. or p.m. follows.
+    /// Seconds since midnight, or `None` if the numbers cannot be a time. In a time, all numbers
+    /// but the first have two digits and are below 60, or a.m. or p.m. follows.
     pub clock: Option<u64>,
-    /// Names of the compared things: a and b in a : b = 2 : 3.
+    /// Names of the compared things: a and b in a : b = 2 : 3. Empty if they have no names.
     pub names: Vec<Expr>,
-    /// Whether the ratio is in words, such as 2 to 3. It can then be a range.
+    /// Whether the ratio is in words, such as 2 to 3. It can then also be a range.
     pub is_in_words: bool,
-    /// Days, months, time zones and parts of the day next to the time.
+    /// Description of the time: days, months, time zones and parts of the day next to it.
     pub about: About,
 }
 
-/// Maximum number of numbers in a ratio.
+/// Maximum number of numbers in a ratio, such as 2 in 2 : 3.
 const MAX_PARTS: usize = 20;
 
-/// Parses tokens as a ratio or a time.
+/// Parses tokens as a ratio such as 2 : 3, or as a time. Returns `None` for any other tokens.
 pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     let text = |token: &Token| match token {
         Token::Text(word) => word.to_lowercase(),

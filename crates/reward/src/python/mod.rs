@@ -25,23 +25,23 @@ use serde_json::{Map, Value, json};
 use crate::scorer::{expected_value, task_field};
 use crate::{Component, ScoreError, Scorer, ScorerInput};
 
-/// Python modules of a worker: names and sources.
+/// Python modules of a worker process, each with its name and source.
 const MODULES: [(&str, &str); 1] = [("serve", include_str!("serve.py"))];
 
 /// Recipe keys of a scorer that calls a Python function for each attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonKeys {
-    /// File that defines the function. Relative paths start at the recipe's directory.
+    /// Python file that defines the function. Relative paths start at the recipe's directory.
     pub file: PathBuf,
     /// Name of the function. The default is `compute_score`.
     #[serde(default = "compute_score")]
     pub function: String,
-    /// Additional keyword arguments of the function. Arguments from the attempt must not be in
-    /// here.
+    /// Additional keyword arguments of the function. They must not contain an argument that comes
+    /// from the attempt.
     #[serde(default)]
     pub arguments: Map<String, Value>,
-    /// Text that is passed as `solution_str` or in `completions`.
+    /// Text of the attempt that is passed as `solution_str` or in `completions`.
     #[serde(default)]
     pub solution: SolutionText,
     /// Type of `prompts` and `completions` for a TRL function.
@@ -53,18 +53,19 @@ pub struct PythonKeys {
     /// Maximum number of worker processes, in 1..=256. The default is 2.
     #[serde(default = "two")]
     pub workers: usize,
-    /// Timeout for a call, in seconds. The default is 60.
+    /// Timeout for a call of the function, in seconds. The default is 60.
     #[serde(default = "minute")]
     pub seconds: f64,
-    /// Timeout for loading the file, in seconds. The default is 60.
+    /// Timeout for loading the Python file, in seconds. The default is 60.
     #[serde(default = "minute")]
     pub start_seconds: f64,
-    /// Names of environment variables that are passed to the workers in addition to the usual ones.
+    /// Names of environment variables that the workers get in addition to the usual ones, such as
+    /// `PATH`.
     #[serde(default)]
     pub environment: Vec<String>,
 }
 
-/// Text of an attempt that is passed to the function.
+/// Text of an attempt that a scorer receives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SolutionText {
@@ -80,12 +81,13 @@ pub enum SolutionText {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Completions {
-    /// Lists of messages if the file contains the string literal `"content"`, otherwise strings.
+    /// The function gets lists of messages if its file contains the string literal `"content"`,
+    /// otherwise strings.
     #[default]
     Auto,
-    /// Strings.
+    /// The function gets strings.
     Text,
-    /// Lists of messages.
+    /// The function gets lists of messages.
     Messages,
 }
 
@@ -100,7 +102,8 @@ impl Completions {
 }
 
 impl SolutionText {
-    /// Returns the text of an attempt; empty unless the attempt ended with an answer.
+    /// Returns the text of an attempt for the scorer. Empty unless the attempt ended with an
+    /// answer.
     pub(crate) fn text_of(self, input: &ScorerInput) -> String {
         match self {
             SolutionText::Answer => input.text().to_owned(),
@@ -125,7 +128,7 @@ fn minute() -> f64 {
     60.0
 }
 
-/// Arguments that come from the attempt.
+/// Keyword arguments of the function that come from the attempt.
 const ATTEMPT_ARGUMENTS: [&str; 10] = [
     "data_source",
     "solution_str",
@@ -139,11 +142,11 @@ const ATTEMPT_ARGUMENTS: [&str; 10] = [
     "completions",
 ];
 
-/// Upper bound of `workers`.
+/// Maximum value of `workers`.
 const WORKERS: usize = 256;
 
 impl PythonKeys {
-    /// Creates the keys of a function `compute_score` in `file`, with the default settings.
+    /// Creates the keys for a function `compute_score` in `file`, with defaults for all other keys.
     pub fn new(file: impl Into<PathBuf>) -> Self {
         PythonKeys {
             file: file.into(),
@@ -193,8 +196,8 @@ fn ground_truth(input: &ScorerInput) -> &Value {
         .unwrap_or(expected)
 }
 
-/// Returns the columns of a task's row, plus `question` and `answer` if the row has no such
-/// columns. Columns that TRL removes are omitted.
+/// Returns the columns of a task's row that are passed to the function, plus `question` and
+/// `answer` if the row has no such columns. Columns that TRL removes are omitted.
 fn columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
@@ -207,7 +210,7 @@ fn columns(task: &Value) -> Map<String, Value> {
     columns
 }
 
-/// A scorer that calls a Python function in a pool of worker processes.
+/// Scorer that calls a Python function of the user in a pool of worker processes.
 #[derive(Debug)]
 pub struct PythonScorer {
     keys: PythonKeys,

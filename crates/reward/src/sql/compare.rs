@@ -4,12 +4,12 @@ use std::cmp::Ordering;
 
 use super::run::Cell;
 
-/// Maximum number of row comparisons in the search for the order of columns. Beyond it, the results
-/// are not decided.
+/// Maximum number of row comparisons in the search for the order of columns. If the search needs
+/// more, the comparison of the results stays undecided.
 const MAX_COMPARED: usize = 2_000_000;
 
 impl Cell {
-    /// Returns whether two values are equal.
+    /// Returns whether two values of query results are equal.
     ///
     /// Integers must match exactly. Floating-point numbers may have a relative difference of up to
     /// four machine epsilons, because the order of operations affects rounding. An infinity equals
@@ -29,8 +29,8 @@ impl Cell {
         }
     }
 
-    /// Compares two values of any kinds, to sort them. The order is total: numbers are compared by
-    /// their exact values, and the two zeros are equal.
+    /// Compares two values of query results, of any kinds, to sort them. The order is total:
+    /// numbers are compared by their exact values, and the two zeros are equal.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
             (Cell::Integer(a), Cell::Integer(b)) => a.cmp(b),
@@ -61,7 +61,7 @@ fn order_exactly(integer: i64, real: f64) -> Ordering {
 
 type Rows = [Vec<Cell>];
 
-/// Comparison of two results of equal size.
+/// State of comparing two query results of equal size.
 struct Comparison<'r> {
     want: &'r Rows,
     found: &'r Rows,
@@ -69,11 +69,11 @@ struct Comparison<'r> {
     ordered: bool,
     /// For each column of `want`, the columns of `found` with the same values.
     candidates: Vec<Vec<usize>>,
-    /// Number of row comparisons so far.
+    /// Number of row comparisons that the search has made so far.
     compared: usize,
 }
 
-/// Returns whether two results have the same rows, or `None` if that cannot be decided.
+/// Returns whether two query results have the same rows, or `None` if that cannot be decided.
 ///
 /// If `ordered`, the rows must be in the same order. If `any_order`, the columns of `found` may be
 /// permuted, with one permutation for all rows. Results without rows are equal, whatever their
@@ -107,8 +107,8 @@ pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) ->
 }
 
 impl Comparison<'_> {
-    /// Returns whether the rows are equal in the columns `want` and `found` of the two results, or
-    /// `None` if that cannot be decided.
+    /// Returns whether the rows of two query results are equal in the columns `want` of the one and
+    /// `found` of the other. Returns `None` if that cannot be decided.
     fn agrees(&self, want: &[usize], found: &[usize]) -> Option<bool> {
         let same_row = |(a, b): (&Vec<Cell>, &Vec<Cell>)| {
             want.iter().zip(found).all(|(at, other)| a[*at].is_same(&b[*other]))
@@ -140,8 +140,8 @@ impl Comparison<'_> {
         is_paired.then_some(true)
     }
 
-    /// Returns the class of each value in a column of `want`, then in a column of `found`. Values
-    /// that are equal, also up to rounding, have the same class.
+    /// Returns the equivalence class of each value in a column of `want`, then in a column of
+    /// `found`. Values that are equal, also up to rounding, have the same class.
     fn classes(&self, at: usize, other: usize) -> Vec<u32> {
         let column =
             self.want.iter().map(|row| &row[at]).chain(self.found.iter().map(|row| &row[other]));
@@ -157,8 +157,8 @@ impl Comparison<'_> {
     }
 
     /// Searches for a column of `found` for each column in `want`, by backtracking. `chosen`
-    /// contains the columns for the first of them. Returns whether all were found, or `None` if the
-    /// search was too long.
+    /// contains the columns for the first columns of `want`. Returns whether all columns were
+    /// found, or `None` if the search was too long.
     fn search(&mut self, want: &[usize], chosen: &mut Vec<usize>) -> Option<bool> {
         let depth = chosen.len();
         if depth == want.len() {

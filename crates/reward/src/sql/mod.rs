@@ -26,7 +26,7 @@ use run::{COLUMNS, Query, QueryLimits, VALUE_BYTES};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SqlScorer {
-    /// An SQLite file, or the directory with the SQLite files of all tasks.
+    /// Path of an SQLite file, or of the directory with the SQLite files of all tasks.
     pub databases: PathBuf,
     /// Field of a task or its row with the name of its database. The file is `NAME.sqlite` or
     /// `NAME/NAME.sqlite` in the directory, as in Spider and BIRD. Default: `db_id`.
@@ -35,10 +35,10 @@ pub struct SqlScorer {
     /// Timeout for a query, in seconds. Above 0 and at most 1e6. Default: 10.
     #[serde(default = "ten")]
     pub seconds: f64,
-    /// Maximum number of rows of a result. At least 1. Default: 10000.
+    /// Maximum number of rows of a query's result. At least 1. Default: 10000.
     #[serde(default = "rows")]
     pub rows: usize,
-    /// Maximum size of a result, in MiB. In 1..=65536. Default: 16.
+    /// Maximum size of a query's result, in MiB. In 1..=65536. Default: 16.
     #[serde(default = "sixteen")]
     pub result_mb: usize,
     /// Order in which the query may return the columns. Default: any order.
@@ -50,10 +50,12 @@ pub struct SqlScorer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Columns {
-    /// Any order that is the same for all rows, as in Spider's evaluation.
+    /// The query may return the columns in any order that is the same for all rows, as in Spider's
+    /// evaluation.
     #[default]
     AnyOrder,
-    /// The order of the expected query, as in BIRD's evaluation.
+    /// The query must return the columns in the order of the expected query, as in BIRD's
+    /// evaluation.
     InOrder,
 }
 
@@ -73,7 +75,7 @@ fn sixteen() -> usize {
     16
 }
 
-/// Name of the component that is 1 if the query ran without an error, else 0.
+/// Name of the score component that is 1 if the query ran without an error, else 0.
 const RUNS: &str = "runs";
 
 #[async_trait]
@@ -168,7 +170,7 @@ impl SqlScorer {
         Ok(())
     }
 
-    /// Returns the path of a task's database.
+    /// Returns the path of a task's SQLite database.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the task names no database, or if its file does not
@@ -219,8 +221,9 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
         .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is not a query")))
 }
 
-/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code
-/// block, or the complete text. Returns `None` if it is empty.
+/// Returns the SQL query in a text: the last SQL code block, or the complete text. If the text has
+/// an `<answer>` or `<sql>` tag, only the tag's content counts. Returns `None` if the query is
+/// empty.
 fn query_in(text: &str) -> Option<String> {
     let answer = text_in_tag(text, "answer").or_else(|| text_in_tag(text, "sql")).unwrap_or(text);
     let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));

@@ -8,16 +8,16 @@ use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 
-/// Maximum size of a query, in bytes.
+/// Maximum length of an SQL query, in bytes.
 const QUERY_BYTES: i32 = 16 << 10;
 
-/// A value in the result of a query.
+/// A value in the result of an SQL query.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Null,
     Integer(i64),
     Real(f64),
-    /// Text, as bytes that may be invalid UTF-8. Texts that differ only in invalid bytes are
+    /// Text, as bytes that may be invalid UTF-8. Two texts that differ only in invalid bytes are
     /// different.
     Text(Vec<u8>),
     Blob(Vec<u8>),
@@ -34,7 +34,7 @@ impl Cell {
         }
     }
 
-    /// Returns the number of bytes that a value takes in memory.
+    /// Returns the number of bytes that a value of a query's result takes in memory.
     fn bytes(value: ValueRef<'_>) -> usize {
         size_of::<Cell>()
             + match value {
@@ -44,16 +44,16 @@ impl Cell {
     }
 }
 
-/// Limits on a query and its result.
+/// Limits on an SQL query and its result.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueryLimits {
-    /// Timeout for the query.
+    /// Timeout for running the query.
     pub time: Duration,
-    /// Maximum number of rows. A larger result is an error.
+    /// Maximum number of rows of the result. A larger result is an error.
     pub rows: usize,
-    /// Maximum total size of all rows, in bytes.
+    /// Maximum total size of the result's rows, in bytes.
     pub bytes: usize,
-    /// Number of rows after which reading stops without an error.
+    /// Number of rows after which reading the result stops without an error.
     pub enough: usize,
     /// Maximum size of a text, a blob or a table row, in bytes.
     pub value: usize,
@@ -61,18 +61,18 @@ pub(super) struct QueryLimits {
     pub columns: usize,
 }
 
-/// Maximum sizes of a value, in bytes. The first size that suffices for the expected query applies
-/// to answers.
+/// Maximum sizes of a value in a query's result, in bytes. The first size that suffices for the
+/// expected query applies to answers.
 pub(super) const VALUE_BYTES: [usize; 2] = [128 << 10, 1 << 20];
 
-/// Maximum numbers of columns, chosen like [`VALUE_BYTES`]. All values of a row are in memory at
-/// once.
+/// Maximum numbers of columns of a query's result. The first number that suffices for the expected
+/// query applies to answers. All values of a row are in memory at once.
 pub(super) const COLUMNS: [usize; 2] = [128, 2000];
 
 /// Prefixes of functions for which SQLite collects rows in memory without a limit.
 const UNBOUNDED: [&str; 2] = ["json_group_", "jsonb_group_"];
 
-/// Rows that a query returned.
+/// Rows that an SQL query returned.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Table {
     pub rows: Vec<Vec<Cell>>,
@@ -80,7 +80,7 @@ pub(super) struct Table {
     pub is_complete: bool,
 }
 
-/// A query with its database and limits.
+/// An SQL query with its database and limits.
 #[derive(Debug, Clone)]
 pub(super) struct Query {
     database: PathBuf,
@@ -88,8 +88,8 @@ pub(super) struct Query {
     bounds: QueryLimits,
 }
 
-/// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the
-/// maximum number of columns.
+/// Opens an SQLite database read-only. `value` is the maximum size of a value in bytes, and
+/// `columns` the maximum number of columns.
 fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
@@ -110,7 +110,7 @@ fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, Str
     Ok(connection)
 }
 
-/// Checks that a query does not call a function with unlimited memory use.
+/// Checks that an SQL query does not call a function with unlimited memory use.
 ///
 /// # Errors
 /// Returns a message if the query contains a name that starts with one of [`UNBOUNDED`].
@@ -129,7 +129,7 @@ impl Query {
         Query { database: database.to_owned(), text: text.to_owned(), bounds }
     }
 
-    /// Checks that a query can run on its database, without running it.
+    /// Checks that an SQL query can run on its database, without running it.
     ///
     /// # Errors
     /// Returns a message if the query is invalid, would write, or has no columns, or if the
@@ -145,7 +145,7 @@ impl Query {
         }
     }
 
-    /// Runs the query on a blocking thread.
+    /// Runs the SQL query on a blocking thread.
     ///
     /// # Errors
     /// Returns a message if the query fails, would write, has no columns, or exceeds one of its

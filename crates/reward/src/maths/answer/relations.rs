@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Parses a chain of `sides` that are separated by relation signs in `tokens`.
+/// Parses a chain of relations: the `sides`, which relation signs in `tokens` separate.
 pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> {
     if sides.len() > ITEMS {
         return None;
@@ -84,7 +84,8 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
 }
 
-/// Returns the name that the left side `P(A \cap B)` or `\frac{dy}{dx}` gives to a value.
+/// Returns the name that a value has in an equation with the left side `P(A \cap B)` or
+/// `\frac{dy}{dx}`.
 fn name_of_event(side: &[Token]) -> Option<Expr> {
     let is_letter = |token: &Token, name: &str| matches!(token, Token::Letter(own) if own == name);
     let is_event = match side {
@@ -108,7 +109,7 @@ fn name_of_event(side: &[Token]) -> Option<Expr> {
     is_event.then(|| Expr::Symbol(format!("{side:?}")))
 }
 
-/// Returns whether the stated equalities can hold: each value must equal the value before it, up to
+/// Returns whether a chain of equalities can hold: each value must equal the preceding value, up to
 /// rounding.
 fn is_consistent(parts: &[Expr], signs: &[char]) -> bool {
     parts.windows(2).zip(signs).all(|(pair, sign)| {
@@ -117,7 +118,8 @@ fn is_consistent(parts: &[Expr], signs: &[char]) -> bool {
     })
 }
 
-/// Returns whether `written` can denote `exact`: they differ at most by rounding or truncation.
+/// Returns whether the number `written` can denote `exact`: they differ at most by rounding or
+/// truncation.
 fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
     let both = rational(exact).zip(rational(written));
     if both.as_ref().is_some_and(|(a, b)| a == b) {

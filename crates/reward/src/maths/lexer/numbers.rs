@@ -3,7 +3,7 @@
 use super::*;
 
 impl Lexer<'_> {
-    /// Parses digits with thousands separators, decimals and an exponent.
+    /// Parses a number: digits with thousands separators, decimals and an exponent.
     pub(super) fn number(&mut self) {
         let spaced = self.spaced;
         let mut digits = self.run_of_digits();
@@ -56,8 +56,8 @@ impl Lexer<'_> {
         self.push(Token::Number { digits, scale, decimal, spaced });
     }
 
-    /// Pushes a decimal that ends in an ellipsis. Its last digits repeat if they occur at least
-    /// twice, or at least three times if the block is one digit.
+    /// Pushes the token of a decimal that ends in an ellipsis. The decimal's last digits repeat if
+    /// they occur at least twice, or at least three times if the block is one digit.
     fn repeating(&mut self, mut digits: String, scale: i32, spaced: bool) {
         let decimals = &digits[digits.len() - scale.unsigned_abs() as usize..];
         let repeats = |length: &usize| {
@@ -79,7 +79,7 @@ impl Lexer<'_> {
         self.push_repeating(digits, remaining, spaced, block);
     }
 
-    /// Pushes a decimal and the block of repeating digits after it.
+    /// Pushes the tokens of a decimal and of the block of repeating digits after it.
     fn push_repeating(&mut self, digits: String, scale: i32, spaced: bool, block: String) {
         self.push(Token::Number { digits, scale, decimal: true, spaced });
         self.push(Token::Command("overline".into()));

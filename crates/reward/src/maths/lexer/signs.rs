@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Returns whether a text starts with two capital letters in braces.
+/// Returns whether a text starts with two capital letters in braces, the name of a line segment:
+/// {AB}.
 pub(super) fn is_segment(text: &str) -> bool {
     let inside = text.trim_start().strip_prefix('{').and_then(|text| text.split_once('}'));
     inside.is_some_and(|(points, _)| {
@@ -10,8 +11,8 @@ pub(super) fn is_segment(text: &str) -> bool {
     })
 }
 
-/// Resolves ambiguous signs. Between numbers and relations, ∧ and ∨ join answers. Next to a number,
-/// ∼ and ≅ mean that it is rounded.
+/// Resolves ambiguous signs of a formula. Between numbers and relations, ∧ and ∨ join answers. Next
+/// to a number, ∼ and ≅ mean that the number is rounded.
 pub(super) fn resolve_ambiguous_signs(tokens: &mut [Token]) {
     let joins = tokens.iter().any(|token| {
         matches!(

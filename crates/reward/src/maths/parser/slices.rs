@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns the index of the bracket that closes the bracket at the start.
+/// Returns the index of the bracket that closes the bracket at the start of `tokens`.
 pub(in crate::maths) fn closing(tokens: &[Token]) -> Option<usize> {
     let mut depth = 0i32;
     for (at, token) in tokens.iter().enumerate() {
@@ -23,7 +23,7 @@ fn nesting(token: &Token) -> i32 {
     }
 }
 
-/// Splits tokens at those for which `parts` holds, outside of brackets.
+/// Splits tokens at the separators outside of brackets for which `parts` returns true.
 pub(in crate::maths) fn split(
     tokens: &[Token],
     mut parts: impl FnMut(&Token) -> bool,
@@ -37,12 +37,12 @@ pub(in crate::maths) fn split(
         .collect()
 }
 
-/// Returns the non-empty rows of a matrix.
+/// Splits the tokens of a matrix into its rows, and returns the rows that are not empty.
 pub(in crate::maths) fn rows(inner: &[Token]) -> impl Iterator<Item = &[Token]> {
     split(inner, |token| *token == Token::Row).into_iter().filter(|row| !row.is_empty())
 }
 
-/// Returns the cells of a row.
+/// Splits the tokens of a matrix row into its cells.
 pub(in crate::maths) fn cells(row: &[Token]) -> Vec<&[Token]> {
     split(row, |token| *token == Token::Cell)
 }

@@ -3,7 +3,8 @@
 use super::*;
 
 impl Reader<'_> {
-    /// Parses a number in words: forty-two, one hundred and five, three quarters, two and a half.
+    /// Replaces a number in words: forty-two, one hundred and five, three quarters, two and a half.
+    /// Returns whether there was one.
     pub(super) fn number(&mut self) -> bool {
         if let Some(Token::Number { scale: 0, .. }) = self.ahead(0)
             && self.ahead(1) == Some(&Token::And)
@@ -63,8 +64,8 @@ impl Reader<'_> {
         self.replace(taken, [integer])
     }
 
-    /// Parses a fraction in words `by` tokens ahead: a half, two thirds. Returns its numerator, its
-    /// denominator and its number of tokens.
+    /// Parses a fraction in words that starts `by` tokens after the position: a half, two thirds.
+    /// Returns its numerator, its denominator and its number of tokens.
     pub(super) fn part(&self, by: usize) -> Option<(u64, u64, usize)> {
         let word = self.word(by)?;
         let top =
@@ -80,7 +81,7 @@ impl Reader<'_> {
             .map(|bottom| (1, bottom, 1))
     }
 
-    /// Parses an integer in words. Returns its value and its number of tokens.
+    /// Parses an integer in words at the position. Returns its value and its number of tokens.
     pub(super) fn cardinal(&self) -> Option<(u64, usize)> {
         let mut total = 0u64;
         let mut group = 0u64;
@@ -123,7 +124,8 @@ impl Reader<'_> {
         (taken > 0).then(|| Some((total.checked_add(group)?, taken))).flatten()
     }
 
-    /// Parses a word for a magnitude, which multiplies the number before it.
+    /// Replaces a word for a magnitude, which multiplies the number before it. Returns whether
+    /// there was one.
     pub(super) fn magnitude(&mut self) -> bool {
         let Some(Token::Text(word)) = self.ahead(0) else {
             // $5k: a letter is a magnitude only after an amount of money.
