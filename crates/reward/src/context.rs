@@ -102,7 +102,7 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
 static LISTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
 
-/// Matches text that makes the number directly after it a part of a name, range or table row, or one
+/// Matches text that makes the number directly after it part of a name, range or table row, or one
 /// of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
 static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(

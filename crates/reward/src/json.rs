@@ -21,8 +21,8 @@ pub(crate) fn parse(text: &str) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// Deserializer of a JSON value that keeps all digits of numbers, and never mistakes an object for a
-/// number.
+/// Deserializer of a JSON value that keeps all digits of numbers, and never mistakes an object for
+/// a number.
 struct Exact;
 
 impl<'de> DeserializeSeed<'de> for Exact {

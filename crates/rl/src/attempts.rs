@@ -25,8 +25,9 @@ pub fn worst_of(scores: &[f64], k: usize) -> f64 {
     expected_last_of(&sorted, k)
 }
 
-/// Computes Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in
-/// which the i-th score is the last of k.
+/// Computes the expected score of the last of k attempts in the order of `sorted`: Σ s_i C(i, k −
+/// 1) / C(n, k), with i from 0. C(i, k − 1) is the number of choices in which the i-th score is the
+/// last of k.
 fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
     let n = sorted.len();
     // Probability that the i-th is the last of k, starting from the end: k / n for the last score.

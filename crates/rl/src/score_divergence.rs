@@ -26,42 +26,43 @@ use std::collections::BTreeMap;
 
 use crate::stats::SplitMix;
 
-/// The scores of one attempt by two scorers.
+/// The scores of one attempt by two scorers, and the attempt's step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TwoScores {
-    /// Index of the step, in the order of the run.
+    /// Index of the attempt's step, in the order of the run.
     pub step: usize,
-    /// Recorded score.
+    /// Score that was recorded, from the old scorer.
     pub old: f64,
-    /// Score of the new scorer.
+    /// Score by the new scorer.
     pub new: f64,
 }
 
-/// Step at which two scorers start to diverge, with its interval and the evidence.
+/// The step at which two scorers start to diverge, with its confidence interval and the evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreDivergence {
     /// Index of the first step at which the old scorer overrates attempts, relative to the new
     /// scorer.
     pub step: usize,
-    /// First step of the 95 % bootstrap interval.
+    /// First step of the 95 % bootstrap interval of `step`.
     pub low: usize,
-    /// Last step of the interval.
+    /// Last step of the 95 % bootstrap interval of `step`.
     pub high: usize,
     /// Mean change of the new score after `step`, at an equal old score. It is negative.
     pub change: f64,
-    /// p-value of the permutation test.
+    /// p-value of the permutation test, whose null hypothesis is that the scorers do not diverge.
     pub p_value: f64,
 }
 
-/// Significance level of the test: one run in 1,000 without a change is named.
+/// Significance level of the permutation test: a divergence is reported for one in 1,000 runs
+/// without one.
 pub const SIGNIFICANCE: f64 = 0.001;
-/// Number of permutations of the test. The smallest p-value is 1/2000.
+/// Number of permutations of the test. The smallest possible p-value is 1/2000.
 const PERMUTATIONS: u32 = 1999;
-/// Number of bootstrap resamples of the onset.
+/// Number of bootstrap resamples from which the interval of the onset is computed.
 const RESAMPLES: u32 = 400;
-/// Maximum number of strata. More distinct old scores are divided into quantiles.
+/// Maximum number of strata of old scores. More distinct old scores are divided into quantiles.
 const MAX_STRATA: usize = 8;
-/// Numbers of steps over which a change can grow to its full size.
+/// Numbers of steps over which a divergence can grow to its full size.
 const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
 
 /// Finds the step at which the new scores start to diverge from the old scores. Returns `None` if
@@ -131,7 +132,7 @@ fn strata(scores: &[TwoScores]) -> Vec<usize> {
     scores.iter().map(|score| bounds.partition_point(|bound| *bound < score.old)).collect()
 }
 
-/// Means and variances of new scores by stratum.
+/// Means and variances of new scores, by stratum of old scores.
 struct StratumStatistics {
     means: Vec<f64>,
     variances: Vec<f64>,
@@ -165,15 +166,16 @@ impl StratumStatistics {
         StratumStatistics { means, variances, counts, all, range: high - low }
     }
 
-    /// Returns the variance of a stratum, at least that of one differing attempt in two more than
-    /// there are: scores that have always agreed may still disagree once.
+    /// Returns the variance of the new scores in a stratum. It is at least the variance with one
+    /// differing attempt among two more attempts than there are: scores that have always agreed may
+    /// still disagree once.
     fn variance(&self, stratum: usize) -> f64 {
         let n = self.counts[stratum] + 2.0;
         self.variances[stratum].max(self.range * self.range * (n - 1.0) / (n * n)).max(1e-12)
     }
 }
 
-/// Sums a value of each attempt by step.
+/// Sums a value of the attempts of each step.
 fn step_sums(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
     let mut sums = vec![0.0; steps];
     for (i, score) in scores.iter().enumerate() {
@@ -182,7 +184,8 @@ fn step_sums(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -
     sums
 }
 
-/// Returns the largest statistic of a split, and the first step after the split.
+/// Returns the largest test statistic over all splits of the steps, and the first step after this
+/// split. Returns `None` if no split has a finite statistic.
 fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
     let total: f64 = variances.iter().sum();
     let sum: f64 = residuals.iter().sum();
@@ -208,7 +211,7 @@ fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
     best.map(|(z, step)| (z / dispersion.sqrt(), step))
 }
 
-/// Deviations of the steps from the relation of the scores before a split.
+/// Deviations of new scores from the relation between old and new scores before a split.
 struct Onset {
     /// Residuals of the attempts of each step.
     residuals: Vec<Vec<f64>>,
@@ -232,8 +235,8 @@ impl Onset {
         Onset { residuals, variances }
     }
 
-    /// Returns the start of the best trapezoid, which is at most `last`, and its height, which is
-    /// negative. Returns `None` if no trapezoid fits.
+    /// Returns the start of the trapezoid that fits the residuals best, which is at most `last`,
+    /// and its height, which is negative. Returns `None` if no trapezoid fits.
     fn estimate(&self, last: usize) -> Option<(usize, f64)> {
         let points: Vec<(f64, f64)> = self
             .residuals
@@ -270,7 +273,7 @@ impl Onset {
         best.map(|(_, start, height)| (start, height))
     }
 
-    /// Samples the attempts of each step with replacement.
+    /// Returns a bootstrap resample: the attempts of each step, sampled with replacement.
     fn resample(&self, random: &mut SplitMix) -> Self {
         let mut residuals = self.residuals.clone();
         for (sampled, observed) in residuals.iter_mut().zip(&self.residuals) {

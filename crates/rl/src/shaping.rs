@@ -8,9 +8,10 @@ pub fn overlong(tokens: u64, limit: u64, buffer: u64, factor: f64) -> f64 {
     (-over / buffer as f64 * factor).min(0.0)
 }
 
-/// Returns bonuses by rank that sum to 0: `spread` / 2 for the smallest effort, −`spread` / 2 for
-/// the largest, equal bonuses for equal efforts. The signs are inverted if `more_is_better`.
-/// AgentRL uses this for turns: fewer are better for correct answers, more for wrong ones.
+/// Returns bonuses by rank of effort that sum to 0: `spread` / 2 for the smallest effort, −`spread`
+/// / 2 for the largest, equal bonuses for equal efforts. The signs are inverted if
+/// `more_is_better`. AgentRL uses these bonuses for turns: fewer turns are better for correct
+/// answers, more turns for wrong answers.
 pub fn rank_bonus(efforts: &[f64], spread: f64, more_is_better: bool) -> Vec<f64> {
     let n = efforts.len();
     if n < 2 {
@@ -20,7 +21,8 @@ pub fn rank_bonus(efforts: &[f64], spread: f64, more_is_better: bool) -> Vec<f64
     efforts.iter().map(|e| sign * spread * (0.5 - rank(*e, efforts) / (n as f64 - 1.0))).collect()
 }
 
-/// Returns the rank of one of `efforts`, from 0. Equal efforts have the mean of their ranks.
+/// Returns the rank of `effort` among `efforts`, from 0. Equal efforts have the mean of their
+/// ranks.
 fn rank(effort: f64, efforts: &[f64]) -> f64 {
     let below = efforts.iter().filter(|e| **e < effort).count() as f64;
     let equal = efforts.iter().filter(|e| **e == effort).count() as f64;

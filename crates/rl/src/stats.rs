@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::RlError;
 
-/// The 97.5 % quantile of the standard normal distribution: 95 % of it is within ± this value.
+/// The 97.5 % quantile of the standard normal distribution: 95 % of the distribution is within ±
+/// this value.
 const Z_95: f64 = 1.959_963_984_540_054;
 
 /// An estimate with its 95 % confidence interval.
@@ -17,14 +18,14 @@ const Z_95: f64 = 1.959_963_984_540_054;
 pub struct Interval {
     /// Estimated value.
     pub estimate: f64,
-    /// Lower end of the interval.
+    /// Lower end of the 95 % interval.
     pub low: f64,
-    /// Upper end of the interval.
+    /// Upper end of the 95 % interval.
     pub high: f64,
 }
 
 impl Interval {
-    /// Returns whether `value` is in the interval, ends included.
+    /// Returns whether `value` is in the confidence interval, ends included.
     pub fn contains(&self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
@@ -53,10 +54,11 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
     Ok(Interval { estimate: p, low, high })
 }
 
-/// Scores of one task before and after training.
+/// Scores of one observation before and after a change, such as training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScorePair {
-    /// Number of the cluster, usually the task. Observations in a cluster can depend on each other.
+    /// Number of the observation's cluster, usually its task. Observations in a cluster can depend
+    /// on each other.
     pub cluster: u64,
     /// Score before the change.
     pub before: f64,
@@ -112,8 +114,8 @@ pub fn mean_score(scores: &[f64], resamples: u32, seed: u64) -> Result<Interval,
     bootstrap(&clusters, (0.0, 1.0), resamples, seed)
 }
 
-/// Bootstraps the mean over clusters of (sum, count). The means of clusters are in `range`; a mean
-/// outside extends it.
+/// Bootstraps the mean over `clusters`, each of which has the sum and the count of its
+/// observations. The means of clusters are in `range`; a mean outside extends the range.
 fn bootstrap(
     clusters: &[(f64, f64)],
     range: (f64, f64),
@@ -140,13 +142,14 @@ fn bootstrap(
     })
 }
 
-/// Returns the mean over the observations of clusters of (sum, count).
+/// Returns the mean over all observations of `clusters`, each of which has the sum and the count of
+/// its observations.
 fn overall_mean(clusters: impl Iterator<Item = (f64, f64)>) -> f64 {
     let (sum, count) = clusters.fold((0.0, 0.0), |(sum, count), (s, c)| (sum + s, count + c));
     sum / count
 }
 
-/// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
+/// Returns the quantile `q` of sorted, non-empty numbers, interpolated between neighbors.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let below = at.floor() as usize;
@@ -159,8 +162,8 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 pub(crate) struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// Returns an index below `n`. `n` must be at least 1. The bias of the multiplication is below
-    /// n / 2⁶⁴.
+    /// Returns a random index below `n`, which must be at least 1. The bias of the multiplication
+    /// is below n / 2⁶⁴.
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -8,18 +8,19 @@
 /// cannot dominate a batch. Beyond the bound, the exponential is constant and has no gradient.
 pub const LOG_RATIO_BOUND: f64 = 20.0;
 
-/// Value, derivative with respect to log p, and whether a bound removed the derivative.
+/// Value of a loss, its derivative with respect to log p, and whether a bound removed the
+/// derivative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Surrogate {
     pub loss: f64,
     pub derivative: f64,
     pub clipped: bool,
-    /// Whether that bound was the dual clip.
+    /// Whether the active bound was the dual clip.
     pub dual: bool,
 }
 
 impl Surrogate {
-    /// Loss of a dropped token: 0, clipped.
+    /// Loss of a dropped token: value and derivative 0, counted as clipped.
     pub const DROPPED: Surrogate =
         Surrogate { loss: 0.0, derivative: 0.0, clipped: true, dual: false };
 
@@ -36,19 +37,20 @@ impl Surrogate {
     }
 }
 
-/// Returns exp(x) with x clamped to ±[`LOG_RATIO_BOUND`], and its derivative, which is 0 beyond the
+/// Returns exp(x) with x clamped to ±[`LOG_RATIO_BOUND`], and the derivative, which is 0 beyond the
 /// bound.
 pub fn bounded_exp(x: f64) -> (f64, f64) {
     let value = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp();
     (value, if x.abs() > LOG_RATIO_BOUND { 0.0 } else { value })
 }
 
-/// Returns ρ clipped to [1 − `low`, 1 + `high`].
+/// Returns the ratio ρ clipped to [1 − `low`, 1 + `high`].
 fn clip(ratio: f64, low: f64, high: f64) -> f64 {
     ratio.max(1.0 - low).min(1.0 + high)
 }
 
-/// Computes ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` = (c, V_old).
+/// Computes PPO's value loss ½ max((V − R)², (clip(V, V_old − c, V_old + c) − R)²), with `clip` =
+/// (c, V_old).
 pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surrogate {
     let free = value - returns;
     let bounded = clip.map_or(free, |(clip, old)| value.clamp(old - clip, old + clip) - returns);
@@ -59,7 +61,7 @@ pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surroga
     }
 }
 
-/// Computes −A ρ.
+/// Computes the importance-sampled policy loss −A ρ, with ρ = exp(x).
 pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
     let (ratio, derivative) = bounded_exp(x);
     Surrogate::new(-advantage * ratio, -advantage * derivative, x.abs() > LOG_RATIO_BOUND)
@@ -120,18 +122,18 @@ pub fn cispo(logp: f64, x: f64, advantage: f64, low: f64, high: f64) -> Surrogat
     Surrogate::new(-weight * advantage * logp, -weight * advantage, weight != ratio)
 }
 
-/// Computes −sg(ρ) A log p (MINIRL, Zheng et al. 2025).
+/// Computes the loss −sg(ρ) A log p (MiniRL, Zheng et al. 2025): REINFORCE weighted by the ratio.
 pub fn weighted_reinforce(logp: f64, x: f64, advantage: f64) -> Surrogate {
     let ratio = bounded_exp(x).0;
     Surrogate::free(-ratio * advantage * logp, -ratio * advantage)
 }
 
-/// Computes −A log p.
+/// Computes the REINFORCE loss −A log p.
 pub fn reinforce(logp: f64, advantage: f64) -> Surrogate {
     Surrogate::free(-advantage * logp, -advantage)
 }
 
-/// Computes −A (4/τ) σ(τ (ρ − 1)), with τ by the sign of A (SAPO, Gao et al. 2025): a smooth clip.
+/// Computes the smooth clip −A (4/τ) σ(τ (ρ − 1)), with τ by the sign of A (SAPO, Gao et al. 2025).
 pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrogate {
     let (ratio, derivative) = bounded_exp(x);
     let tau = if advantage > 0.0 { positive } else { negative };
@@ -142,14 +144,15 @@ pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrog
     )
 }
 
-/// Computes −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old policy).
+/// Computes the loss −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old
+/// policy).
 pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
     Surrogate::free(-(advantage * logp - 0.5 * beta * x * x), -(advantage - beta * x))
 }
 
-/// Computes −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged from the
-/// old one by more than `below` or `above` in the direction of A (DPPO, as in verl). `divergence`
-/// is the signed divergence, positive if p has increased.
+/// Computes the loss −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged
+/// from its old probability by more than `below` or `above` in the direction of A (DPPO, as in
+/// verl). `divergence` is the signed divergence, positive if p has increased.
 pub fn divergence_masked(
     logp: f64,
     x: f64,
@@ -183,7 +186,7 @@ pub fn binary_kl(logp: f64, old: f64) -> f64 {
     if p > q { divergence } else { -divergence }
 }
 
-/// Computes −A ρ + c |x|, the loss of a token marked by its covariance (KL-Cov, Cui et al. 2025).
+/// Computes the loss −A ρ + c |x| of a token marked by its covariance (KL-Cov, Cui et al. 2025).
 pub fn penalized(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
     let free = importance_sampling(x, advantage);
     let sign = if x == 0.0 { 0.0 } else { x.signum() };
@@ -194,9 +197,9 @@ pub fn penalized(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
     }
 }
 
-/// Computes −A r, with r the geometric mean of a sequence's clipped ratios (GMPO, Zhao et al.
-/// 2025). The derivative of r with respect to this token's log p is r if the token's own ratio is
-/// not clipped (`moves`), otherwise 0. The weights must divide by the length of the sequence.
+/// Computes the loss −A r, with r the geometric mean of a sequence's clipped ratios (GMPO, Zhao et
+/// al. 2025). The derivative of r with respect to this token's log p is r if the token's own ratio
+/// is not clipped (`moves`), otherwise 0. The weights must divide by the length of the sequence.
 pub fn geometric_mean(sequence_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
     let (ratio, derivative) = bounded_exp(sequence_log_ratio);
     if moves {

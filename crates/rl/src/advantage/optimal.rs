@@ -10,23 +10,25 @@ use serde::{Deserialize, Serialize};
 use super::{Rollout, Sequence, SequenceAdvantages, returns};
 use crate::RlError;
 
-/// Added to the sum of weights, as in verl.
+/// Term added to the sum of weights before dividing by it, as in verl.
 const EPSILON: f64 = 1e-8;
 
-/// Alignment of the tokens that are compared within a group.
+/// Rule that determines which tokens of a group's sequences are compared with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
-    /// By index among the action tokens: all first action tokens are compared, all second ones, and
-    /// so on.
+    /// Tokens with the same index among the action tokens are compared: all first action tokens
+    /// with each other, all second action tokens, and so on.
     #[default]
     ActionToken,
-    /// By distance from the prompt, with tool results counted. The tail without a baseline still
-    /// starts at a number of action tokens, as in verl. For comparisons only.
+    /// Tokens with the same distance from the prompt are compared, with tool results counted. The
+    /// tail without a baseline still starts at a number of action tokens, as in verl. For
+    /// comparisons only.
     Position,
 }
 
-/// One path: the aligned slots of its tokens, with the returns and weights there.
+/// One sequence of a rollout: the aligned slots of its tokens, with their returns and baseline
+/// weights.
 struct Row<'a> {
     slots: Vec<usize>,
     returns: Vec<f64>,
@@ -35,7 +37,7 @@ struct Row<'a> {
     sequence: &'a Sequence,
 }
 
-/// Computes the advantages of all rollouts.
+/// Computes the advantages of all rollouts, with the baseline of minimum variance at each token.
 pub fn advantages(
     rollouts: &[Rollout],
     alignment: Alignment,
