@@ -114,7 +114,9 @@ impl StateScorer {
                 "the task has no field `{field}`, which must contain the expected state"
             ))),
             Some(Value::String(text)) => json::parse(text).map_err(|error| {
-                ScoreError::Unusable(format!("the field `{field}` contains text that is not JSON: {error}"))
+                ScoreError::Unusable(format!(
+                    "the field `{field}` contains text that is not JSON: {error}"
+                ))
             }),
             Some(state) => Ok(state.clone()),
         }

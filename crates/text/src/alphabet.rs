@@ -3,7 +3,8 @@
 //! Bytes that are printable in Latin-1 keep their character. The other 68 bytes are mapped to
 //! U+0100 and following, in order (Radford et al. 2019, GPT-2).
 
-/// Returns the character for a byte.
+/// Returns the printable character that stands for a byte in the vocabulary of a byte-level
+/// tokenizer.
 pub(crate) fn to_char(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
@@ -17,7 +18,8 @@ fn shifted(code: u32) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// Returns the byte for a character, or `None` if the character is not in the alphabet.
+/// Returns the byte for which a character of the byte-level alphabet stands. Returns `None` if the
+/// character is not in the alphabet.
 fn to_byte(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
@@ -28,8 +30,8 @@ fn to_byte(c: char) -> Option<u8> {
     }
 }
 
-/// Returns the bytes of a vocabulary token. Falls back to its UTF-8 if it is not written in the
-/// alphabet.
+/// Returns the bytes of a token of a byte-level vocabulary. A token that is not written in the
+/// byte-level alphabet yields its UTF-8 bytes.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     token
         .chars()

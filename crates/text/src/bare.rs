@@ -50,7 +50,8 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
     })
 }
 
-/// Returns `range` extended by the code fence around it, if the fence contains nothing else.
+/// Returns the range `range` of a call, extended by the code fence around the call if the fence
+/// contains nothing else.
 fn with_fence(text: &str, range: Range<usize>) -> Range<usize> {
     const FENCE: &str = "```";
     let before = text[..range.start].trim_end();

@@ -20,10 +20,10 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Maximum field width that a directive may request, in characters.
+/// Maximum width of a field that a `strftime` directive may request, in characters.
 const MAX_WIDTH: usize = 1024;
 
-/// Formats a moment like Python's `strftime`. `seconds` is a Unix timestamp.
+/// Formats a time like Python's `strftime`. `seconds` is the time as a Unix timestamp.
 ///
 /// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc. A
 /// directive that glibc does not know is printed unchanged. `%f`, `%z` and `%Z` are Python's: the
@@ -35,7 +35,7 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     Moment::from_unix(seconds).print(format, false)
 }
 
-/// A moment, split into calendar fields.
+/// A time, split into calendar fields.
 struct Moment {
     seconds: u64,
     year: u64,
@@ -49,7 +49,7 @@ struct Moment {
     weekday: u64,
 }
 
-/// Value of a directive before padding.
+/// Value of a `strftime` directive before padding.
 enum Field {
     /// A number, padded to `digits` characters with `fill`.
     Number {
@@ -160,8 +160,8 @@ impl Moment {
         }))
     }
 
-    /// Returns the ISO 8601 year and week. Weeks start on Monday and belong to the year of their
-    /// Thursday.
+    /// Returns the ISO 8601 year and week of the time. Weeks start on Monday and belong to the year
+    /// of their Thursday.
     fn iso_week(&self) -> (u64, u64) {
         let thursday = self.seconds / 86_400 + 3 - (self.weekday + 6) % 7;
         let (year, _, _) = civil(thursday);
@@ -182,7 +182,8 @@ fn blank_padded(value: u64) -> Field {
 }
 
 impl Field {
-    /// Returns the field, padded to `width` and in the letter case that `flags` request.
+    /// Returns the text of a `strftime` field, padded to `width` and in the letter case that
+    /// `flags` request.
     fn print(&self, flags: &str, width: usize, upper: bool, conversion: char) -> String {
         let pad_flag = flags.chars().rfind(|flag| matches!(flag, '_' | '-' | '0'));
         let swap = flags.contains('#');
@@ -212,7 +213,7 @@ impl Field {
     }
 }
 
-/// Returns the year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
+/// Converts a number of days since 1970-01-01 to a year, month and day of the Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
     let mut year = 1970 + days / 366;
     while civil_days(year + 1, 1, 1) <= days {

@@ -20,38 +20,38 @@ use crate::calls::{
 use crate::reasoning_tags::ReasoningTagSet;
 use crate::{ToolCall, ToolSpec};
 
-/// Kind of a stretch of text in a completion.
+/// Kind of a stretch of a completion's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpanKind {
-    /// Content for the client.
+    /// Content of the assistant message, which is sent to the client.
     Speech,
     /// Text between reasoning tags.
     Reasoning,
     /// A tag that starts or ends reasoning.
     ReasoningTag,
-    /// Part of a call in which tags are plain text.
+    /// Part of a tool call in which tags are plain text.
     Call,
-    /// Part of a call, or of the text around calls, in which tags count as tags.
+    /// Part of a tool call, or of the text around calls, in which tags count as tags.
     CallTag,
 }
 
-/// An event of the parser.
+/// An event that the parser of a completion reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ParserEvent {
-    /// Text of one kind. Consecutive items of the same kind belong to one stretch.
+    /// Text of one kind. Consecutive texts of the same kind belong to one stretch.
     Text(SpanKind, String),
-    /// A tool call. Its text has already been reported.
+    /// A tool call, whose text has already been reported.
     Call(Result<ToolCall, MalformedCall>),
     /// The tag that was just reported closes reasoning that was never opened: all text before it
     /// was reasoning.
     Late,
 }
 
-/// Collects stretches of text. Each is trimmed, and they are joined by line breaks.
+/// Collects stretches of text. Each stretch is trimmed, and line breaks join the stretches.
 #[derive(Default)]
 struct Stretches {
     text: String,
-    /// The current, unfinished stretch.
+    /// Text of the current, unfinished stretch.
     open: String,
 }
 
@@ -74,7 +74,7 @@ impl Stretches {
 }
 
 impl ParsedCompletion {
-    /// Collects the content and the calls of a complete completion.
+    /// Collects the content and the tool calls of a complete completion from the parser's events.
     pub(crate) fn from_events(found: Vec<ParserEvent>) -> Self {
         let mut content = Stretches::default();
         let mut calls = Vec::new();
@@ -95,7 +95,7 @@ impl ParsedCompletion {
     }
 }
 
-/// Returns the reasoning of a complete completion.
+/// Returns the reasoning of a complete completion from the parser's events.
 pub(crate) fn collect_reasoning(found: &[ParserEvent]) -> String {
     let mut reasoning = Stretches::default();
     let mut all = String::new();
@@ -120,8 +120,8 @@ pub(crate) fn collect_reasoning(found: &[ParserEvent]) -> String {
     reasoning.text()
 }
 
-/// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even
-/// if it does not produce a call.
+/// Splits a text that was written rather than sampled, such as a demonstration, into plain text and
+/// tags. A tag counts even if it does not start a valid call.
 pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(SpanKind, String)> {
     let (found, _) = Reader::read(tags, text, in_reasoning, &[]);
     let mut spans = Vec::new();
@@ -144,7 +144,7 @@ pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(SpanKin
     spans
 }
 
-/// Tag tables of a model, one per parser state.
+/// Tag tables of a model, one for each state of the completion parser.
 #[derive(Debug, Clone)]
 pub(crate) struct Tags {
     pub syntax: &'static dyn Syntax,
@@ -184,19 +184,21 @@ impl Tags {
     }
 }
 
-/// A call that is being parsed.
+/// A tool call that is being parsed.
 #[derive(Debug, Clone)]
 struct PendingCall {
     body: Body,
     json: Json,
-    /// End of the JSON, and end of the white space after it. `None` until the JSON is complete.
+    /// Offsets of the end of the JSON, and of the end of the white space after it. `None` until the
+    /// JSON is complete.
     ended: Option<(usize, usize)>,
     broken: bool,
-    /// The tag that ends the body, once it is found.
+    /// The tag that ends the call's body. `None` until the tag is found.
     tag: Option<(Range<usize>, TagEffect)>,
-    /// The first tag that ends the body, unless a later closing tag ends it.
+    /// The first tag that ends the call's body unless a later closing tag ends it. `None` if there
+    /// is no such tag.
     doubtful: Option<(Range<usize>, TagEffect)>,
-    /// Offset up to which the text was searched for such a tag.
+    /// Offset up to which the text was searched for the tag that ends the body.
     searched: usize,
     /// Length of the call's text that was already reported, in bytes.
     reported: usize,
@@ -220,16 +222,17 @@ impl PendingCall {
     }
 }
 
-/// Result of searching for the end of a call. Lengths are in bytes.
+/// Result of searching for the end of a tool call. Lengths are in bytes.
 enum End {
-    /// The end is not found yet. The length is the part of the text that certainly belongs to the
-    /// call.
+    /// The end of the call is not found yet. The length is the part of the text that certainly
+    /// belongs to the call.
     Open(usize),
-    /// A complete call of this length, and the range of its JSON if its body is JSON.
+    /// The call is complete. It has this length, and its JSON has this range if its body is JSON.
     Complete(usize, Option<Range<usize>>),
-    /// A malformed call of this length, and whether its closing tag is present.
+    /// The call is malformed. It has this length, and the flag is whether its closing tag is
+    /// present.
     Broken(usize, bool),
-    /// Not a call, but a header of this length before reasoning or content.
+    /// The text is not a call, but a header of this length before reasoning or content.
     Header(usize, State),
 }
 
@@ -241,14 +244,14 @@ enum State {
     Call(Box<PendingCall>),
 }
 
-/// Incremental parser of a completion.
+/// Incremental parser of a completion's reasoning, content and tool calls.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Reader {
     state: State,
-    /// Buffered text. The part from `at` on has not been reported yet.
+    /// Buffered text of the completion. The part from `at` on has not been reported yet.
     text: String,
     at: usize,
-    /// Number of calls so far.
+    /// Number of tool calls that were parsed so far.
     calls: usize,
     /// Whether content followed the last call. After content, no call without a tag can start.
     spoken: bool,
@@ -258,7 +261,8 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Creates a parser. `in_reasoning` states whether the prompt has already opened the reasoning.
+    /// Creates a parser of a completion. `in_reasoning` is whether the prompt has already opened
+    /// the reasoning.
     pub(crate) fn new(in_reasoning: bool) -> Self {
         Reader {
             state: if in_reasoning { State::Reasoning } else { State::Speech },
@@ -266,7 +270,7 @@ impl Reader {
         }
     }
 
-    /// Parses a complete completion. Also returns whether it ends inside reasoning.
+    /// Parses a complete completion. Also returns whether the completion ends inside reasoning.
     pub(crate) fn read(
         tags: &Tags,
         text: &str,
@@ -280,7 +284,7 @@ impl Reader {
         (found, matches!(reader.state, State::Reasoning))
     }
 
-    /// Parses more text.
+    /// Parses more text of the completion, and appends its events to `found`.
     pub(crate) fn push(
         &mut self,
         tags: &Tags,
@@ -296,7 +300,7 @@ impl Reader {
         self.at = kept;
     }
 
-    /// Ends the completion, and parses the text that was held back.
+    /// Parses the text that was held back, at the end of the completion.
     pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<ParserEvent>) {
         self.advance(tags, tools, true, found);
         self.leave_gap(found);
@@ -322,7 +326,7 @@ impl Reader {
         }
     }
 
-    /// Reports the text up to `end` as `part`.
+    /// Reports the text up to offset `end` as text of kind `part`.
     fn report_text(&mut self, part: SpanKind, end: usize, found: &mut Vec<ParserEvent>) {
         if end > self.at {
             found.push(ParserEvent::Text(part, self.text[self.at..end].to_owned()));
@@ -408,7 +412,8 @@ impl Reader {
         true
     }
 
-    /// Reports content. Within a section of calls, the text is collected as a gap instead.
+    /// Reports the text up to offset `end` as content. Within a section of calls, the text is
+    /// collected as a gap between calls instead.
     fn report_content(&mut self, end: usize, found: &mut Vec<ParserEvent>) {
         let text = &self.text[self.at..end];
         match &mut self.section {
@@ -423,17 +428,17 @@ impl Reader {
         }
     }
 
-    /// Reports text between the calls of a section as a malformed call.
+    /// Reports the text between two calls of a section as a malformed call.
     fn leave_gap(&mut self, found: &mut Vec<ParserEvent>) {
         let Some((_, gap)) = &mut self.section else { return };
         let raw = std::mem::take(gap).trim().to_owned();
         if !raw.is_empty() {
-            let why = "text stands where only calls may stand".into();
+            let why = "this section must contain only calls, but contains other text".into();
             self.report(vec![Err(MalformedReason { why, raw: Some(raw) })], "", found);
         }
     }
 
-    /// Ends a section, and reports a malformed call if the section contained no calls.
+    /// Ends a section of calls. Reports a malformed call if the section contained no calls.
     fn end_section(&mut self, found: &mut Vec<ParserEvent>) {
         if let Some((before, _)) = self.section.take()
             && before == self.calls
@@ -536,7 +541,7 @@ impl Reader {
                 (self.state, self.spoken) = (State::Speech, true);
                 return true;
             }
-            None => vec![Err(MalformedReason::from("it is no call".to_owned()))],
+            None => vec![Err(MalformedReason::from("the text is not a call".to_owned()))],
         };
         let reported = pending.reported;
         let raw = text[..len].to_owned();

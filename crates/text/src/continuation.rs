@@ -12,19 +12,19 @@
 use crate::excerpt::excerpt;
 use crate::{Arguments, Chat, Message, Role, TextError, ToolCall, ToolSpec};
 
-/// Text in the place of a completion while the template renders what follows it.
+/// Text that stands for a completion while the chat template renders the text after the completion.
 const NEUTRAL: &str = "Done.";
 
-/// Name of the argument that contains the mark.
+/// Name of the call argument that contains the mark.
 const MARKED: &str = "text";
 
-/// Tool name for a tool result without a name.
+/// Tool name in the call for a tool result without a name.
 const SOME_TOOL: &str = "tool";
 
 impl Chat {
-    /// Returns the messages without the model's text. If the template prints calls itself, an
-    /// assistant message before tool results calls the tools that returned them, because many
-    /// templates print no result otherwise.
+    /// Returns the messages with the model's text replaced by a neutral text. If the template
+    /// prints calls itself, an assistant message before tool results calls the tools that returned
+    /// them, because many templates print no result otherwise.
     fn neutral(&self, messages: &[Message]) -> Vec<Message> {
         let mut shown: Vec<Message> = messages.to_vec();
         for at in 0..shown.len() {
@@ -41,8 +41,8 @@ impl Chat {
         shown
     }
 
-    /// Returns calls for the tool results at the start of `messages`. A result without a name
-    /// belongs to the call with the same id.
+    /// Creates the calls that the tool results at the start of `messages` belong to. A result
+    /// without a name belongs to the call with the same id in `made`.
     fn neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
         if self.takes_calls().is_none() {
             return Vec::new();
@@ -59,8 +59,8 @@ impl Chat {
             .collect()
     }
 
-    /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's
-    /// end, the messages in `new`, and the generation prompt.
+    /// Returns the tokens between a sampled turn and the next completion: the missing end of the
+    /// turn, the messages in `new`, and the generation prompt.
     ///
     /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the
     /// turn. A truncated turn lacks the end-of-turn token, which is then part of the returned
@@ -79,8 +79,8 @@ impl Chat {
         self.continuation_within(history, (sampled, ""), new, tools, usize::MAX)
     }
 
-    /// Returns the tokens of [`continuation`](Self::continuation) after a turn that the client has
-    /// extended.
+    /// Returns the tokens between a sampled turn that the client has extended and the next
+    /// completion, as [`continuation`](Self::continuation) does for other turns.
     ///
     /// `rest` is the text that follows the sampled text within the turn; if it is not empty,
     /// `sampled` must not end the turn. A text with more than `max_tokens` tokens is rejected if
@@ -117,8 +117,8 @@ impl Chat {
         Ok(self.tokenizer().encode_guarded(&context_text, Some(guard)))
     }
 
-    /// Returns the text after a neutral reply with these calls, or `None` if the template does not
-    /// end a turn with calls.
+    /// Returns the text that the template prints after an assistant message with these calls.
+    /// Returns `None` if the template does not end a turn with calls.
     fn following(
         &self,
         history: &[Message],
@@ -151,7 +151,8 @@ impl Chat {
         Ok(following.map(str::to_owned))
     }
 
-    /// Returns the text after a reply without the end-of-turn token, which was sampled.
+    /// Removes the end-of-turn token from the text after an assistant message, because the model
+    /// has sampled this token.
     fn without_end<'a>(&self, following: &'a str) -> &'a str {
         let rest = following.trim_start();
         match self.tokenizer().leading_special(rest) {
@@ -166,7 +167,8 @@ impl Chat {
         id == self.end_of_turn() || self.tags().syntax.syntax_tags().stops.iter().any(is_stop)
     }
 
-    /// Returns the text from its first end-of-turn token on, or `None` if it has none.
+    /// Returns the part of a text from its first end-of-turn token on, or `None` if the text has no
+    /// such token.
     fn since_end<'a>(&self, text: &'a str) -> Option<&'a str> {
         text.char_indices()
             .map(|(at, _)| at)
@@ -177,9 +179,9 @@ impl Chat {
             .map(|at| &text[at..])
     }
 
-    /// Returns the tag that closes the reasoning which the prompt for these messages leaves open,
-    /// or `None`. Templates of models that always reason open it. The model's earlier text has no
-    /// influence.
+    /// Returns the tag that closes the reasoning that the prompt for these messages leaves open, or
+    /// `None` if no reasoning is open. Templates of models that always reason open the reasoning.
+    /// The model's earlier text has no influence.
     ///
     /// # Errors
     /// Returns an error if the template raises one, or if it describes tools in an unsupported call

@@ -11,16 +11,16 @@ use crate::{ToolSpec, python_json};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPrompt {
-    /// The complete JSON schema of every tool.
+    /// The prompt contains the complete JSON schema of every tool.
     #[default]
     Full,
-    /// One line per tool: its name, the names and types of its parameters, and its description.
-    /// Descriptions of parameters are omitted.
+    /// The prompt contains one line per tool: its name, the names and types of its parameters, and
+    /// its description. Descriptions of parameters are omitted.
     Compact,
 }
 
-/// Returns the section of the system prompt that describes tools and how to call them. `quote` is
-/// applied to the text that comes from the tools.
+/// Returns the section of the system prompt that describes the tools and how to call them. `quote`
+/// is applied to text that comes from the tools.
 pub(crate) fn describe_tools(
     tools: &[ToolSpec],
     tool_prompt: ToolPrompt,
@@ -44,8 +44,8 @@ pub(crate) fn describe_tools(
     }
 }
 
-/// Returns `name(first: type, second?: type): description`, with a question mark after optional
-/// parameters.
+/// Returns the signature of a tool as `name(first: type, second?: type): description`, with a
+/// question mark after optional parameters.
 fn signature(tool: &ToolSpec) -> String {
     let required: Vec<&str> = tool.parameters["required"]
         .as_array()
@@ -66,8 +66,8 @@ fn signature(tool: &ToolSpec) -> String {
     if tool.description.is_empty() { head } else { format!("{head}: {}", tool.description) }
 }
 
-/// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise
-/// its type.
+/// Returns a short name for the type that a JSON schema describes: its allowed values if the schema
+/// lists them, otherwise its type.
 fn type_name(schema: &Value) -> String {
     match (&schema["enum"], &schema["type"]) {
         (Value::Array(values), _) => {

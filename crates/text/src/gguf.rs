@@ -11,15 +11,15 @@ use serde_json::{Map, Value, json};
 
 use crate::TextError;
 
-/// Normalization and splitting of text before merges apply.
+/// A pre-tokenizer: the normalization and splitting of a text before merge rules apply.
 struct PreTokenizer {
     normalizer: Value,
     steps: Vec<Value>,
-    /// Whether a piece that is a complete token is used without merging.
+    /// Whether a piece of text that is a complete token is used without applying merge rules.
     ignore_merges: bool,
 }
 
-/// Returns the `tokenizer.json` of a GGUF tokenizer.
+/// Converts the tokenizer of a GGUF file to a `tokenizer.json`.
 ///
 /// # Errors
 /// Returns an error if the algorithm or the pre-tokenizer is unknown, or if the lists are
@@ -120,8 +120,8 @@ fn byte_level(source: &GgufTokenizer, use_regex: bool) -> Value {
     })
 }
 
-/// Returns the split of Llama 3 and Qwen2, which differ only in the number of digits that stay
-/// together.
+/// Returns the pre-tokenizer step of Llama 3 and Qwen2, which differ only in the number of digits
+/// that stay together.
 fn split_words(digits: &str) -> Value {
     let pattern = format!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -137,31 +137,33 @@ fn unnormalized(steps: Vec<Value>, ignore_merges: bool) -> PreTokenizer {
     PreTokenizer { normalizer: Value::Null, steps, ignore_merges }
 }
 
-/// GPT-2's word pattern, which `ByteLevel` has built in.
+/// GPT-2's pattern for splitting a text into words, which `ByteLevel` has built in.
 const GPT2_PATTERN: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Methods of splitting text. GGUF files name them after the first model that used the method, or
-/// after the model itself.
+/// Method by which a text is split into pieces before merge rules apply. GGUF files name a method
+/// after the first model that used it, or after the model itself.
 #[derive(Clone, Copy)]
 enum SplitMethod {
-    /// GPT-2's words.
+    /// Splits a text into GPT-2's words.
     Gpt2,
-    /// Single digits, then GPT-2's words.
+    /// Splits off single digits, then splits the remaining text into GPT-2's words.
     Digits,
-    /// For files without a name: punctuation, GPT-2's words, groups of three digits.
+    /// Splits off punctuation, GPT-2's words, and groups of three digits. For files that do not
+    /// name a method.
     Unnamed,
-    /// Llama 3's words. A piece that is a token is used without merging.
+    /// Splits a text into Llama 3's words. A piece that is a token is used without merging.
     Llama3,
-    /// Llama 3's words, always merged.
+    /// Splits a text into Llama 3's words, whose characters are always merged by the merge rules.
     Llama3Merging,
-    /// Single digits, otherwise Llama 3's words, after NFC normalization.
+    /// Splits off single digits, and otherwise splits into Llama 3's words, after NFC
+    /// normalization.
     Qwen2,
-    /// The split of `Qwen2` without normalization.
+    /// Splits a text like [`Qwen2`](Self::Qwen2), without normalization.
     Qwen2Uncomposed,
 }
 
-/// Names of each method in llama.cpp (`llama-vocab.cpp`).
+/// Names of each splitting method in llama.cpp (`llama-vocab.cpp`).
 const SPLIT_METHODS: [(SplitMethod, &[&str]); 7] = [
     (
         SplitMethod::Gpt2,
@@ -226,8 +228,8 @@ pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, T
     Ok(vocab)
 }
 
-/// Returns the tokens that are matched before the algorithm runs. They stay in the vocabulary of
-/// the model, which determines their ids.
+/// Returns the added tokens of a GGUF tokenizer, which are matched before the merge algorithm runs.
+/// They stay in the vocabulary of the model, which determines their ids.
 pub(crate) fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     let mut kinds: HashMap<usize, bool> = HashMap::new();
     for (id, kind) in source.types.iter().enumerate() {
@@ -309,7 +311,7 @@ fn merges(
 }
 
 /// Returns a post-processor that inserts the start-of-text token before every text, for programs
-/// that read the file later.
+/// that read the `tokenizer.json` later.
 pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::schema::Schema;
 use crate::vocabulary::{compile_error, with_large_stack};
 
-/// Restrictive keywords that llguidance does not enforce, some of them silently.
+/// Restrictive JSON Schema keywords that llguidance does not enforce, some of them silently.
 const NOT_FOLLOWED: [&str; 12] = [
     "not",
     "if",
@@ -35,7 +35,8 @@ const NOT_FOLLOWED: [&str; 12] = [
     "$recursiveRef",
 ];
 
-/// Keywords whose values are kept unchanged. A keyword comes before the keywords that depend on it.
+/// JSON Schema keywords whose values are kept unchanged. A keyword comes before the keywords that
+/// depend on it.
 const PLAIN: [&str; 17] = [
     "type",
     "const",
@@ -63,21 +64,21 @@ const FORMATS: [&str; 10] =
 /// Maximum number of definitions that are copied to distinguish the branches of `oneOf`.
 const MAX_COPIES: usize = 64;
 
-/// Maximum number of trial compilations to find the failing keywords of one schema.
+/// Maximum number of trial compilations that search for the failing keywords of one schema.
 const MAX_TRIALS: usize = 400;
 
-/// A schema keyword that a grammar cannot enforce.
+/// A keyword of a JSON schema that a grammar cannot enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OmittedKeyword {
     /// Name of the tool whose parameters the schema describes. Empty for a response format.
     pub tool: String,
     /// JSON pointer, within the document, of the schema that contains the keyword.
     pub path: String,
-    /// The keyword, or `schema` if the value at the path is not a schema.
+    /// Name of the keyword, or `schema` if the value at the path is not a schema.
     pub keyword: String,
 }
 
-/// A schema that a grammar can enforce.
+/// A JSON schema in a form that a grammar can enforce.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GrammarSchema {
     root: Value,
@@ -106,17 +107,17 @@ impl GrammarSchema {
         enforceable
     }
 
-    /// Returns the schema as a document.
+    /// Returns the schema as a JSON document, with its definitions.
     pub(crate) fn document(&self) -> Value {
         self.with_definitions(self.root.clone())
     }
 
-    /// Returns a document in which `embed` embeds this schema in another one.
+    /// Returns a JSON document in which `embed` embeds this schema in another schema.
     pub(crate) fn embed_in(&self, embed: impl FnOnce(Value) -> Value) -> Value {
         self.with_definitions(embed(self.root.clone()))
     }
 
-    /// Restricts the schema to objects if it does not already specify a type.
+    /// Restricts the schema to objects if it does not specify a type.
     pub(crate) fn restrict_to_object(mut self) -> Self {
         let is_open = match &mut self.root {
             Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => {
@@ -131,9 +132,9 @@ impl GrammarSchema {
         self
     }
 
-    /// Closes objects that list their properties and do not specify `additionalProperties`.
-    /// Otherwise an uncertain model would invent properties endlessly. Definitions that `allOf`
-    /// composes stay open.
+    /// Closes the schemas of objects that list their properties and do not specify
+    /// `additionalProperties`: only the listed properties are allowed. Otherwise an uncertain model
+    /// would invent properties endlessly. Definitions that `allOf` composes stay open.
     pub(crate) fn close_objects(self) -> Self {
         let mut closed = self.clone();
         let mut composed = Vec::new();
@@ -192,8 +193,8 @@ impl GrammarSchema {
         }
     }
 
-    /// Replaces references among the branches of `oneOf` with the definitions. llguidance
-    /// distinguishes the branches only then.
+    /// Replaces references among the branches of `oneOf` by copies of the definitions, because
+    /// llguidance distinguishes the branches only then.
     fn copy_branches(&mut self) {
         let definitions = self.definitions.clone();
         let mut copies = 0;
@@ -215,7 +216,7 @@ impl GrammarSchema {
         }
     }
 
-    /// Removes the keywords with which the schema does not compile.
+    /// Removes the keywords that prevent the schema from compiling.
     fn omit_failing(&mut self, schema_pointer: &str, paths: &HashMap<String, String>) {
         if compile_error(&self.document()).is_none() {
             return;
@@ -272,12 +273,12 @@ pub fn enforceable_schema(schema: &Value) -> Result<(Value, Vec<OmittedKeyword>)
     })
 }
 
-/// Collects a schema and everything that it references.
+/// Collects a schema and all definitions that it references into one flat document.
 #[derive(Default)]
 struct SchemaFlattener<'a> {
-    /// Names of definitions by the addresses of their schemas.
+    /// Names of definitions by the addresses of their schemas in memory.
     names: HashMap<*const Value, String>,
-    /// JSON pointers of definitions in the document.
+    /// JSON pointers of definitions in the original document, by name.
     paths: HashMap<String, String>,
     pending: Vec<(String, Schema<'a>, String)>,
     omitted: Vec<OmittedKeyword>,
@@ -367,7 +368,7 @@ impl<'a> SchemaFlattener<'a> {
         flat.into()
     }
 
-    /// Returns the reference to the definition of a schema. Adds the definition if it is missing.
+    /// Returns a reference to the definition of a schema. Adds the definition if it is missing.
     fn reference(&mut self, target: Schema<'a>, reference: &str) -> String {
         let count = self.names.len();
         let name = self.names.entry(target.value).or_insert_with(|| format!("s{count}")).clone();
@@ -381,7 +382,7 @@ impl<'a> SchemaFlattener<'a> {
     }
 }
 
-/// Returns whether an unsupported keyword with this value restricts anything.
+/// Returns whether a keyword that cannot be enforced restricts anything with this value.
 fn restricts(keyword: &str, value: &Value) -> bool {
     match keyword {
         "uniqueItems" | "not" => *value != false,
@@ -395,8 +396,8 @@ fn definition(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/$defs/")
 }
 
-/// Returns whether a finite value can conform to a flat schema if no value conforms to the
-/// definitions in `endless`.
+/// Returns whether a finite value can conform to a schema if no value conforms to the definitions
+/// in `endless`.
 fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
     let Value::Object(fields) = schema else { return true };
     let all = |key: &str| {
@@ -412,7 +413,7 @@ fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
             .all(finite)
 }
 
-/// Calls `visit` for a flat schema and each of its subschemas, inner schemas first.
+/// Calls `visit` for a schema and each of its subschemas, inner schemas first.
 fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
     let Value::Object(fields) = schema else { return };
     for (_, schema) in subschemas(fields) {
@@ -421,7 +422,8 @@ fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>
     visit(fields);
 }
 
-/// Closes the flat schema of an object, and those of its properties, items and alternatives.
+/// Closes the schema of an object against unlisted properties, and the schemas of its properties,
+/// items and alternatives.
 fn close(schema: &mut Value) {
     const COMPOSED: [&str; 2] = ["allOf", "$ref"];
     const OPEN: [&str; 3] = ["additionalProperties", "patternProperties", "minProperties"];
@@ -447,7 +449,7 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Returns the subschemas of a flat schema with their relative paths.
+/// Returns the subschemas of a schema, each with its path relative to the schema.
 fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     let mut found: Vec<(String, &mut Value)> = Vec::new();
     for (key, value) in fields {
@@ -470,22 +472,22 @@ fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     found
 }
 
-/// Finds the keywords that prevent schemas from compiling.
+/// Finds and removes the keywords that prevent schemas from compiling.
 struct SchemaCleaner {
     trials: usize,
     omitted: Vec<OmittedKeyword>,
 }
 
 impl SchemaCleaner {
-    /// Returns whether a flat schema does not compile, disregarding its references. Also true once
-    /// there were more than [`MAX_TRIALS`] trials.
+    /// Returns whether a schema without its references does not compile. Also returns true after
+    /// more than [`MAX_TRIALS`] trials.
     fn fails(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
         self.trials > MAX_TRIALS
             || compile_error(&without_references(&fields.clone().into())).is_some()
     }
 
-    /// Removes keywords from a flat schema until it compiles by itself.
+    /// Removes keywords from a schema until the schema compiles without its definitions.
     fn clean(&mut self, schema: &mut Value, schema_pointer: &str) {
         let Value::Object(fields) = schema else { return };
         for (child, schema) in subschemas(fields) {
@@ -530,7 +532,7 @@ fn keyword_rank(key: &str) -> usize {
     }
 }
 
-/// Returns a flat schema without references, so that anything is allowed in their place.
+/// Returns a schema in which every reference is replaced by a schema that allows any value.
 fn without_references(schema: &Value) -> Value {
     match schema {
         Value::Object(fields) => {

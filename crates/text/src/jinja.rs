@@ -38,14 +38,14 @@ use crate::clock;
 pub(crate) use from_json::from_fields;
 pub(crate) use limits::STEPS;
 
-/// Variable from which filters read the guard character of a rendering.
+/// Name of the template variable from which filters read the guard character of a rendering.
 pub(crate) const GUARD: &str = "__levade_guard";
 
-/// Name of the only template of an environment.
+/// Name of the only template in a template environment.
 pub(crate) const NAME: &str = "chat";
 
-/// Creates an environment that contains `source`. The current time is always `now`, a Unix
-/// timestamp in seconds.
+/// Creates a template environment that contains the template `source`. The current time is always
+/// `now`, a Unix timestamp in seconds.
 ///
 /// # Errors
 /// Returns an error if the template does not parse.
@@ -76,7 +76,7 @@ pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>
     Ok(environment)
 }
 
-/// Returns the guard character of a rendering, or `None` if it has none.
+/// Returns the guard character of a rendering, or `None` if the rendering has none.
 fn guard(state: &State) -> Option<char> {
     state.lookup(GUARD).and_then(|guard| guard.as_str()?.chars().next())
 }
@@ -167,8 +167,8 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
     environment.remove_global("debug");
 }
 
-/// Returns the keys and values for a call with the signature of Python's `dict`: a mapping or
-/// pairs, then keyword arguments.
+/// Returns the keys and values for a call of Python's `dict`: a mapping or pairs, then keyword
+/// arguments. `call` is the name in error messages.
 fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Error> {
     let (positional, named) = arguments::split_arguments(arguments)?;
     let mut items = Vec::new();
@@ -179,7 +179,9 @@ fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Erro
             for pair in from.try_iter()? {
                 let pair: Vec<Value> = pair.try_iter()?.collect();
                 let [key, item] = pair.as_slice() else {
-                    return Err(limits::failure(format!("{call}: an item is not a pair")));
+                    return Err(limits::failure(format!(
+                        "{call}: every item of a list must be a pair of a key and a value"
+                    )));
                 };
                 items.push((key.clone(), item.clone()));
             }

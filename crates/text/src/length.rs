@@ -17,7 +17,8 @@ use tokenizers::NormalizerWrapper;
 
 use crate::TextError;
 
-/// Sizes of the longest tokens of a vocabulary. 0 means that there is no bound.
+/// Sizes of the longest tokens of a vocabulary, which bound the number of tokens of a text from
+/// below. 0 means that there is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TokenSizes {
     /// Largest number of ASCII letters and digits in one token.
@@ -29,11 +30,11 @@ pub(crate) struct TokenSizes {
 /// Effect of a normalizer on the length of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Effect {
-    /// The number of bytes does not decrease.
+    /// The normalizer never decreases the number of bytes.
     Keeps,
-    /// Characters are composed, so the number of bytes can decrease.
+    /// The normalizer composes characters, so it can decrease the number of bytes.
     Composes,
-    /// Any effect.
+    /// The normalizer can have any effect on the length.
     Unknown,
 }
 
@@ -56,7 +57,8 @@ fn effect(normalizer: &NormalizerWrapper) -> Effect {
     }
 }
 
-/// Returns the number of ASCII letters and digits in a text that no composition can change.
+/// Returns the number of ASCII letters and digits in a text that no composition of characters can
+/// change.
 fn letters(text: &[u8]) -> usize {
     let last = text.last().is_some_and(u8::is_ascii_alphanumeric);
     text.windows(2).filter(|pair| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii()).count()
@@ -64,8 +66,8 @@ fn letters(text: &[u8]) -> usize {
 }
 
 impl TokenSizes {
-    /// Measures the tokens of a vocabulary. `absorbs_space` states whether a token absorbs adjacent
-    /// white space.
+    /// Measures the longest tokens of a vocabulary. `absorbs_space` is whether a token absorbs
+    /// adjacent white space.
     pub(crate) fn measure<'a>(
         tokens: impl IntoIterator<Item = &'a [u8]>,
         normalizer: Option<&NormalizerWrapper>,
@@ -87,7 +89,7 @@ impl TokenSizes {
         }
     }
 
-    /// Rejects a text if its bytes show that it has more than `max_tokens` tokens.
+    /// Rejects a text if its length in bytes shows that it has more than `max_tokens` tokens.
     pub(crate) fn check(self, text: &str, max_tokens: usize) -> Result<(), TextError> {
         // Each token covers at least one byte of the text.
         if text.len() <= max_tokens {

@@ -6,10 +6,10 @@ use crate::calls::GrammarContext;
 use crate::vocabulary::with_large_stack;
 use crate::{Chat, OmittedKeyword, ToolSpec};
 
-/// A grammar of completions that call tools.
+/// A grammar of completions that consist of tool calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallGrammar {
-    /// The grammar, in the Lark dialect of llguidance.
+    /// Text of the grammar, in the Lark dialect of llguidance.
     pub lark: String,
     /// Keywords of the tools' schemas that the grammar does not enforce.
     pub omitted: Vec<OmittedKeyword>,

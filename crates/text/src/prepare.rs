@@ -18,77 +18,78 @@ use crate::{
     ToolSpec, python_json,
 };
 
-/// Messages and tools in the format that a template receives.
+/// Messages and tools in the format that a chat template receives.
 pub(crate) struct PreparedPrompt {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
 }
 
-/// Settings of the preparation.
+/// Settings that determine how messages and tools are prepared for a chat template.
 pub(crate) struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
     pub tags: &'a Tags,
     pub tool_support: ToolSupport,
-    /// Whether the template prints messages of role `tool`.
+    /// Whether the chat template prints messages of role `tool`.
     pub tool_role: bool,
-    /// Message formats that the template supports.
+    /// Message formats that the chat template supports.
     pub message_format: &'a MessageFormat,
     pub tool_prompt: ToolPrompt,
     /// The character that prevents special tokens from starting in external text.
     pub guard: char,
 }
 
-/// Message formats that a template supports in addition to plain text.
+/// Message formats that a chat template supports in addition to plain text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MessageFormat {
-    /// Whether the template accepts message content as a list of text parts, and renders the list
-    /// like the concatenated text.
+    /// Whether the chat template accepts message content as a list of text parts, and renders the
+    /// list like the concatenated text.
     pub parts: bool,
-    /// Name of the message field from which the template reads reasoning, or `None` if it reads
-    /// none.
+    /// Name of the message field from which the chat template reads reasoning, or `None` if it
+    /// reads no such field.
     pub reasoning: Option<&'static str>,
-    /// Tags around reasoning in the content, used if the template does not read reasoning from a
-    /// field.
+    /// Tags around reasoning in the content, used if the chat template does not read reasoning from
+    /// a field.
     pub tags: Option<ReasoningTags>,
-    /// Whether no white space stands between these tags and the text around them.
+    /// Whether the chat template prints no white space between the reasoning tags and the text
+    /// around them.
     pub tight: bool,
-    /// Whether the template supports the role `developer`.
+    /// Whether the chat template supports the role `developer`.
     pub developer: bool,
-    /// Instruction messages that the template prints.
+    /// Positions at which the chat template prints instruction messages.
     pub systems: SystemMessageSupport,
-    /// Format in which the template takes calls. `None` if calls are rendered as text.
+    /// Format in which the chat template takes tool calls. `None` if calls are rendered as text.
     pub calls: Option<CallMessageFormat>,
-    /// Representation of calls whose arguments are not a JSON object. Used if the template prints
-    /// calls itself.
+    /// Representation of tool calls whose arguments are not a JSON object. Used if the chat
+    /// template prints calls itself.
     pub unreadable: UnreadableCallFormat,
 }
 
-/// Representation of a call whose arguments are not a JSON object, for a template that prints
-/// calls.
+/// Representation of a tool call whose arguments are not a JSON object, for a chat template that
+/// prints calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum UnreadableCallFormat {
-    /// The text stands in the place of the arguments.
+    /// The original text stands in the place of the arguments.
     #[default]
     Text,
-    /// The call is text of the message, in the call format.
+    /// The call is part of the message's text, in the tool-call format.
     Written,
-    /// The text is the only argument.
+    /// The original text is the value of the only argument.
     Entry,
-    /// The call has no arguments.
+    /// The call is rendered without arguments.
     Empty,
 }
 
-/// Format in which a template takes calls.
+/// Format in which a chat template takes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallMessageFormat {
-    /// Whether arguments must be a JSON string.
+    /// Whether arguments must be a JSON string rather than an object.
     text: bool,
-    /// Whether empty content must be `null`.
+    /// Whether the content of a message with calls must be `null` if it is empty.
     null: bool,
 }
 
 impl CallMessageFormat {
-    /// All call forms, the most common one first.
+    /// All formats in which templates take tool calls, the most common format first.
     pub(crate) const ALL: [CallMessageFormat; 4] = [
         CallMessageFormat { text: false, null: false },
         CallMessageFormat { text: true, null: false },
@@ -96,7 +97,7 @@ impl CallMessageFormat {
         CallMessageFormat { text: true, null: true },
     ];
 
-    /// Returns a call in the format that the template receives.
+    /// Returns a tool call in the format that the chat template receives.
     pub(crate) fn call(self, id: &str, name: &str, arguments: Value) -> Value {
         let is_object = arguments.is_object();
         let arguments =
@@ -104,7 +105,7 @@ impl CallMessageFormat {
         json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
     }
 
-    /// Returns an assistant message with calls.
+    /// Returns an assistant message with tool calls in the format that the chat template receives.
     pub(crate) fn message(self, content: Value, calls: Vec<Value>) -> Value {
         let is_empty = content.as_str().is_some_and(str::is_empty);
         let content = if self.null && is_empty { Value::Null } else { content };
@@ -112,11 +113,12 @@ impl CallMessageFormat {
     }
 }
 
-/// Assigns call ids for a template that accepts only ids of its own format.
+/// Assigns ids to tool calls, for a chat template that accepts only ids of its own format.
 #[derive(Default)]
 struct Ids {
     count: usize,
-    /// Ids of the calls of the last turn: the original id, and the id that the template receives.
+    /// Ids of the tool calls in the last turn: the original id, and the id that the template
+    /// receives.
     last: Vec<(String, String)>,
     num_results: usize,
 }
@@ -137,8 +139,8 @@ impl Ids {
         call_ids
     }
 
-    /// Returns the id of the call that a tool result belongs to: the call with the id `id`, or else
-    /// the next call of the turn.
+    /// Returns the id of the tool call that a tool result belongs to: the call with the original id
+    /// `id`, or else the next call of the turn.
     fn next_call_id(&mut self, id: Option<&str>) -> Option<String> {
         let named = self.last.iter().find(|(known, _)| Some(known.as_str()) == id);
         let found = named.or(self.last.get(self.num_results)).map(|(_, call_ids)| call_ids.clone());
@@ -148,8 +150,7 @@ impl Ids {
 }
 
 impl MessageFormat {
-    /// Returns the message with its reasoning, in tags, at the start of its content, as models
-    /// write it.
+    /// Moves the reasoning of a message to the start of its content, in tags, as models write it.
     pub(crate) fn with_inline_reasoning<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
         let (Some(reasoning), Some(ReasoningTags { open, close })) =
             (&message.reasoning_content, &self.tags)
@@ -163,11 +164,11 @@ impl MessageFormat {
     }
 }
 
-/// A message whose text is prepared.
+/// A message whose content is prepared for the chat template.
 struct PreparedMessage<'a> {
     role: Role,
     content: Value,
-    /// Original message, or `None` if the text was generated here.
+    /// Original message, or `None` if the content was generated here.
     source: Option<Cow<'a, Message>>,
 }
 
@@ -322,7 +323,8 @@ impl Preparation<'_> {
         })
     }
 
-    /// Returns the content of an assistant message, including its calls only if calls are text.
+    /// Returns the content of an assistant message, including its tool calls only if calls are
+    /// text.
     fn print(&self, message: &Message) -> String {
         match self.message_format.calls.filter(|_| !self.writes_calls(message)) {
             Some(_) if self.tags.syntax.syntax_tags().reasoning_tags.is_some() => {
@@ -333,14 +335,14 @@ impl Preparation<'_> {
         }
     }
 
-    /// Returns whether the calls of a message are part of its text.
+    /// Returns whether the tool calls of a message are part of its text.
     fn writes_calls(&self, message: &Message) -> bool {
         self.message_format.calls.is_none()
             || (self.message_format.unreadable == UnreadableCallFormat::Written
                 && message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some()))
     }
 
-    /// Returns the arguments of a call in the format that the template receives.
+    /// Returns the arguments of a tool call in the format that the chat template receives.
     fn arguments(&self, arguments: &Arguments) -> Value {
         match (arguments.unreadable(), self.message_format.unreadable) {
             (Some(text), UnreadableCallFormat::Text) => return self.guard_text(text).into(),
@@ -397,8 +399,8 @@ impl Preparation<'_> {
         value
     }
 
-    /// Returns external content: a list of parts if the content is one and the template supports
-    /// lists, otherwise a text.
+    /// Returns the guarded content of an external message: a list of parts if the content is one
+    /// and the template supports lists, otherwise a text.
     fn content(&self, message: &Message) -> Value {
         match message.content.parts() {
             Some(parts) if self.message_format.parts => parts
@@ -414,12 +416,12 @@ impl Preparation<'_> {
         }
     }
 
-    /// Returns external text, guarded so that no part of it becomes a special token.
+    /// Guards an external text, so that no part of it becomes a special token.
     fn guard_text(&self, text: &str) -> String {
         self.tokenizer.guard(text, self.guard, true)
     }
 
-    /// Returns the text of an assistant message. Reasoning and call tags in it become the tokens
+    /// Returns the text of an assistant message, in which reasoning and call tags become the tokens
     /// with which the model writes them.
     pub(crate) fn write_assistant(&self, message: &Message, in_reasoning: bool) -> String {
         self.mark_tags(
@@ -428,7 +430,7 @@ impl Preparation<'_> {
         )
     }
 
-    /// Returns a text in which tags become the tokens with which the model writes them.
+    /// Marks the tags in a text, so that they become the tokens with which the model writes them.
     fn mark_tags(&self, text: &str, in_reasoning: bool) -> String {
         let spans = spans(self.tags, text, in_reasoning);
         let shown = spans.into_iter().map(|(part, span)| match part {
@@ -443,9 +445,9 @@ impl Preparation<'_> {
         format!("{open}\n{}\n{close}", self.guard_text(content))
     }
 
-    /// Guards every string, including keys. Templates compare strings of a schema (`type ==
-    /// "array"`), so a string is changed only if it contains a complete special token. The quotes
-    /// around a string prevent it from being part of a longer token.
+    /// Guards every string in a JSON value, including keys. Templates compare strings of a schema
+    /// (`type == "array"`), so a string is changed only if it contains a complete special token.
+    /// The quotes around a string prevent it from being part of a longer token.
     fn guard_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.tokenizer.guard(text, self.guard, false).into(),

@@ -15,7 +15,7 @@ const PROBE_TOOL: &str = "levade_probe_tool";
 const PROBE_TEXT: &str = "LevadeProbeText";
 const PROBE_REASONING: &str = "LevadeProbeThought";
 
-/// Returns a tool with a string and an integer parameter.
+/// Returns a tool with a string parameter and an integer parameter, for probing a chat template.
 fn probe_tool() -> ToolSpec {
     let properties = json!({ "text": { "type": "string" }, "count": { "type": "integer" } });
     ToolSpec {
@@ -25,19 +25,19 @@ fn probe_tool() -> ToolSpec {
     }
 }
 
-/// Returns arguments for a call of the probe tool.
+/// Returns arguments for a call of the tool that probes a chat template.
 fn probe_arguments() -> Map<String, Value> {
     [("text".to_owned(), PROBE_REASONING.into()), ("count".to_owned(), 7.into())]
         .into_iter()
         .collect()
 }
 
-/// Returns the id of the probe call, as templates of a format accept it.
+/// Returns an id for the probe call that templates of the tool-call format accept.
 fn probe_id(format: CallFormat) -> String {
     format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
 }
 
-/// The probe call as a template prints it, after the question.
+/// The probe call as a chat template prints it, after the question.
 struct PrintedCall {
     call_format: CallMessageFormat,
     id: String,
@@ -45,7 +45,7 @@ struct PrintedCall {
 }
 
 impl Chat {
-    /// Determines the message formats that the template supports. A template that prints only
+    /// Determines the message formats that the chat template supports. A template that prints only
     /// content parts will receive parts.
     pub(crate) fn probe_messages(&mut self) -> MessageFormat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
@@ -70,8 +70,8 @@ impl Chat {
         }
     }
 
-    /// Renders a short conversation with `value` in the field `name` of its user message. Reasoning
-    /// fields are set in the assistant message instead. Returns `None` if rendering fails.
+    /// Renders a short conversation whose user message has `value` in the field `name`. A reasoning
+    /// field is set in the assistant message instead. Returns `None` if rendering fails.
     fn print_of(&self, name: &str, value: Value) -> Option<String> {
         let mut user = json!({ "role": "user", "content": PROBE_TEXT });
         let mut assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
@@ -85,7 +85,7 @@ impl Chat {
         self.render(&messages, None, true, None).ok()
     }
 
-    /// Determines the text that the template prints around an assistant message.
+    /// Determines the text that the chat template prints around an assistant message.
     pub(crate) fn probe_turn(&mut self) -> Result<(), TextError> {
         let question = json!({ "role": "user", "content": "Hi" });
         let assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
@@ -108,8 +108,8 @@ impl Chat {
         Ok(())
     }
 
-    /// Returns whether the template prints a message of this role after an assistant message, and
-    /// in that order.
+    /// Returns whether the chat template prints a message of this role after an assistant message,
+    /// and in that order.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
@@ -137,8 +137,8 @@ impl Chat {
         })
     }
 
-    /// Checks that a call can be written and parsed again. Returns an error that names the token in
-    /// the way.
+    /// Checks that a tool call can be written and parsed again. Returns an error that names the
+    /// special token that prevents it.
     pub(crate) fn probe_call(&self) -> Result<(), TextError> {
         let call =
             ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new().into() };
@@ -161,9 +161,9 @@ impl Chat {
         Err(TextError::CallToken { token, why })
     }
 
-    /// Determines how the template receives calls whose arguments are not a JSON object. Chooses
-    /// the first form that the template prints with the text unchanged, or else the first form with
-    /// the text escaped.
+    /// Determines how the chat template receives tool calls whose arguments are not a JSON object.
+    /// Chooses the first representation that the template prints with the text unchanged, or else
+    /// the first representation with the text escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const TRUNCATED_ARGUMENTS: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
@@ -201,7 +201,7 @@ impl Chat {
             .unwrap_or(UnreadableCallFormat::Empty);
     }
 
-    /// Determines which instruction messages the template prints.
+    /// Determines which instruction messages the chat template prints.
     pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemMessageSupport {
         const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
@@ -238,7 +238,7 @@ impl Chat {
         self.render(&messages, None, true, None).unwrap_or_default()
     }
 
-    /// Determines the call format.
+    /// Determines the tool-call format of the chat template.
     ///
     /// Candidates, in order: the format in which a call that the template prints can be parsed; the
     /// format that the template's tool descriptions mention; the format that `protocol` selects. A
@@ -275,8 +275,8 @@ impl Chat {
             printed.map(|(_, call_format)| call_format).filter(|_| !is_text);
     }
 
-    /// Renders the start of a conversation with the probe tool. Returns `None` if the template does
-    /// not print the tool.
+    /// Renders the start of a conversation with the probe tool. Returns `None` if the chat template
+    /// does not print the tool.
     fn print_tools(&self) -> Option<String> {
         let messages = [
             json!({ "role": "system", "content": "Help." }),
@@ -289,8 +289,8 @@ impl Chat {
         text.filter(|text| text.contains(PROBE_TOOL))
     }
 
-    /// Renders the probe call in each call form and with each kind of id. Omits renderings without
-    /// the call.
+    /// Renders the probe call in each format in which a template takes calls, and with each kind of
+    /// id. Omits renderings without the call.
     fn print_calls(&self) -> Vec<PrintedCall> {
         let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
         ids.sort();
@@ -315,7 +315,8 @@ impl Chat {
             .collect()
     }
 
-    /// Returns whether a call that the template printed can be parsed in a format.
+    /// Returns whether a tool call that the chat template printed can be parsed in a tool-call
+    /// format.
     fn reads_call(&self, format: CallFormat, print: &PrintedCall) -> bool {
         let syntax = format.syntax();
         let text = print.text.as_str();
@@ -340,8 +341,8 @@ impl Chat {
         syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if is_probe_call(call))
     }
 
-    /// Returns the format that a template mentions, judged by the tags in its tool description, in
-    /// its source and among the special tokens.
+    /// Returns the tool-call format that a chat template mentions, judged by the tags in its tool
+    /// description, in its source and among the special tokens.
     fn marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();

@@ -6,29 +6,30 @@ use serde_json::Value;
 
 use crate::decimal::exact_float;
 
-/// Style of printed JSON. The default equals the style of `apply_chat_template`: one line, ", " and
-/// ": " as separators, no escapes beyond ASCII.
+/// Style in which JSON is printed. The default equals the style of `apply_chat_template`: one line,
+/// ", " and ": " as separators, no escapes beyond ASCII.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Style {
-    /// Whether to escape all non-ASCII characters except `guard`.
+    /// Whether all non-ASCII characters except `guard` are escaped.
     pub ensure_ascii: bool,
-    /// Character that is printed unescaped even with `ensure_ascii`.
+    /// Character that is printed unescaped even with `ensure_ascii`. `None` makes no exception.
     pub guard: Option<char>,
-    /// Text of one indentation level. `None` prints on one line.
+    /// Text that indents each nesting level. `None` prints on one line.
     pub indent: Option<String>,
-    /// Separators between items, and between a key and its value.
+    /// Separators between items, and between a key and its value. `None` selects the separators of
+    /// Python's `json.dumps`.
     pub separators: Option<(String, String)>,
-    /// Whether to sort keys by their code points.
+    /// Whether keys of objects are sorted by their code points.
     pub sort_keys: bool,
 }
 
-/// Prints `value` on one line, as a model sees it.
+/// Prints `value` as JSON on one line, as a model sees it.
 pub(crate) fn dumps(value: &Value) -> String {
     Style::default().dumps(value)
 }
 
 impl Style {
-    /// Prints `value` in this style.
+    /// Prints `value` as JSON in this style.
     pub(crate) fn dumps(&self, value: &Value) -> String {
         let mut out = String::new();
         self.write(value, 0, &mut out);
@@ -121,7 +122,7 @@ impl Style {
     }
 }
 
-/// Returns the shortest decimal that reads back as the same number. Uses an exponent where Python's
+/// Returns the shortest decimal that reads back as the same float. Uses an exponent where Python's
 /// `repr` does: below 1e-4 and from 1e16 on.
 pub(crate) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");

@@ -6,23 +6,25 @@ use serde_json::{Map, Value, json};
 
 use crate::{ChatTemplate, TemplateInput, Tokenizer};
 
-/// A pair of tags around reasoning.
+/// A pair of tags around a model's reasoning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReasoningTags {
     pub open: String,
     pub close: String,
 }
 
-/// Tags that a prompt may request although neither the template nor the tokenizer contains them.
+/// Reasoning tags that a prompt may request although neither the template nor the tokenizer
+/// contains them.
 const USUAL: [(&str, &str); 2] = [("<think>", "</think>"), ("<thinking>", "</thinking>")];
 
-/// Tags that consist of several tokens, for models that have the token in the first column.
+/// Reasoning tags that consist of several tokens, for models that have the token in the first
+/// column.
 const COMPOUND: [(&str, &str, &str); 2] = [
     ("<|channel|>", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     ("<|channel>", "<|channel>thought", "<channel|>"),
 ];
 
-/// Closing tags of calls, whose content templates may drop like reasoning.
+/// Closing tags of tool calls, whose content templates may drop like reasoning.
 const CALLS: [&str; 2] = ["</tool_call>", "</minimax:tool_call>"];
 
 /// Message fields from which published templates read reasoning.
@@ -31,13 +33,13 @@ pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thin
 const PROBE_REASONING: &str = "LevadeProbeThought";
 const SPEECH: &str = "LevadeProbeSpeech";
 
-/// The reasoning tags of a model.
+/// The pairs of reasoning tags that a model uses.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReasoningTagSet(Vec<ReasoningTags>);
 
 impl ReasoningTagSet {
-    /// Finds the tags that a model uses: the usual tags, and certain pairs in the template or the
-    /// vocabulary.
+    /// Finds the pairs of reasoning tags that a model uses: the usual pairs, and certain pairs in
+    /// the template or the vocabulary.
     ///
     /// A pair is included if it is named after thinking, if the template prints it around
     /// reasoning, or if the template drops its contents from past turns.
@@ -84,7 +86,7 @@ impl ReasoningTagSet {
         found
     }
 
-    /// Creates the tags of a format that defines how reasoning is written.
+    /// Creates the tag set of a tool-call format that defines how reasoning is written.
     pub(crate) fn from_pair([open, close]: [&str; 2]) -> Self {
         ReasoningTagSet(vec![ReasoningTags { open: open.into(), close: close.into() }])
     }
@@ -96,14 +98,14 @@ impl ReasoningTagSet {
         }
     }
 
-    /// Removes each pair with a tag that ends a completion, because nothing could follow the
-    /// reasoning.
+    /// Removes each pair that contains a tag that ends a completion, because nothing could follow
+    /// the reasoning.
     pub(crate) fn remove(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
-    /// Returns the tags around reasoning that comes from a separate field. Prefers a pair in the
-    /// template, then a pair of the tokenizer, then the usual pair.
+    /// Returns the tags for writing reasoning that comes from a separate field. Prefers a pair in
+    /// the template, then a pair of the tokenizer, then the usual pair.
     pub(crate) fn preferred(
         &self,
         template: &ChatTemplate,
@@ -117,27 +119,27 @@ impl ReasoningTagSet {
             .or(self.0.first())
     }
 
-    /// Returns the last closing tag in `text`.
+    /// Returns the last closing tag of reasoning in `text`, or `None` if there is none.
     pub(crate) fn last_close_in(&self, text: &str) -> Option<&str> {
         let found =
             self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
         found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
     }
 
-    /// Returns `text` without the opening tag at its start that belongs to `close`.
+    /// Removes the opening tag that belongs to the closing tag `close` from the start of `text`.
     pub(crate) fn without_open<'a>(&self, text: &'a str, close: &str) -> &'a str {
         let tags = self.0.iter().find(|tags| tags.close == close);
         let rest = tags.and_then(|tags| text.trim_start().strip_prefix(tags.open.as_str()));
         rest.map_or(text, |rest| rest.trim_start_matches('\n'))
     }
 
-    /// Returns all pairs of tags, the usual ones first.
+    /// Returns all pairs of reasoning tags, the usual pairs first.
     pub(crate) fn pairs(&self) -> &[ReasoningTags] {
         &self.0
     }
 
-    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None`.
-    /// Assumes that no reasoning was open at its start.
+    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None` if no
+    /// reasoning is open. Assumes that no reasoning was open at the start of `text`.
     pub(crate) fn find_open(&self, text: &str) -> Option<&ReasoningTags> {
         let last_close = self.0.iter().filter_map(|tags| text.rfind(&tags.close)).max();
         let last_open = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.open)?, tags)));
@@ -146,13 +148,14 @@ impl ReasoningTagSet {
     }
 }
 
-/// Returns a closing tag such as `</x>` without its slash.
+/// Returns the opening tag `<x>` for a closing tag such as `</x>`, or `None` if the tag has no
+/// slash.
 fn without_slash(tag: &str) -> Option<String> {
     let at = tag.find('/').filter(|&at| tag[..at].chars().all(|c| "<[◁|".contains(c)))?;
     Some(format!("{}{}", &tag[..at], &tag[at + 1..]))
 }
 
-/// Returns the words in brackets that contain no white space.
+/// Returns the words in brackets without white space, such as `<think>` and `[THINK]`.
 fn tags_in(text: &str) -> impl Iterator<Item = String> {
     const MAX_TAG_LEN: usize = 40;
     text.char_indices().filter_map(move |(at, c)| {
@@ -171,7 +174,7 @@ fn tags_in(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Probes how a template treats reasoning.
+/// Probes how a chat template renders reasoning.
 struct Probe<'a> {
     template: &'a ChatTemplate,
     variables: &'a Map<String, Value>,
@@ -185,7 +188,7 @@ impl Probe<'_> {
         self.template.render(rendering).ok()
     }
 
-    /// Returns whether the template drops the text between two tags once the conversation
+    /// Returns whether the chat template drops the text between two tags once the conversation
     /// continues.
     fn drops(&self, open: &str, close: &str) -> bool {
         let content = format!("{open}{PROBE_REASONING}{close}{SPEECH}");
@@ -195,8 +198,8 @@ impl Probe<'_> {
             .is_some_and(|text| text.contains(SPEECH) && !text.contains(PROBE_REASONING))
     }
 
-    /// Returns the tags that the template prints around reasoning from a separate field, unless it
-    /// also prints them elsewhere.
+    /// Returns the tags that the chat template prints around reasoning from a separate field,
+    /// unless it also prints these tags elsewhere.
     fn find_field_tags(&self) -> Option<(String, String)> {
         let user = json!({ "role": "user", "content": "Hi" });
         let plain = json!({ "role": "assistant", "content": SPEECH });

@@ -242,7 +242,7 @@ fn why_no_call_explains_missing_result() {
         chat.why_no_call(completion, in_reasoning, &[calculator()])
     };
     for (completion, want) in [
-        ("42", "it does not contain <tool_call>"),
+        ("42", "the completion does not contain <tool_call>"),
         ("<think> hm", "never closed"),
         (&format!("<think>{CALL}</think>42"), "inside the reasoning"),
         ("```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```", "agent.bare_calls"),

@@ -9,10 +9,11 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Maximum number of schemas that are visited to compute one property of a schema.
+/// Maximum number of schemas that are visited to compute one property of a JSON schema.
 const MAX_STEPS: usize = 500;
 
-/// Prefixes of nonstandard type names, and the JSON Schema types that they stand for, as in vLLM.
+/// Prefixes of nonstandard type names, each with the JSON Schema type that it stands for, as in
+/// vLLM.
 const ALIASES: [(&str, &str); 14] = [
     ("str", "string"),
     ("text", "string"),
@@ -30,30 +31,30 @@ const ALIASES: [(&str, &str); 14] = [
     ("list", "array"),
 ];
 
-/// A schema within its document.
+/// A JSON schema within its document.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schema<'a> {
     document: &'a Value,
-    /// The innermost resource around the schema. Pointers and anchors are resolved in it.
+    /// The innermost resource (a schema with an id) around the schema. Pointers and anchors are
+    /// resolved in it.
     resource: &'a Value,
-    /// The schema itself.
+    /// JSON value of the schema.
     pub value: &'a Value,
 }
 
 impl<'a> Schema<'a> {
-    /// Creates the schema that is the complete document.
+    /// Creates the schema that consists of the complete document.
     pub(crate) fn from_document(document: &'a Value) -> Self {
         Schema { document, resource: document, value: document }
     }
 
-    /// Returns a subschema of this schema.
+    /// Returns the subschema `value` of this schema, in the same document.
     pub(crate) fn at(self, value: &'a Value) -> Self {
         let resource = if id(value).is_some() { value } else { self.resource };
         Schema { resource, value, ..self }
     }
 
-    /// Returns the schema that a reference points to, or `None` if the document does not contain
-    /// it.
+    /// Returns the schema that a `$ref` points to, or `None` if the document does not contain it.
     pub(crate) fn resolve(self, reference: &str) -> Option<Self> {
         let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let resource = match resource {
@@ -73,7 +74,7 @@ impl<'a> Schema<'a> {
     }
 
     /// Returns the types that the schema allows, by their names in JSON Schema. Empty if the schema
-    /// does not restrict them. `nullable` adds `null`, as in OpenAPI.
+    /// does not restrict types. `nullable` adds `null`, as in OpenAPI.
     pub(crate) fn types(self) -> BTreeSet<&'a str> {
         let mut types = self.types_within(&mut MAX_STEPS.clone()).unwrap_or_default();
         if self.value["nullable"] == true && !types.is_empty() {
@@ -117,8 +118,8 @@ impl<'a> Schema<'a> {
         })
     }
 
-    /// Returns the properties of an object by name, including those that references and combinators
-    /// add.
+    /// Returns the properties that the schema of an object names, including the properties that
+    /// references and combinators add.
     pub(crate) fn properties(self) -> Vec<(&'a str, Schema<'a>)> {
         let mut found = Vec::new();
         self.add_properties(&mut MAX_STEPS.clone(), &mut found);
@@ -145,8 +146,8 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Returns the names of the required properties of an object, including those that references
-    /// and `allOf` add.
+    /// Returns the names of an object's required properties, including those that references and
+    /// `allOf` add.
     pub(crate) fn required(self) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         self.add_required(&mut MAX_STEPS.clone(), &mut found);
@@ -169,7 +170,8 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Returns the values that the schema lists, or `None` if it does not list them.
+    /// Returns the values that the schema allows in a list (`enum` or `const`), or `None` if it has
+    /// no such list.
     pub(crate) fn values(self) -> Option<&'a [Value]> {
         let mut schema = self;
         for _ in 0..MAX_STEPS {
@@ -184,14 +186,15 @@ impl<'a> Schema<'a> {
         None
     }
 
-    /// Returns the strings that the schema lists, or `None` if it lists other values or none.
+    /// Returns the strings that the schema allows in a list, or `None` if it lists other values or
+    /// has no list.
     pub(crate) fn texts(self) -> Option<Vec<&'a str>> {
         let texts: Option<Vec<_>> = self.values()?.iter().map(Value::as_str).collect();
         texts.filter(|all| !all.is_empty())
     }
 }
 
-/// Returns the types that two restrictions both allow. An integer is a number.
+/// Returns the JSON Schema types that two restrictions both allow. An integer is also a number.
 fn common<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
     shared_types(one, other).into_iter().chain(shared_types(other, one)).collect()
 }
@@ -203,7 +206,7 @@ fn shared_types<'a>(of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>) -> Vec<&'a s
         .collect()
 }
 
-/// Returns the name of a value's type.
+/// Returns the JSON Schema type of a value.
 pub(crate) fn type_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -216,7 +219,8 @@ pub(crate) fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// Returns the JSON Schema type for a type name in a document.
+/// Returns the JSON Schema type for a type name in a document, which can be nonstandard, such as
+/// `str`.
 fn type_named(name: &str) -> &str {
     const NAMES: [&str; 7] = ["string", "integer", "number", "boolean", "array", "object", "null"];
     if NAMES.contains(&name) {
@@ -229,14 +233,14 @@ fn type_named(name: &str) -> &str {
     ALIASES.into_iter().find(|(alias, _)| lower.starts_with(alias)).map_or(name, |(_, known)| known)
 }
 
-/// Returns the id of a resource, or `None` if the value is not a resource.
+/// Returns the id of a schema resource, or `None` if the value is not a resource.
 fn id(value: &Value) -> Option<&str> {
     let id = value.get("$id").or_else(|| value.get("id"))?.as_str()?;
     (!id.starts_with('#') && !id.is_empty()).then_some(id)
 }
 
-/// Returns whether `name` refers to the resource with this id. `name` may be relative to another
-/// id.
+/// Returns whether the reference `name` names the schema resource with this id. `name` may be
+/// relative to another id.
 fn is_named(id: &str, name: &str) -> bool {
     let id = id.trim_end_matches('#');
     id == name
@@ -253,7 +257,7 @@ fn is_anchored(value: &Value, anchor: &str) -> bool {
             .any(|key| names(key).and_then(|id| id.strip_prefix('#')) == Some(anchor))
 }
 
-/// Returns the first object within a value that fulfills a condition.
+/// Returns the first JSON object within a value for which `condition` returns true.
 fn find<'a>(value: &'a Value, condition: &dyn Fn(&Value) -> bool) -> Option<&'a Value> {
     match value {
         Value::Object(fields) if condition(value) => Some(value).filter(|_| !fields.is_empty()),

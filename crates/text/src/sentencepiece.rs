@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::TextError;
 use crate::gguf::{added_tokens, post_processor, vocabulary};
 
-/// The character that represents a space.
+/// The character that represents a space in SentencePiece vocabularies.
 const SPACE: char = '▁';
 
-/// Returns the bytes of a vocabulary token: one byte for `<0x0A>`, and spaces for `▁`.
+/// Returns the bytes of a SentencePiece token: one byte for `<0x0A>`, and spaces for `▁`.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     match byte(token) {
         Some(byte) => vec![byte],
@@ -23,13 +23,13 @@ pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
     }
 }
 
-/// Returns the byte of a token of the form `<0x0A>`.
+/// Returns the byte that a token of the form `<0x0A>` stands for, or `None` for any other token.
 fn byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     u8::from_str_radix(digits, 16).ok().filter(|byte| format!("{byte:02X}") == digits)
 }
 
-/// Checks that a `tokenizer.json` with byte fallback is of the supported kind.
+/// Checks that a `tokenizer.json` with byte fallback is of a supported kind.
 ///
 /// # Errors
 /// Returns an error that names the unsupported part.
@@ -86,7 +86,7 @@ fn replaces(step: &Value, from: &str, to: &str) -> bool {
     kind(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
 }
 
-/// Returns the `tokenizer.json` of a GGUF tokenizer of the model `llama`.
+/// Converts a GGUF tokenizer of the model `llama` to a `tokenizer.json`.
 ///
 /// # Errors
 /// Returns an error if the tokenizer inserts a space before every text, or if the lists are
@@ -143,8 +143,9 @@ fn replace_step(from: &str, to: &str) -> Value {
     json!({ "type": "Replace", "pattern": { "String": from }, "content": to })
 }
 
-/// Derives merge rules from scores. Pairs that form the token with the best score come first. Pairs
-/// of the same token are in transformers' order: the longest left part first.
+/// Derives merge rules from the scores of tokens. Pairs that form the token with the best score
+/// come first. Pairs that form the same token are in transformers' order: the longest left part
+/// first.
 fn merges(source: &GgufTokenizer) -> Vec<Value> {
     let plain = |id: &usize| source.types[*id] == TokenType::Normal;
     let ids: HashMap<&str, usize> =

@@ -19,28 +19,30 @@ use serde_json::{Value, json};
 
 use crate::Tokenizer;
 
-/// Maximum length of a grammar's text, in bytes.
+/// Maximum length of a grammar's source text, in bytes.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
-/// Maximum number of consecutive negations of one term.
+/// Maximum number of consecutive negations of one term in a grammar.
 const MAX_NEGATIONS: usize = 100;
-/// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less.
-/// Only the used part occupies memory.
+/// Stack size of the thread that recurses over a grammar, in bytes. The longest allowed grammar
+/// needs less. Only the used part occupies memory.
 const STACK: usize = 512 << 20;
 /// Maximum length of a token that a grammar can allow, in bytes. Longer tokens are not text that a
 /// model writes.
 const MAX_TOKEN_LEN: usize = 1000;
-/// Maximum number of lexer states per completion, each of 1 or 2 KB. Typical schemas need hundreds.
+/// Maximum number of lexer states of a grammar per completion, each of 1 or 2 KB. Typical schemas
+/// need hundreds.
 const MAX_STATES: usize = 50_000;
-/// Name of an additional last token that marks the end. No grammar can request it, because names of
-/// special tokens in grammars contain no spaces.
+/// Name of an additional last token that marks the end of a completion. No grammar can request it,
+/// because names of special tokens in grammars contain no spaces.
 const END: &str = "<|end of the grammar|>";
 
-/// The tokens of a tokenizer, prepared for sampling.
+/// The tokens of a tokenizer, prepared for grammar-constrained sampling.
 pub struct Vocabulary {
     /// Bytes of each token by id; `None` for special tokens and unused ids.
     bytes: Vec<Option<Vec<u8>>>,
     specials: Vec<(u32, String)>,
-    /// Created for the first grammar. Creation takes about as long as sampling one token.
+    /// Parser factory for grammars, created for the first grammar. Creation takes about as long as
+    /// sampling one token.
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
@@ -55,7 +57,7 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the largest id plus one. This is the id of the end for llguidance.
+    /// Returns the largest token id plus one. llguidance uses it as the id of the end token.
     fn end(&self) -> u32 {
         self.bytes.len() as u32
     }
@@ -139,10 +141,10 @@ pub(crate) fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
     })
 }
 
-/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of
-/// [`with_large_stack`].
+/// Returns the reason why llguidance cannot compile a JSON schema, or `None` if it can. Needs the
+/// stack of [`with_large_stack`].
 pub(crate) fn compile_error(schema: &Value) -> Option<String> {
-    /// A vocabulary of single bytes, over which a grammar compiles in less than a millisecond.
+    /// A vocabulary of single bytes, with which a grammar compiles in less than a millisecond.
     static BYTES: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary {
         bytes: (0..=u8::MAX).map(|byte| Some(vec![byte])).collect(),
         specials: Vec::new(),
@@ -159,29 +161,35 @@ pub(crate) fn compile_error(schema: &Value) -> Option<String> {
     }
 }
 
-/// Converts a grammar to llguidance's representation.
+/// Converts a grammar to llguidance's representation, or returns a message if the grammar is
+/// invalid.
 fn convert_grammar(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar
         && text.len() > MAX_GRAMMAR_BYTES
     {
-        return Err(format!("it has {} bytes; the maximum is {MAX_GRAMMAR_BYTES}", text.len()));
+        return Err(format!(
+            "the text has {} bytes; the maximum is {MAX_GRAMMAR_BYTES}",
+            text.len()
+        ));
     }
     Ok(match grammar {
         Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
         Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(
-            serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?,
+            serde_json::from_str(text)
+                .map_err(|error| format!("the schema is not JSON: {error}"))?,
         ),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         Grammar::Lark(text) => {
             if max_negations(text) > MAX_NEGATIONS {
-                return Err(format!("it negates a term more than {MAX_NEGATIONS} times"));
+                return Err(format!("the grammar negates a term more than {MAX_NEGATIONS} times"));
             }
             TopLevelGrammar::from_lark(text.clone())
         }
     })
 }
 
-/// Returns the largest number of consecutive negations, which llguidance nests without a limit.
+/// Returns the largest number of consecutive negations in a grammar, which llguidance nests without
+/// a limit.
 fn max_negations(lark: &str) -> usize {
     let marks = lark.chars().filter(|c| !c.is_whitespace());
     let (_, max_run) = marks.fold((0, 0), |(row, max_run): (usize, usize), c| {
@@ -191,13 +199,13 @@ fn max_negations(lark: &str) -> usize {
     max_run
 }
 
-/// Returns llguidance's message on one line, without its state.
+/// Returns an error message of llguidance on one line, without the parser's state.
 fn one_line(text: &str) -> String {
     let text = text.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     text.split_whitespace().collect::<Vec<&str>>().join(" ")
 }
 
-/// Constrains one completion to a grammar.
+/// Constraint that restricts the tokens of one completion to a grammar.
 struct GrammarConstraint {
     matcher: Matcher,
     kind: &'static str,

@@ -29,7 +29,8 @@ pub(super) enum Case {
 /// Returns a message if a test cannot be parsed, or if there are no tests.
 pub(super) fn parse_cases(task: &Value, field: &str) -> Result<Vec<Case>, String> {
     let tests = task_field(task, field).unwrap_or_else(|| expected(task));
-    let cases = parse_tests(tests, task).map_err(|why| format!("the tests of the task are invalid: {why}"))?;
+    let cases = parse_tests(tests, task)
+        .map_err(|why| format!("the tests of the task are invalid: {why}"))?;
     if cases.is_empty() {
         return Err(format!(
             "the task has no tests, neither in its field {field:?} nor as its answer"
@@ -47,9 +48,8 @@ fn parse_tests(value: &Value, task: &Value) -> Result<Vec<Case>, String> {
             _ if text.trim().is_empty() => Ok(Vec::new()),
             _ if packed::is_packed(text) => {
                 let tests = packed::unpack(text).and_then(|json| {
-                    json::parse(&json).map_err(|error| {
-                        format!("the unpacked text is not JSON: {error}")
-                    })
+                    json::parse(&json)
+                        .map_err(|error| format!("the unpacked text is not JSON: {error}"))
                 });
                 match tests {
                     Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
@@ -181,8 +181,7 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
 /// Returns a message if an argument is not JSON.
 fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
     let parsed = |line: &str| {
-        json::parse(line)
-            .map_err(|error| format!("the argument {line:?} is not JSON: {error}"))
+        json::parse(line).map_err(|error| format!("the argument {line:?} is not JSON: {error}"))
     };
     let arguments = match input {
         Value::Array(arguments) => arguments.clone(),

@@ -42,7 +42,8 @@ pub(super) fn is_packed(text: &str) -> bool {
 /// Returns a message that names the layer that is invalid or too large.
 pub(super) fn unpack(text: &str) -> Result<String, String> {
     let joined: String = text.split_whitespace().collect();
-    let bytes = STANDARD.decode(joined).map_err(|error| format!("the text is not base64: {error}"))?;
+    let bytes =
+        STANDARD.decode(joined).map_err(|error| format!("the text is not base64: {error}"))?;
     // JSON directly in base64.
     if let Ok(text) = std::str::from_utf8(&bytes)
         && text.trim_start().starts_with(['[', '{'])
@@ -61,8 +62,7 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
             .ok()
             .filter(|text| text.trim_start().starts_with(['[', '{']))
             .ok_or_else(|| {
-                "the decompressed content is neither JSON nor a pickle of one string"
-                    .to_owned()
+                "the decompressed content is neither JSON nor a pickle of one string".to_owned()
             }),
     }
 }

@@ -38,7 +38,10 @@ fn invalid_tests_and_keys_are_rejected() {
         (json!({}), "the task has no tests, neither in its field \"tests\" nor as its answer"),
         (json!({ "answer": 5 }), "expected a list, an object or code, but found 5"),
         (json!({ "tests": [{ "input": "x" }] }), "lacks `input` or `output`"),
-        (json!({ "tests": { "inputs": ["1"], "outputs": [] } }), "there are 1 inputs, but 0 outputs"),
+        (
+            json!({ "tests": { "inputs": ["1"], "outputs": [] } }),
+            "there are 1 inputs, but 0 outputs",
+        ),
         (json!({ "tests": { "input": "1" } }), "or `assert_case`, but found input"),
         (json!({ "tests": [{ "input": "1", "output": null }] }), "an output is null"),
         (json!({ "tests": [{ "input": "1", "output": { "a": 1 } }] }), "give it as a string"),

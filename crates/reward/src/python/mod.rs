@@ -165,7 +165,9 @@ impl PythonKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.file.as_os_str().is_empty() {
-            return invalid("file is empty: set it to the Python file with the scoring function".into());
+            return invalid(
+                "file is empty: set it to the Python file with the scoring function".into(),
+            );
         }
         for (name, seconds) in [("seconds", self.seconds), ("start_seconds", self.start_seconds)] {
             if !(seconds > 0.0 && seconds <= 1e9) {
@@ -296,8 +298,12 @@ impl PythonScorer {
 
     fn to_score_error(&self, error: WorkerError) -> ScoreError {
         self.broken(match error {
-            WorkerError::NotStarted(why) => format!("cannot run the file with {}: {why}", self.keys.python),
-            WorkerError::StartTimeout(timeout) => format!("the file did not load within {timeout:?}"),
+            WorkerError::NotStarted(why) => {
+                format!("cannot run the file with {}: {why}", self.keys.python)
+            }
+            WorkerError::StartTimeout(timeout) => {
+                format!("the file did not load within {timeout:?}")
+            }
             WorkerError::Exited { code, last_line } => {
                 let last = last_line.unwrap_or_else(|| "nothing on standard error".into());
                 format!("exited with {}: {last}", exit_status(code))
@@ -314,7 +320,9 @@ impl PythonScorer {
         if let Some(error) = response["error"].as_str() {
             return Err(self.broken(error));
         }
-        let score = response["score"].as_f64().ok_or_else(|| self.broken("the function returned no score"))?;
+        let score = response["score"]
+            .as_f64()
+            .ok_or_else(|| self.broken("the function returned no score"))?;
         let extra = response["extra"].as_object().into_iter().flatten();
         let extra =
             extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));

@@ -117,9 +117,9 @@ fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, Str
 fn bounded(query: &str) -> Result<(), String> {
     let query = query.to_ascii_lowercase();
     match UNBOUNDED.iter().find(|name| query.contains(**name)) {
-        Some(name) => {
-            Err(format!("the query calls {name}array or {name}object, whose memory use is unlimited"))
-        }
+        Some(name) => Err(format!(
+            "the query calls {name}array or {name}object, whose memory use is unlimited"
+        )),
         None => Ok(()),
     }
 }
@@ -198,7 +198,10 @@ impl Query {
                 let value = row.get_ref(at).map_err(|error| error.to_string())?;
                 bytes += Cell::bytes(value);
                 if bytes > self.bounds.bytes {
-                    return Err(format!("the rows of the result have more than {} bytes", self.bounds.bytes));
+                    return Err(format!(
+                        "the rows of the result have more than {} bytes",
+                        self.bounds.bytes
+                    ));
                 }
                 cells.push(Cell::from_value(value));
             }

@@ -153,7 +153,11 @@ async fn statements_without_columns_are_not_empty_results() {
         .unwrap();
     assert_eq!(components[0].value, 1.0);
     assert!(
-        scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("the statement is not a query")
+        scorer
+            .check_task(&task("BEGIN"))
+            .unwrap_err()
+            .to_string()
+            .contains("the statement is not a query")
     );
 }
 

@@ -22,7 +22,8 @@ const CLOSE: &str = "<｜tool▁call▁end｜>";
 const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: [&str; 2] = ["```json", "```"];
 
-/// The tool-call format of DeepSeek. `fenced` selects the variant with arguments in a code fence.
+/// The tool-call format of DeepSeek. `fenced` selects the variant whose arguments are in a code
+/// fence.
 pub(crate) struct Deepseek {
     pub fenced: bool,
 }

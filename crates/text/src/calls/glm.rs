@@ -28,11 +28,11 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 const KEY: [&str; 2] = ["<arg_key>", "</arg_key>"];
 const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
-/// Token that ends a turn with tool calls and starts their results.
+/// Token that ends a turn with tool calls and precedes the tool results.
 const RESULTS: &str = "<|observation|>";
 
-/// The format. `lines` states whether each part of a call is on its own line: so in GLM 4.5, but
-/// not in 4.7.
+/// The tool-call format of GLM. `lines` is whether each part of a call is on its own line, as in
+/// GLM 4.5 but not in 4.7.
 pub(crate) struct Glm {
     pub lines: bool,
 }
@@ -120,7 +120,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let (name, mut rest) = inner.split_at(end);
     let name = strip_quotes(name);
     if name.is_empty() || name.contains(['\n', '<']) {
-        return Err(format!("a tool's name should stand behind {OPEN}, not {:?}", excerpt(name)));
+        return Err(format!("expected a tool's name after {OPEN}, but found {:?}", excerpt(name)));
     }
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
@@ -150,5 +150,5 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
 }
 
 fn misplaced(rest: &str, tag: &str) -> String {
-    format!("{:?} stands where {tag} should", excerpt(rest.trim()))
+    format!("expected {tag}, but found {:?}", excerpt(rest.trim()))
 }

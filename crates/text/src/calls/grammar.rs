@@ -17,20 +17,20 @@ use crate::grammar_schema::GrammarSchema;
 use crate::schema::Schema;
 use crate::{OmittedKeyword, ToolSpec};
 
-/// The tools that can be called, and the special tokens for which the grammar is built.
+/// The tools and tags for which a grammar of tool calls is built.
 pub(crate) struct GrammarContext<'a> {
     pub tools: &'a [ToolSpec],
-    /// Whether several calls are allowed.
+    /// Whether the grammar allows several calls in one completion.
     pub several: bool,
-    /// Returns the id of a text that is one special token.
+    /// Function that returns the token id of a text that is a special token.
     pub special: &'a dyn Fn(&str) -> Option<u32>,
-    /// Tags of the format.
+    /// Tags of the tool-call format.
     pub tags: &'a [&'a str],
     /// Keywords of the tools' schemas that the grammar does not enforce.
     pub omitted: &'a RefCell<Vec<OmittedKeyword>>,
 }
 
-/// Terms of a grammar rule, and additional rules that these terms need.
+/// Body of a grammar rule, and additional rules that the body refers to.
 #[derive(Debug, Default)]
 pub(crate) struct Rule {
     pub terms: String,
@@ -38,14 +38,14 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Appends terms.
+    /// Appends terms to the body of the rule.
     pub(crate) fn append(mut self, terms: impl AsRef<str>) -> Self {
         self.terms.push_str(terms.as_ref());
         self.terms.push(' ');
         self
     }
 
-    /// Appends a rule of this name, and its name to the terms.
+    /// Appends a reference to the rule `name` to the body, and adds this rule.
     pub(crate) fn append_rule(self, name: &str, body: impl AsRef<str>) -> Self {
         let mut rule = self.append(name);
         let _ = writeln!(rule.rules, "{name}: {}", body.as_ref());
@@ -53,7 +53,8 @@ impl Rule {
     }
 }
 
-/// Returns a `%json` term for a schema, with the white space that templates print.
+/// Returns a `%json` term of the grammar for a JSON schema, with the white space that templates
+/// print.
 fn to_json_term(mut schema: Value) -> String {
     let spaces =
         json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
@@ -64,12 +65,12 @@ fn to_json_term(mut schema: Value) -> String {
     format!("%json {schema}")
 }
 
-/// Returns a text as a quoted literal.
+/// Returns a text as a quoted literal of a Lark grammar.
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Escapes a text for a regular expression.
+/// Escapes a text for use in a regular expression of the grammar.
 fn escape_regex(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -84,8 +85,8 @@ fn escape_regex(text: &str) -> String {
 }
 
 impl GrammarContext<'_> {
-    /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for
-    /// the rest.
+    /// Returns the grammar terms that match a text: special tokens for the tags that are tokens,
+    /// and literals for the remaining text.
     pub(crate) fn text_terms(&self, text: &str) -> String {
         let mut terms = Vec::new();
         let mut plain = String::new();
@@ -111,8 +112,8 @@ impl GrammarContext<'_> {
     }
 
     /// Returns the grammar of a list of calls. `open` precedes the first call, `close` follows the
-    /// last one, and `between` separates them. `call` builds the rule of one tool, whose index it
-    /// receives.
+    /// last call, and `between` separates two calls. `call` builds the rule of a tool from its
+    /// index.
     pub(crate) fn calls(
         &self,
         [open, between, close]: [&str; 3],
@@ -135,7 +136,7 @@ impl GrammarContext<'_> {
         text
     }
 
-    /// Returns the enforceable form of a schema, and records the omitted keywords.
+    /// Returns the form of a schema that a grammar can enforce, and records the omitted keywords.
     fn enforce_schema(
         &self,
         tool: &ToolSpec,
@@ -152,8 +153,8 @@ impl GrammarContext<'_> {
         self.omitted.borrow_mut().extend(named);
     }
 
-    /// Returns the grammar rule of a call of `tool`: the text `before`, the arguments as JSON, and
-    /// the text `after`.
+    /// Returns the grammar rule of a call of `tool`, the tool at index `at`: the text `before`, the
+    /// arguments as JSON, and the text `after`.
     pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
         let schema = self
             .enforce_schema(tool, Schema::from_document(&tool.parameters), "")
@@ -165,9 +166,9 @@ impl GrammarContext<'_> {
             .append(self.text_terms(after))
     }
 
-    /// Returns the rule of a call that is a JSON object between two texts. The object contains the
-    /// tool's name, the arguments under `key`, and optionally the fields in `more`, which maps
-    /// names to schemas.
+    /// Returns the grammar rule of a call that is a JSON object between the texts `before` and
+    /// `after`. The object contains the tool's name, the arguments under `key`, and optionally the
+    /// fields in `more`, which maps names to schemas.
     pub(crate) fn object(
         &self,
         (at, tool): (usize, &ToolSpec),
@@ -196,9 +197,10 @@ impl GrammarContext<'_> {
             .append(self.text_terms(after))
     }
 
-    /// Returns the rule of a call with separate arguments between `before` and `after`. `open`
-    /// returns the text that starts an argument, and `close` ends it. The arguments are those of
-    /// the schema, in its order; arguments that are not required are optional.
+    /// Returns the grammar rule of a call whose arguments are separate texts between `before` and
+    /// `after`. `open` returns the text that starts an argument, and `close` ends an argument. The
+    /// rule allows the arguments that the schema names, in its order; arguments that are not
+    /// required are optional.
     pub(crate) fn parts(
         &self,
         (at, tool): (usize, &ToolSpec),
@@ -224,7 +226,7 @@ impl GrammarContext<'_> {
         rule.append(self.text_terms(after))
     }
 
-    /// Returns the rule of a value as plain text, followed by `close`.
+    /// Returns the grammar rule of an argument's value as plain text, followed by `close`.
     fn value(
         &self,
         name: &str,
@@ -260,8 +262,8 @@ impl GrammarContext<'_> {
         self.text(name, close)
     }
 
-    /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the
-    /// text would end or start a call.
+    /// Returns the grammar rule of any text without tags of the call format, followed by `close`. A
+    /// tag in the text would end or start a call.
     pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
         let tags: Vec<String> = self.tags.iter().map(|tag| escape_regex(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));

@@ -29,7 +29,7 @@ const END: &str = "<|end|>";
 const RETURN: &str = "<|return|>";
 const CALL: &str = "<|call|>";
 const RECIPIENT: &str = "to=";
-/// Tags around reasoning in demonstrations.
+/// Tags around reasoning in demonstrations, in the Harmony format.
 pub(crate) const REASONING_TAGS: [&str; 2] =
     ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
 
@@ -125,7 +125,7 @@ impl Syntax for Harmony {
         let Some((header, body)) = text.split_once(MESSAGE) else {
             let tagged = text.starts_with("<|");
             return tagged.then(|| {
-                format!("{MESSAGE} is missing behind {:?}", crate::excerpt::excerpt(text))
+                format!("{MESSAGE} is missing after {:?}", crate::excerpt::excerpt(text))
             });
         };
         recipient(header)?;
@@ -181,7 +181,8 @@ impl Syntax for Harmony {
     }
 }
 
-/// Returns the tool to which a message is addressed, or `None` if it is not a call.
+/// Returns the name of the tool to which a message's header is addressed, or `None` if the message
+/// is not a call.
 fn recipient(header: &str) -> Option<&str> {
     let (before, to) = header.split_once(RECIPIENT)?;
     if !before.is_empty() && !before.ends_with([' ', '>', '\n']) {

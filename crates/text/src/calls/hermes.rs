@@ -58,7 +58,8 @@ impl Syntax for Hermes {
         _: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = text.get(json?)?;
-        let value = serde_json::from_str(json).map_err(|error| format!("not valid JSON: {error}"));
+        let value = serde_json::from_str(json)
+            .map_err(|error| format!("the call is not valid JSON: {error}"));
         let call = value.and_then(|value| call_from(value, &["arguments"]));
         Some(vec![call.map_err(MalformedReason::from)])
     }

@@ -5,21 +5,21 @@
 //! - **No false errors**: a value that `serde_json` accepts is never reported as broken. Numbers
 //!   and escapes are checked only roughly here; the caller that parses the value checks them.
 
-/// Maximum nesting, equal to that of `serde_json`.
+/// Maximum nesting depth of arrays and objects, equal to that of `serde_json`.
 const DEEPEST: usize = 127;
 
-/// State of a scanned value.
+/// Progress of scanning a JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The value is incomplete so far.
+    /// More text is needed to complete the JSON value.
     More,
-    /// The value ended before this offset.
+    /// The JSON value is complete. It ended before this byte offset.
     Done(usize),
-    /// The byte at this offset is invalid.
+    /// The text is not JSON. The byte at this offset is invalid.
     Broken(usize),
 }
 
-/// Element that the scanner expects next.
+/// Element of JSON that the scanner expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Value,
@@ -34,24 +34,25 @@ enum Expected {
     Number,
 }
 
-/// Scanner of a JSON array, object or string.
+/// Incremental scanner that finds the end of a JSON array, object or string.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// Open brackets; `true` for objects, `false` for arrays.
+    /// Brackets that are still open; `true` for objects, `false` for arrays.
     open: Vec<bool>,
     expect: Expected,
-    /// Number of scanned bytes.
+    /// Number of bytes that were scanned.
     at: usize,
     progress: Progress,
 }
 
 impl Json {
-    /// Creates a scanner for a value that starts with the first non-blank byte.
+    /// Creates a scanner for a JSON value that starts with the first non-blank byte.
     pub(crate) fn new() -> Self {
         Json { open: Vec::new(), expect: Expected::Value, at: 0, progress: Progress::More }
     }
 
-    /// Continues with `text`, which is the value from its start as far as it is known.
+    /// Continues the scan with `text`, which is the JSON value from its start as far as it is
+    /// known.
     pub(crate) fn follow(&mut self, text: &str) -> Progress {
         let bytes = text.as_bytes();
         while self.progress == Progress::More && self.at < bytes.len() {
@@ -70,7 +71,8 @@ impl Json {
         self.progress
     }
 
-    /// Scans a byte. Returns whether the byte was consumed, or `None` if it is invalid here.
+    /// Scans a byte of JSON. Returns whether the byte was consumed, or `None` if the byte is
+    /// invalid at this position.
     fn step(&mut self, byte: u8) -> Option<bool> {
         use Expected::*;
         let blank = matches!(byte, b' ' | b'\n' | b'\r' | b'\t');

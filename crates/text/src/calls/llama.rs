@@ -20,7 +20,7 @@ use super::{
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
-/// Token that ends a completion that waits for a tool result.
+/// Token that ends a completion that calls a tool and waits for the result.
 const END: &str = "<|eom_id|>";
 
 /// The tool-call format of Llama 3.
@@ -81,7 +81,7 @@ impl Syntax for Llama {
                 return None;
             }
         }
-        let call = value.map_err(|error| format!("not valid JSON: {error}"));
+        let call = value.map_err(|error| format!("the call is not valid JSON: {error}"));
         let call = call.and_then(|value| call_from(value, &["parameters", "arguments"]));
         Some(vec![call.map_err(MalformedReason::from)])
     }

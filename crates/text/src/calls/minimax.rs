@@ -106,7 +106,7 @@ impl Syntax for Minimax {
     }
 }
 
-/// Returns a name without quotation marks, or an error if it is empty.
+/// Removes the quotation marks around a name. Returns an error if the name is empty.
 fn parse_name(text: &str) -> Result<&str, String> {
     let name = strip_quotes(text);
     if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }
@@ -116,15 +116,15 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner =
         text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
     let (name, mut rest) =
-        split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
+        split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not closed"))?;
     let name = parse_name(name)?;
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
-            format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()))
+            format!("expected {PARAMETER}\"…\">, but found {:?}", excerpt(rest.trim()))
         })?;
         if !value.contains(PARAMETER_END) {
-            return Err(format!("{PARAMETER_END} is missing behind {key}"));
+            return Err(format!("{PARAMETER_END} is missing after the value of {key}"));
         }
         let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |_| false);
         arguments.push((parse_name(key)?, value));

@@ -23,7 +23,8 @@ const OPEN: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
 const ARGUMENTS: &str = "[ARGS]";
 
-/// The tool-call format of Mistral. `named` selects the variant with `[ARGS]`.
+/// The tool-call format of Mistral. `named` selects the variant in which `[ARGS]` separates the
+/// tool's name from the arguments.
 pub(crate) struct Mistral {
     pub named: bool,
 }
@@ -85,10 +86,12 @@ impl Syntax for Mistral {
         let calls = match serde_json::from_str(&text[json]) {
             Ok(Value::Array(calls)) => calls,
             Ok(call) => vec![call],
-            Err(error) => return Some(vec![Err(format!("not valid JSON: {error}").into())]),
+            Err(error) => {
+                return Some(vec![Err(format!("the call is not valid JSON: {error}").into())]);
+            }
         };
         if calls.is_empty() {
-            return Some(vec![Err(format!("there is no call behind {OPEN}").into())]);
+            return Some(vec![Err(format!("there is no call after {OPEN}").into())]);
         }
         Some(
             calls
@@ -105,10 +108,10 @@ impl Syntax for Mistral {
     fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
         let rest = &text[OPEN.len().min(text.len())..];
         Some(match rest.find(['[', '{']) {
-            None if rest.trim().is_empty() => format!("there is no call behind {OPEN}"),
+            None if rest.trim().is_empty() => format!("there is no call after {OPEN}"),
             None => {
                 format!(
-                    "{ARGUMENTS} and the arguments are missing behind {:?}",
+                    "{ARGUMENTS} and the arguments are missing after {:?}",
                     crate::excerpt::excerpt(rest)
                 )
             }
@@ -166,7 +169,7 @@ impl Syntax for Mistral {
     }
 }
 
-/// Returns an id of nine letters and digits, as Mistral's templates require.
+/// Returns the id of the call at `index`: nine letters and digits, as Mistral's templates require.
 fn id(index: usize) -> String {
     format!("call{:05}", index % 100_000)
 }

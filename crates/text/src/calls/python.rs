@@ -8,10 +8,10 @@
 
 use serde_json::{Map, Value};
 
-/// Maximum nesting of lists and dictionaries.
+/// Maximum nesting depth of lists and dictionaries.
 const MAX_NESTING: usize = 64;
 
-/// Returns the value of a list, a tuple or a dictionary, or `None` if the text is not one.
+/// Parses a Python list, tuple or dictionary, or returns `None` if the text is none of these.
 pub(crate) fn container(text: &str) -> Option<Value> {
     let mut parser = Parser { rest: text.trim_start() };
     let value = parser.rest.starts_with(['[', '{', '(']).then(|| parser.value(0))??;
@@ -47,7 +47,7 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     serde_json::from_str(&json).ok()
 }
 
-/// Returns digits without the `_` between them, or `None` if the text contains anything else.
+/// Returns digits without the `_` between them, or `None` if the text contains any other character.
 fn plain_digits(text: &str) -> Option<String> {
     let is_plain = !text.starts_with('_') && !text.ends_with('_') && !text.contains("__");
     let digits: String = text.chars().filter(|c| *c != '_').collect();
@@ -59,7 +59,8 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// Skips white space, and then `token` if it follows. Returns whether it does.
+    /// Skips white space and the following `token`. Returns whether `token` follows the white
+    /// space.
     fn take(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
         self.rest.strip_prefix(token).map(|rest| self.rest = rest).is_some()
@@ -84,7 +85,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses items up to `close`. Also returns whether a comma follows the last one.
+    /// Parses the items of a container up to `close`. Also returns whether a comma follows the last
+    /// item.
     fn items(&mut self, depth: usize, close: &str) -> Option<(Vec<Value>, bool)> {
         self.rest = &self.rest[1..];
         let mut items = Vec::new();
@@ -127,7 +129,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses a string in single or triple quotation marks.
+    /// Parses a Python string in single or triple quotation marks.
     fn text(&mut self) -> Option<String> {
         let raw = self.rest.starts_with(['r', 'R']);
         self.rest = self.rest.trim_start_matches(['r', 'u', 'R', 'U']);
@@ -152,8 +154,8 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Appends the character of an escape sequence, after its backslash, and returns the remaining
-/// text.
+/// Parses a Python escape sequence after its backslash: appends its character to `text`, and
+/// returns the remaining text.
 fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     let c = rest.chars().next()?;
     let after = &rest[c.len_utf8()..];

@@ -122,14 +122,14 @@ impl Syntax for QwenXml {
     }
 }
 
-/// Returns the name in a tag, without quotation marks.
+/// Returns the name in an opening tag such as `<function=NAME>`, without quotation marks.
 fn parse_name<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
     let name = strip_quotes(text);
     if name.is_empty() {
-        return Err(format!("the name behind {tag} is empty"));
+        return Err(format!("the name after {tag} is empty"));
     }
     if name.contains(['\n', '<']) {
-        return Err(format!("the name behind {tag} is not ended by \">\": {:?}", excerpt(name)));
+        return Err(format!("the name after {tag} must end with \">\": {:?}", excerpt(name)));
     }
     Ok(name)
 }
@@ -141,13 +141,15 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
         return call_from(value, &["arguments", "parameters"]);
     }
     let (name, rest) = split_between(inner, FUNCTION, ">")
-        .ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
+        .ok_or_else(|| format!("{FUNCTION}NAME> is missing after {OPEN}"))?;
     let name = parse_name(name, FUNCTION)?;
     let mut rest = match rest.rsplit_once(FUNCTION_END) {
         Some((rest, after)) if after.trim().is_empty() => rest,
         // The closing tag is part of a value.
         Some((_, after)) if closed && after.contains(PARAMETER_END) => rest,
-        Some((_, after)) => return Err(format!("{:?} stands behind {FUNCTION_END}", after.trim())),
+        Some((_, after)) => {
+            return Err(format!("unexpected text {:?} after {FUNCTION_END}", after.trim()));
+        }
         None if closed => rest,
         None => return Err(format!("{FUNCTION_END} is missing")),
     };
@@ -155,10 +157,10 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
-            format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim()))
+            format!("expected {PARAMETER}NAME>, but found {:?}", excerpt(rest.trim()))
         })?;
         if !value.contains(PARAMETER_END) {
-            return Err(format!("{PARAMETER_END} is missing behind {PARAMETER}{}>", excerpt(key)));
+            return Err(format!("{PARAMETER_END} is missing after {PARAMETER}{}>", excerpt(key)));
         }
         let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |key| {
             known.as_ref().is_none_or(|known| known.contains(&key))

@@ -9,16 +9,17 @@ use std::ops::Range;
 
 use super::{MAX_HEADER, TagEffect, Trailer};
 
-/// Returns the length of the white space at the start of a text, or `None` if it is longer than a
-/// header may be.
+/// Returns the length of the white space at the start of a text. Returns `None` if it is longer
+/// than [`MAX_HEADER`](super::MAX_HEADER).
 pub(crate) fn blank(text: &str) -> Option<usize> {
     let window = text.char_indices().take(MAX_HEADER + 1);
     let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
     end.or_else(|| (window.count() <= MAX_HEADER).then_some(text.len()))
 }
 
-/// Returns the length of white space and a following `tag` at the start of a text. `None` if more
-/// text is needed to decide, `Some(None)` if the text starts with anything else.
+/// Returns the length of the white space and the following `tag` at the start of a text. Returns
+/// `None` if more text is needed to decide, and `Some(None)` if the text starts with anything else.
+/// `ended` is whether the text is complete.
 pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
     let Some(blank) = blank(text) else { return Some(None) };
     let after = &text[blank..];
@@ -31,8 +32,9 @@ pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize
     }
 }
 
-/// Returns the offset of the first of some tags in a header, and that tag. `None` if more text is
-/// needed to decide, `Some(None)` if the header contains no tag or is too long.
+/// Returns the offset of the first tag in a call's header, and that tag. Returns `None` if more
+/// text is needed to decide, and `Some(None)` if the header contains none of `tags` or is too long.
+/// `ended` is whether the text is complete.
 pub(crate) fn header<'a>(
     text: &str,
     tags: &[&'a str],
@@ -51,7 +53,7 @@ pub(crate) fn header<'a>(
     }
 }
 
-/// Parses white space and a closing tag.
+/// Parses the white space and the closing tag `close` after the JSON of a call.
 pub(crate) fn parse_close(rest: &str, close: &str, ended: bool) -> Trailer {
     let after = rest.trim_start();
     if after.starts_with(close) {
@@ -68,11 +70,11 @@ pub(crate) fn parse_close(rest: &str, close: &str, ended: bool) -> Trailer {
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
     tags: Vec<(String, TagEffect)>,
-    /// Whether any tag starts with this byte.
+    /// Whether any tag starts with the byte that is the index.
     first: [bool; 256],
 }
 
-/// The first tag in a text.
+/// The result of searching for the first tag in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     Tag(Range<usize>, TagEffect),
@@ -96,7 +98,8 @@ impl Table {
         table
     }
 
-    /// Returns the first tag at or after `from`. `ended` states that the text is complete.
+    /// Returns the first tag at or after offset `from` of a text. `ended` is whether the text is
+    /// complete.
     pub(crate) fn next(&self, text: &str, from: usize, ended: bool) -> Next {
         let bytes = text.as_bytes();
         for at in from..bytes.len() {

@@ -8,8 +8,8 @@ use super::python;
 use crate::schema::{Schema, type_of};
 use crate::{ToolCall, ToolSpec, python_json};
 
-/// Returns the value that `text` represents, or `None` if it is empty and the parameter cannot be a
-/// string.
+/// Returns the argument value that `text` represents, or `None` if the text is empty and the
+/// parameter cannot be a string.
 ///
 /// 1. A parameter that can only be a string is the text unchanged.
 /// 2. Any other parameter is JSON of one of its types, including Python's `True`, `False` and
@@ -63,15 +63,15 @@ fn parse_typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     if fits || !is_text { Some(value) } else { as_text() }
 }
 
-/// Returns the integer that a number equals, or the value unchanged.
+/// Converts a number with a zero fraction to an integer. Returns any other value unchanged.
 fn to_integer(value: Value) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let float = value.as_f64().filter(|float| type_of(&value) == "number" && float.fract() == 0.0);
     float.filter(|float| float.abs() < EXACT).map_or(value, |float| (float as i64).into())
 }
 
-/// Returns the call of `name` with typed arguments. Empty arguments that cannot be strings are
-/// omitted.
+/// Creates a call of the tool `name`, whose argument texts are parsed by the types in the tool's
+/// schema. Empty arguments that cannot be strings are omitted.
 pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> ParsedCall {
     let tool = tools.iter().find(|tool| tool.name == name);
     let properties =
@@ -104,7 +104,7 @@ pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'
     )
 }
 
-/// Returns a name without surrounding quotation marks.
+/// Removes the quotation marks around a name.
 pub(crate) fn strip_quotes(name: &str) -> &str {
     let name = name.trim();
     strip_mark(name, '"').or_else(|| strip_mark(name, '\'')).map_or(name, str::trim)
@@ -155,7 +155,7 @@ pub(crate) fn value_before<'a>(
     }
 }
 
-/// Returns the text that represents an argument.
+/// Returns the text of an argument's value: a string unchanged, any other value as JSON.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| python_json::dumps(value), str::to_owned)
 }
@@ -165,14 +165,14 @@ pub(crate) fn arguments(call: &ToolCall) -> String {
     call.arguments.to_text()
 }
 
-/// Returns a call as a JSON object, with its arguments under `key`, followed by `more`.
+/// Returns a call as the text of a JSON object, with its arguments under `key`, followed by `more`.
 pub(crate) fn object(call: &ToolCall, key: &str, more: &str) -> String {
     let name = python_json::dumps(&Value::String(call.name.clone()));
     format!("{{\"name\": {name}, \"{key}\": {}{more}}}", arguments(call))
 }
 
-/// Returns the arguments of a call, each written by `argument` from its name and value. Arguments
-/// that are not a JSON object are written unchanged, followed by `line`.
+/// Returns the arguments of a call as text, each written by `argument` from its name and value.
+/// Arguments that are not a JSON object are written unchanged, followed by `line`.
 pub(crate) fn write_tagged(
     call: &ToolCall,
     line: &str,
@@ -186,8 +186,8 @@ pub(crate) fn write_tagged(
     text
 }
 
-/// Returns the text between `open` and `close` at the start of `text`, and the rest. Leading white
-/// space is skipped.
+/// Returns the text between `open` and `close` at the start of `text`, and the text after `close`.
+/// Leading white space is skipped.
 pub(crate) fn split_between<'a>(
     text: &'a str,
     open: &str,

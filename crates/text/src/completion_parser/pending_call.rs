@@ -3,7 +3,7 @@
 use super::*;
 
 impl PendingCall {
-    /// Searches for the end of the call in the text received so far.
+    /// Searches for the end of the call in the text that was received so far.
     pub(super) fn step(&mut self, tags: &Tags, text: &str, ended: bool) -> End {
         if self.body == Body::More {
             self.body = tags.syntax.body(text, ended);
@@ -58,8 +58,8 @@ impl PendingCall {
         }
     }
 
-    /// Searches for the tag that ends the body. Returns the length of the text before that tag, or
-    /// before what may become one.
+    /// Searches for the tag that ends the call's body. Returns the length of the text before this
+    /// tag, or before an incomplete tag at the end of the text.
     pub(super) fn find_end_tag(
         &mut self,
         tags: &Tags,

@@ -11,8 +11,8 @@ use super::arguments::BoundArguments;
 use super::limits::{failure, is_namespace, list, pairs};
 use super::strings;
 
-/// Methods of Python's `dict`. They take precedence over items of the same name: `schema.items` is
-/// never the item.
+/// Names of the methods of Python's `dict`. They take precedence over items of the same name:
+/// `schema.items` is never the item.
 pub(super) const METHODS: [&str; 11] = [
     "clear",
     "copy",
@@ -27,7 +27,7 @@ pub(super) const METHODS: [&str; 11] = [
     "values",
 ];
 
-/// Mutating methods, which transformers' sandbox also hides from templates.
+/// Names of mutating methods, which transformers' sandbox also hides from templates.
 const CHANGES: [&str; 12] = [
     "append",
     "clear",
@@ -43,7 +43,7 @@ const CHANGES: [&str; 12] = [
     "add",
 ];
 
-/// Calls a method that the engine does not implement.
+/// Calls a method of a container that the template engine does not implement.
 pub(crate) fn method(
     state: &mut State,
     value: &Value,
@@ -142,7 +142,8 @@ fn sequence(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, E
     }
 }
 
-/// A method that is referenced without a call: it is defined and truthy, and has no attributes.
+/// A method that a template references without calling it. The method is defined and truthy, and
+/// has no attributes.
 #[derive(Debug)]
 struct Method(String);
 
@@ -163,7 +164,7 @@ impl Object for Method {
     }
 }
 
-/// Returns `value.name` for a name in [`METHODS`].
+/// Returns the attribute `value.name` if `name` is one of [`METHODS`].
 pub(super) fn attribute(state: &mut State, value: Value, name: &str) -> Result<Value, Error> {
     if value.kind() != ValueKind::Map || is_namespace(state, &value) {
         return value.get_attr(name);

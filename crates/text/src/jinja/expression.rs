@@ -5,10 +5,10 @@ use super::containers::METHODS;
 use super::lexer::{Tag, Token, is_name};
 use super::names::{ATTRIBUTE, KEEP, OpenMacros};
 
-/// Maximum nesting of an expression.
+/// Maximum nesting depth of a template expression.
 const DEPTH: usize = 100;
 
-/// Parser state: the remaining tokens of a tag.
+/// Translator of a template expression: the remaining tokens of a tag, and the nesting depth.
 pub(super) struct Expression<'a> {
     tag: &'a Tag<'a>,
     rest: &'a [Token<'a>],
@@ -23,21 +23,22 @@ impl<'a> Expression<'a> {
         Expression { tag, rest, macros, depth: 0 }
     }
 
-    /// Translates all tokens as one expression.
+    /// Translates all remaining tokens as one expression.
     pub fn translate(mut self) -> TranslateResult {
         let translated = self.expression(true)?;
         self.end()?;
         Ok(translated)
     }
 
-    /// Translates all tokens as one expression, or as several separated by commas.
+    /// Translates all remaining tokens as one expression, or as several expressions separated by
+    /// commas.
     pub fn translate_tuple(mut self) -> TranslateResult {
         let translated = self.tuple(true)?;
         self.end()?;
         Ok(translated)
     }
 
-    /// Checks that no tokens are left.
+    /// Checks that no tokens of the tag are left.
     ///
     /// # Errors
     /// Returns an error that names the first remaining token.
@@ -62,7 +63,7 @@ impl<'a> Expression<'a> {
         Ok(first)
     }
 
-    /// Consumes the next token if it is `text`.
+    /// Consumes the next token if its text is `text`.
     pub fn take(&mut self, text: &str) -> Option<String> {
         if self.peek(text) { self.next().ok().map(Token::source) } else { None }
     }
@@ -71,14 +72,15 @@ impl<'a> Expression<'a> {
         self.take(text).ok_or_else(|| self.unexpected())
     }
 
-    /// Consumes the next token if it is a word.
+    /// Consumes the next token if it is a word, and returns the word.
     pub fn next_name(&mut self) -> Option<String> {
         let token = self.rest.first().filter(|token| !token.quoted && is_name(&token.text))?;
         self.rest = &self.rest[1..];
         Some(token.source())
     }
 
-    /// Returns the first of `names` that occurs before the next comma outside of brackets.
+    /// Returns the first of `names` that occurs before the next comma outside of brackets, or
+    /// `None` if none occurs.
     pub fn name_among(&self, names: &[String]) -> Option<&'a str> {
         let mut depth = 0;
         let here = self.rest.iter().take_while(|token| {
@@ -110,7 +112,7 @@ impl<'a> Expression<'a> {
         Ok(if is_tuple { call_text(KEEP, &[&format!("({items})")]) } else { items })
     }
 
-    /// Translates expressions separated by commas. Also returns whether there is a comma.
+    /// Translates expressions that are separated by commas. Also returns whether there is a comma.
     fn parse_list(&mut self, conditions: bool) -> Result<(String, bool), String> {
         let mut items = self.expression(conditions)?;
         let is_tuple = self.peek(",");
@@ -126,7 +128,7 @@ impl<'a> Expression<'a> {
         Ok((items, is_tuple))
     }
 
-    /// Translates one expression. It can be a conditional expression if `conditions` is set.
+    /// Translates one expression, which can be a conditional expression if `conditions` is set.
     pub fn expression(&mut self, conditions: bool) -> TranslateResult {
         self.enter()?;
         let mut out = self.or()?;
@@ -146,7 +148,7 @@ impl<'a> Expression<'a> {
         self.parse_joined(&["or"], |this| this.parse_joined(&["and"], Self::not))
     }
 
-    /// Translates operands separated by operators that stay unchanged.
+    /// Translates operands that are separated by operators. The operators stay unchanged.
     fn parse_joined(
         &mut self,
         operators: &[&str],
@@ -172,8 +174,8 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// Translates comparisons. Order comparisons become calls, because Python rejects some that the
-    /// engine accepts.
+    /// Translates comparisons. Order comparisons become function calls, because Python rejects some
+    /// that the template engine accepts.
     fn comparison(&mut self) -> TranslateResult {
         let first = self.sum()?;
         let mut pairs: Vec<String> = Vec::new();
@@ -273,7 +275,8 @@ impl<'a> Expression<'a> {
         self.filters(if signed { format!("({operand})") } else { operand })
     }
 
-    /// Translates a literal, a name or a bracketed expression. Also returns the name, if it is one.
+    /// Translates a literal, a name or a bracketed expression. Also returns the name if the
+    /// expression is a name.
     fn primary(&mut self) -> Result<(String, Option<&'a str>), String> {
         let token = self.next()?;
         let mut name = None;
@@ -331,7 +334,7 @@ impl<'a> Expression<'a> {
         Ok(if is_empty { out } else { call_text(KEEP, &[&out]) })
     }
 
-    /// Translates attributes, items, slices and calls.
+    /// Translates the attributes, items, slices and calls after a value.
     fn postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> TranslateResult {
         loop {
             if let Some(dot) = self.take(".") {
@@ -401,7 +404,7 @@ impl<'a> Expression<'a> {
         ))
     }
 
-    /// Translates the arguments between the parentheses of a call.
+    /// Translates the arguments of a call, which are between parentheses.
     fn arguments(&mut self) -> TranslateResult {
         let mut out = String::new();
         while !self.peek(")") {
@@ -422,7 +425,7 @@ impl<'a> Expression<'a> {
         Ok(out)
     }
 
-    /// Translates filters and tests after a value.
+    /// Translates the filters and tests after a value.
     fn filters(&mut self, mut of: String) -> TranslateResult {
         loop {
             if let Some(pipe) = self.take("|") {
@@ -447,7 +450,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// Returns whether an unparenthesized argument of a test follows.
+    /// Returns whether the next token starts an argument of a test that is not in parentheses.
     fn starts_argument(&self) -> bool {
         self.rest.first().is_some_and(|token| {
             token.quoted
@@ -464,7 +467,8 @@ fn bound_source(part: &Option<String>) -> String {
     part.clone().unwrap_or_else(|| "none".into())
 }
 
-/// Returns a call of one of our functions. The leading space separates it from a preceding word.
+/// Returns the source text of a call of a built-in function. The leading space separates the call
+/// from a preceding word.
 fn call_text(function: &str, arguments: &[impl AsRef<str>]) -> String {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     format!(" {function}({})", arguments.join(","))

@@ -13,7 +13,7 @@ use super::strings;
 use super::text_filters::{self, as_text};
 use crate::python_json::Style;
 
-/// Replaces, adds and removes filters.
+/// Registers Jinja's filters in a template environment, and removes filters that Jinja lacks.
 ///
 /// `random` picks an item by the fixed time `now`, so that every rendering prints the same text.
 pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
@@ -73,8 +73,8 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
     }
 }
 
-/// Returns the items over which Python iterates: characters, keys or items. Undefined values have
-/// no items.
+/// Returns the items over which Python iterates for a value: characters, keys or items. Undefined
+/// values have no items.
 fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),
@@ -87,7 +87,7 @@ fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     }
 }
 
-/// Returns `value.a.0.b` for an attribute path, as filters take it.
+/// Returns the attribute `value.a.0.b` for the attribute path `a.0.b`, as filters take it.
 fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
     let Some(path) = path.as_str() else { return value.get_item(path) };
     path.split('.').try_fold(value.clone(), |value, part| match part.parse::<u32>() {
@@ -108,8 +108,8 @@ fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> 
     }
 }
 
-/// Implements `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
-/// transformers.
+/// Implements the filter `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the
+/// defaults of transformers.
 fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new(
         "tojson",
@@ -172,7 +172,7 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     limits::text(state, style.dumps(&value))
 }
 
-/// Converts a value to JSON, with keys as `json.dumps` writes them.
+/// Converts a template value to JSON, with keys as `json.dumps` writes them.
 fn json(value: &Value) -> Result<serde_json::Value, Error> {
     Ok(match value.kind() {
         ValueKind::Map => {
@@ -303,7 +303,7 @@ fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Valu
     }
 }
 
-/// Returns an attribute. Keys of a mapping are not attributes.
+/// Implements the filter `attr`: returns an attribute. Keys of a mapping are not attributes.
 fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("attr", &["name"], given)?;
     let name = bound.text(0)?;
@@ -322,7 +322,7 @@ fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error>
     Ok(value)
 }
 
-/// Calls a filter of the engine with all arguments by name.
+/// Calls a filter of the template engine with all arguments by name.
 fn by_name(
     state: &mut State,
     call: &str,
@@ -378,7 +378,7 @@ fn sum(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error>
     })
 }
 
-/// Implements `batch` and `slice`.
+/// Implements the filters `batch` and `slice`.
 fn in_groups(
     state: &mut State,
     call: &str,

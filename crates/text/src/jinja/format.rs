@@ -9,10 +9,11 @@ use super::arguments::{integer, split_arguments};
 use super::limits::{TEXT, failure, spend_bytes};
 use super::repr::{is_printable, repr, text};
 
-/// Maximum number of digits of a float. No 64-bit float has more than 1074 digits after its point.
+/// Maximum number of printed digits of a float. No 64-bit float has more than 1074 digits after its
+/// point.
 const DIGITS: usize = 4096;
 
-/// Implements `template % arguments`.
+/// Implements Python's string formatting `template % arguments`.
 pub(crate) fn printf(
     state: &mut State,
     template: &str,
@@ -142,7 +143,7 @@ pub(crate) fn printf(
     Ok(out)
 }
 
-/// Returns a float without its fraction, or an error if it does not fit into 128 bits.
+/// Truncates a float to an integer. Returns an error if the integer does not fit into 128 bits.
 pub(super) fn to_integer(value: f64) -> Result<i128, Error> {
     let range = -(2f64.powi(127))..2f64.powi(127);
     if range.contains(&value) {
@@ -152,7 +153,7 @@ pub(super) fn to_integer(value: f64) -> Result<i128, Error> {
     }
 }
 
-/// Checks the precision with which a float is printed.
+/// Checks the precision with which a float is printed. Returns an error if it exceeds [`DIGITS`].
 fn digits(precision: usize) -> Result<usize, Error> {
     if precision > DIGITS {
         return Err(failure(format!(
@@ -162,7 +163,7 @@ fn digits(precision: usize) -> Result<usize, Error> {
     Ok(precision)
 }
 
-/// Parses a width or precision: digits, or `*` for the next value.
+/// Parses a width or precision of a `%` field: digits, or `*` for the next value.
 fn count(
     rest: &mut &str,
     next: &mut impl FnMut() -> Result<Value, Error>,
@@ -181,14 +182,14 @@ fn count(
     }
 }
 
-/// Charges a width to the budget and returns it.
+/// Charges the width of a field to the rendering's budget, and returns the width.
 fn spend_width(state: &mut State, width: i64) -> Result<usize, Error> {
     let width = usize::try_from(width).unwrap_or(TEXT + 1);
     spend_bytes(state, width)?;
     Ok(width)
 }
 
-/// Appends `body`, padded to `width` characters.
+/// Appends `body` to `out`, padded to `width` characters.
 fn pad(out: &mut String, body: &str, fill: char, width: usize, align: char) {
     let missing = width.saturating_sub(body.chars().count());
     let before = match align {
@@ -213,7 +214,7 @@ fn escape(c: char) -> String {
     }
 }
 
-/// Implements `template.format(*arguments)`.
+/// Implements Python's string formatting `template.format(*arguments)`.
 pub(crate) fn str_format(
     state: &mut State,
     template: &str,
@@ -230,9 +231,9 @@ pub(crate) fn str_format(
 struct Fields<'a> {
     positional: &'a [Value],
     named: Kwargs,
-    /// Number of fields without a name so far.
+    /// Number of fields without a name or number that were formatted so far.
     automatic: usize,
-    /// Whether any field has a number.
+    /// Whether any field of the template has a number.
     numbered: bool,
 }
 
@@ -330,7 +331,7 @@ impl Fields<'_> {
     }
 }
 
-/// Implements `format(value, spec)`.
+/// Implements Python's function `format(value, spec)`.
 fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, Error> {
     if spec.is_empty() {
         return text(state, value);
@@ -367,12 +368,12 @@ fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, 
     format(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[value])
 }
 
-/// A parsed format specification: the padding, and the rest.
+/// A parsed format specification: the padding, and the remaining specification.
 struct Layout {
     fill: char,
     align: Option<char>,
     width: usize,
-    /// Sign, grouping, precision and type.
+    /// Sign, grouping, precision and type of the format specification.
     body: String,
 }
 
@@ -400,7 +401,8 @@ impl Layout {
         }
     }
 
-    /// Returns a number padded to its field. `=` inserts the padding after the sign.
+    /// Pads a formatted number to the width of its field. The alignment `=` inserts the padding
+    /// after the sign.
     fn apply_layout(&self, body: &str) -> String {
         let mut out = String::new();
         match self.align {
@@ -419,7 +421,7 @@ fn is_alignment(c: &char) -> bool {
     "<>=^".contains(*c)
 }
 
-/// Implements `str.center`, `ljust` and `rjust`.
+/// Implements Python's `str.center`, `str.ljust` and `str.rjust`.
 pub(crate) fn justify(
     state: &mut State,
     text: &str,
@@ -443,7 +445,7 @@ pub(crate) fn justify(
     Ok(out)
 }
 
-/// Implements `str.isprintable`.
+/// Implements Python's `str.isprintable`.
 pub(crate) fn all_printable(text: &str) -> bool {
     text.chars().all(is_printable)
 }

@@ -10,8 +10,8 @@ use serde_json::{Number, Value as Json};
 
 use crate::decimal::exact_float;
 
-/// A number that the engine cannot represent: an integer beyond 128 bits, or a decimal that no f64
-/// prints as. It prints its digits and does not support arithmetic.
+/// A number that the template engine cannot represent: an integer beyond 128 bits, or a decimal
+/// that no f64 prints as. It prints its digits and does not support arithmetic.
 #[derive(Debug)]
 pub(super) struct Digits(pub(super) Number);
 
@@ -25,7 +25,7 @@ impl Object for Digits {
     }
 }
 
-/// Converts JSON to a template value. Keys keep their order.
+/// Converts a JSON value to a template value. Keys of objects keep their order.
 pub(crate) fn from_json(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),

@@ -10,29 +10,31 @@ use std::time::{Duration, Instant};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Maximum number of engine instructions in one rendering.
+/// Maximum number of template engine instructions in one rendering.
 pub(crate) const STEPS: u64 = 5_000_000;
-/// Maximum nesting of frames: loops, scopes and macros. A macro counts as four.
+/// Maximum nesting depth of frames in a rendering: loops, scopes and macros. A macro counts as four
+/// frames.
 pub(crate) const FRAMES: usize = 200;
-/// Maximum length of one text, in bytes.
+/// Maximum length of one text in a rendering, in bytes.
 pub(crate) const TEXT: usize = 16 << 20;
-/// Maximum size of all texts and lists that one rendering creates, in bytes. Dropped values count,
-/// too.
+/// Maximum total size of all texts and lists that one rendering creates, in bytes. Dropped values
+/// count, too.
 pub(crate) const TOTAL: usize = 512 << 20;
-/// Maximum number of values in one container. A shared value counts each time it is reached.
+/// Maximum number of values in one container of a rendering. A shared value counts each time it is
+/// reached.
 pub(crate) const VALUES: usize = 1 << 18;
-/// Maximum nesting of containers.
+/// Maximum nesting depth of containers in a rendering.
 pub(crate) const DEPTH: usize = 100;
-/// Maximum duration of one rendering.
+/// Maximum duration of rendering a template.
 pub(crate) const TIME: Duration = Duration::from_secs(10);
 
-/// Remaining budget of a rendering.
+/// Budget of time and bytes that remains for a rendering.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: usize,
     until: Instant,
-    /// Namespaces. They must not contain each other, because a cycle could be neither compared nor
-    /// freed.
+    /// Namespaces that the rendering has created. They must not contain each other, because a cycle
+    /// could be neither compared nor freed.
     namespaces: Vec<Value>,
 }
 
@@ -44,12 +46,12 @@ impl Budget {
     fn spend(&mut self, bytes: usize) -> Result<(), Error> {
         if bytes > TEXT {
             return Err(failure(format!(
-                "it creates a string of {bytes} bytes, but at most {TEXT} are allowed"
+                "the template creates a string of {bytes} bytes, but at most {TEXT} are allowed"
             )));
         }
         self.bytes = self.bytes.checked_sub(bytes).ok_or_else(|| {
             failure(format!(
-                "it creates more than {TOTAL} bytes of text in one rendering; is there an infinite \
+                "one rendering creates more than {TOTAL} bytes of text; is there an infinite \
                  loop?"
             ))
         })?;
@@ -60,19 +62,19 @@ impl Budget {
         if now >= self.until {
             let seconds = TIME.as_secs();
             return Err(failure(format!(
-                "it takes more than {seconds} s to render; is there an infinite loop?"
+                "rendering takes more than {seconds} s; is there an infinite loop?"
             )));
         }
         Ok(())
     }
 }
 
-/// Creates a template error.
+/// Creates a template error with a message.
 pub(crate) fn failure(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-/// Charges `bytes` to the budget, before they are allocated.
+/// Charges `bytes` to the budget of a rendering, before the bytes are allocated.
 ///
 /// # Errors
 /// Returns an error if there are too many bytes for one text, or for the remaining budget.
@@ -80,7 +82,8 @@ pub(crate) fn spend_bytes(state: &mut State, bytes: usize) -> Result<(), Error> 
     state.get_or_insert_extension_with(Budget::new).spend(bytes)
 }
 
-/// Starts the body of a loop or a macro that prints `bytes` of its own.
+/// Starts the body of a loop or a macro, and charges the `bytes` of text that the body prints to
+/// the budget.
 pub(crate) fn tick(state: &mut State, bytes: usize) -> Result<Value, Error> {
     let budget = state.get_or_insert_extension_with(Budget::new);
     budget.look(Instant::now())?;
@@ -88,44 +91,44 @@ pub(crate) fn tick(state: &mut State, bytes: usize) -> Result<Value, Error> {
     Ok(Value::UNDEFINED)
 }
 
-/// Creates a text and charges its length to the budget.
+/// Creates a text value, and charges its length to the budget of the rendering.
 pub(crate) fn text(state: &mut State, text: impl Into<String>) -> Result<Value, Error> {
     let text = text.into();
     spend_bytes(state, text.len())?;
     Ok(Value::from(text))
 }
 
-/// Creates a list and charges its items to the budget.
+/// Creates a list value, and charges its items to the budget of the rendering.
 pub(crate) fn list(state: &mut State, items: Vec<Value>) -> Result<Value, Error> {
     spend_bytes(state, items.len().saturating_mul(size_of::<Value>()))?;
     Ok(Value::from(items))
 }
 
-/// Registers a namespace.
+/// Registers a namespace that the template has created.
 pub(crate) fn remember_namespace(state: &mut State, namespace: &Value) {
     state.get_or_insert_extension_with(Budget::new).namespaces.push(namespace.clone());
 }
 
-/// Returns whether a value is a namespace.
+/// Returns whether a value is a namespace that the template has created.
 pub(crate) fn is_namespace(state: &mut State, value: &Value) -> bool {
     let known = &state.get_or_insert_extension_with(Budget::new).namespaces;
     known.iter().any(|namespace| minijinja::tests::is_sameas(namespace, value))
 }
 
-/// Size of a value.
+/// Size of a template value: its values, nesting depth and bytes.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Size {
-    /// Number of values in it, including itself.
+    /// Number of values in the value, including the value itself.
     pub values: usize,
-    /// Nesting depth of containers.
+    /// Nesting depth of containers in the value.
     pub depth: usize,
-    /// Total length of its texts, in bytes.
+    /// Total length of the texts in the value, in bytes.
     pub bytes: usize,
-    /// Whether it contains an undefined value.
+    /// Whether the value contains an undefined value.
     pub undefined: bool,
 }
 
-/// Measures a value.
+/// Measures the size of a template value.
 ///
 /// # Errors
 /// Returns an error if the value contains more than [`VALUES`] values, or if it is nested deeper
@@ -140,10 +143,10 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
     size.values += 1;
     size.depth = size.depth.max(depth);
     if size.values > VALUES {
-        return Err(failure(format!("it creates a value of more than {VALUES} parts")));
+        return Err(failure(format!("the template creates a value of more than {VALUES} parts")));
     }
     if depth > DEPTH {
-        return Err(failure(format!("it nests values deeper than {DEPTH}")));
+        return Err(failure(format!("the template nests values deeper than {DEPTH}")));
     }
     match value.kind() {
         ValueKind::Undefined => size.undefined = true,
@@ -169,12 +172,13 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
     Ok(())
 }
 
-/// Returns the keys and values of a mapping.
+/// Returns the pairs of keys and values of a mapping.
 pub(crate) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     value.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten()
 }
 
-/// Checks a container that is created or stored, and charges its values to the budget.
+/// Checks a container that a template creates or stores, and charges its values to the budget of
+/// the rendering.
 ///
 /// # Errors
 /// Returns an error if the container is too large or too deep, or if it contains a namespace.

@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 use super::limits::{self, failure};
 use super::repr::text;
 
-/// Returns its items in order, and starts again after the last one.
+/// Jinja's `cycler` object. It returns its items in order, and starts again after the last item.
 #[derive(Debug)]
 struct Cycler {
     items: Vec<Value>,
@@ -49,7 +49,8 @@ impl Object for Cycler {
     }
 }
 
-/// Returns an empty text at the first call, and its text at every later one.
+/// Jinja's `joiner` object. It returns an empty text at the first call, and its separator at every
+/// later call.
 #[derive(Debug)]
 struct Joiner {
     text: String,
@@ -71,7 +72,7 @@ impl Object for Joiner {
     }
 }
 
-/// Implements `cycler(*items)`.
+/// Implements Jinja's function `cycler(*items)`.
 pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Error> {
     // Nested cyclers and joiners would form chains of unbounded length.
     if items.is_empty() || items.iter().any(|item| item.kind() == ValueKind::Plain) {
@@ -83,7 +84,7 @@ pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Err
     Ok(Value::from_object(Cycler { items: items.0, at: AtomicUsize::new(0) }))
 }
 
-/// Implements `joiner(sep=", ")`.
+/// Implements Jinja's function `joiner(sep=", ")`.
 pub(crate) fn joiner(state: &mut State, sep: Option<Value>) -> Result<Value, Error> {
     let text = sep.map_or_else(|| Ok(", ".to_string()), |sep| text(state, &sep))?;
     Ok(Value::from_object(Joiner { text, used: AtomicBool::new(false) }))

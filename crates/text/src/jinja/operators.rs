@@ -13,7 +13,7 @@ use super::limits::{self, failure, list, measure, spend_bytes};
 use super::repr::text;
 use super::text_filters::escape;
 
-/// Registers these functions in an environment.
+/// Registers the functions that implement Python's operators in a template environment.
 pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function("__levade_add", add);
     environment.add_function("__levade_mul", mul);
@@ -29,7 +29,7 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_function(super::names::TICK, limits::tick);
 }
 
-/// A number as in Python. Booleans are numbers, too.
+/// A number in Python's sense: booleans are numbers, too.
 enum Number {
     Integer(i128),
     Float(f64),
@@ -55,7 +55,8 @@ impl Number {
     }
 }
 
-/// Applies an arithmetic operator. `integers` returns `None` if the result exceeds 128 bits.
+/// Applies an arithmetic operator to two values. `integers` returns `None` if the result exceeds
+/// 128 bits.
 fn arithmetic(
     operator: &str,
     (left, right): (&Value, &Value),
@@ -98,7 +99,8 @@ fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     arithmetic("+", (&left, &right), i128::checked_add, |a, b| a + b)
 }
 
-/// Returns a text as markup. Plain text is escaped when it is joined with markup, as in markupsafe.
+/// Returns the markup of a value. Plain text is escaped when it is joined with markup, as in
+/// markupsafe.
 fn to_markup(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
     if value.is_safe() { text.to_string() } else { escape(text) }
@@ -188,7 +190,7 @@ fn concat(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
     limits::text(state, out)
 }
 
-/// Implements `value[start:stop:step]`.
+/// Implements Python's slicing `value[start:stop:step]`.
 fn slice(
     state: &mut State,
     value: Value,
@@ -240,7 +242,8 @@ fn slice_bound(value: &Value, name: &str) -> Result<Option<i64>, Error> {
     }
 }
 
-/// Returns the indices of `range(*slice(start, stop, step).indices(length))`.
+/// Returns the indices that a slice of a sequence selects, as Python's
+/// `range(*slice(start, stop, step).indices(length))` does.
 fn positions(
     length: usize,
     start: Option<i64>,
@@ -267,7 +270,7 @@ fn positions(
     })
 }
 
-/// Implements `left < right` and the other order operators. As in Python, they compare numbers,
+/// Implements `left < right` and the other order operators of Python. They compare numbers,
 /// strings, lists or tuples with values of the same kind.
 pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
     let numbers = match (Number::from_value(&left), Number::from_value(&right)) {
@@ -301,7 +304,7 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
 /// Returns the value over which a loop iterates, or an error if it is `none`.
 fn check_iterable(value: Value) -> Result<Value, Error> {
     if value.is_none() {
-        return Err(failure("a loop runs over none, which is not iterable"));
+        return Err(failure("a loop iterates over none, which is not iterable"));
     }
     Ok(value)
 }

@@ -8,7 +8,7 @@ use minijinja::{Error, State, Value};
 use super::limits::{self, DEPTH, TEXT, failure, pairs};
 use crate::python_json;
 
-/// Returns `str(value)` and charges its length to the budget.
+/// Returns Python's `str(value)`, and charges its length to the budget of the rendering.
 pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
     let mut printer = Printer::new(state);
     if let Some(text) = value.as_str() {
@@ -21,7 +21,7 @@ pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Returns `repr(value)` and charges its length to the budget.
+/// Returns Python's `repr(value)`, and charges its length to the budget of the rendering.
 pub(crate) fn repr(state: &mut State, value: &Value) -> Result<String, Error> {
     let mut printer = Printer::new(state);
     printer.print(value, 0)?;
@@ -43,7 +43,7 @@ impl Printer {
     fn print(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH || self.out.len() > TEXT {
             return Err(failure(format!(
-                "it prints a value that is nested deeper than {DEPTH} or longer than {TEXT} bytes"
+                "a printed value is nested deeper than {DEPTH} or longer than {TEXT} bytes"
             )));
         }
         match value.kind() {
@@ -113,7 +113,7 @@ impl Printer {
     }
 }
 
-/// Returns `str(value)` of a float.
+/// Returns Python's `str(value)` for a float.
 pub(crate) fn number(value: f64) -> String {
     match value {
         value if value.is_nan() => "nan".into(),
@@ -122,7 +122,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// Returns whether `str.isprintable` holds for a character.
+/// Returns whether Python's `str.isprintable` holds for a character.
 pub(crate) fn is_printable(c: char) -> bool {
     // Rust escapes a combining character at the start of a text, but not after a letter. After a
     // letter, Rust and Python follow the same rule.

@@ -10,7 +10,7 @@ use super::arguments::BoundArguments;
 use super::format;
 use super::limits::{self, failure, spend_bytes};
 
-/// Calls `text.method(*arguments)`.
+/// Calls the method `text.method(*arguments)` of a Python string.
 ///
 /// # Errors
 /// Returns [`ErrorKind::UnknownMethod`] if `str` has no such method, and the errors of the method
@@ -207,14 +207,14 @@ pub(crate) fn call(
     }
 }
 
-/// Creates a list of texts, and charges it to the budget first.
+/// Creates a list of texts, after charging it to the budget of the rendering.
 fn texts(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
     spend_bytes(state, parts.iter().map(|part| part.len() + size_of::<Value>()).sum())?;
     Ok(parts.iter().copied().map(Value::from).collect())
 }
 
-/// Returns the result of `text.isalpha()` and similar methods, or `None` if there is no such
-/// method.
+/// Returns the result of `text.isalpha()` and similar predicates of Python strings, or `None` if
+/// there is no such predicate.
 fn predicate(text: &str, method: &str) -> Option<bool> {
     let all = |holds: fn(char) -> bool| !text.is_empty() && text.chars().all(holds);
     let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
@@ -244,7 +244,8 @@ fn is_digit(c: char) -> bool {
     sign || c.is_number_decimal_digit()
 }
 
-/// Returns whether `str.strip` removes `c`. This includes the ASCII separators U+001C to U+001F.
+/// Returns whether Python's `str.strip` removes `c`. This includes the ASCII separators U+001C to
+/// U+001F.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1C}'..='\u{1F}').contains(&c)
 }
@@ -267,7 +268,7 @@ fn is_title(text: &str) -> bool {
     any
 }
 
-/// Implements `str.title`.
+/// Implements Python's `str.title`.
 pub(crate) fn title(text: &str) -> String {
     let mut inside = false;
     let mut out = String::with_capacity(text.len());
@@ -282,7 +283,7 @@ pub(crate) fn title(text: &str) -> String {
     out
 }
 
-/// Implements `str.capitalize`.
+/// Implements Python's `str.capitalize`.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().into_iter().flat_map(char::to_uppercase).collect::<String>();
@@ -297,7 +298,8 @@ fn swapcase(text: &str) -> String {
     out
 }
 
-/// Implements `str.strip`, `lstrip` and `rstrip`. `start` and `end` select the sides.
+/// Implements Python's `str.strip`, `str.lstrip` and `str.rstrip`. `start` and `end` select the
+/// sides.
 pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
     let set: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
     let goes = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(&c));
@@ -305,7 +307,8 @@ pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bo
     if end { text.trim_end_matches(goes) } else { text }
 }
 
-/// Implements `str.replace` with at most `count` replacements. A negative `count` sets no limit.
+/// Implements Python's `str.replace` with at most `count` replacements. A negative `count` sets no
+/// limit.
 pub(crate) fn replace(
     state: &mut State,
     text: &str,
@@ -320,7 +323,7 @@ pub(crate) fn replace(
     Ok(Value::from(text.replacen(old, new, count)))
 }
 
-/// Implements `str.split` and `str.rsplit`.
+/// Implements Python's `str.split` and `str.rsplit`.
 fn split<'a>(
     text: &'a str,
     separator: Option<&str>,
@@ -365,7 +368,7 @@ fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
     words
 }
 
-/// Implements `str.splitlines`.
+/// Implements Python's `str.splitlines`.
 pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let ends = [
         '\n', '\r', '\u{B}', '\u{C}', '\u{1C}', '\u{1D}', '\u{1E}', '\u{85}', '\u{2028}',

@@ -11,7 +11,7 @@ use super::repr::{repr, text};
 use super::strings;
 use super::wrap::wrap;
 
-/// Names of the filters, and their implementations.
+/// Names of the text filters, each with its implementation.
 pub(super) const FILTERS: [(&str, Filter); 19] = [
     ("upper", |state, value, _| as_text(state, value, str::to_uppercase)),
     ("lower", |state, value, _| as_text(state, value, str::to_lowercase)),
@@ -259,7 +259,7 @@ fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Erro
     Ok(Value::from(format!("{size:.1} {unit}{middle}")))
 }
 
-/// Implements `pprint.pformat` for values that fit on one line.
+/// Implements the filter `pprint`, Python's `pprint.pformat`, for values that fit on one line.
 fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     BoundArguments::new("pprint", &[], given)?;
     let sorted = match value.kind() {

@@ -14,13 +14,14 @@ use super::expression::Expression;
 use super::lexer::{Tag, TemplatePart, Token, is_name, split};
 use super::names::{ITER, KEEP, OpenMacros, TICK};
 
-/// Maximum number of branches of one condition. The engine recurses over them without a limit.
+/// Maximum number of branches of one `if` block. The template engine recurses over them without a
+/// limit.
 const BRANCHES: usize = 500;
 
-/// Blocks that start a body which can run repeatedly or is rendered to a separate text.
+/// Template blocks whose body can run repeatedly or is rendered to a separate text.
 const BODIES: [&str; 3] = ["for", "macro", "call"];
 
-/// Translates a template.
+/// Translates a Jinja template of Python into the dialect of the template engine.
 ///
 /// # Errors
 /// Returns an error that names the line if the template does not parse.
@@ -64,7 +65,8 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Finds the macros that accept any arguments, and the length in bytes of the text in each body.
+/// Finds the macros that accept any arguments, and the length in bytes of the text in the body of
+/// each block.
 fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
     let mut macros = OpenMacros::new();
     let mut sizes = HashMap::new();
@@ -118,7 +120,7 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
     names
 }
 
-/// Translates the contents of a block tag.
+/// Translates the contents of a block tag, such as `{% if … %}`.
 fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     let tokens = tag.tokens.as_slice();
     let [first, rest @ ..] = tokens else { return Err(tag.error("a tag is empty")) };
@@ -219,7 +221,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     })
 }
 
-/// Returns the position of a token outside of all brackets.
+/// Returns the position of the token `wanted` outside of all brackets, or `None` if there is none.
 fn top_level_position(rest: &[Token<'_>], wanted: &str) -> Option<usize> {
     let mut depth = 0;
     rest.iter().position(|token| {
@@ -238,7 +240,7 @@ fn source_of(tokens: &[Token<'_>]) -> String {
 }
 
 impl Token<'_> {
-    /// Returns the token in the engine's notation, after the white space that preceded it.
+    /// Returns the token in the template engine's notation, with the white space that preceded it.
     pub(super) fn source(&self) -> String {
         if !self.quoted {
             return format!("{}{}", self.gap, self.text);

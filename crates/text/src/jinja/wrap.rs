@@ -56,12 +56,13 @@ fn is_blank(chunk: &str) -> bool {
     chunk.chars().all(is_space)
 }
 
-/// Returns the offset at which a chunk exceeds `max_len` characters. The search stops there.
+/// Returns the byte offset at which a chunk exceeds `max_len` characters, or `None` if it does not.
+/// The search stops there.
 fn byte_offset(chunk: &str, max_len: usize) -> Option<usize> {
     chunk.char_indices().nth(max_len).map(|(at, _)| at)
 }
 
-/// Returns the words and the white space between them. Hyphenated words are split if
+/// Splits a line into words and the white space between them. Hyphenated words are split if
 /// `break_hyphens` is set.
 fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let chars: Vec<char> = line.chars().collect();
