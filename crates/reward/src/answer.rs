@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::boxed::{last_box, without_text_commands};
-use crate::contained::contains;
+use crate::boxed::{last_box_content, without_text_commands};
+use crate::contained::states_answer;
 use crate::scorer::{answer_components, expected, task_field};
 use crate::short::ShortAnswer;
 use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
@@ -78,7 +78,7 @@ const CLOSE: &str = "</answer>";
 /// Returns the word F1, 2 · precision · recall / (precision + recall), of two normalized texts. If
 /// either text is `yes`, `no` or `noanswer`, the texts must be equal, because sharing words with
 /// these means nothing (as in HotpotQA's script).
-pub fn f1(found: &str, expected: &str) -> f64 {
+pub fn word_f1(found: &str, expected: &str) -> f64 {
     let closed = |text: &str| matches!(text, "yes" | "no" | "noanswer");
     if closed(found) || closed(expected) {
         return f64::from(u8::from(found == expected));
@@ -100,11 +100,11 @@ pub fn f1(found: &str, expected: &str) -> f64 {
 #[async_trait]
 impl Scorer for AnswerScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade_of("", task).map(drop)
+        self.grade_for_task("", task).map(drop)
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        answer_components(input, self.grade_of(input.text(), &input.task))
+        answer_components(input, self.grade_for_task(input.text(), &input.task))
     }
 }
 
@@ -118,9 +118,9 @@ impl AnswerScorer {
     }
 
     /// Scores a text as the answer to a task, against the task's expected answer.
-    fn grade_of(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
+    fn grade_for_task(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
         let schema = match self.location {
-            AnswerLocation::Schema => Some(schema_of(task)?),
+            AnswerLocation::Schema => Some(answer_schema(task)?),
             _ => None,
         };
         self.grade_with_schema(text, expected(task), schema.as_deref())
@@ -140,19 +140,19 @@ impl AnswerScorer {
         self.check()?;
         let expected = parse_expected(expected)?;
         let found = match schema {
-            Some("boxed") => last_box(text).map(str::trim),
+            Some("boxed") => last_box_content(text).map(str::trim),
             Some(tag) => text_in_tag(text, tag),
-            None => self.location.find(text),
+            None => self.location.extract_answer(text),
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let grade = |found: &str| {
             let own = ShortAnswer::new(found, false);
             let agrees = |want: &ShortAnswer| match self.compare {
-                _ if own.text == want.text => f64::from(u8::from(own.equals(want))),
+                _ if own.text == want.text => f64::from(u8::from(own.matches_expected(want))),
                 _ if want.closed => 0.0,
                 Comparison::Exact => 0.0,
-                Comparison::Contains => f64::from(u8::from(contains(found, want))),
-                Comparison::F1 => f1(&own.text, &want.text),
+                Comparison::Contains => f64::from(u8::from(states_answer(found, want))),
+                Comparison::F1 => word_f1(&own.text, &want.text),
             };
             expected.iter().map(agrees).fold(0.0, f64::max)
         };
@@ -167,7 +167,7 @@ impl AnswerScorer {
 }
 
 impl AnswerLocation {
-    fn find(self, text: &str) -> Option<&str> {
+    fn extract_answer(self, text: &str) -> Option<&str> {
         match self {
             AnswerLocation::Text => Some(text.trim()),
             AnswerLocation::Tag | AnswerLocation::Schema => text_in_tag(text, "answer"),
@@ -176,7 +176,7 @@ impl AnswerLocation {
 }
 
 /// Returns the answer schema of a task, or `answer` if the task's row does not name a schema.
-pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
+pub(crate) fn answer_schema(task: &Value) -> Result<String, ScoreError> {
     let is_name = |name: &str| !name.is_empty() && !name.contains(['<', '>', '/']);
     match task_field(task, "answer_schema") {
         None => Ok("answer".into()),

@@ -11,10 +11,10 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use crate::context::{
-    is_relation, starts_factor, starts_operation, starts_relation, without_latex,
+    ends_with_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
 use crate::pattern::pattern;
-use crate::retraction::{gives_up, retracts};
+use crate::retraction::{gives_up_statement, starts_with_retraction};
 use crate::unsettled::{is_marked_value_unsettled, is_unsettled_before};
 use crate::{bounds, doubts, languages, words};
 
@@ -109,9 +109,9 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();
     let after = &text[range.end..];
     let after = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
-    let prefixed = with_prefix(before, inside)?;
-    if is_denied(before)
-        || is_operand(before, after)
+    let prefixed = apply_text_before_box(before, inside)?;
+    if is_box_denied(before)
+        || is_box_operand(before, after)
         || is_unsettled_before(before)
         || is_marked_value_unsettled(&without_latex(after))
     {
@@ -120,20 +120,22 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     let is_positive = inside.starts_with(|c: char| c.is_ascii_digit());
     let prefixed =
         if is_positive && NEGATIVE.is_match(before) { format!("-{prefixed}") } else { prefixed };
-    with_suffix(after, prefixed)
+    apply_text_after_box(after, prefixed)
 }
 
 /// Returns whether the text after the `\boxed{…}` at `range` denies or retracts the answer in the
 /// box.
-pub(crate) fn is_retracted(text: &str, range: &Range<usize>) -> bool {
+pub(crate) fn is_boxed_answer_retracted(text: &str, range: &Range<usize>) -> bool {
     let after = &text[range.end..];
     let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\。".contains(c));
-    retracts(behind) || gives_up(behind) || doubts::is_taken_back(after, true)
+    starts_with_retraction(behind)
+        || gives_up_statement(behind)
+        || doubts::is_retracted_after(after, true)
 }
 
 /// Returns whether words or digits next to a `\boxed{…}` make its content a part of another value:
 /// "half of", "squared", the `12` of `12,000`.
-fn is_operand(before: &str, after: &str) -> bool {
+fn is_box_operand(before: &str, after: &str) -> bool {
     let line = after.split('\n').next().unwrap_or_default();
     let plain = without_latex(line);
     OPERAND_BEFORE.is_match(&without_latex(before))
@@ -142,7 +144,7 @@ fn is_operand(before: &str, after: &str) -> bool {
         || plain.to_lowercase().contains("below zero")
         || DIGITS_AFTER.is_match(line)
         || OPERAND_AFTER.is_match(&plain)
-        || bounds::is_multiple_behind(plain.trim_start())
+        || bounds::starts_with_multiple(plain.trim_start())
 }
 
 /// Matches words before a `\boxed{…}` that change its value.
@@ -178,13 +180,13 @@ static NEGATIVE: LazyLock<Regex> =
 
 /// Returns the name of the LaTeX command at the end of a text, without its backslash. Returns an
 /// empty text if there is no command.
-fn last_command(text: &str) -> &str {
+fn trailing_command(text: &str) -> &str {
     let letters = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     if letters.ends_with('\\') { &text[letters.len()..] } else { "" }
 }
 
 /// Removes white space and LaTeX spacing commands from the end of a text.
-fn without_spaces(text: &str) -> &str {
+fn trim_latex_spaces(text: &str) -> &str {
     let mut text = text;
     while let Some(rest) = SPACES.iter().find_map(|space| text.strip_suffix(space)) {
         text = rest;
@@ -193,7 +195,7 @@ fn without_spaces(text: &str) -> &str {
 }
 
 /// Returns the index of the opening brace of the LaTeX group that ends a text.
-fn group_start(text: &str) -> Option<usize> {
+fn trailing_group_start(text: &str) -> Option<usize> {
     let mut depth = 0;
     text.char_indices().rev().find_map(|(at, c)| {
         depth += match c {
@@ -207,14 +209,14 @@ fn group_start(text: &str) -> Option<usize> {
 
 /// Returns the boxed answer together with a sign or relation before the box. Returns `None` if the
 /// box is an operand of a larger expression.
-fn with_prefix(before: &str, inside: &str) -> Option<String> {
+fn apply_text_before_box(before: &str, inside: &str) -> Option<String> {
     let opener =
         ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
     let is_formula = before.matches('$').count() % 2 == 1
         || before.rfind("\\(") > before.rfind("\\)")
         || before.rfind("\\[") > before.rfind("\\]");
     let own = opener.map_or(before, |(at, length)| &before[at + length..]);
-    let mut text = without_spaces(own);
+    let mut text = trim_latex_spaces(own);
     // A group around the box belongs to a color or size command, or makes the box an operand.
     while let Some(head) = text.strip_suffix('{') {
         let mut head = head.trim_end();
@@ -222,22 +224,22 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
             return None;
         }
         if head.ends_with('}') {
-            head = &head[..group_start(head)?];
+            head = &head[..trailing_group_start(head)?];
         }
-        let command = last_command(head);
+        let command = trailing_command(head);
         if OPERATIONS.contains(&command) {
             return None;
         }
         let end = if command.is_empty() { head.len() } else { head.len() - command.len() - 1 };
-        text = without_spaces(&head[..end]);
+        text = trim_latex_spaces(&head[..end]);
     }
     let is_adjacent = text.len() == own.len();
     let kept = Some(inside.to_owned());
-    let command = last_command(text);
+    let command = trailing_command(text);
     if FACTORS.contains(&command) {
         return None;
     }
-    if is_relation(text) {
+    if ends_with_relation(text) {
         let tokens: Vec<&str> = text.split_whitespace().collect();
         let sides = if is_formula {
             text.to_owned()
@@ -278,8 +280,8 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
             if is_formula || (is_adjacent && last.is_ascii_digit()) { None } else { kept }
         }
         '}' if is_formula => {
-            let head = &text[..group_start(text)?];
-            if TEXTS.contains(&last_command(head)) { kept } else { None }
+            let head = &text[..trailing_group_start(text)?];
+            if TEXTS.contains(&trailing_command(head)) { kept } else { None }
         }
         c if c.is_alphabetic() && is_formula && is_adjacent => {
             let letters = text.chars().rev().take_while(|c| c.is_alphabetic()).count();
@@ -290,7 +292,7 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
 }
 
 /// Returns whether the words before a `\boxed{…}` negate or bound its content: "not", "at least".
-fn is_denied(before: &str) -> bool {
+fn is_box_denied(before: &str) -> bool {
     let plain = without_latex(before);
     let plain = plain.trim_end();
     let list: Vec<String> = plain
@@ -303,7 +305,7 @@ fn is_denied(before: &str) -> bool {
     if is_extreme || PREPOSITIONS.contains(&last(0)) {
         return false;
     }
-    if doubts::governing(plain).is_some_and(|effect| CHANGES.contains(&effect)) {
+    if doubts::effect_of_preceding_words(plain).is_some_and(|effect| CHANGES.contains(&effect)) {
         return true;
     }
     // An unreal condition: "If x were 2, the answer would be 5."
@@ -314,7 +316,7 @@ fn is_denied(before: &str) -> bool {
 
 /// Returns the boxed answer together with a magnitude or unit after the box. Returns `None` if the
 /// box is an operand of a larger expression.
-fn with_suffix(after: &str, inside: String) -> Option<String> {
+fn apply_text_after_box(after: &str, inside: String) -> Option<String> {
     let line = after.split('\n').next().unwrap_or_default();
     let end =
         ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
@@ -358,15 +360,15 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
     if word.is_empty() {
         return Some(inside);
     }
-    if words::magnitude(&word).is_some()
-        || (lower.ends_with("ths") && words::denominator(&word).is_some())
+    if words::magnitude_factor(&word).is_some()
+        || (lower.ends_with("ths") && words::denominator_of_word(&word).is_some())
     {
         return Some(format!("{inside} {word}"));
     }
     if word == "k" && line.starts_with('k') {
         return Some(format!("{inside}k"));
     }
-    if languages::leading_magnitude(&word).is_some() {
+    if languages::leading_magnitude_factor(&word).is_some() {
         return Some(format!("{inside}{word}"));
     }
     let noon = rest.to_lowercase().replace('.', "");
@@ -376,9 +378,9 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
         return Some(format!("{inside} {}", &noon[..2]));
     }
     let is_bare = inside.chars().all(|c| c.is_ascii_digit() || "-.,%\\{}$/".contains(c));
-    let is_change = words::direction(&lower).is_some_and(|(kind, _)| kind == "change");
-    let is_unit =
-        word.len() > 1 && words::units(&word).is_some() || ["m", "g", "s"].contains(&word.as_str());
+    let is_change = words::direction_kind(&lower).is_some_and(|(kind, _)| kind == "change");
+    let is_unit = word.len() > 1 && words::parse_units(&word).is_some()
+        || ["m", "g", "s"].contains(&word.as_str());
     if is_bare && (is_change || is_unit) && !["in", "second"].contains(&lower.as_str()) {
         Some(format!("{inside}\\text{{ {word}}}"))
     } else {
@@ -389,10 +391,10 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::boxed::last_box_and_range;
+    use crate::boxed::last_box_with_range;
 
     #[test]
-    fn in_place_applies_surrounding_text() {
+    fn boxed_value_includes_surrounding_text() {
         for (text, want) in [
             ("The answer is $\\boxed{5}$.", Some("5")),
             ("x = \\boxed{5}", Some("5")),
@@ -446,7 +448,7 @@ mod tests {
             ("The answer is not \\boxed{5}.", None),
             ("at least $\\boxed{5}$", None),
         ] {
-            let (inside, range) = last_box_and_range(text).unwrap_or_else(|| panic!("{text}"));
+            let (inside, range) = last_box_with_range(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(answer_in_context(text, inside, &range).as_deref(), want, "{text}");
         }
     }

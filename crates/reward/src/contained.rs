@@ -9,26 +9,27 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use crate::bounds::{joined_before, joined_behind};
+use crate::bounds::{unspaced_bound_after_number, unspaced_bound_before_number};
 use crate::pattern::pattern;
-use crate::retraction::{REJECTIONS, takes_back};
+use crate::retraction::{REJECTIONS, retracts_answer};
 use crate::short::{ShortAnswer, normalize};
 use crate::{Rational, doubts, numbers};
 
 /// Returns whether a text states the expected answer at least once without a denial. Returns false
 /// if the answer contains neither words nor digits.
-pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
+pub(crate) fn states_answer(text: &str, want: &ShortAnswer) -> bool {
     let words = want.text.split(' ').count();
     if !want.has_words {
         return false;
     }
     if JOINED_SCRIPT.is_match(&want.text) {
-        return is_in_joined_script(text, want);
+        return states_answer_unspaced(text, want);
     }
     let text = LINK.replace_all(text, "$1");
     let text = text.as_ref();
-    let value = value(&want.written, 0..want.written.len());
-    let is_own_value = |range: Range<usize>| value.is_none() || self::value(text, range) == value;
+    let value = number_value_at(&want.written, 0..want.written.len());
+    let is_own_value =
+        |range: Range<usize>| value.is_none() || self::number_value_at(text, range) == value;
     let tokens: Vec<(usize, usize)> =
         TOKEN.find_iter(text).map(|found| (found.start(), found.end())).collect();
     tokens.iter().enumerate().any(|(first, (start, end))| {
@@ -61,10 +62,11 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
             let owner = start + POSSESSIVE.find(span).map_or(span.len(), |owned| owned.start());
             let word = start + span.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
             let unquoted = start + span.trim_end_matches(['"', '\'', '.', ',', '!', '?']).len();
-            let is_it =
-                |end: usize| ShortAnswer::new(&text[*start..end.max(*start)], false).equals(want);
+            let is_it = |end: usize| {
+                ShortAnswer::new(&text[*start..end.max(*start)], false).matches_expected(want)
+            };
             let is_stated = || {
-                !is_denied(&text[..*start], &text[word.min(owner)..])
+                !is_answer_denied(&text[..*start], &text[word.min(owner)..])
                     && is_own_value(*start..end)
                     && (want.text != "no" || AFTER_STANDALONE_NO.is_match(&text[word.min(owner)..]))
                     && (want.text != "yes" || !AND_NO.is_match(&text[word.min(owner)..]))
@@ -80,15 +82,15 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
 /// Returns the value of the number in a byte range of a text, in which the words around the number
 /// count: "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
 /// not contain exactly one number.
-fn value(text: &str, range: Range<usize>) -> Option<Rational> {
+fn number_value_at(text: &str, range: Range<usize>) -> Option<Rational> {
     let digit = range.start + text[range.clone()].find(|c: char| c.is_ascii_digit())?;
-    let is_only = numbers::count(&text[range]) == 1;
-    numbers::at(text, digit).filter(|_| is_only)?.value
+    let is_only = numbers::count_numbers(&text[range]) == 1;
+    numbers::number_at(text, digit).filter(|_| is_only)?.value
 }
 
 /// Returns whether a text states the expected answer in a script that is written without spaces
 /// between words.
-fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
+fn states_answer_unspaced(text: &str, want: &ShortAnswer) -> bool {
     let own = ShortAnswer::new(text, false);
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
         && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
@@ -107,14 +109,14 @@ fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
                 || is_letter(last) && is_letter(after.chars().next());
             !joins
                 && !DENIED_JOINED.is_match(before)
-                && joined_before(before) != Some("≠")
-                && joined_behind(after) != Some("≠")
-                && !takes_back(after)
+                && unspaced_bound_before_number(before) != Some("≠")
+                && unspaced_bound_after_number(after) != Some("≠")
+                && !retracts_answer(after)
         })
 }
 
 /// Returns whether the text before or after an answer denies or retracts the answer.
-fn is_denied(before: &str, after: &str) -> bool {
+fn is_answer_denied(before: &str, after: &str) -> bool {
     let start = before.char_indices().rev().nth(100).map_or(0, |(at, _)| at);
     let near = BUT.replace_all(&before[start..], "except");
     let near = SURE.replace_all(&near, "");
@@ -129,10 +131,10 @@ fn is_denied(before: &str, after: &str) -> bool {
     DENIES.is_match(&clause)
         || (FORMERLY.is_match(&clause) && BUT_ANOTHER.is_match(after))
         || CALLED_WRONG.is_match(after)
-        || doubts::governing(&near) == Some("≠")
-        || doubts::is_taken_back(after, false)
-        || takes_back(after)
-        || later.any(|sentence| takes_back(sentence) || CORRECTS.is_match(sentence))
+        || doubts::effect_of_preceding_words(&near) == Some("≠")
+        || doubts::is_retracted_after(after, false)
+        || retracts_answer(after)
+        || later.any(|sentence| retracts_answer(sentence) || CORRECTS.is_match(sentence))
 }
 
 static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"[^\s\u2014]+"));
@@ -238,7 +240,7 @@ mod tests {
     use super::*;
 
     fn states(text: &str, answer: &str) -> bool {
-        contains(text, &ShortAnswer::new(answer, false))
+        states_answer(text, &ShortAnswer::new(answer, false))
     }
 
     #[test]

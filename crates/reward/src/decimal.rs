@@ -59,7 +59,7 @@ impl Decimal {
         })
     }
 
-    pub fn is_value_of(&self, other: &Decimal) -> bool {
+    pub fn equals_as_number(&self, other: &Decimal) -> bool {
         (self.negative, self.exponent, &self.digits)
             == (other.negative, other.exponent, &other.digits)
     }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compare_orders_values_of_any_length() {
+    fn decimals_of_any_length_are_ordered() {
         let ascending = [
             "-1e99999",
             "-12345678901234567890.5",
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn is_multiple_of_is_exact_at_any_length() {
+    fn multiples_are_detected_exactly_at_any_length() {
         for (value, step, want) in [
             ("0", "7", true),
             ("19.99", "0.01", true),

@@ -5,8 +5,8 @@
 //! Words after a number can retract the number ("5 is wrong", "5. No, that is wrong"). A text that
 //! states that the problem was not solved gives no answer ("I cannot compute it. Maybe 5.").
 
-use crate::bounds::{bound, joined_before};
-use crate::retraction::{self, retracts};
+use crate::bounds::{parse_bound, unspaced_bound_before_number};
+use crate::retraction::{self, starts_with_retraction};
 
 /// Filler words that can stand between a bound and its number, separated by spaces.
 const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some \
@@ -113,14 +113,15 @@ fn contains_word(list: &str, word: &str) -> bool {
 /// Splits a text into lower-case words. Apostrophes belong to the word that contains them.
 fn split_words(text: &str) -> Vec<String> {
     let word = |word: &str| word.trim_matches(['\'', '-']).replace('’', "'").to_lowercase();
-    let parts = text
-        .split(|c: char| !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_mark(c)));
+    let parts = text.split(|c: char| {
+        !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_combining_mark(c))
+    });
     parts.map(word).filter(|word| !word.is_empty()).collect()
 }
 
 /// Returns whether a character is a vowel sign of Hindi, or a mark of Arabic or Thai. These are
 /// parts of words.
-fn is_mark(c: char) -> bool {
+fn is_combining_mark(c: char) -> bool {
     matches!(c, '\u{900}'..='\u{903}' | '\u{93a}'..='\u{94f}' | '\u{64b}'..='\u{65f}' | '\u{e31}'..='\u{e4e}')
 }
 
@@ -136,7 +137,7 @@ fn first_chars(text: &str, count: usize) -> &str {
 /// Returns the effect of the words before a number on the number: the sign of a bound, "≠",
 /// "maybe", "supposed", or another effect of the table in [`bounds`](crate::bounds). Returns `None`
 /// if the text states the number.
-pub(crate) fn governing(before: &str) -> Option<&'static str> {
+pub(crate) fn effect_of_preceding_words(before: &str) -> Option<&'static str> {
     let before = last_chars(before, REACH);
     let clause = before.rsplit(STOPS).next().unwrap_or_default();
     let earlier = &before[..before.len() - clause.len()];
@@ -160,10 +161,14 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
             }
             label
         }
-        false if earlier.ends_with(',') && is_supposed(earlier) => return Some("supposed"),
+        false if earlier.ends_with(',') && ends_with_supposition(earlier) => {
+            return Some("supposed");
+        }
         false => clause,
     };
-    if let Some(sign) = joined_before(clause.trim_end_matches([' ', '*', '"', '\'', '「', '$'])) {
+    if let Some(sign) =
+        unspaced_bound_before_number(clause.trim_end_matches([' ', '*', '"', '\'', '「', '$']))
+    {
         return Some(sign);
     }
     let all = split_words(clause);
@@ -184,7 +189,7 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
         return Some("≠");
     }
     for at in 0..words.len() {
-        let Some((sign, length)) = bound(&words[at..], true) else { continue };
+        let Some((sign, length)) = parse_bound(&words[at..], true) else { continue };
         let between = &words[at + length..];
         let is_near = match sign {
             "maybe" | "supposed" => true,
@@ -207,12 +212,12 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
 
 /// Returns whether the last clause of a text consists only of a supposition or a doubt:
 /// "Angenommen, " (suppose).
-pub(crate) fn is_supposed(before: &str) -> bool {
+pub(crate) fn ends_with_supposition(before: &str) -> bool {
     let before = last_chars(before, REACH).trim_end().trim_end_matches([',', ':']);
     let clause = split_words(before.rsplit(STOPS).next().unwrap_or_default());
     let clause: Vec<&str> = clause.iter().map(String::as_str).collect();
     clause.first() == Some(&"were")
-        || bound(&clause, false).is_some_and(|(sign, length)| {
+        || parse_bound(&clause, false).is_some_and(|(sign, length)| {
             ["supposed", "maybe"].contains(&sign) && length == clause.len()
         })
 }
@@ -240,7 +245,7 @@ const CLAUSE_STARTS: &str =
 
 /// Returns whether the number between `before` and `after` is only supposed: it is in a condition
 /// ("if the answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
-pub(crate) fn is_condition(before: &str, after: &str) -> bool {
+pub(crate) fn is_number_supposed(before: &str, after: &str) -> bool {
     let before = last_chars(before, REACH);
     let clause = before
         .rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；'])
@@ -249,11 +254,12 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
     // For example `Angenommen, x = 5`.
     let earlier = &before[..before.len() - clause.len()];
-    if earlier.ends_with(',') && is_name_before(trimmed) && is_supposed(earlier) {
+    if earlier.ends_with(',') && ends_with_variable_name(trimmed) && ends_with_supposition(earlier)
+    {
         return true;
     }
     if let Some(rest) = JOINED_SUPPOSES.iter().find_map(|word| trimmed.strip_prefix(word))
-        && is_name_before(rest)
+        && ends_with_variable_name(rest)
     {
         return true;
     }
@@ -283,7 +289,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let behind = ["that ", "we ", "try "]
         .iter()
         .fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
-    if is_name_before(behind) {
+    if ends_with_variable_name(behind) {
         return true;
     }
     // A single number is a trial value. In "check: 5", the clause starts only after the colon.
@@ -307,7 +313,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
 
 /// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x
 /// =, $x_1 =.
-fn is_name_before(text: &str) -> bool {
+fn ends_with_variable_name(text: &str) -> bool {
     let text = text.trim_matches([' ', '$', '\\', '(']);
     let name = text
         .strip_suffix('=')
@@ -328,7 +334,7 @@ fn is_name_before(text: &str) -> bool {
 /// Returns whether the text before a number states that the problem was not solved. The number's
 /// sentence counts. The previous sentence counts, too, if at most two words precede the number in
 /// its own sentence.
-pub(crate) fn gives_up(before: &str) -> bool {
+pub(crate) fn states_failure_before(before: &str) -> bool {
     let before = last_chars(before, REACH).to_lowercase().replace('’', "'");
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
     let (rest, own) = before.rsplit_once(is_stop).unwrap_or(("", before.as_str()));
@@ -358,7 +364,7 @@ pub(crate) fn gives_up(before: &str) -> bool {
 
 /// Returns whether the text after a number denies or retracts the number. If `question_denies`, a
 /// question without another number also denies it, unless the answer to the question is yes.
-pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
+pub(crate) fn is_retracted_after(after: &str, question_denies: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
     let (own, next) = after.split_at(end);
@@ -397,7 +403,7 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
             && is_complete
             && (contains_word(WRONG, list[0]) || list[0] == "not")
             && (at > 0 || !list[0].is_ascii());
-        is_bare_denial || (0..list.len()).any(|at| is_denial(&list, at))
+        is_bare_denial || (0..list.len()).any(|at| denies_number(&list, at))
     };
     let is_own_wrong = clauses.iter().enumerate().take(3).any(is_wrong);
     let no_wait = split_words(own).windows(2).any(|pair| pair[0] == "no" && pair[1] == "wait");
@@ -419,20 +425,20 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         })
         && (contains_word(NO, follows[0]) || follows.len() > 1);
     let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
-        if rest.first().is_some_and(|verb| contains_word(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
+        if rest.first().is_some_and(|verb| contains_word(SHORT_DENIALS, verb) || *verb == "cannot") && denies_number(rest, 0));
     let next = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
     is_own_wrong
         || no_wait
         || is_no
         || is_waiting
         || is_impossible
-        || retraction::gives_up(next)
-        || retracts(next)
+        || retraction::gives_up_statement(next)
+        || starts_with_retraction(next)
 }
 
 /// Returns whether a clause after a number, in the same sentence, expresses doubt about the number:
 /// "5, I guess".
-pub(crate) fn is_doubted(after: &str) -> bool {
+pub(crate) fn is_doubted_after(after: &str) -> bool {
     let after = first_chars(after, REACH);
     let clauses = after[..sentence_end(after)].split([',', ';', '(', ')', '—', '-', ':']);
     clauses.skip(1).take(3).any(|clause| DOUBTS.contains(&split_words(clause).join(" ").as_str()))
@@ -440,7 +446,7 @@ pub(crate) fn is_doubted(after: &str) -> bool {
 
 /// Returns whether the words at index `at` deny the number before them: is wrong, isn't right,
 /// doesn't work. Plural verbs do not count, because their subject is a noun: 12 answers are wrong.
-fn is_denial(words: &[&str], at: usize) -> bool {
+fn denies_number(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);
     let is_verb = |word: &str| contains_word(COPULAS, word) || contains_word(SHORT_DENIALS, word);
@@ -500,7 +506,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn governing_returns_effect_of_preceding_words() {
+    fn preceding_words_determine_effect_on_number() {
         for (before, want) in [
             ("It takes at least about ", Some("≥")),
             ("The answer can't be ", Some("≠")),
@@ -521,12 +527,12 @@ mod tests {
             ("Sie hat höchstens ", Some("≤")),
             ("The total is ", None),
         ] {
-            assert_eq!(governing(before), want, "{before}");
+            assert_eq!(effect_of_preceding_words(before), want, "{before}");
         }
     }
 
     #[test]
-    fn gives_up_detects_unsolved_problem() {
+    fn answer_that_gives_up_is_detected() {
         for (before, want) in [
             ("I cannot compute it. Maybe ", true),
             ("I don't know, so I say ", true),
@@ -537,12 +543,12 @@ mod tests {
             ("He was unable to sell ", false),
             ("I was unable to solve it. ", true),
         ] {
-            assert_eq!(gives_up(before), want, "{before}");
+            assert_eq!(states_failure_before(before), want, "{before}");
         }
     }
 
     #[test]
-    fn is_doubted_detects_clause_after_number() {
+    fn doubt_after_number_is_detected() {
         for (after, want) in [
             (", I guess.", true),
             (" apples (perhaps)", true),
@@ -550,12 +556,12 @@ mod tests {
             (". Perhaps 3 of them are red.", false),
             (" apples.", false),
         ] {
-            assert_eq!(is_doubted(after), want, "{after}");
+            assert_eq!(is_doubted_after(after), want, "{after}");
         }
     }
 
     #[test]
-    fn is_taken_back_detects_denial_after_number() {
+    fn retraction_after_number_is_detected() {
         for (after, want) in [
             (" is wrong", true),
             ("?", false),
@@ -577,7 +583,7 @@ mod tests {
             (" because 3 is wrong", false),
             (" dollars. The rest is not spent.", false),
         ] {
-            assert_eq!(is_taken_back(after, false), want, "{after}");
+            assert_eq!(is_retracted_after(after, false), want, "{after}");
         }
     }
 }

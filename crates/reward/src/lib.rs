@@ -79,7 +79,7 @@ use levade_process::Supervisor;
 use serde::{Deserialize, Serialize};
 use services::UnconnectedScorer;
 
-pub use answer::{AnswerLocation, AnswerScorer, Comparison, FormatScore, f1};
+pub use answer::{AnswerLocation, AnswerScorer, Comparison, FormatScore, word_f1};
 pub use choice::{ChoiceScorer, OPTION_LABELS, OPTION_TEXTS, split_letters};
 pub use code::{
     CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, TestScoring,

@@ -87,10 +87,9 @@ pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
 
 /// Scores attempts, individually or all attempts of a group together.
 ///
-/// Model output never causes an error. If a scorer cannot score now, because a service is
-/// unavailable, it returns an error that [may be temporary](ScoreError::is_temporary), never a
-/// score of
-/// 0. A scorer can be called repeatedly for the same attempt, and concurrently for many attempts.
+/// Model output never causes an error. If a service is unavailable, the scorer does not return a
+/// score of 0, but an error that [may be temporary](ScoreError::is_temporary). A scorer can be
+/// called repeatedly for the same attempt, and concurrently for many attempts.
 #[async_trait]
 pub trait Scorer: Debug + Send + Sync {
     /// Returns whether the scorer scores all attempts of a group together

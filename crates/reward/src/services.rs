@@ -62,7 +62,7 @@ impl Scorer for UnconnectedScorer {
 ///
 /// # Errors
 /// Returns a description of the value if it is neither.
-pub(crate) fn components(response: &Value) -> Result<Vec<Component>, String> {
+pub(crate) fn parse_components(response: &Value) -> Result<Vec<Component>, String> {
     let (score, extra) = match response {
         Value::Number(number) => (number.as_f64(), None),
         Value::Object(map) => (map.get(Component::SCORE).and_then(Value::as_f64), Some(map)),

@@ -39,7 +39,7 @@ impl Scorer for StateScorer {
     }
 
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        if self.field.is_empty() { Ok(()) } else { self.expected_in_row(task).map(drop) }
+        if self.field.is_empty() { Ok(()) } else { self.expected_state_in_row(task).map(drop) }
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
@@ -65,9 +65,9 @@ impl Scorer for StateScorer {
         let mut difference = None;
         for ReportedState { name, facts } in &states {
             let expected = if self.field.is_empty() {
-                expected_by_tool(name, facts)?.clone()
+                expected_state_of_tool(name, facts)?.clone()
             } else {
-                self.expected_in_row(&input.task)?
+                self.expected_state_in_row(&input.task)?
             };
             difference = difference.or_else(|| first_difference(name, &facts[STATE], &expected));
         }
@@ -107,7 +107,7 @@ impl StateScorer {
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the row lacks the field, or if its text is not JSON.
-    fn expected_in_row(&self, task: &Value) -> Result<Value, ScoreError> {
+    fn expected_state_in_row(&self, task: &Value) -> Result<Value, ScoreError> {
         let field = &self.field;
         match task_field(task, field) {
             None => Err(ScoreError::Unusable(format!(
@@ -127,7 +127,7 @@ impl StateScorer {
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] if the toolbox has none, or could not reach it.
-fn expected_by_tool<'a>(
+fn expected_state_of_tool<'a>(
     name: &str,
     facts: &'a Map<String, Value>,
 ) -> Result<&'a Value, ScoreError> {
@@ -167,7 +167,7 @@ fn first_difference(path: &str, found: &Value, expected: &Value) -> Option<Strin
                 first_difference(&format!("{path}.{index}"), found, expected)
             })
         }
-        (found, expected) if is_equal(found, expected) => None,
+        (found, expected) if are_equal_values(found, expected) => None,
         (found, expected) => {
             Some(format!("{path} is {}, expected {}", excerpt(found), excerpt(expected)))
         }
@@ -175,12 +175,12 @@ fn first_difference(path: &str, found: &Value, expected: &Value) -> Option<Strin
 }
 
 /// Returns whether two JSON values that have no members are equal.
-fn is_equal(found: &Value, expected: &Value) -> bool {
+fn are_equal_values(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Number(found), Value::Number(expected)) => {
             let decimals = [found, expected].map(|number| Decimal::parse(&number.to_string()));
             match decimals {
-                [Some(found), Some(expected)] => found.is_value_of(&expected),
+                [Some(found), Some(expected)] => found.equals_as_number(&expected),
                 _ => found == expected,
             }
         }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
-use super::{LETTERS, letter, plain};
+use super::{LETTERS, letter_index, value_to_text};
 use crate::pattern::pattern;
 use crate::scorer::task_field;
 
@@ -21,7 +21,7 @@ pub const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
 /// The options of a multiple-choice task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Options {
+pub(crate) struct ChoiceOptions {
     /// Texts of all options; empty if the task does not list its options.
     pub texts: Vec<String>,
     /// Labels of all options, if they differ from A, B, C… in this order; otherwise empty. If there
@@ -33,7 +33,7 @@ pub(crate) struct Options {
     pub wants_false_statement: bool,
 }
 
-impl Options {
+impl ChoiceOptions {
     /// Parses the options in the field `choices` or `options` of a task. The field is a list of
     /// texts, a list of objects with a label and a text, an object that maps labels to texts, or an
     /// object with the lists `text` and `label`, as in published datasets.
@@ -52,11 +52,11 @@ impl Options {
         let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
         let wants_wrong_option = WRONG_OPTION_WANTED.is_match(question);
         let wants_false_statement = FALSE_STATEMENT_WANTED.is_match(question);
-        Options { wants_wrong_option, wants_false_statement, texts, labels }
+        ChoiceOptions { wants_wrong_option, wants_false_statement, texts, labels }
     }
 
     /// Returns the number of options, or `unlisted` if the task does not list its options.
-    pub fn count(&self, unlisted: usize) -> usize {
+    pub fn count_or(&self, unlisted: usize) -> usize {
         match self.texts.len() {
             0 => unlisted,
             count if self.labels.is_empty() => count.min(LETTERS),
@@ -66,8 +66,8 @@ impl Options {
 
     /// Returns the index of the option that a single letter names: by the option's label if the
     /// options have labels, otherwise by the letter's position in the alphabet.
-    pub fn letter(&self, text: &str) -> Option<usize> {
-        let position = letter(text)?;
+    pub fn index_of_letter(&self, text: &str) -> Option<usize> {
+        let position = letter_index(text)?;
         if self.labels.is_empty() { Some(position) } else { self.index_of_label(text) }
     }
 
@@ -85,22 +85,23 @@ impl Options {
 
     /// Returns the index of the option with the label `name`, unless the label is a single letter.
     /// ARC has questions with options from 1 to 4.
-    pub fn non_letter_label(&self, name: &str) -> Option<usize> {
-        self.index_of_label(name).filter(|_| letter(name).is_none())
+    pub fn index_of_non_letter_label(&self, name: &str) -> Option<usize> {
+        self.index_of_label(name).filter(|_| letter_index(name).is_none())
     }
 }
 
 /// Returns the texts of a task's options, and their labels if they have any.
 fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
-    let texts = |list: &[Value]| -> Vec<String> { list.iter().map(plain).collect() };
+    let texts = |list: &[Value]| -> Vec<String> { list.iter().map(value_to_text).collect() };
     match options {
         Value::Array(list) => {
             let field = |item: &Value, names: &[&str]| {
                 let scalar = |value: &&Value| value.is_string() || value.is_number();
-                names.iter().find_map(|name| item.get(*name).filter(scalar)).map(plain)
+                names.iter().find_map(|name| item.get(*name).filter(scalar)).map(value_to_text)
             };
-            let shown =
-                list.iter().map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| plain(item)));
+            let shown = list
+                .iter()
+                .map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| value_to_text(item)));
             let labels: Option<Vec<String>> =
                 list.iter().map(|item| field(item, &OPTION_LABELS)).collect();
             (shown.collect(), labels.unwrap_or_default())
@@ -114,7 +115,7 @@ fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
                 by_label.sort_by(|a, b| a.0.cmp(b.0));
                 by_label
                     .into_iter()
-                    .map(|(label, text)| (plain(text), label.trim().to_owned()))
+                    .map(|(label, text)| (value_to_text(text), label.trim().to_owned()))
                     .unzip()
             }
         },
@@ -160,7 +161,7 @@ mod tests {
 
     /// Labels can be in any order and script.
     #[test]
-    fn only_row_labels_name_options() {
+    fn only_labels_of_task_row_select_options() {
         let listed = |labels: &[&str]| {
             let texts = ["red", "green", "blue", "grey"];
             json!({ "text": &texts[..labels.len()], "label": labels })
@@ -208,7 +209,7 @@ mod tests {
             (json!(["B) 21", "A) 22"]), "B", "22", Some(0.0)),
             (json!({"A": "red", "B": "green"}), "B", "B", Some(1.0)),
         ] {
-            let options = Options::from_task(&json!({ "row": { "choices": &choices } }));
+            let options = ChoiceOptions::from_task(&json!({ "row": { "choices": &choices } }));
             let text = format!("The answer is {stated}.");
             let score = ChoiceScorer::default().grade(&text, &json!(expected), &options);
             assert_eq!(
@@ -219,7 +220,7 @@ mod tests {
         }
         // An expected number is a label if the labels are numbers, else an index.
         let number = |choices: Value| {
-            let options = Options::from_task(&json!({ "choices": choices }));
+            let options = ChoiceOptions::from_task(&json!({ "choices": choices }));
             ChoiceScorer::default().grade("green", &json!(1), &options).unwrap().value
         };
         assert_eq!(number(json!({"1": "red", "2": "green"})), 0.0);

@@ -21,7 +21,7 @@ use tokio::sync::OnceCell;
 
 use crate::answer::text_in_tag;
 use crate::{Component, ScoreError, Scorer, ScorerInput, blocks};
-use case::Case;
+use case::TestCase;
 use compare::Tolerance;
 
 /// Recipe keys of a scorer of kind `code`, which runs the tests of a program.
@@ -237,12 +237,12 @@ impl CodeScorer {
         Arc::new(CodeScorer { keys, runner, checks: Mutex::default() })
     }
 
-    fn cases(&self, task: &Value) -> Result<Vec<Case>, ScoreError> {
+    fn parse_task_tests(&self, task: &Value) -> Result<Vec<TestCase>, ScoreError> {
         let mut cases = case::parse_cases(task, &self.keys.tests).map_err(ScoreError::Unusable)?;
         if self.keys.max_tests > 0 {
             cases.truncate(self.keys.max_tests);
         }
-        let prints = |case: &Case| matches!(case, Case::Prints { .. });
+        let prints = |case: &TestCase| matches!(case, TestCase::Prints { .. });
         if self.keys.language != PYTHON && !cases.iter().all(prints) {
             return Err(ScoreError::Unusable(format!(
                 "a test of the task is Python code, but programs are in {}: give inputs and \
@@ -258,8 +258,8 @@ impl CodeScorer {
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the test passes nevertheless, or cannot be run.
-    async fn check_test(&self, case: &Case) -> Result<(), ScoreError> {
-        let Case::Asserts { code, start } = case else { return Ok(()) };
+    async fn validate_test(&self, case: &TestCase) -> Result<(), ScoreError> {
+        let TestCase::Asserts { code, start } = case else { return Ok(()) };
         let mut hasher = DefaultHasher::new();
         (code, start).hash(&mut hasher);
         let check = {
@@ -275,7 +275,7 @@ impl CodeScorer {
             test["control"] = true.into();
             let result =
                 self.runner.run(&runner_program(test, "", token, MIN_OUTPUT_BYTES)).await?;
-            Ok::<_, ScoreError>(unusable(&result, token))
+            Ok::<_, ScoreError>(unusable_test_reason(&result, token))
         };
         check
             .get_or_try_init(run)
@@ -286,30 +286,30 @@ impl CodeScorer {
 
     /// Runs a test, and returns whether it passed and how the program ended. `token` marks the
     /// runner's own output, so it must be unknown to the program.
-    async fn passes(
+    async fn run_test(
         &self,
         code: &str,
-        case: &Case,
+        case: &TestCase,
         token: &str,
     ) -> Result<(bool, ProgramEnd), ScoreError> {
         let program = match case {
-            Case::Prints { input, output } => Program {
+            TestCase::Prints { input, output } => Program {
                 language: self.keys.language.clone(),
                 code: if self.keys.language == PYTHON {
-                    with_memory_limit(code)
+                    raise_interpreter_limits(code)
                 } else {
                     code.to_owned()
                 },
                 stdin: input.clone(),
                 output_bytes: MIN_OUTPUT_BYTES.max(2 * output.len()),
             },
-            Case::Asserts { code: tests, start } => runner_program(
+            TestCase::Asserts { code: tests, start } => runner_program(
                 assertion_input(tests, start.as_ref()),
                 code,
                 token,
                 MIN_OUTPUT_BYTES,
             ),
-            Case::Returns { function, arguments, values } => {
+            TestCase::Returns { function, arguments, values } => {
                 // Half of the kept output is its end, and escapes take up to three times as many
                 // bytes.
                 let max_length =
@@ -319,7 +319,7 @@ impl CodeScorer {
             }
         };
         let result = self.runner.run(&program).await?;
-        if let Some(why) = unusable(&result, token) {
+        if let Some(why) = unusable_test_reason(&result, token) {
             return Err(ScoreError::Unusable(why));
         }
         let ProgramResult { stdout, is_complete, end } = result;
@@ -327,13 +327,13 @@ impl CodeScorer {
             Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
-                Case::Prints { output, .. } => {
-                    is_complete && compare::same_output(&stdout, output, tolerance)
+                TestCase::Prints { output, .. } => {
+                    is_complete && compare::outputs_match(&stdout, output, tolerance)
                 }
-                Case::Asserts { .. } => stdout.trim_end().ends_with(token),
-                Case::Returns { values, .. } => {
+                TestCase::Asserts { .. } => stdout.trim_end().ends_with(token),
+                TestCase::Returns { values, .. } => {
                     returned_value(&stdout, token).is_some_and(|found| {
-                        values.iter().any(|want| compare::same_value(&found, want, tolerance))
+                        values.iter().any(|want| compare::values_match(&found, want, tolerance))
                     })
                 }
             };
@@ -363,7 +363,7 @@ fn runner_program(mut test: Value, code: &str, token: &str, output_bytes: usize)
 }
 
 /// Returns the reason why the tests are unusable, or `None` if `runner.py` reported none.
-fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
+fn unusable_test_reason(result: &ProgramResult, token: &str) -> Option<String> {
     let (_, why) = result.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
     Some(format!(
         "the tests of the task cannot be used: {}",
@@ -379,7 +379,7 @@ fn returned_value(stdout: &str, token: &str) -> Option<Value> {
 
 /// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000
 /// digits can be parsed and printed, and the recursion limit is 50,000.
-fn with_memory_limit(code: &str) -> String {
+fn raise_interpreter_limits(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
     // Imports from `__future__` must come first.
@@ -393,29 +393,30 @@ fn with_memory_limit(code: &str) -> String {
 #[async_trait]
 impl Scorer for CodeScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.cases(task).map(drop)
+        self.parse_task_tests(task).map(drop)
     }
 
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.runner.ready().await?;
         // Whether tests that are code can be used is known only after they ran in the sandbox.
-        let cases = self.cases(task).unwrap_or_default();
-        match cases.iter().find(|case| matches!(case, Case::Asserts { .. })) {
-            Some(case) => self.check_test(case).await,
+        let cases = self.parse_task_tests(task).unwrap_or_default();
+        match cases.iter().find(|case| matches!(case, TestCase::Asserts { .. })) {
+            Some(case) => self.validate_test(case).await,
             None => Ok(()),
         }
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let cases = self.cases(&input.task)?;
-        let code = program_in(input.text(), &self.keys.language).filter(|_| input.is_answered());
+        let cases = self.parse_task_tests(&input.task)?;
+        let code =
+            extract_program(input.text(), &self.keys.language).filter(|_| input.is_answered());
         let mut passed = 0;
         let mut limited = false;
         for (number, case) in cases.iter().enumerate() {
             let Some(code) = &code else { break };
-            self.check_test(case).await?;
+            self.validate_test(case).await?;
             let token = format!("passed {} {number}", input.attempt);
-            let (ok, end) = self.passes(code, case, &token).await?;
+            let (ok, end) = self.run_test(code, case, &token).await?;
             passed += usize::from(ok);
             limited = !matches!(end, ProgramEnd::Exit(_));
             // A program that exceeds a limit in one test would probably do so in every test.
@@ -436,15 +437,15 @@ impl Scorer for CodeScorer {
 
 /// Returns the program in a completion: the last code block in `language`, or the complete text if
 /// it has no code block. If the text has an `<answer>` tag, only the tag's content counts.
-fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
+fn extract_program<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     let names: &[&str] = match language {
         "python" => &["python", "py", "python3"],
         "bash" => &["bash", "sh", "shell"],
         other => &[other],
     };
     let answer = text_in_tag(text, "answer").unwrap_or(text);
-    let code = if blocks::has_fence(answer) && !is_bare_python(answer, language) {
-        blocks::last_in(answer, names)
+    let code = if blocks::has_code_fence(answer) && !is_bare_python(answer, language) {
+        blocks::last_code_block(answer, names)
     } else {
         Some(answer.into())
     };

@@ -18,7 +18,7 @@ const MIN_CHARS: usize = 24;
 
 /// Returns whether a text consists only of base64, on one line or on lines of equal length (the
 /// last one may be shorter).
-pub(super) fn is_packed(text: &str) -> bool {
+pub(super) fn looks_packed(text: &str) -> bool {
     let is_base64 = |word: &str| {
         let body = word.trim_end_matches('=');
         word.len() - body.len() <= 2
@@ -40,7 +40,7 @@ pub(super) fn is_packed(text: &str) -> bool {
 ///
 /// # Errors
 /// Returns a message that names the layer that is invalid or too large.
-pub(super) fn unpack(text: &str) -> Result<String, String> {
+pub(super) fn unpack_tests(text: &str) -> Result<String, String> {
     let joined: String = text.split_whitespace().collect();
     let bytes =
         STANDARD.decode(joined).map_err(|error| format!("the text is not base64: {error}"))?;
@@ -73,25 +73,27 @@ fn pickled_text(pickle: &[u8]) -> Option<String> {
     let mut rest = pickle;
     let mut text = None;
     loop {
-        let code = take(&mut rest, 1)?[0];
+        let code = split_off_bytes(&mut rest, 1)?[0];
         let length = match code {
             // PROTO and FRAME.
-            0x80 => take(&mut rest, 1).map(|_| None)?,
-            0x95 => take(&mut rest, 8).map(|_| None)?,
+            0x80 => split_off_bytes(&mut rest, 1).map(|_| None)?,
+            0x95 => split_off_bytes(&mut rest, 8).map(|_| None)?,
             // SHORT_BINUNICODE, BINUNICODE, BINUNICODE8.
-            0x8C => Some(u64::from(take(&mut rest, 1)?[0])),
-            b'X' => Some(u64::from(u32::from_le_bytes(take(&mut rest, 4)?.try_into().ok()?))),
-            0x8D => Some(u64::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?)),
+            0x8C => Some(u64::from(split_off_bytes(&mut rest, 1)?[0])),
+            b'X' => {
+                Some(u64::from(u32::from_le_bytes(split_off_bytes(&mut rest, 4)?.try_into().ok()?)))
+            }
+            0x8D => Some(u64::from_le_bytes(split_off_bytes(&mut rest, 8)?.try_into().ok()?)),
             // MEMOIZE, BINPUT, LONG_BINPUT.
             0x94 if text.is_some() => None,
-            b'q' if text.is_some() => take(&mut rest, 1).map(|_| None)?,
-            b'r' if text.is_some() => take(&mut rest, 4).map(|_| None)?,
+            b'q' if text.is_some() => split_off_bytes(&mut rest, 1).map(|_| None)?,
+            b'r' if text.is_some() => split_off_bytes(&mut rest, 4).map(|_| None)?,
             // STOP.
             b'.' if rest.is_empty() => return text,
             _ => return None,
         };
         if let Some(length) = length {
-            let bytes = take(&mut rest, usize::try_from(length).ok()?)?;
+            let bytes = split_off_bytes(&mut rest, usize::try_from(length).ok()?)?;
             let read = String::from_utf8(bytes.to_vec()).ok()?;
             if text.replace(read).is_some() {
                 return None;
@@ -102,7 +104,7 @@ fn pickled_text(pickle: &[u8]) -> Option<String> {
 
 /// Removes the first `count` bytes from `rest` and returns them. Returns `None` if `rest` has fewer
 /// bytes.
-fn take<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
+fn split_off_bytes<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
     let (taken, after) = rest.split_at_checked(count)?;
     *rest = after;
     Some(taken)
@@ -117,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn packed(pickle: &[u8]) -> String {
+    fn pack_tests(pickle: &[u8]) -> String {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(pickle).unwrap();
         STANDARD.encode(encoder.finish().unwrap())
@@ -143,17 +145,17 @@ mod tests {
     #[test]
     fn unpack_reads_pickled_and_plain_json() {
         for pickle in pickles(JSON) {
-            let blob = packed(&pickle);
-            assert!(is_packed(&blob));
-            assert_eq!(unpack(&blob).unwrap(), JSON);
+            let blob = pack_tests(&pickle);
+            assert!(looks_packed(&blob));
+            assert_eq!(unpack_tests(&blob).unwrap(), JSON);
             // Lines of equal length, as `base64.encodebytes` writes them.
             let lines: Vec<&str> =
                 blob.as_bytes().chunks(40).map(|c| std::str::from_utf8(c).unwrap()).collect();
-            assert!(is_packed(&lines.join("\n")));
-            assert_eq!(unpack(&lines.join("\n")).unwrap(), JSON);
+            assert!(looks_packed(&lines.join("\n")));
+            assert_eq!(unpack_tests(&lines.join("\n")).unwrap(), JSON);
         }
-        assert_eq!(unpack(&packed(JSON.as_bytes())).unwrap(), JSON);
-        assert_eq!(unpack(&STANDARD.encode(JSON)).unwrap(), JSON);
+        assert_eq!(unpack_tests(&pack_tests(JSON.as_bytes())).unwrap(), JSON);
+        assert_eq!(unpack_tests(&STANDARD.encode(JSON)).unwrap(), JSON);
     }
 
     #[test]
@@ -175,10 +177,14 @@ mod tests {
         damaged.extend((0..short.len()).map(|end| short[..end].to_vec()));
         for pickle in damaged {
             assert_eq!(pickled_text(&pickle), None, "{pickle:?}");
-            assert!(unpack(&packed(&pickle)).unwrap_err().contains("neither JSON nor a pickle"));
+            assert!(
+                unpack_tests(&pack_tests(&pickle))
+                    .unwrap_err()
+                    .contains("neither JSON nor a pickle")
+            );
         }
-        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFF").unwrap_err().contains("not zlib"));
-        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFFG").unwrap_err().contains("not base64"));
+        assert!(unpack_tests("AAAABBBBCCCCDDDDEEEEFFFF").unwrap_err().contains("not zlib"));
+        assert!(unpack_tests("AAAABBBBCCCCDDDDEEEEFFFFG").unwrap_err().contains("not base64"));
     }
 
     #[test]
@@ -192,7 +198,7 @@ mod tests {
             "import math\nassert f(1)",
             "x=1",
         ] {
-            assert!(!is_packed(code), "{code}");
+            assert!(!looks_packed(code), "{code}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn program_in_finds_last_code_block() {
+fn program_is_last_code_block_of_completion() {
     for (text, want) in [
         ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("x = 1\n")),
         ("```py\nx\n``` and <answer>```python\ny\n```</answer>", Some("y\n")),
@@ -24,11 +24,11 @@ fn program_in_finds_last_code_block() {
         ("```\n\n```", None),
         ("", None),
     ] {
-        assert_eq!(program_in(text, "python").as_deref(), want, "{text}");
+        assert_eq!(extract_program(text, "python").as_deref(), want, "{text}");
     }
     let both = "```python\nprint(1)\n``` in Python, and\n```sh\necho 1\n``` gives\n```\n1\n```";
-    assert_eq!(program_in(both, "bash").as_deref(), Some("echo 1\n"));
-    assert_eq!(program_in(both, "lua").as_deref(), Some("1\n"));
+    assert_eq!(extract_program(both, "bash").as_deref(), Some("echo 1\n"));
+    assert_eq!(extract_program(both, "lua").as_deref(), Some("1\n"));
 }
 
 #[test]

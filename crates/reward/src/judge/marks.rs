@@ -12,7 +12,7 @@ use crate::pattern::pattern;
 /// tag that names a verdict becomes a label: `<score>7</score>` becomes the line "score: 7".
 /// Full-width digits become ASCII digits. Deleted text keeps its tags, so that it is not parsed as
 /// a verdict.
-pub(super) fn without_marks(completion: &str) -> String {
+pub(super) fn strip_verdict_markup(completion: &str) -> String {
     let text = COMMAND.replace_all(completion, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
     let narrow = |c: char| match c {
@@ -26,7 +26,7 @@ pub(super) fn without_marks(completion: &str) -> String {
 
 /// Removes quotations from a judge's completion: lines that start with ">", and text in quotation
 /// marks that contains a label, as in "the student wrote 'Score: 10'".
-pub(super) fn without_quotations(completion: &str) -> String {
+pub(super) fn strip_quotations(completion: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
     let lines: String = completion.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
     let own = |found: &Captures<'_>| {
@@ -42,40 +42,40 @@ pub(super) fn without_quotations(completion: &str) -> String {
 /// Returns whether a label after the text `before` introduces the judge's own verdict. The label
 /// must start its sentence or the clause after a comma, except for a few leading words ("so my"),
 /// or be a JSON key.
-pub(super) fn is_own(before: &str) -> bool {
+pub(super) fn is_own_verdict(before: &str) -> bool {
     let (above, line) = before.split_at(before.rfind('\n').map_or(0, |at| at + 1));
     let start = SENTENCE.find_iter(line).last().map_or(0, |end| end.end());
     let sentence = &line[start..];
     let (clause, rest) = sentence.rsplit_once([',', '→']).unwrap_or(("", sentence));
     LEADS.is_match(rest)
-        && (start > 0 || !continues(above))
-        && !is_example(before)
-        && !is_supposed(clause)
+        && (start > 0 || !continues_on_next_line(above))
+        && !ends_with_example_phrase(before)
+        && !is_foreign_or_hypothetical(clause)
         && !CONDITION.is_match(clause)
 }
 
 /// Returns whether a text ends with words that introduce an example, such as "e.g.".
-pub(super) fn is_example(before: &str) -> bool {
+pub(super) fn ends_with_example_phrase(before: &str) -> bool {
     EXAMPLE.is_match(before)
 }
 
 /// Returns whether the clause before a verdict makes the verdict hypothetical, denies it, or
 /// attributes it to another person.
-pub(super) fn is_supposed(clause: &str) -> bool {
+pub(super) fn is_foreign_or_hypothetical(clause: &str) -> bool {
     SUPPOSED.is_match(clause)
 }
 
 /// Returns whether the sentence at the end of `above` continues on the next line ("It is not") or
 /// quotes the next line ("It claims:").
-pub(super) fn continues(above: &str) -> bool {
-    let last = above.lines().rfind(|line| !is_mark(line)).unwrap_or_default();
+pub(super) fn continues_on_next_line(above: &str) -> bool {
+    let last = above.lines().rfind(|line| !lacks_words(line)).unwrap_or_default();
     let is_adjacent = above.trim_end_matches([' ', '\n']).len() + 2 > above.len();
-    DANGLES.is_match(last) || is_quotation(last) || (is_adjacent && MENTIONS.is_match(last))
+    DANGLES.is_match(last) || introduces_quotation(last) || (is_adjacent && MENTIONS.is_match(last))
 }
 
 /// Returns whether a line introduces the next line as a quotation. Such a line opens a tag such as
 /// `<answer>`, or ends with a colon that belongs neither to a label nor to the judge's own words.
-pub(super) fn is_quotation(line: &str) -> bool {
+pub(super) fn introduces_quotation(line: &str) -> bool {
     QUOTES.is_match(line)
         || OPENING_TAG.is_match(line)
         || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
@@ -83,23 +83,23 @@ pub(super) fn is_quotation(line: &str) -> bool {
 
 /// Returns whether the text after a verdict makes the verdict a quotation or part of a sentence:
 /// "is what the student wrote", or a line "if the sign were right".
-pub(super) fn is_mentioned(behind: &str) -> bool {
+pub(super) fn only_mentions_verdict(behind: &str) -> bool {
     MENTIONED.is_match(behind) || CONTINUES.is_match(behind)
 }
 
 /// Returns the part of a judge's completion after its last retraction, such as "I take that back.",
 /// or the complete text if it retracts nothing.
-pub(super) fn since_retraction(completion: &str) -> &str {
+pub(super) fn text_after_retraction(completion: &str) -> &str {
     RETRACTS.find_iter(completion).last().map_or(completion, |found| &completion[found.end()..])
 }
 
 /// Returns whether the text after a verdict retracts the verdict.
-pub(super) fn takes_back(behind: &str) -> bool {
+pub(super) fn retracts_verdict(behind: &str) -> bool {
     RETRACTS.is_match(behind) || RECONSIDERS.is_match(behind)
 }
 
 /// Returns whether a text contains no letters and no digits.
-pub(super) fn is_mark(text: &str) -> bool {
+pub(super) fn lacks_words(text: &str) -> bool {
     !text.chars().any(char::is_alphanumeric)
 }
 

@@ -27,7 +27,7 @@ use crate::scorer::expected;
 use crate::services::Chat;
 use crate::{Component, ScoreError, Scorer, ScorerInput};
 use cache::Cache;
-use template::Template;
+use template::PromptTemplate;
 pub use verdict::Verdict;
 
 /// Recipe keys of a scorer that queries a language model.
@@ -55,10 +55,10 @@ pub struct JudgeKeys {
     pub group: Option<Group>,
     /// Maximum number of queries per prompt if the judge's completions cannot be parsed, in
     /// 1..=100. The default is 3.
-    #[serde(default = "three")]
+    #[serde(default = "default_tries")]
     pub tries: u32,
     /// Maximum number of cached verdicts. 0 disables the cache. The default is 10 000.
-    #[serde(default = "ten_thousand")]
+    #[serde(default = "default_cache_size")]
     pub cache: usize,
     /// Seed that shuffles the answers of a group and is sent to servers that support a seed. The
     /// default is 0.
@@ -68,17 +68,17 @@ pub struct JudgeKeys {
     #[serde(default)]
     pub temperature: f32,
     /// Maximum number of tokens of a judge's completion. The default is 1024.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_max_tokens")]
     pub max_tokens: usize,
     /// Maximum number of concurrent calls of the judge. The default is 16.
-    #[serde(default = "sixteen")]
+    #[serde(default = "default_concurrency")]
     pub concurrency: usize,
     /// Maximum number of requests to the judge per minute. 0, the default, disables the limit.
     #[serde(default)]
     pub requests_per_minute: u64,
     /// Timeout for one completion of the judge, over all endpoints together, in seconds. The
     /// default is 120.
-    #[serde(default = "two_minutes")]
+    #[serde(default = "default_timeout_seconds")]
     pub seconds: f64,
 }
 
@@ -114,23 +114,23 @@ pub enum Group {
     },
 }
 
-fn three() -> u32 {
+fn default_tries() -> u32 {
     3
 }
 
-fn ten_thousand() -> usize {
+fn default_cache_size() -> usize {
     10_000
 }
 
-fn thousand() -> usize {
+fn default_max_tokens() -> usize {
     1024
 }
 
-fn sixteen() -> usize {
+fn default_concurrency() -> usize {
     16
 }
 
-fn two_minutes() -> f64 {
+fn default_timeout_seconds() -> f64 {
     120.0
 }
 
@@ -182,14 +182,14 @@ impl JudgeKeys {
             system: String::new(),
             verdict: Verdict::default(),
             group: None,
-            tries: three(),
-            cache: ten_thousand(),
+            tries: default_tries(),
+            cache: default_cache_size(),
             seed: 0,
             temperature: 0.0,
-            max_tokens: thousand(),
-            concurrency: sixteen(),
+            max_tokens: default_max_tokens(),
+            concurrency: default_concurrency(),
             requests_per_minute: 0,
-            seconds: two_minutes(),
+            seconds: default_timeout_seconds(),
         }
     }
 
@@ -226,7 +226,10 @@ impl JudgeKeys {
                 and min must be less than max"
             ));
         }
-        self.verdict.check().and_then(|()| self.prompt().map(drop)).map_err(ScoreError::Unusable)
+        self.verdict
+            .check()
+            .and_then(|()| self.parse_template().map(drop))
+            .map_err(ScoreError::Unusable)
     }
 
     /// Returns a warning, with a remedy, if the template for a single answer contains no fence. An
@@ -241,13 +244,13 @@ impl JudgeKeys {
         )
     }
 
-    fn prompt(&self) -> Result<Template, String> {
+    fn parse_template(&self) -> Result<PromptTemplate, String> {
         let (default_text, names) = match self.group {
             None => (SINGLE_TEMPLATE, &NAMES[..]),
             Some(Group::Ranking) => (RANKING_TEMPLATE, &GROUP_NAMES[..]),
             Some(Group::Scores { .. }) => (SCORES_TEMPLATE, &GROUP_NAMES[..]),
         };
-        Template::new(self.template.as_deref().unwrap_or(default_text), names)
+        PromptTemplate::new(self.template.as_deref().unwrap_or(default_text), names)
             .map_err(|why| format!("template: {why}"))
     }
 }
@@ -256,7 +259,7 @@ impl JudgeKeys {
 #[derive(Debug)]
 pub struct JudgeScorer {
     keys: JudgeKeys,
-    template: Template,
+    template: PromptTemplate,
     chat: Arc<dyn Chat>,
     verdicts: Cache<Vec<f64>>,
 }
@@ -268,14 +271,18 @@ impl JudgeScorer {
     /// Returns an error if a setting or the template is invalid.
     pub fn new(keys: JudgeKeys, chat: Arc<dyn Chat>) -> Result<Arc<Self>, ScoreError> {
         keys.check()?;
-        let template = keys.prompt().map_err(ScoreError::Unusable)?;
+        let template = keys.parse_template().map_err(ScoreError::Unusable)?;
         let verdicts = Cache::new(keys.cache);
         Ok(Arc::new(JudgeScorer { keys, template, chat, verdicts }))
     }
 
     /// Fills the prompt template with `values` and a fence that does not occur in them. `answers`
     /// are the answers of a group, or `None` for a single answer.
-    fn fill(&self, mut values: Value, answers: Option<&[String]>) -> Result<String, ScoreError> {
+    fn fill_template(
+        &self,
+        mut values: Value,
+        answers: Option<&[String]>,
+    ) -> Result<String, ScoreError> {
         let mut fill = |fence: &str| {
             if let Some(answers) = answers {
                 let fenced = |(at, text)| format!("Answer {}:\n{fence}\n{text}\n{fence}", at + 1);
@@ -283,10 +290,10 @@ impl JudgeScorer {
                     answers.iter().enumerate().map(fenced).collect::<Vec<_>>().join("\n\n").into();
             }
             values["fence"] = fence.into();
-            self.template.fill(&values).map_err(ScoreError::Unusable)
+            self.template.fill_template(&values).map_err(ScoreError::Unusable)
         };
         let prompt = fill("")?;
-        fill(&fence::fence(&prompt))
+        fill(&fence::unique_fence(&prompt))
     }
 
     /// Queries the judge until `read` can parse one of its completions, at most `tries` times.
@@ -295,7 +302,7 @@ impl JudgeScorer {
     /// # Errors
     /// Returns the error of the client, or [`ScoreError::Unusable`] if no completion could be
     /// parsed.
-    async fn verdict(
+    async fn query_judge(
         &self,
         prompt: String,
         read: impl Fn(&str) -> Option<Vec<f64>> + Send,
@@ -339,7 +346,7 @@ fn task_values(task: &Value) -> Value {
 }
 
 /// Truncates a text to `MAX_CHARS` characters, with a note if it was longer.
-fn truncate(text: &str) -> String {
+fn truncate_for_prompt(text: &str) -> String {
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}\n[the rest is left out]", &text[..end]),
         None => text.to_owned(),
@@ -359,7 +366,7 @@ impl Scorer for JudgeScorer {
                 values[*name] = "".into();
             }
         }
-        self.fill(values, None).map(drop)
+        self.fill_template(values, None).map(drop)
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
@@ -368,11 +375,11 @@ impl Scorer for JudgeScorer {
             return Ok(vec![Component::score(0.0)]);
         }
         let mut values = task_values(&input.task);
-        values["answer"] = truncate(input.text()).into();
-        values["reasoning"] = truncate(input.reasoning()).into();
+        values["answer"] = truncate_for_prompt(input.text()).into();
+        values["reasoning"] = truncate_for_prompt(input.reasoning()).into();
         values["thought"] = values["reasoning"].clone();
-        let verdict = self.verdict(self.fill(values, None)?, |completion| {
-            Some(vec![self.keys.verdict.read(completion)?])
+        let verdict = self.query_judge(self.fill_template(values, None)?, |completion| {
+            Some(vec![self.keys.verdict.parse_verdict(completion)?])
         });
         Ok(verdict.await?.into_iter().map(Component::score).collect())
     }
@@ -392,7 +399,7 @@ impl Scorer for JudgeScorer {
             .iter()
             .map(|&index| {
                 if group[index].is_answered() {
-                    truncate(group[index].text())
+                    truncate_for_prompt(group[index].text())
                 } else {
                     "(no answer)".to_owned()
                 }
@@ -406,10 +413,12 @@ impl Scorer for JudgeScorer {
             }
         }
         let read = |completion: &str| match method {
-            Group::Ranking => group::ranking(completion, group.len()),
-            Group::Scores { min, max } => group::scores(completion, group.len(), min, max),
+            Group::Ranking => group::parse_ranking(completion, group.len()),
+            Group::Scores { min, max } => {
+                group::parse_score_list(completion, group.len(), min, max)
+            }
         };
-        let verdict = self.verdict(self.fill(values, Some(&texts))?, read).await?;
+        let verdict = self.query_judge(self.fill_template(values, Some(&texts))?, read).await?;
         let mut group_scores = vec![0.0; group.len()];
         for (value, index) in verdict.into_iter().zip(order) {
             group_scores[index] = value;

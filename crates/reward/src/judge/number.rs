@@ -20,8 +20,8 @@ use std::sync::LazyLock;
 use regex::{Captures, Match, Regex};
 
 use super::marks::{
-    continues, is_mentioned, is_own, is_supposed, since_retraction, takes_back, without_marks,
-    without_quotations,
+    continues_on_next_line, is_foreign_or_hypothetical, is_own_verdict, only_mentions_verdict,
+    retracts_verdict, strip_quotations, strip_verdict_markup, text_after_retraction,
 };
 use crate::pattern::pattern;
 use crate::unsettled::is_marked_value_unsettled;
@@ -32,31 +32,31 @@ const MAX_CLAUSE: usize = 200;
 
 /// Returns the score in a judge's completion, mapped linearly from `min..=max` to 0..=1. Returns
 /// `None` if the completion has no unambiguous score.
-pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
-    let scale = Scale { min, max };
+pub(super) fn parse_number_verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
+    let scale = ScoreScale { min, max };
     // A low score can be decorated with a cross.
-    let completion = without_marks(completion).replace(['❌', '✅', '✔', '✓', '👎'], " ");
-    let text = scale.without_ranges(&without_quotations(&completion))?;
-    let text = since_retraction(&text);
+    let completion = strip_verdict_markup(completion).replace(['❌', '✅', '✔', '✓', '👎'], " ");
+    let text = scale.strip_scale_phrases(&strip_quotations(&completion))?;
+    let text = text_after_retraction(&text);
     let bracketed = || {
         BRACKETS.find_iter(text).map(|found| {
             let behind = &text[found.end()..];
             let after = || behind.split_once("]]").map_or("", |(_, after)| after);
-            scale.value(behind).filter(|_| !is_marked_value_unsettled(after()))
+            scale.parse_score(behind).filter(|_| !is_marked_value_unsettled(after()))
         })
     };
     let number = scale
-        .labeled_number(text)
-        .or_else(|| single_value(bracketed()))
-        .or_else(|| scale.with_scale_end(text))
-        .or_else(|| scale.standalone_number(text))
+        .find_labeled_score(text)
+        .or_else(|| single_distinct_value(bracketed()))
+        .or_else(|| scale.leading_score_with_scale_end(text))
+        .or_else(|| scale.find_standalone_score(text))
         .flatten()?;
     // "Rating: [[4]]. The other answer: [[2]]".
     let is_other = |found: Match<'_>| {
         let before = &text[..found.start()];
         let start = before.char_indices().rev().nth(MAX_CLAUSE).map_or(0, |(at, _)| at);
         let clause = before[start..].rsplit(['.', ',', ';', '\n']).next().unwrap_or_default();
-        let other = scale.value(&text[found.end()..]);
+        let other = scale.parse_score(&text[found.end()..]);
         !NAMES_SCORE.is_match(clause) && other.is_some_and(|other| other != number)
     };
     if BRACKETS.find_iter(text).any(is_other) {
@@ -71,22 +71,22 @@ pub(super) fn to_fraction(number: f64, min: f64, max: f64) -> Option<f64> {
 }
 
 /// The scale of a judge's scores, from `min` to `max`.
-struct Scale {
+struct ScoreScale {
     min: f64,
     max: f64,
 }
 
 /// Returns the value that all candidates share. The outer `None` means that there are no
 /// candidates, and the inner `None` that they differ or that one cannot be parsed.
-fn single_value(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
+fn single_distinct_value(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
     let first = found.next()?;
     Some(first.filter(|_| found.all(|other| other == first)))
 }
 
-impl Scale {
+impl ScoreScale {
     /// Removes phrases that only state the scale, such as "from 1 to 10". Returns `None` if the
     /// text explicitly states a different scale.
-    fn without_ranges(&self, completion: &str) -> Option<String> {
+    fn strip_scale_phrases(&self, completion: &str) -> Option<String> {
         let mut is_other = false;
         let replaced = RANGE.replace_all(completion, |found: &Captures<'_>| {
             let end = |group| found.get(group).and_then(|end| end.as_str().parse::<f64>().ok());
@@ -99,10 +99,10 @@ impl Scale {
         (!is_other).then(|| replaced.into_owned())
     }
 
-    /// Returns the number after the label with the highest [`Rank`]. The outer `None` means that
-    /// there is no label, and the inner `None` that the number is ambiguous.
-    fn labeled_number(&self, text: &str) -> Option<Option<f64>> {
-        let mut labels: Vec<(Rank, String, Option<f64>)> = Vec::new();
+    /// Returns the number after the label with the highest [`LabelRank`]. The outer `None` means
+    /// that there is no label, and the inner `None` that the number is ambiguous.
+    fn find_labeled_score(&self, text: &str) -> Option<Option<f64>> {
+        let mut labels: Vec<(LabelRank, String, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
             let (Some(all), Some(name)) = (found.get(0), found.get(2)) else { continue };
             let before = &text[..all.start()];
@@ -112,47 +112,54 @@ impl Scale {
             let name = name.as_str().to_lowercase();
             let is_weak = WEAK.contains(&&*name);
             let word = found.get(1).map_or("", |word| word.as_str());
-            let Some(mut rank) = Rank::from_label(word, sign, has_colon) else { continue };
+            let Some(mut rank) = LabelRank::from_label(word, sign, has_colon) else { continue };
             if REVISED.is_match(&all.as_str().to_lowercase()) || name.starts_with(['总', '最']) {
-                rank = Rank::Total;
+                rank = LabelRank::Total;
             }
             // "Criterion 1 score".
             if word.is_empty()
                 && before.trim_end_matches(' ').ends_with(|c: char| c.is_ascii_digit())
             {
-                rank = Rank::Part;
+                rank = LabelRank::Part;
             }
             let line = before.rsplit('\n').next().unwrap_or_default();
             // "Final: 6" after other sentences.
             if name == "final" && has_colon {
-                rank = Rank::Total;
+                rank = LabelRank::Total;
             }
             let is_label = match (rank, is_weak) {
-                (Rank::Total, true) => has_colon,
-                (Rank::Part, _) => has_colon && !is_weak,
+                (LabelRank::Total, true) => has_colon,
+                (LabelRank::Part, _) => has_colon && !is_weak,
                 (_, true) => has_colon && !line.contains(char::is_alphanumeric),
                 _ => true,
             };
             let is_score = SIGN_OF_NUMBER.is_match(behind)
-                && ((has_colon && !is_weak) || is_standalone(behind));
-            if is_label && is_score && !before.ends_with(['-', '_']) && is_own(before) {
-                let value = self.value(behind).filter(|_| is_standalone(behind));
-                labels.push((rank, name, value.filter(|value| self.is_only(behind, *value))));
+                && ((has_colon && !is_weak) || is_standalone_score(behind));
+            if is_label && is_score && !before.ends_with(['-', '_']) && is_own_verdict(before) {
+                let value = self.parse_score(behind).filter(|_| is_standalone_score(behind));
+                labels.push((rank, name, value.filter(|value| self.is_only_score(behind, *value))));
             }
         }
         for found in GIVES.find_iter(text) {
             let sentence =
                 text[..found.start()].rsplit(['.', '!', '?', ';', '\n']).next().unwrap_or_default();
             let behind = &text[found.end()..];
-            if SIGN_OF_NUMBER.is_match(behind) && is_standalone(behind) && !is_supposed(sentence) {
-                labels.push((Rank::Phrase, String::new(), self.value(behind)));
+            if SIGN_OF_NUMBER.is_match(behind)
+                && is_standalone_score(behind)
+                && !is_foreign_or_hypothetical(sentence)
+            {
+                labels.push((LabelRank::Phrase, String::new(), self.parse_score(behind)));
             }
         }
         let rank = labels.iter().map(|(rank, ..)| *rank).max()?;
         labels.retain(|(other_rank, ..)| *other_rank == rank);
         let is_same = labels.iter().all(|(_, name, _)| *name == labels[0].1);
         let mut values = labels.into_iter().map(|(.., value)| value);
-        if is_same && rank != Rank::Part { values.next_back() } else { single_value(values) }
+        if is_same && rank != LabelRank::Part {
+            values.next_back()
+        } else {
+            single_distinct_value(values)
+        }
     }
 
     /// Returns whether the number at the start of `behind`, whose value is `value`, is the only
@@ -163,54 +170,55 @@ impl Scale {
     /// - its sentence contains no number that can be a part, a sum or a revision of the score ("4
     ///   (content) + 3 (style)", "8, reduced to 3");
     /// - no later sentence, and no line that continues the sentence, retracts the score.
-    fn is_only(&self, behind: &str, value: f64) -> bool {
+    fn is_only_score(&self, behind: &str, value: f64) -> bool {
         let line = behind.trim_start().lines().next().unwrap_or_default();
-        let rest = trim_marks(line);
+        let rest = trim_leading_marks(line);
         let rest = &rest[NUMBER.find(rest).map_or(0, |number| number.end())..];
         let sentence = &rest[..END.find(rest).map_or(rest.len(), |end| end.start())];
         let sentence =
             &sentence[..REASON.find(sentence).map_or(sentence.len(), |reason| reason.start())];
         let sentence = REMARK.replace_all(sentence, " ");
         let mut other_scores =
-            OTHER_SCORE.captures_iter(&sentence).filter_map(|found| decimal(&found[1]));
+            OTHER_SCORE.captures_iter(&sentence).filter_map(|found| parse_decimal(&found[1]));
         let after = &behind[rest.as_ptr() as usize - behind.as_ptr() as usize..];
         other_scores.all(|other| other == value)
-            && self.ends_of_scale(line).all(|(_, other)| other == Some(value))
+            && self.find_scores_with_scale_end(line).all(|(_, other)| other == Some(value))
             && !HEDGED.is_match(rest)
             && !DEDUCTS.is_match(rest)
-            && !takes_back(after)
-            && !is_mentioned(after)
+            && !retracts_verdict(after)
+            && !only_mentions_verdict(after)
             && !TOO.is_match(after)
     }
 
     /// Returns the numbers that are followed by the end of the scale, as in "7/10", and the byte
     /// offsets of these phrases.
-    fn ends_of_scale(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
+    fn find_scores_with_scale_end(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
         OF.captures_iter(text).filter_map(|found| {
             let number = found.get(1)?;
             let end = found.get(2)?;
             let all = found.get(0)?;
-            let is_scale = decimal(end.as_str()) == Some(self.max);
+            let is_scale = parse_decimal(end.as_str()) == Some(self.max);
             let is_part = PART.is_match(&text[..all.start()]);
             // "8/10 steps" is a count of steps.
             (is_scale && !is_part && AFTER_SCORE.is_match(&text[all.end()..]))
-                .then(|| (all.start(), decimal(number.as_str())))
+                .then(|| (all.start(), parse_decimal(number.as_str())))
         })
     }
 
     /// Returns the number that is followed by the end of the scale, as in "7/10", if such a phrase
     /// starts its sentence.
-    fn with_scale_end(&self, text: &str) -> Option<Option<f64>> {
-        self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]) && !COUNT.is_match(text))?;
-        single_value(self.ends_of_scale(text).map(|(_, number)| number))
+    fn leading_score_with_scale_end(&self, text: &str) -> Option<Option<f64>> {
+        self.find_scores_with_scale_end(text)
+            .find(|(at, _)| is_own_verdict(&text[..*at]) && !COUNT.is_match(text))?;
+        single_distinct_value(self.find_scores_with_scale_end(text).map(|(_, number)| number))
     }
 
     /// Returns the number that is alone on the first or last line, or that starts the completion.
-    fn standalone_number(&self, text: &str) -> Option<Option<f64>> {
+    fn find_standalone_score(&self, text: &str) -> Option<Option<f64>> {
         let mut lines = text.lines().filter(|line| line.contains(char::is_alphanumeric));
         let first = lines.next()?;
         let rest = |line: &str| {
-            let line = trim_marks(line);
+            let line = trim_leading_marks(line);
             NUMBER.find(line).map(|number| line[number.end()..].to_owned())
         };
         // "3 of 10" can be a count of items.
@@ -220,15 +228,15 @@ impl Scale {
         let above = |line: &str| &text[..line.as_ptr() as usize - text.as_ptr() as usize];
         let is_of_problem = |line: &str| {
             let last = above(line).lines().rfind(|line| line.contains(char::is_alphanumeric));
-            continues(above(line))
+            continues_on_next_line(above(line))
                 || last.is_some_and(|last| PROBLEM.is_match(last) && !NAMES_SCORE.is_match(last))
         };
         let ends = [Some(first), lines.next_back()].into_iter().flatten();
-        single_value(
+        single_distinct_value(
             ends.filter(|line| {
                 !is_count(line) && !is_of_problem(line) && rest(line).is_some_and(is_only_number)
             })
-            .map(|line| self.value(line)),
+            .map(|line| self.parse_score(line)),
         )
         .or_else(|| {
             let is_explained = rest(first).is_some_and(|rest| {
@@ -236,23 +244,23 @@ impl Scale {
                     && !LIMITED.is_match(&rest)
                     && !VALUE_OF_PROBLEM.is_match(&rest)
             });
-            is_explained.then(|| self.value(first))
+            is_explained.then(|| self.parse_score(first))
         })
     }
 
     /// Parses the number at the start of a text, after optional marks, and converts it to this
     /// scale. Returns `None` if there is no number, if there are several numbers ("7-8", "7 or 8"),
     /// or if the number is on another scale and cannot be converted.
-    fn value(&self, text: &str) -> Option<f64> {
-        let text = trim_marks(text);
+    fn parse_score(&self, text: &str) -> Option<f64> {
+        let text = trim_leading_marks(text);
         let found = NUMBER.captures(text)?;
-        let number = decimal(found.get(1)?.as_str())?;
+        let number = parse_decimal(found.get(1)?.as_str())?;
         if NOT_ONE.is_match(&text[found.get(0)?.end()..]) {
             return None;
         }
         let end = match (found.get(2), found.get(3)) {
             (Some(_), _) => 100.0,
-            (None, Some(end)) => decimal(end.as_str())?,
+            (None, Some(end)) => parse_decimal(end.as_str())?,
             (None, None) => return Some(number),
         };
         if end == self.max {
@@ -265,7 +273,7 @@ impl Scale {
 
 /// Strength with which a label marks its number as the score, in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
+enum LabelRank {
     /// A label of a partial score: "Style score: 7".
     Part,
     /// A phrase that contains neither a colon nor "is": "a score of 7", "I give it a 7".
@@ -278,24 +286,24 @@ enum Rank {
     Total,
 }
 
-impl Rank {
+impl LabelRank {
     /// Returns the rank of a label that follows `word` and precedes `sign`. Returns `None` if the
     /// label does not name the judge's score ("maximum score").
-    fn from_label(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
+    fn from_label(word: &str, sign: Option<&str>, has_colon: bool) -> Option<LabelRank> {
         let word = word.trim().to_lowercase();
         let plain = match (sign, has_colon) {
-            (None, _) => Rank::Phrase,
-            (_, false) => Rank::Is,
-            (_, true) => Rank::Colon,
+            (None, _) => LabelRank::Phrase,
+            (_, false) => LabelRank::Is,
+            (_, true) => LabelRank::Colon,
         };
         match &*word {
             word if OTHER_LABELS.contains(&word) => None,
             // "The student's score".
             word if word.ends_with("'s") => None,
-            "final" | "overall" | "total" if sign.is_some() => Some(Rank::Total),
+            "final" | "overall" | "total" if sign.is_some() => Some(LabelRank::Total),
             "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response"
             | "quality" | "final" | "overall" | "total" => Some(plain),
-            _ => Some(Rank::Part),
+            _ => Some(LabelRank::Part),
         }
     }
 }
@@ -303,8 +311,8 @@ impl Rank {
 /// Returns whether the number at the start of a text can be a score by itself: it is not a count
 /// ("7 errors"), not conditional ("7 if complete"), not corrected ("7. No, 5"), and not the number
 /// of a list item.
-fn is_standalone(text: &str) -> bool {
-    let number = trim_marks(text);
+fn is_standalone_score(text: &str) -> bool {
+    let number = trim_leading_marks(text);
     let lead = text.len() - text.trim_end().len() + number.len();
     let is_item = text[..text.len() - lead].contains('\n') && ITEM.is_match(number);
     !is_item
@@ -315,12 +323,12 @@ fn is_standalone(text: &str) -> bool {
 }
 
 /// Removes leading marks such as `*` and `(` from a text, and white space at both ends.
-fn trim_marks(text: &str) -> &str {
+fn trim_leading_marks(text: &str) -> &str {
     text.trim().trim_start_matches(|c: char| c.is_whitespace() || OPENING_MARKS.contains(&c))
 }
 
 /// Parses a number with a decimal point or a decimal comma.
-fn decimal(text: &str) -> Option<f64> {
+fn parse_decimal(text: &str) -> Option<f64> {
     text.replace(',', ".").replace('−', "-").parse().ok()
 }
 

@@ -6,8 +6,11 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::marks::{continues, is_example, is_mentioned, is_quotation, takes_back};
-use super::number::{to_fraction, verdict as number};
+use super::marks::{
+    continues_on_next_line, ends_with_example_phrase, introduces_quotation, only_mentions_verdict,
+    retracts_verdict,
+};
+use super::number::{parse_number_verdict as number, to_fraction};
 use super::word;
 use crate::pattern::pattern;
 
@@ -50,13 +53,13 @@ pub enum Verdict {
         #[serde(alias = "least")]
         min: f64,
         /// Number of the judge that is mapped to score 1. The default is 1.
-        #[serde(default = "one")]
+        #[serde(default = "default_max")]
         #[serde(alias = "most")]
         max: f64,
     },
 }
 
-fn one() -> f64 {
+fn default_max() -> f64 {
     1.0
 }
 
@@ -68,7 +71,7 @@ impl Verdict {
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Verdict::Correct => Ok(()),
-            Verdict::Pattern { right, wrong } => expressions(right, wrong).map(drop),
+            Verdict::Pattern { right, wrong } => compile_expressions(right, wrong).map(drop),
             Verdict::Number { min, max } | Verdict::Json { min, max, .. } => {
                 let is_range = min.is_finite() && max.is_finite() && min < max;
                 if is_range {
@@ -86,18 +89,17 @@ impl Verdict {
     /// Parses the verdict in a complete completion of the judge, from 0 to 1. Returns `None` if the
     /// completion has no verdict. The judge's reasoning between `<think>` and `</think>` is
     /// ignored.
-    pub(super) fn read(&self, completion: &str) -> Option<f64> {
+    pub(super) fn parse_verdict(&self, completion: &str) -> Option<f64> {
         let completion = without_reasoning(completion)?;
         match self {
-            Verdict::Correct => {
-                word::verdict(completion).map(|is_correct| f64::from(u8::from(is_correct)))
-            }
+            Verdict::Correct => word::parse_word_verdict(completion)
+                .map(|is_correct| f64::from(u8::from(is_correct))),
             Verdict::Pattern { right, wrong } => {
-                let (right, wrong) = expressions(right, wrong).ok()?;
-                last_match(completion, &right, &wrong)
+                let (right, wrong) = compile_expressions(right, wrong).ok()?;
+                verdict_of_last_match(completion, &right, &wrong)
             }
             Verdict::Number { min, max } => number(completion, *min, *max),
-            Verdict::Json { field, min, max } => match field_of(completion, field)? {
+            Verdict::Json { field, min, max } => match find_verdict_field(completion, field)? {
                 Value::Bool(yes) => Some(f64::from(u8::from(yes))),
                 Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
                     "true" | "yes" => Some(1.0),
@@ -117,7 +119,7 @@ fn without_reasoning(completion: &str) -> Option<&str> {
     (!rest.contains("<think>")).then_some(rest)
 }
 
-fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
+fn compile_expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     let compile = |name: &str, pattern: &str| {
         Regex::new(pattern)
             .map_err(|error| format!("verdict.{name} is not a valid regular expression: {error}"))
@@ -128,7 +130,7 @@ fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
 /// Returns the verdict of the last match of two regular expressions: 1 for `right`, 0 for `wrong`.
 /// If the last matches of both end at the same position ("not correct"), the verdict is 0. Returns
 /// `None` if neither matches.
-fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
+fn verdict_of_last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     let end = |expression: &Regex| expression.find_iter(completion).last().map(|found| found.end());
     match (end(right), end(wrong)) {
         (None, None) => None,
@@ -141,14 +143,14 @@ const MAX_STARTS: usize = 256;
 
 /// Returns the outermost JSON values in a completion that start with `open`, in text order, each
 /// with the byte offsets of its start and end.
-pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
+pub(super) fn find_json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
     let mut found = Vec::new();
     let mut end = 0;
     for (start, _) in completion.match_indices(open).take(MAX_STARTS) {
         if start < end {
             continue;
         }
-        let text = without_control_characters(&completion[start..]);
+        let text = blank_control_characters(&completion[start..]);
         let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
         if let Some(Ok(value)) = values.next() {
             end = start + values.byte_offset();
@@ -160,7 +162,7 @@ pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Va
 
 /// Replaces control characters within JSON strings by spaces. JSON forbids such characters, but
 /// models write them. Byte offsets are preserved.
-fn without_control_characters(text: &str) -> String {
+fn blank_control_characters(text: &str) -> String {
     let mut is_string = false;
     let mut is_escaped = false;
     let replace = |c: char| {
@@ -176,12 +178,12 @@ fn without_control_characters(text: &str) -> String {
 /// Returns `None` if the object is quoted, part of a sentence, or taken back later. Unless the
 /// completion starts with the object, returns `None` also if another object gives the field another
 /// value.
-fn field_of(completion: &str, field: &str) -> Option<Value> {
+fn find_verdict_field(completion: &str, field: &str) -> Option<Value> {
     let mut found = Vec::new();
     let key = pattern(&format!(r#"(?:^|[^\\])"{}"\s*:"#, regex::escape(field)));
-    for (start, end, value) in json_values(completion, '{') {
+    for (start, end, value) in find_json_values(completion, '{') {
         let mut all = Vec::new();
-        fields(&value, field, false, &mut all);
+        collect_field_values(&value, field, false, &mut all);
         if all.is_empty() {
             continue;
         }
@@ -197,12 +199,12 @@ fn field_of(completion: &str, field: &str) -> Option<Value> {
     let is_first = lead.is_empty() || lead == "json";
     let above = lead.lines().last().unwrap_or_default().trim();
     let is_quoted = REPORTS.is_match(above)
-        || is_quotation(above)
+        || introduces_quotation(above)
         || [">", "//", "#", "["].iter().any(|mark| above.ends_with(mark));
     let behind = &completion[end..];
     if is_within_sentence(&completion[..start], behind)
-        || is_mentioned(behind)
-        || takes_back(behind)
+        || only_mentions_verdict(behind)
+        || retracts_verdict(behind)
     {
         return None;
     }
@@ -222,23 +224,30 @@ fn is_within_sentence(before: &str, behind: &str) -> bool {
         lead.ends_with(|c: char| c.is_alphanumeric() || c == ',') && !lead.ends_with("json");
     let behind = behind.trim_start_matches(|c: char| "`*_\"' \t".contains(c));
     let continues_behind = behind.starts_with(|c: char| c.is_lowercase() || c == '?');
-    is_led || continues_behind || continues(before) || is_example(&line)
+    is_led || continues_behind || continues_on_next_line(before) || ends_with_example_phrase(&line)
 }
 
 /// Collects all values of a field in a JSON value, at any depth. The `bool` is true if the field is
 /// in a list, or in an object whose key does not name a verdict; the field is then not the judge's
 /// own verdict.
-fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v Value, bool)>) {
+fn collect_field_values<'v>(
+    value: &'v Value,
+    field: &str,
+    in_list: bool,
+    found: &mut Vec<(&'v Value, bool)>,
+) {
     match value {
         Value::Object(map) => {
             found.extend(map.get(field).map(|value| (value, in_list)));
             // An object under a key such as "student_wrote" is not the judge's own, like an object
             // in a list.
             map.iter().for_each(|(key, value)| {
-                fields(value, field, in_list || !OWN.is_match(key), found)
+                collect_field_values(value, field, in_list || !OWN.is_match(key), found)
             });
         }
-        Value::Array(list) => list.iter().for_each(|value| fields(value, field, true, found)),
+        Value::Array(list) => {
+            list.iter().for_each(|value| collect_field_values(value, field, true, found))
+        }
         _ => {}
     }
 }
@@ -268,7 +277,7 @@ mod tests {
         for line in include_str!("../../tests/data/judge_completions.jsonl").lines() {
             let row: Value = serde_json::from_str(line).unwrap();
             let verdict: Verdict = serde_json::from_value(row["verdict"].clone()).unwrap();
-            let found = verdict.read(row["text"].as_str().unwrap());
+            let found = verdict.parse_verdict(row["text"].as_str().unwrap());
             let is_same = match (found, row["right"].as_f64()) {
                 (Some(found), Some(right)) => (found - right).abs() < 1e-9,
                 (found, right) => found == right,
@@ -346,7 +355,7 @@ mod tests {
             (&json, "```json {\"score\": 9}```", Some(0.9)),
             (&json, "{\"score\": 9} The sum holds.", Some(0.9)),
         ] {
-            assert_eq!(verdict.read(completion), want, "{completion}");
+            assert_eq!(verdict.parse_verdict(completion), want, "{completion}");
         }
         let wrong = Verdict::Number { min: 1.0, max: 1.0 };
         assert!(wrong.check().unwrap_err().contains("min must be less than max"));

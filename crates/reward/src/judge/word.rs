@@ -16,18 +16,18 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::marks::{
-    continues, is_mark, is_mentioned, is_own, is_quotation, takes_back, without_marks,
-    without_quotations,
+    continues_on_next_line, introduces_quotation, is_own_verdict, lacks_words,
+    only_mentions_verdict, retracts_verdict, strip_quotations, strip_verdict_markup,
 };
 use crate::pattern::pattern;
 
 /// Returns whether a judge's completion calls the answer correct, or `None` if it has no verdict.
-pub(super) fn verdict(completion: &str) -> Option<bool> {
-    let plain = without_quotations(&without_marks(completion));
+pub(super) fn parse_word_verdict(completion: &str) -> Option<bool> {
+    let plain = strip_quotations(&strip_verdict_markup(completion));
     let mut explicit = ExplicitVerdict::default();
     let mut offset = 0;
     for line in plain.split_inclusive('\n') {
-        explicit.take_line(line, offset, &plain);
+        explicit.add_line(line, offset, &plain);
         offset += line.len();
     }
     let sentences = sentences(&plain);
@@ -57,8 +57,8 @@ pub(super) fn verdict(completion: &str) -> Option<bool> {
             statements.iter().any(|(_, at, other)| *at > position && *other != is_correct);
         let rest = &plain[position..];
         let behind = rest.find('\n').map_or("", |end| &rest[end..]);
-        let is_undone = takes_back(rest)
-            || is_mentioned(behind)
+        let is_undone = retracts_verdict(rest)
+            || only_mentions_verdict(behind)
             || (is_correct && (IS_WRONG.is_match(rest) || HEADING.is_match(behind)));
         return (!is_denied && !is_undone).then_some(is_correct);
     }
@@ -87,13 +87,14 @@ impl ExplicitVerdict {
     }
 
     /// Adds the verdicts of a line, which starts at byte `offset` of the judge's completion.
-    fn take_line(&mut self, line: &str, offset: usize, completion: &str) {
+    fn add_line(&mut self, line: &str, offset: usize, completion: &str) {
         let text = line.trim();
-        let before = completion[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
+        let before =
+            completion[..offset].lines().rfind(|line| !lacks_words(line)).unwrap_or_default();
         if let Some(is_correct) = leading_verdict(text, true)
             && !SPEAKS.is_match(before)
-            && !is_quotation(before)
-            && !continues(&completion[..offset])
+            && !introduces_quotation(before)
+            && !continues_on_next_line(&completion[..offset])
         {
             // Two adjacent lines with different verdicts list the possible verdicts.
             let is_list =
@@ -103,8 +104,8 @@ impl ExplicitVerdict {
         // "correct: yes", as the judges of HLE write.
         if let Some(field) = FIELD.captures(text)
             && !SPEAKS.is_match(before)
-            && !is_quotation(before)
-            && !continues(&completion[..offset])
+            && !introduces_quotation(before)
+            && !continues_on_next_line(&completion[..offset])
         {
             self.add(offset, Some(field.get(1).is_some()));
         }
@@ -116,15 +117,15 @@ impl ExplicitVerdict {
             // "Step 1 result" is not the verdict.
             let is_part =
                 label.get(2).is_some() && line[..all.start()].contains(char::is_alphanumeric);
-            if is_of_another || is_part || !is_own(&completion[..offset + all.start()]) {
+            if is_of_another || is_part || !is_own_verdict(&completion[..offset + all.start()]) {
                 continue;
             }
             // The verdict can be on the next line.
             let behind = &line[all.end()..];
-            let behind = if is_mark(behind) {
+            let behind = if lacks_words(behind) {
                 completion[offset + all.end()..]
                     .lines()
-                    .find(|line| !is_mark(line))
+                    .find(|line| !lacks_words(line))
                     .unwrap_or_default()
             } else {
                 behind
@@ -242,7 +243,7 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
         };
         if ends {
             let end = at + c.len_utf8();
-            if !is_mark(&text[start..end]) {
+            if !lacks_words(&text[start..end]) {
                 all.push((start, &text[start..end]));
             }
             start = end;
@@ -459,8 +460,8 @@ mod tests {
             ("I would grade the answer as incorrect.", false),
             ("My verdict is that the answer is correct.", true),
         ] {
-            if verdict(completion) != Some(want) {
-                failures.push((completion, verdict(completion)));
+            if parse_word_verdict(completion) != Some(want) {
+                failures.push((completion, parse_word_verdict(completion)));
             }
         }
         assert!(failures.is_empty(), "{failures:#?}");
@@ -590,8 +591,8 @@ mod tests {
             "Correct\n8\nStudent\n9",
             "Correct\n\nThe reply: 9. The key: 8. Not matching.",
         ] {
-            if verdict(completion).is_some() {
-                failures.push((completion, verdict(completion)));
+            if parse_word_verdict(completion).is_some() {
+                failures.push((completion, parse_word_verdict(completion)));
             }
         }
         assert!(failures.is_empty(), "{failures:#?}");

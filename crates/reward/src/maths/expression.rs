@@ -7,24 +7,24 @@ use crate::Rational;
 /// A mathematical expression in the form in which it was written.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Expr {
-    Number(Literal),
+    Number(NumberLiteral),
     /// A variable with its subscript.
     Symbol(String),
     /// Words next to a mathematical value, usually a unit.
     Unit(String),
-    Constant(Constant),
+    Constant(MathConstant),
     Sum(Vec<Expr>),
     Product(Vec<Expr>),
     Power(Box<Expr>, Box<Expr>),
     Negative(Box<Expr>),
-    Call(Function, Vec<Expr>),
+    Call(MathFunction, Vec<Expr>),
     /// Both signs of a value: ±x.
     PlusMinus(Box<Expr>),
 }
 
 /// A number in the form in which it was written: `digits` × 10^`scale`.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Literal {
+pub(super) struct NumberLiteral {
     pub digits: String,
     pub scale: i32,
     /// Whether the number has a decimal point, so that it may be rounded.
@@ -32,7 +32,7 @@ pub(super) struct Literal {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Constant {
+pub(super) enum MathConstant {
     Pi,
     E,
     I,
@@ -43,7 +43,7 @@ pub(super) enum Constant {
 
 /// Functions that are evaluated by the comparison of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Function {
+pub(super) enum MathFunction {
     Factorial,
     Binomial,
     Abs,
@@ -72,10 +72,10 @@ pub(super) enum Function {
     Modulo,
 }
 
-impl Literal {
+impl NumberLiteral {
     /// Creates an integer literal from its digits.
     pub fn integer(digits: impl Into<String>) -> Self {
-        Literal { digits: digits.into(), scale: 0, decimal: false }
+        NumberLiteral { digits: digits.into(), scale: 0, decimal: false }
     }
 
     /// Returns the exact value of the literal, or `None` if it exceeds the bounds of [`Rational`].
@@ -89,7 +89,7 @@ impl Literal {
         let base =
             u32::try_from(base).ok().filter(|base| self.is_integer() && (2..=36).contains(base))?;
         let value = BigInt::parse_bytes(self.digits.as_bytes(), base)?;
-        Some(Expr::Number(Literal::integer(value.to_string())))
+        Some(Expr::Number(NumberLiteral::integer(value.to_string())))
     }
 
     /// Returns whether the literal has neither a decimal point nor an exponent.
@@ -101,7 +101,7 @@ impl Literal {
 impl Expr {
     /// Creates an expression that is an integer.
     pub fn integer(value: u32) -> Expr {
-        Expr::Number(Literal::integer(value.to_string()))
+        Expr::Number(NumberLiteral::integer(value.to_string()))
     }
 
     /// Returns the expression 1 / self.
@@ -117,7 +117,7 @@ impl Expr {
     /// Returns the sign of an infinite value, or `None` for any other expression.
     pub fn infinity_sign(&self) -> Option<i8> {
         match self {
-            Expr::Constant(Constant::Infinity) => Some(1),
+            Expr::Constant(MathConstant::Infinity) => Some(1),
             Expr::Negative(inner) => inner.infinity_sign().map(|sign| -sign),
             _ => None,
         }

@@ -298,7 +298,7 @@ pub(super) const PROSE_WORDS: &[&str] =
     &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an", "et", "und"];
 
 /// Returns whether a three-letter word is capitalized like a name.
-pub(super) fn is_name(word: &str) -> bool {
+pub(super) fn is_capitalized_name(word: &str) -> bool {
     let mut chars = word.chars();
     chars.next().is_some_and(|c| c.is_ascii_uppercase())
         && word.len() == 3
@@ -313,7 +313,7 @@ pub(super) const NO_FUNCTIONS: [&str; 22] = [
 
 /// Returns the length in bytes of the first factor of a product of Greek and Latin letters: k of
 /// kπ, π of πr.
-pub(super) fn first_factor(word: &str) -> Option<usize> {
+pub(super) fn first_factor_length(word: &str) -> Option<usize> {
     let is_greek = |c: char| GREEK.iter().any(|(letter, _)| letter.starts_with(c));
     let mixed = word.chars().any(|c| c.is_ascii());
     let is_product = word.chars().any(is_greek)

@@ -48,16 +48,16 @@ pub struct PythonKeys {
     #[serde(default)]
     pub completions: Completions,
     /// Python interpreter. The default is `python3`.
-    #[serde(default = "python3")]
+    #[serde(default = "default_python")]
     pub python: String,
     /// Maximum number of worker processes, in 1..=256. The default is 2.
-    #[serde(default = "two")]
+    #[serde(default = "default_workers")]
     pub workers: usize,
     /// Timeout for a call of the function, in seconds. The default is 60.
-    #[serde(default = "minute")]
+    #[serde(default = "default_timeout_seconds")]
     pub seconds: f64,
     /// Timeout for loading the Python file, in seconds. The default is 60.
-    #[serde(default = "minute")]
+    #[serde(default = "default_timeout_seconds")]
     pub start_seconds: f64,
     /// Names of environment variables that the workers get in addition to the usual ones, such as
     /// `PATH`.
@@ -116,15 +116,15 @@ fn compute_score() -> String {
     "compute_score".into()
 }
 
-fn python3() -> String {
+fn default_python() -> String {
     "python3".into()
 }
 
-fn two() -> usize {
+fn default_workers() -> usize {
     2
 }
 
-fn minute() -> f64 {
+fn default_timeout_seconds() -> f64 {
     60.0
 }
 
@@ -154,10 +154,10 @@ impl PythonKeys {
             arguments: Map::new(),
             solution: SolutionText::default(),
             completions: Completions::default(),
-            python: python3(),
-            workers: two(),
-            seconds: minute(),
-            start_seconds: minute(),
+            python: default_python(),
+            workers: default_workers(),
+            seconds: default_timeout_seconds(),
+            start_seconds: default_timeout_seconds(),
             environment: Vec::new(),
         }
     }
@@ -200,7 +200,7 @@ fn ground_truth(input: &ScorerInput) -> &Value {
 
 /// Returns the columns of a task's row that are passed to the function, plus `question` and
 /// `answer` if the row has no such columns. Columns that TRL removes are omitted.
-fn columns(task: &Value) -> Map<String, Value> {
+fn task_columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
     let answer = task.get("answer").map(|_| expected_value(task));
@@ -266,7 +266,7 @@ impl PythonScorer {
     }
 
     /// Returns the data of an attempt by verl's argument names, and the columns that TRL passes.
-    fn attempt(&self, input: &ScorerInput) -> Value {
+    fn attempt_data(&self, input: &ScorerInput) -> Value {
         let task = &input.task;
         let source = task_field(task, "data_source")
             .or_else(|| task.get("source"))
@@ -288,16 +288,16 @@ impl PythonScorer {
             "ground_truth": ground_truth(input),
             "extra_info": extra,
             "question": prompt.or_else(|| task.get("question")),
-            "columns": columns(task),
+            "columns": task_columns(task),
         })
     }
 
-    fn broken(&self, what: impl Into<String>) -> ScoreError {
+    fn failure(&self, what: impl Into<String>) -> ScoreError {
         ScoreError::Command { command: self.keys.file.display().to_string(), what: what.into() }
     }
 
     fn to_score_error(&self, error: WorkerError) -> ScoreError {
-        self.broken(match error {
+        self.failure(match error {
             WorkerError::NotStarted(why) => {
                 format!("cannot run the file with {}: {why}", self.keys.python)
             }
@@ -318,11 +318,11 @@ impl PythonScorer {
         let response = self.workers.request(Request::new("score", attempt), timeout).await;
         let response = response.map_err(|error| self.to_score_error(error))?;
         if let Some(error) = response["error"].as_str() {
-            return Err(self.broken(error));
+            return Err(self.failure(error));
         }
         let score = response["score"]
             .as_f64()
-            .ok_or_else(|| self.broken("the function returned no score"))?;
+            .ok_or_else(|| self.failure("the function returned no score"))?;
         let extra = response["extra"].as_object().into_iter().flatten();
         let extra =
             extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
@@ -335,12 +335,12 @@ impl Scorer for PythonScorer {
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.keys.check()?;
         self.workers.slot().await.map_err(|error| self.to_score_error(error))?;
-        let columns = columns(task);
+        let columns = task_columns(task);
         let required = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let missing = required.into_iter().find(|name| !columns.contains_key(name));
         match missing {
             None => Ok(()),
-            Some(name) => Err(self.broken(format!(
+            Some(name) => Err(self.failure(format!(
                 "the function requires the column `{name}`, but the task has only the columns {}: \
                  rename a column, or give the parameter a default",
                 columns.keys().cloned().collect::<Vec<_>>().join(", ")
@@ -350,7 +350,7 @@ impl Scorer for PythonScorer {
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         // The function also scores attempts without an answer; it receives an empty text.
-        self.call_function(self.attempt(input)).await
+        self.call_function(self.attempt_data(input)).await
     }
 }
 

@@ -217,7 +217,7 @@ async fn numeric_ground_truth_is_passed_as_number() {
         attempt.task["answer_number"] = serde_json::from_str(number).unwrap();
         let score = scorer.scorer.score(&attempt).await.unwrap();
         assert_eq!(score, [Component::score(1.0)], "{number}");
-        assert_eq!(columns(&attempt.task)["answer"].to_string(), number);
+        assert_eq!(task_columns(&attempt.task)["answer"].to_string(), number);
     }
 }
 

@@ -13,7 +13,7 @@ const QUERY_BYTES: i32 = 16 << 10;
 
 /// A value in the result of an SQL query.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Cell {
+pub(super) enum SqlValue {
     Null,
     Integer(i64),
     Real(f64),
@@ -23,20 +23,20 @@ pub(super) enum Cell {
     Blob(Vec<u8>),
 }
 
-impl Cell {
+impl SqlValue {
     fn from_value(value: ValueRef<'_>) -> Self {
         match value {
-            ValueRef::Null => Cell::Null,
-            ValueRef::Integer(value) => Cell::Integer(value),
-            ValueRef::Real(value) => Cell::Real(value),
-            ValueRef::Text(text) => Cell::Text(text.to_vec()),
-            ValueRef::Blob(blob) => Cell::Blob(blob.to_vec()),
+            ValueRef::Null => SqlValue::Null,
+            ValueRef::Integer(value) => SqlValue::Integer(value),
+            ValueRef::Real(value) => SqlValue::Real(value),
+            ValueRef::Text(text) => SqlValue::Text(text.to_vec()),
+            ValueRef::Blob(blob) => SqlValue::Blob(blob.to_vec()),
         }
     }
 
     /// Returns the number of bytes that a value of a query's result takes in memory.
     fn bytes(value: ValueRef<'_>) -> usize {
-        size_of::<Cell>()
+        size_of::<SqlValue>()
             + match value {
                 ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
                 _ => 0,
@@ -74,8 +74,8 @@ const UNBOUNDED: [&str; 2] = ["json_group_", "jsonb_group_"];
 
 /// Rows that an SQL query returned.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Table {
-    pub rows: Vec<Vec<Cell>>,
+pub(super) struct QueryRows {
+    pub rows: Vec<Vec<SqlValue>>,
     /// Whether `rows` contains all rows of the result.
     pub is_complete: bool,
 }
@@ -90,7 +90,7 @@ pub(super) struct Query {
 
 /// Opens an SQLite database read-only. `value` is the maximum size of a value in bytes, and
 /// `columns` the maximum number of columns.
-fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
+fn open_database(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
@@ -114,7 +114,7 @@ fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, Str
 ///
 /// # Errors
 /// Returns a message if the query contains a name that starts with one of [`UNBOUNDED`].
-fn bounded(query: &str) -> Result<(), String> {
+fn check_memory_use(query: &str) -> Result<(), String> {
     let query = query.to_ascii_lowercase();
     match UNBOUNDED.iter().find(|name| query.contains(**name)) {
         Some(name) => Err(format!(
@@ -135,8 +135,8 @@ impl Query {
     /// Returns a message if the query is invalid, would write, or has no columns, or if the
     /// database cannot be opened.
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
-        let connection = open(database, VALUE_BYTES[1], COLUMNS[1])?;
-        bounded(text)?;
+        let connection = open_database(database, VALUE_BYTES[1], COLUMNS[1])?;
+        check_memory_use(text)?;
         let statement = connection.prepare(text).map_err(|error| error.to_string())?;
         match (statement.readonly(), statement.column_count()) {
             (false, _) => Err("the query would write to the database".into()),
@@ -150,14 +150,14 @@ impl Query {
     /// # Errors
     /// Returns a message if the query fails, would write, has no columns, or exceeds one of its
     /// limits.
-    pub async fn run(self) -> Result<Table, String> {
+    pub async fn run(self) -> Result<QueryRows, String> {
         let limit = self.bounds.time;
         let (handle_sender, handle_receiver) = tokio::sync::oneshot::channel();
         let mut running = tokio::task::spawn_blocking(move || {
-            let connection = open(&self.database, self.bounds.value, self.bounds.columns)?;
+            let connection = open_database(&self.database, self.bounds.value, self.bounds.columns)?;
             // Sending fails if the caller has stopped waiting.
             let _ = handle_sender.send(connection.get_interrupt_handle());
-            self.rows_of(&connection)
+            self.read_rows(&connection)
         });
         let done = match with_timeout(limit, &mut running).await {
             Some(done) => done,
@@ -173,8 +173,8 @@ impl Query {
         done.map_err(|error| error.to_string())?
     }
 
-    fn rows_of(&self, connection: &Connection) -> Result<Table, String> {
-        bounded(&self.text)?;
+    fn read_rows(&self, connection: &Connection) -> Result<QueryRows, String> {
+        check_memory_use(&self.text)?;
         let mut statement = connection.prepare(&self.text).map_err(|error| error.to_string())?;
         if !statement.readonly() {
             return Err("the query would write to the database".into());
@@ -188,7 +188,7 @@ impl Query {
         let mut bytes = 0;
         while let Some(row) = rows.next().map_err(|error| error.to_string())? {
             if found.len() == self.bounds.enough {
-                return Ok(Table { rows: found, is_complete: false });
+                return Ok(QueryRows { rows: found, is_complete: false });
             }
             if found.len() == self.bounds.rows {
                 return Err(format!("the query returns more than {} rows", self.bounds.rows));
@@ -196,17 +196,17 @@ impl Query {
             let mut cells = Vec::with_capacity(columns);
             for at in 0..columns {
                 let value = row.get_ref(at).map_err(|error| error.to_string())?;
-                bytes += Cell::bytes(value);
+                bytes += SqlValue::bytes(value);
                 if bytes > self.bounds.bytes {
                     return Err(format!(
                         "the rows of the result have more than {} bytes",
                         self.bounds.bytes
                     ));
                 }
-                cells.push(Cell::from_value(value));
+                cells.push(SqlValue::from_value(value));
             }
             found.push(cells);
         }
-        Ok(Table { rows: found, is_complete: true })
+        Ok(QueryRows { rows: found, is_complete: true })
     }
 }

@@ -26,7 +26,7 @@ fn database_dir() -> tempfile::TempDir {
 fn scorer(dir: &Path) -> SqlScorer {
     let scorer = SqlScorer {
         databases: dir.to_owned(),
-        field: db_id(),
+        field: default_database_field(),
         seconds: 5.0,
         rows: 100,
         result_mb: 16,
@@ -357,6 +357,6 @@ fn is_ordered_detects_outer_order_by() {
         ("SELECT \"order\", by_x FROM t", false),
         ("SELECT row_number() OVER (ORDER BY a) FROM t", false),
     ] {
-        assert_eq!(is_ordered(query), ordered, "{query}");
+        assert_eq!(orders_rows(query), ordered, "{query}");
     }
 }

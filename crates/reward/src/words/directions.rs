@@ -261,7 +261,7 @@ const EXCLUSIVE: [&str; 46] = [
 
 /// Returns the group of words that exclude each other to which a word belongs, and the word's
 /// alternative within the group: adults exclude children.
-pub(super) fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
+pub(super) fn exclusive_group(word: &str) -> Option<(&'static str, &'static str)> {
     EXCLUSIVE.iter().find_map(|group| {
         let part = group.split('|').find(|part| part.split(' ').any(|own| own == word))?;
         Some((*group, part))
@@ -270,7 +270,7 @@ pub(super) fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
 
 /// Returns the time zone or relative day that a word next to a time names, such as EST or tomorrow,
 /// with its kind.
-pub(crate) fn moment(word: &str) -> Option<(&'static str, &'static str)> {
+pub(crate) fn time_zone_or_day(word: &str) -> Option<(&'static str, &'static str)> {
     const ZONES: [&str; 18] = [
         "UTC", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "ET", "CT", "MT", "PT",
         "CET", "CEST", "BST", "IST", "JST",
@@ -307,18 +307,18 @@ const DAYS: [&str; 7] =
     ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
 /// Returns the name of a month from its number, 1 to 12.
-pub(crate) fn month(number: usize) -> Option<&'static str> {
+pub(crate) fn month_name(number: usize) -> Option<&'static str> {
     MONTHS.get(number.checked_sub(1)?).map(|(name, _)| *name)
 }
 
 /// Returns whether a word is the name of a month, or the first three letters of one.
 pub(crate) fn is_month(word: &str) -> bool {
-    direction(&word.to_lowercase()).is_some_and(|(kind, _)| kind == "month")
+    direction_kind(&word.to_lowercase()).is_some_and(|(kind, _)| kind == "month")
 }
 
 /// Returns the compass bearing at the start of `words`, such as "north of east", in which the order
 /// of the words matters.
-pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
+pub(crate) fn compass_bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
     const BEARINGS: [&str; 8] = [
         "north of east",
         "east of north",
@@ -370,7 +370,7 @@ const JOINED_DIRECTIONS: [(&str, &str, &str); 31] = [
 
 /// Returns the kind and the meaning of a word for a direction, month or day, or `None` for any
 /// other word.
-pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
+pub(crate) fn direction_kind(word: &str) -> Option<(&'static str, &'static str)> {
     let month = |(long, short): &&(&str, &str)| {
         *long == word || *short == word || (word == "sept" && *short == "sep")
     };

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns whether a text starts with two capital letters in braces, the name of a line segment:
 /// {AB}.
-pub(super) fn is_segment(text: &str) -> bool {
+pub(super) fn starts_with_segment_name(text: &str) -> bool {
     let inside = text.trim_start().strip_prefix('{').and_then(|text| text.split_once('}'));
     inside.is_some_and(|(points, _)| {
         points.trim().len() == 2 && points.trim().bytes().all(|letter| letter.is_ascii_uppercase())
