@@ -25,7 +25,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::calls::{CallFormat, ParsedCompletion, RESPONSE, Syntax};
-use crate::completion_parser::{ParserEvent, Reader, SpanKind, Tags, collect_reasoning};
+use crate::completion_parser::{
+    CompletionParser, ParserEvent, SpanKind, TagTables, collect_reasoning,
+};
 use crate::describe::ToolPrompt;
 use crate::prepare::{CallMessageFormat, MessageFormat, Preparation, PreparedPrompt};
 use crate::protocol::ToolSupport;
@@ -79,7 +81,7 @@ pub struct Chat {
     /// Tags around the model's reasoning.
     reasoning_tags: ReasoningTagSet,
     /// All tags of the model: its reasoning tags and the tags of its tool-call format.
-    tags: Tags,
+    tags: TagTables,
     /// Ids of the special tokens that carry meaning in a completion: reasoning and call tags.
     pub(crate) tag_ids: Vec<u32>,
     /// The reason why tool calls cannot be written in this tokenizer's tokens, or `None` if they
@@ -92,7 +94,7 @@ pub struct Chat {
 impl ChatOptions {
     /// Adds the model's special tokens, such as `bos_token`, to the template variables. Existing
     /// variables are kept.
-    pub(crate) fn with_names(mut self, special: &SpecialTokens) -> Self {
+    pub(crate) fn with_token_names(mut self, special: &SpecialTokens) -> Self {
         for (name, text) in special.by_name().filter(|(name, _)| !ENDS.contains(name)) {
             self.variables.entry(name).or_insert_with(|| text.into());
         }
@@ -125,7 +127,7 @@ impl Chat {
         let special = &model.special_tokens;
         let config = &model.config;
         let tokenizer = Tokenizer::new(source)?.with_named_ends(special, config.bos, &config.eos);
-        let options = options.with_names(special);
+        let options = options.with_token_names(special);
         Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
     }
 
@@ -167,7 +169,7 @@ impl Chat {
             opening: String::new(),
             closing: String::new(),
             reasoning_tags: ReasoningTagSet::default(),
-            tags: Tags::new(&ReasoningTagSet::default(), CallFormat::default().syntax()),
+            tags: TagTables::new(&ReasoningTagSet::default(), CallFormat::default().syntax()),
             tag_ids: Vec::new(),
             unwritable: None,
             end_of_turn: 0,
@@ -178,7 +180,7 @@ impl Chat {
         chat.probe_turn()?;
         chat.probe_format(options.tools);
         let syntax = chat.format.syntax();
-        chat.stop_ids = chat.stops(syntax);
+        chat.stop_ids = chat.collect_stop_ids(syntax);
         chat.tool_role = chat.prints_later(Role::Tool);
         chat.reasoning_tags = match syntax.syntax_tags().reasoning_tags {
             // The format's header, which names the channel, then belongs to the completion.
@@ -187,14 +189,14 @@ impl Chat {
                 chat.message_format.tight = true;
                 ReasoningTagSet::from_pair(tags)
             }
-            None => ReasoningTagSet::find(&chat.template, &chat.tokenizer, &chat.variables),
+            None => ReasoningTagSet::find_pairs(&chat.template, &chat.tokenizer, &chat.variables),
         };
         let ends: Vec<String> =
             chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
-        chat.reasoning_tags.remove(&ends);
+        chat.reasoning_tags.remove_pairs_with(&ends);
         chat.message_format.tags =
-            chat.reasoning_tags.preferred(&chat.template, &chat.tokenizer).cloned();
-        chat.tags = Tags::new(&chat.reasoning_tags, syntax);
+            chat.reasoning_tags.preferred_pair(&chat.template, &chat.tokenizer).cloned();
+        chat.tags = TagTables::new(&chat.reasoning_tags, syntax);
         chat.tag_ids = chat.find_tag_ids();
         chat.unwritable = chat.probe_call().err();
         chat.probe_unreadable();
@@ -203,7 +205,7 @@ impl Chat {
 
     /// Returns the tokens that end a completion: the template's end-of-turn token first, then the
     /// tokens that end a text or a call.
-    fn stops(&self, syntax: &dyn Syntax) -> Vec<u32> {
+    fn collect_stop_ids(&self, syntax: &dyn Syntax) -> Vec<u32> {
         let message_ends = self.special_ids(syntax.syntax_tags().message_ends);
         let mut stops: Vec<u32> = Vec::new();
         let all = [self.end_of_turn].into_iter().chain(self.tokenizer.eos().iter().copied());
@@ -279,22 +281,22 @@ impl Chat {
         tools: &[ToolSpec],
         max_tokens: usize,
     ) -> Result<Vec<u32>, TextError> {
-        let [guard] = self.free_characters(messages, tools)?;
-        let text = self.print(messages, tools, true, guard)?;
+        let [guard] = self.find_unused_characters(messages, tools)?;
+        let text = self.render_text(messages, tools, true, guard)?;
         self.tokenizer.check_length(&text, max_tokens)?;
         Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
     }
 
     /// Renders a conversation to text with the chat template. The text ends with the generation
     /// prompt if `add_generation_prompt` is set.
-    pub(crate) fn print(
+    pub(crate) fn render_text(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
         add_generation_prompt: bool,
         guard: char,
     ) -> Result<String, TextError> {
-        let PreparedPrompt { messages, tools } = self.prepare(messages, tools, guard)?;
+        let PreparedPrompt { messages, tools } = self.prepare_prompt(messages, tools, guard)?;
         self.render(&messages, tools.as_deref(), add_generation_prompt, Some(guard))
     }
 
@@ -313,18 +315,18 @@ impl Chat {
         message: &Message,
         opened: Option<&str>,
     ) -> Result<Vec<u32>, TextError> {
-        let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
+        let [guard] = self.find_unused_characters(std::slice::from_ref(message), &[])?;
         if let Some(ids) = self.print_turn(message, guard) {
             return Ok(ids);
         }
-        let preparation = self.preparation(guard);
+        let preparation = self.make_preparation(guard);
         let message = &*self.message_format.with_inline_reasoning(message);
-        let close = opened.or_else(|| self.reasoning_tags.last_close_in(&self.opening));
+        let close = opened.or_else(|| self.reasoning_tags.find_last_close(&self.opening));
         let body = match close.filter(|close| message.content.contains(close)) {
             // The message contains reasoning of its own, whose opening tag the prompt may already
             // contain.
             Some(close) if opened.is_some() => {
-                let content = self.reasoning_tags.without_open(&message.content, close).into();
+                let content = self.reasoning_tags.strip_open_tag(&message.content, close).into();
                 preparation.write_assistant(&Message { content, ..message.clone() }, true)
             }
             Some(_) => preparation.write_assistant(message, false),
@@ -336,7 +338,7 @@ impl Chat {
                 format!("{opening}{}", preparation.write_assistant(message, false))
             }
         };
-        let end = self.tags.syntax.end(!message.tool_calls.is_empty());
+        let end = self.tags.syntax.turn_end_token(!message.tool_calls.is_empty());
         let closing =
             end.filter(|end| self.tokenizer.special(end).is_some()).unwrap_or(&self.closing);
         Ok(self.tokenizer.encode_guarded(&format!("{body}{closing}"), Some(guard)))
@@ -347,8 +349,8 @@ impl Chat {
     fn print_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
         self.message_format.calls.filter(|_| !message.tool_calls.is_empty())?;
         let question = Message::user("Hi");
-        let before = self.print(std::slice::from_ref(&question), &[], true, guard).ok()?;
-        let text = self.print(&[question, message.clone()], &[], false, guard).ok()?;
+        let before = self.render_text(std::slice::from_ref(&question), &[], true, guard).ok()?;
+        let text = self.render_text(&[question, message.clone()], &[], false, guard).ok()?;
         let mut ids = self.tokenizer.encode_guarded(text.strip_prefix(&before)?, Some(guard));
         let end = ids.iter().position(|id| self.stop_ids.contains(id))?;
         ids.truncate(end + 1);
@@ -375,17 +377,17 @@ impl Chat {
         self.tokenizer.bytes_keeping(id, &self.tag_ids)
     }
 
-    pub(crate) fn tags(&self) -> &Tags {
+    pub(crate) fn tags(&self) -> &TagTables {
         &self.tags
     }
 
-    fn read(
+    fn parse_events(
         &self,
         completion: &str,
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> (Vec<ParserEvent>, bool) {
-        Reader::read(&self.tags, completion, in_reasoning, tools)
+        CompletionParser::parse_complete(&self.tags, completion, in_reasoning, tools)
     }
 
     /// Parses the content and the tool calls of a completion, without its reasoning. `in_reasoning`
@@ -396,9 +398,10 @@ impl Chat {
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> ParsedCompletion {
-        let parsed = ParsedCompletion::from_events(self.read(completion, in_reasoning, tools).0);
+        let parsed =
+            ParsedCompletion::from_events(self.parse_events(completion, in_reasoning, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
-        is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
+        is_bare.then(|| bare::find_bare_calls(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
 
     /// Returns whether a JSON object that names a tool counts as a tool call even without tags.
@@ -410,13 +413,13 @@ impl Chat {
     /// trimmed, and line breaks join the stretches. `in_reasoning` is whether the prompt has
     /// already opened the reasoning.
     pub fn reasoning(&self, completion: &str, in_reasoning: bool) -> String {
-        collect_reasoning(&self.read(completion, in_reasoning, &[]).0)
+        collect_reasoning(&self.parse_events(completion, in_reasoning, &[]).0)
     }
 
     /// Describes for a human reader why no tool returned a result for a tool call in this
     /// completion.
     pub fn why_no_call(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> String {
-        let (found, unclosed) = self.read(completion, in_reasoning, tools);
+        let (found, unclosed) = self.parse_events(completion, in_reasoning, tools);
         let sign = self.tags.syntax.syntax_tags().sign;
         let hidden = found.iter().any(|found| match found {
             ParserEvent::Text(SpanKind::Reasoning, text) => text.contains(sign),
@@ -439,7 +442,7 @@ impl Chat {
         }
         if hidden && collect_reasoning(&found).contains(sign) {
             "the call is inside the reasoning, and calls inside reasoning are ignored".into()
-        } else if bare::find(&parsed.content, tools).is_some() {
+        } else if bare::find_bare_calls(&parsed.content, tools).is_some() {
             format!(
                 "the completion contains a call without {sign}; set agent.bare_calls = true to parse \
                  such calls"
@@ -475,11 +478,11 @@ impl Chat {
 
     /// Returns the format in which the chat template takes tool calls, or `None` if the template
     /// does not print calls itself.
-    pub(crate) fn takes_calls(&self) -> Option<CallMessageFormat> {
+    pub(crate) fn call_message_format(&self) -> Option<CallMessageFormat> {
         self.message_format.calls
     }
 
-    fn preparation(&self, guard: char) -> Preparation<'_> {
+    fn make_preparation(&self, guard: char) -> Preparation<'_> {
         Preparation {
             tokenizer: &self.tokenizer,
             tags: &self.tags,
@@ -491,7 +494,7 @@ impl Chat {
         }
     }
 
-    fn prepare(
+    fn prepare_prompt(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -499,13 +502,13 @@ impl Chat {
     ) -> Result<PreparedPrompt, TextError> {
         match &self.unwritable {
             Some(error) if !tools.is_empty() => Err(error.clone()),
-            _ => self.preparation(guard).run(messages, tools),
+            _ => self.make_preparation(guard).prepare(messages, tools),
         }
     }
 
     /// Returns `N` private-use characters that occur neither in the chat template nor in the
     /// messages and tools.
-    pub(crate) fn free_characters<const N: usize>(
+    pub(crate) fn find_unused_characters<const N: usize>(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],

@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_number_joins_spellings_of_one_value() {
+    fn canonical_number_is_equal_for_equal_values() {
         for spellings in [
             &["4", "4.0", "40e-1", "0.4e1", "4E+0"][..],
             &["0", "-0", "0.0", "0e5", "-0.000"],

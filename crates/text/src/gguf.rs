@@ -40,10 +40,10 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
             source.types.len()
         )));
     }
-    let pre = pre_tokenizer(source)?;
-    let vocab = vocabulary(source)?;
+    let pre = make_pre_tokenizer(source)?;
+    let vocab = parse_vocabulary(source)?;
     let added = added_tokens(source)?;
-    let merges = merges(source, &vocab, &added)?;
+    let merges = derive_merges(source, &vocab, &added)?;
     Ok(json!({
         "version": "1.0",
         "truncation": null,
@@ -68,7 +68,7 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }))
 }
 
-fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
+fn make_pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
     let Some(method) = SplitMethod::from_name(&source.pre) else {
         let names = SPLIT_METHODS.iter().flat_map(|(_, names)| *names).copied();
         let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
@@ -80,38 +80,47 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
         )));
     };
     Ok(match method {
-        SplitMethod::Gpt2 => unnormalized(vec![byte_level(source, true)], false),
-        SplitMethod::Digits => unnormalized(
-            vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(source, true)],
-            false,
-        ),
-        SplitMethod::Unnamed => unnormalized(
+        SplitMethod::Gpt2 => without_normalizer(vec![make_byte_level_step(source, true)], false),
+        SplitMethod::Digits => without_normalizer(
             vec![
-                isolate(r"[\p{P}\$\+<=>\^~\|]+"),
-                isolate(GPT2_PATTERN),
-                isolate(r"\p{N}+"),
-                isolate("[0-9][0-9][0-9]"),
-                byte_level(source, false),
+                json!({ "type": "Digits", "individual_digits": true }),
+                make_byte_level_step(source, true),
             ],
             false,
         ),
-        SplitMethod::Llama3 => {
-            unnormalized(vec![split_words(r"\p{N}{1,3}"), byte_level(source, false)], true)
-        }
-        SplitMethod::Llama3Merging => {
-            unnormalized(vec![split_words(r"\p{N}{1,3}"), byte_level(source, false)], false)
-        }
+        SplitMethod::Unnamed => without_normalizer(
+            vec![
+                make_split_step(r"[\p{P}\$\+<=>\^~\|]+"),
+                make_split_step(GPT2_PATTERN),
+                make_split_step(r"\p{N}+"),
+                make_split_step("[0-9][0-9][0-9]"),
+                make_byte_level_step(source, false),
+            ],
+            false,
+        ),
+        SplitMethod::Llama3 => without_normalizer(
+            vec![split_words(r"\p{N}{1,3}"), make_byte_level_step(source, false)],
+            true,
+        ),
+        SplitMethod::Llama3Merging => without_normalizer(
+            vec![split_words(r"\p{N}{1,3}"), make_byte_level_step(source, false)],
+            false,
+        ),
         SplitMethod::Qwen2 => PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
-            ..unnormalized(vec![split_words(r"\p{N}"), byte_level(source, false)], false)
+            ..without_normalizer(
+                vec![split_words(r"\p{N}"), make_byte_level_step(source, false)],
+                false,
+            )
         },
-        SplitMethod::Qwen2Uncomposed => {
-            unnormalized(vec![split_words(r"\p{N}"), byte_level(source, false)], false)
-        }
+        SplitMethod::Qwen2Uncomposed => without_normalizer(
+            vec![split_words(r"\p{N}"), make_byte_level_step(source, false)],
+            false,
+        ),
     })
 }
 
-fn byte_level(source: &GgufTokenizer, use_regex: bool) -> Value {
+fn make_byte_level_step(source: &GgufTokenizer, use_regex: bool) -> Value {
     json!({
         "type": "ByteLevel",
         "add_prefix_space": source.add_space_prefix,
@@ -129,11 +138,11 @@ fn split_words(digits: &str) -> Value {
     json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
 }
 
-fn isolate(pattern: &str) -> Value {
+fn make_split_step(pattern: &str) -> Value {
     json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
 }
 
-fn unnormalized(steps: Vec<Value>, ignore_merges: bool) -> PreTokenizer {
+fn without_normalizer(steps: Vec<Value>, ignore_merges: bool) -> PreTokenizer {
     PreTokenizer { normalizer: Value::Null, steps, ignore_merges }
 }
 
@@ -215,7 +224,7 @@ impl SplitMethod {
     }
 }
 
-pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
+pub(crate) fn parse_vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
     let mut vocab = Map::new();
     for (id, token) in source.tokens.iter().enumerate() {
         if let Some(first) = vocab.insert(token.clone(), json!(id)) {
@@ -276,7 +285,7 @@ fn token_text<'a>(source: &'a GgufTokenizer, name: &str, id: u32) -> Result<&'a 
     })
 }
 
-fn merges(
+fn derive_merges(
     source: &GgufTokenizer,
     vocab: &Map<String, Value>,
     added: &[Value],
@@ -320,12 +329,12 @@ pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError>
     special.insert(text.to_string(), json!({ "id": text, "ids": [bos], "tokens": [text] }));
     Ok(json!({
         "type": "TemplateProcessing",
-        "single": [token, sequence("A", 0)],
-        "pair": [token, sequence("A", 0), { "SpecialToken": { "id": text, "type_id": 1 } }, sequence("B", 1)],
+        "single": [token, make_sequence_item("A", 0)],
+        "pair": [token, make_sequence_item("A", 0), { "SpecialToken": { "id": text, "type_id": 1 } }, make_sequence_item("B", 1)],
         "special_tokens": special,
     }))
 }
 
-fn sequence(name: &str, type_id: u32) -> Value {
+fn make_sequence_item(name: &str, type_id: u32) -> Value {
     json!({ "Sequence": { "id": name, "type_id": type_id } })
 }

@@ -93,11 +93,11 @@ impl GrammarSchema {
     pub(crate) fn from_schema(schema: Schema<'_>, schema_pointer: &str) -> Self {
         let mut flattening = SchemaFlattener::default();
         let mut enforceable = GrammarSchema {
-            root: flattening.schema(schema, schema_pointer),
+            root: flattening.flatten_schema(schema, schema_pointer),
             ..GrammarSchema::default()
         };
         while let Some((name, schema, schema_pointer)) = flattening.pending.pop() {
-            let flat = flattening.schema(schema, &schema_pointer);
+            let flat = flattening.flatten_schema(schema, &schema_pointer);
             enforceable.definitions.insert(name, flat);
         }
         enforceable.omitted = flattening.omitted;
@@ -139,19 +139,19 @@ impl GrammarSchema {
         let mut closed = self.clone();
         let mut composed = Vec::new();
         for schema in closed.definitions.values_mut().chain([&mut closed.root]) {
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 let parts = fields.get("allOf").and_then(Value::as_array).into_iter().flatten();
                 composed.extend(
-                    parts.filter_map(|part| definition(part.get("$ref")?)).map(str::to_owned),
+                    parts.filter_map(|part| definition_name(part.get("$ref")?)).map(str::to_owned),
                 );
             });
         }
         for (_, schema) in
             closed.definitions.iter_mut().filter(|(name, _)| !composed.contains(name))
         {
-            close(schema);
+            close_schema(schema);
         }
-        close(&mut closed.root);
+        close_schema(&mut closed.root);
         if compile_error(&closed.document()).is_some() { self } else { closed }
     }
 
@@ -175,10 +175,10 @@ impl GrammarSchema {
         for name in &endless {
             let schema_pointer = paths.get(name).cloned().unwrap_or_default();
             let Some(schema) = self.definitions.get_mut(name) else { continue };
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 if fields
                     .get("$ref")
-                    .and_then(definition)
+                    .and_then(definition_name)
                     .is_some_and(|target| endless.contains(target))
                 {
                     fields.remove("$ref");
@@ -199,12 +199,12 @@ impl GrammarSchema {
         let definitions = self.definitions.clone();
         let mut copies = 0;
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 for branch in
                     fields.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten()
                 {
                     let target = branch.as_object().filter(|fields| fields.len() == 1);
-                    let target = target.and_then(|fields| definition(fields.get("$ref")?));
+                    let target = target.and_then(|fields| definition_name(fields.get("$ref")?));
                     if let Some(target) = target.and_then(|name| definitions.get(name))
                         && copies < MAX_COPIES
                     {
@@ -226,10 +226,10 @@ impl GrammarSchema {
         for name in names {
             let schema_pointer = paths.get(&name).cloned().unwrap_or_default();
             if let Some(schema) = self.definitions.get_mut(&name) {
-                cleaning.clean(schema, &schema_pointer);
+                cleaning.remove_failing_keywords(schema, &schema_pointer);
             }
         }
-        cleaning.clean(&mut self.root, schema_pointer);
+        cleaning.remove_failing_keywords(&mut self.root, schema_pointer);
         self.omitted.append(&mut cleaning.omitted);
         if compile_error(&self.document()).is_none() {
             return;
@@ -238,7 +238,7 @@ impl GrammarSchema {
         // sizes.
         let mut found = Vec::new();
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 if let Some(reference) = fields.get("$ref").cloned() {
                     found.extend(fields.keys().filter(|key| *key != "$ref").cloned());
                     *fields = Map::from_iter([("$ref".to_owned(), reference)]);
@@ -285,7 +285,7 @@ struct SchemaFlattener<'a> {
 }
 
 impl<'a> SchemaFlattener<'a> {
-    fn omit(&mut self, schema_pointer: &str, keyword: &str) {
+    fn record_omitted(&mut self, schema_pointer: &str, keyword: &str) {
         self.omitted.push(OmittedKeyword {
             tool: String::new(),
             path: schema_pointer.into(),
@@ -293,10 +293,10 @@ impl<'a> SchemaFlattener<'a> {
         });
     }
 
-    fn schema(&mut self, schema: Schema<'a>, schema_pointer: &str) -> Value {
+    fn flatten_schema(&mut self, schema: Schema<'a>, schema_pointer: &str) -> Value {
         let Value::Object(fields) = schema.value else {
             if !schema.value.is_boolean() {
-                self.omit(schema_pointer, "schema");
+                self.record_omitted(schema_pointer, "schema");
             }
             return schema.value.as_bool().unwrap_or(true).into();
         };
@@ -310,9 +310,9 @@ impl<'a> SchemaFlattener<'a> {
                         .as_str()
                         .and_then(|reference| schema.resolve(reference).zip(Some(reference)))
                     {
-                        Some((target, reference)) => self.reference(target, reference).into(),
+                        Some((target, reference)) => self.add_definition(target, reference).into(),
                         None => {
-                            self.omit(schema_pointer, key);
+                            self.record_omitted(schema_pointer, key);
                             continue;
                         }
                     }
@@ -325,7 +325,10 @@ impl<'a> SchemaFlattener<'a> {
                                 child_pointer(),
                                 name.replace('~', "~0").replace('/', "~1")
                             );
-                            (name.clone(), self.schema(schema.at(of), &child_pointer))
+                            (
+                                name.clone(),
+                                self.flatten_schema(schema.subschema(of), &child_pointer),
+                            )
                         });
                         Value::Object(each.collect())
                     }
@@ -341,24 +344,29 @@ impl<'a> SchemaFlattener<'a> {
                     Value::Array(all) => {
                         let each = all.iter().enumerate();
                         each.map(|(at, of)| {
-                            self.schema(schema.at(of), &format!("{}/{at}", child_pointer()))
+                            self.flatten_schema(
+                                schema.subschema(of),
+                                &format!("{}/{at}", child_pointer()),
+                            )
                         })
                         .collect()
                     }
-                    Value::Object(_) => self.schema(schema.at(value), &child_pointer()),
+                    Value::Object(_) => {
+                        self.flatten_schema(schema.subschema(value), &child_pointer())
+                    }
                     other => other.clone(),
                 },
                 "format" if !FORMATS.iter().any(|known| *value == *known) => {
                     let types = schema.types();
                     if types.is_empty() || types.contains("string") {
-                        self.omit(schema_pointer, key);
+                        self.record_omitted(schema_pointer, key);
                     }
                     continue;
                 }
                 key if PLAIN.contains(&key) => value.clone(),
                 key => {
-                    if NOT_FOLLOWED.contains(&key) && restricts(key, value) {
-                        self.omit(schema_pointer, key);
+                    if NOT_FOLLOWED.contains(&key) && is_restrictive(key, value) {
+                        self.record_omitted(schema_pointer, key);
                     }
                     continue;
                 }
@@ -369,7 +377,7 @@ impl<'a> SchemaFlattener<'a> {
     }
 
     /// Returns a reference to the definition of a schema. Adds the definition if it is missing.
-    fn reference(&mut self, target: Schema<'a>, reference: &str) -> String {
+    fn add_definition(&mut self, target: Schema<'a>, reference: &str) -> String {
         let count = self.names.len();
         let name = self.names.entry(target.value).or_insert_with(|| format!("s{count}")).clone();
         if self.paths.len() < self.names.len() {
@@ -383,7 +391,7 @@ impl<'a> SchemaFlattener<'a> {
 }
 
 /// Returns whether a keyword that cannot be enforced restricts anything with this value.
-fn restricts(keyword: &str, value: &Value) -> bool {
+fn is_restrictive(keyword: &str, value: &Value) -> bool {
     match keyword {
         "uniqueItems" | "not" => *value != false,
         "contains" | "$dynamicRef" | "$recursiveRef" => true,
@@ -392,7 +400,7 @@ fn restricts(keyword: &str, value: &Value) -> bool {
 }
 
 /// Returns the name of the definition that a reference points to.
-fn definition(reference: &Value) -> Option<&str> {
+fn definition_name(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/$defs/")
 }
 
@@ -404,7 +412,7 @@ fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
         fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
     };
     let finite = |schema: &Value| is_finite(schema, endless);
-    fields.get("$ref").and_then(definition).is_none_or(|name| !endless.contains(name))
+    fields.get("$ref").and_then(definition_name).is_none_or(|name| !endless.contains(name))
         && all("allOf").iter().all(finite)
         && ["anyOf", "oneOf"].iter().all(|key| all(key).is_empty() || all(key).iter().any(finite))
         && all("required")
@@ -414,17 +422,17 @@ fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
 }
 
 /// Calls `visit` for a schema and each of its subschemas, inner schemas first.
-fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
+fn visit_schemas(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
     let Value::Object(fields) = schema else { return };
     for (_, schema) in subschemas(fields) {
-        each_schema(schema, visit);
+        visit_schemas(schema, visit);
     }
     visit(fields);
 }
 
 /// Closes the schema of an object against unlisted properties, and the schemas of its properties,
 /// items and alternatives.
-fn close(schema: &mut Value) {
+fn close_schema(schema: &mut Value) {
     const COMPOSED: [&str; 2] = ["allOf", "$ref"];
     const OPEN: [&str; 3] = ["additionalProperties", "patternProperties", "minProperties"];
     let Value::Object(fields) = schema else { return };
@@ -445,7 +453,7 @@ fn close(schema: &mut Value) {
         fields.insert("additionalProperties".into(), false.into());
     }
     for (_, schema) in subschemas(fields) {
-        close(schema);
+        close_schema(schema);
     }
 }
 
@@ -481,19 +489,19 @@ struct SchemaCleaner {
 impl SchemaCleaner {
     /// Returns whether a schema without its references does not compile. Also returns true after
     /// more than [`MAX_TRIALS`] trials.
-    fn fails(&mut self, fields: &Map<String, Value>) -> bool {
+    fn fails_to_compile(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
         self.trials > MAX_TRIALS
-            || compile_error(&without_references(&fields.clone().into())).is_some()
+            || compile_error(&remove_references(&fields.clone().into())).is_some()
     }
 
     /// Removes keywords from a schema until the schema compiles without its definitions.
-    fn clean(&mut self, schema: &mut Value, schema_pointer: &str) {
+    fn remove_failing_keywords(&mut self, schema: &mut Value, schema_pointer: &str) {
         let Value::Object(fields) = schema else { return };
         for (child, schema) in subschemas(fields) {
-            self.clean(schema, &format!("{schema_pointer}{child}"));
+            self.remove_failing_keywords(schema, &format!("{schema_pointer}{child}"));
         }
-        if !self.fails(fields) {
+        if !self.fails_to_compile(fields) {
             return;
         }
         let mut keys: Vec<String> = fields.keys().cloned().collect();
@@ -502,7 +510,7 @@ impl SchemaCleaner {
         for key in keys {
             let Some(value) = fields.get(&key) else { continue };
             kept.insert(key.clone(), value.clone());
-            if !self.fails(&kept) {
+            if !self.fails_to_compile(&kept) {
                 continue;
             }
             kept.remove(&key);
@@ -514,7 +522,7 @@ impl SchemaCleaner {
             // Branches that may overlap are at least alternatives.
             if key == "oneOf" && !kept.contains_key("anyOf") {
                 kept.insert("anyOf".into(), value.clone());
-                if self.fails(&kept) {
+                if self.fails_to_compile(&kept) {
                     kept.remove("anyOf");
                 }
             }
@@ -533,14 +541,15 @@ fn keyword_rank(key: &str) -> usize {
 }
 
 /// Returns a schema in which every reference is replaced by a schema that allows any value.
-fn without_references(schema: &Value) -> Value {
+fn remove_references(schema: &Value) -> Value {
     match schema {
         Value::Object(fields) => {
-            let kept =
-                fields.iter().filter(|(key, value)| *key != "$ref" || definition(value).is_none());
-            kept.map(|(key, value)| (key.clone(), without_references(value))).collect()
+            let kept = fields
+                .iter()
+                .filter(|(key, value)| *key != "$ref" || definition_name(value).is_none());
+            kept.map(|(key, value)| (key.clone(), remove_references(value))).collect()
         }
-        Value::Array(items) => items.iter().map(without_references).collect(),
+        Value::Array(items) => items.iter().map(remove_references).collect(),
         other => other.clone(),
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct TokenSizes {
 
 /// Effect of a normalizer on the length of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Effect {
+enum NormalizerEffect {
     /// The normalizer never decreases the number of bytes.
     Keeps,
     /// The normalizer composes characters, so it can decrease the number of bytes.
@@ -38,28 +38,28 @@ enum Effect {
     Unknown,
 }
 
-fn effect(normalizer: &NormalizerWrapper) -> Effect {
+fn classify_normalizer(normalizer: &NormalizerWrapper) -> NormalizerEffect {
     match normalizer {
         NormalizerWrapper::NFD(_)
         | NormalizerWrapper::Prepend(_)
-        | NormalizerWrapper::ByteLevel(_) => Effect::Keeps,
-        NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => Effect::Composes,
+        | NormalizerWrapper::ByteLevel(_) => NormalizerEffect::Keeps,
+        NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => NormalizerEffect::Composes,
         NormalizerWrapper::Sequence(all) => {
-            all.as_ref().iter().map(effect).max().unwrap_or(Effect::Keeps)
+            all.as_ref().iter().map(classify_normalizer).max().unwrap_or(NormalizerEffect::Keeps)
         }
         // SentencePiece replaces a space with ▁.
         NormalizerWrapper::Replace(replace) => {
             let written = serde_json::to_value(replace).unwrap_or_default();
             let widens = written["pattern"]["String"] == " " && written["content"] == "\u{2581}";
-            if widens { Effect::Keeps } else { Effect::Unknown }
+            if widens { NormalizerEffect::Keeps } else { NormalizerEffect::Unknown }
         }
-        _ => Effect::Unknown,
+        _ => NormalizerEffect::Unknown,
     }
 }
 
 /// Returns the number of ASCII letters and digits in a text that no composition of characters can
 /// change.
-fn letters(text: &[u8]) -> usize {
+fn count_letters(text: &[u8]) -> usize {
     let last = text.last().is_some_and(u8::is_ascii_alphanumeric);
     text.windows(2).filter(|pair| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii()).count()
         + usize::from(last)
@@ -73,8 +73,8 @@ impl TokenSizes {
         normalizer: Option<&NormalizerWrapper>,
         absorbs_space: bool,
     ) -> Self {
-        let effect = normalizer.map_or(Effect::Keeps, effect);
-        if effect == Effect::Unknown {
+        let effect = normalizer.map_or(NormalizerEffect::Keeps, classify_normalizer);
+        if effect == NormalizerEffect::Unknown {
             return TokenSizes::default();
         }
         let mut bytes = 0;
@@ -85,7 +85,7 @@ impl TokenSizes {
         }
         TokenSizes {
             letters,
-            bytes: if absorbs_space || effect == Effect::Composes { 0 } else { bytes },
+            bytes: if absorbs_space || effect == NormalizerEffect::Composes { 0 } else { bytes },
         }
     }
 
@@ -96,7 +96,13 @@ impl TokenSizes {
             return Ok(());
         }
         check_count(text, max_tokens, text.len(), self.bytes, "bytes")?;
-        check_count(text, max_tokens, letters(text.as_bytes()), self.letters, "letters and digits")
+        check_count(
+            text,
+            max_tokens,
+            count_letters(text.as_bytes()),
+            self.letters,
+            "letters and digits",
+        )
     }
 }
 
@@ -130,7 +136,7 @@ mod tests {
         for (text, count) in
             [("abc 12", 5), ("e\u{301}a", 1), ("aé", 0), ("", 0), ("é1", 1), ("--", 0)]
         {
-            assert_eq!(letters(text.as_bytes()), count, "{text}");
+            assert_eq!(count_letters(text.as_bytes()), count, "{text}");
         }
     }
 

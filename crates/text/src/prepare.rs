@@ -8,7 +8,9 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::calls::{RESPONSE, Syntax};
-use crate::completion_parser::{ParserEvent, Reader, SpanKind, Tags, collect_reasoning, spans};
+use crate::completion_parser::{
+    CompletionParser, ParserEvent, SpanKind, TagTables, collect_reasoning, split_at_tags,
+};
 use crate::describe::{ToolPrompt, describe_tools};
 use crate::protocol::ToolSupport;
 use crate::reasoning_tags::ReasoningTags;
@@ -27,7 +29,7 @@ pub(crate) struct PreparedPrompt {
 /// Settings that determine how messages and tools are prepared for a chat template.
 pub(crate) struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
-    pub tags: &'a Tags,
+    pub tags: &'a TagTables,
     pub tool_support: ToolSupport,
     /// Whether the chat template prints messages of role `tool`.
     pub tool_role: bool,
@@ -98,7 +100,7 @@ impl CallMessageFormat {
     ];
 
     /// Returns a tool call in the format that the chat template receives.
-    pub(crate) fn call(self, id: &str, name: &str, arguments: Value) -> Value {
+    pub(crate) fn make_call(self, id: &str, name: &str, arguments: Value) -> Value {
         let is_object = arguments.is_object();
         let arguments =
             if self.text && is_object { python_json::dumps(&arguments).into() } else { arguments };
@@ -106,7 +108,7 @@ impl CallMessageFormat {
     }
 
     /// Returns an assistant message with tool calls in the format that the chat template receives.
-    pub(crate) fn message(self, content: Value, calls: Vec<Value>) -> Value {
+    pub(crate) fn make_message(self, content: Value, calls: Vec<Value>) -> Value {
         let is_empty = content.as_str().is_some_and(str::is_empty);
         let content = if self.null && is_empty { Value::Null } else { content };
         json!({ "role": "assistant", "content": content, "tool_calls": calls })
@@ -115,7 +117,7 @@ impl CallMessageFormat {
 
 /// Assigns ids to tool calls, for a chat template that accepts only ids of its own format.
 #[derive(Default)]
-struct Ids {
+struct CallIds {
     count: usize,
     /// Ids of the tool calls in the last turn: the original id, and the id that the template
     /// receives.
@@ -123,10 +125,10 @@ struct Ids {
     num_results: usize,
 }
 
-impl Ids {
+impl CallIds {
     fn assign_ids(&mut self, calls: &[ToolCall], syntax: &dyn Syntax) -> Vec<String> {
         let call_ids = calls.iter().map(|call| {
-            let id = syntax.id(&call.name, self.count);
+            let id = syntax.call_id(&call.name, self.count);
             self.count += 1;
             id.unwrap_or_else(|| {
                 if call.id.is_empty() { format!("call_{}", self.count) } else { call.id.clone() }
@@ -173,7 +175,7 @@ struct PreparedMessage<'a> {
 }
 
 impl Preparation<'_> {
-    pub(crate) fn run(
+    pub(crate) fn prepare(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -239,13 +241,13 @@ impl Preparation<'_> {
                     let source = self.parse_assistant(message, tools);
                     let content = match message.role {
                         Role::Assistant if self.message_format.reasoning.is_some() => {
-                            self.print(&source).into()
+                            self.assistant_content(&source).into()
                         }
-                        Role::Assistant => {
-                            self.print(&self.message_format.with_inline_reasoning(&source)).into()
-                        }
+                        Role::Assistant => self
+                            .assistant_content(&self.message_format.with_inline_reasoning(&source))
+                            .into(),
                         Role::System | Role::Developer | Role::User | Role::Tool => {
-                            self.content(message)
+                            self.template_content(message)
                         }
                     };
                     prepared_messages.push(PreparedMessage {
@@ -257,9 +259,11 @@ impl Preparation<'_> {
             }
             results_open = is_result;
         }
-        let mut ids = Ids::default();
-        let messages =
-            prepared_messages.iter().map(|prepared| self.value(prepared, &mut ids)).collect();
+        let mut ids = CallIds::default();
+        let messages = prepared_messages
+            .iter()
+            .map(|prepared| self.template_message(prepared, &mut ids))
+            .collect();
         Ok(PreparedPrompt { messages, tools: native })
     }
 
@@ -273,7 +277,8 @@ impl Preparation<'_> {
         if self.message_format.calls.is_none() || message.role != Role::Assistant {
             return Cow::Borrowed(message);
         }
-        let (found, _) = Reader::read(self.tags, &message.content, false, tools);
+        let (found, _) =
+            CompletionParser::parse_complete(self.tags, &message.content, false, tools);
         let parsed = ParsedCompletion::from_events(found.clone());
         let parsed_reasoning = collect_reasoning(&found);
         let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
@@ -286,7 +291,7 @@ impl Preparation<'_> {
         // A template prints all text before all calls. Text is otherwise shown where it was
         // written, unless the template needs calls in their own field.
         let needs_calls = self.tags.syntax.syntax_tags().reasoning_tags.is_some()
-            || self.tags.syntax.id("", 0).is_some();
+            || self.tags.syntax.call_id("", 0).is_some();
         let is_text = |found: &ParserEvent| match found {
             ParserEvent::Text(SpanKind::Speech, text) => !text.trim().is_empty(),
             _ => false,
@@ -325,7 +330,7 @@ impl Preparation<'_> {
 
     /// Returns the content of an assistant message, including its tool calls only if calls are
     /// text.
-    fn print(&self, message: &Message) -> String {
+    fn assistant_content(&self, message: &Message) -> String {
         match self.message_format.calls.filter(|_| !self.writes_calls(message)) {
             Some(_) if self.tags.syntax.syntax_tags().reasoning_tags.is_some() => {
                 self.guard_text(&message.content)
@@ -343,7 +348,7 @@ impl Preparation<'_> {
     }
 
     /// Returns the arguments of a tool call in the format that the chat template receives.
-    fn arguments(&self, arguments: &Arguments) -> Value {
+    fn template_arguments(&self, arguments: &Arguments) -> Value {
         match (arguments.unreadable(), self.message_format.unreadable) {
             (Some(text), UnreadableCallFormat::Text) => return self.guard_text(text).into(),
             (Some(text), UnreadableCallFormat::Entry) => {
@@ -361,7 +366,7 @@ impl Preparation<'_> {
         Value::Object(arguments.collect())
     }
 
-    fn value(&self, prepared: &PreparedMessage<'_>, ids: &mut Ids) -> Value {
+    fn template_message(&self, prepared: &PreparedMessage<'_>, ids: &mut CallIds) -> Value {
         let role = match prepared.role {
             Role::Developer if !self.message_format.developer => Role::System,
             role => role,
@@ -375,13 +380,13 @@ impl Preparation<'_> {
         if let Some(format) = calls {
             let call_ids = ids.assign_ids(&message.tool_calls, self.tags.syntax);
             let calls = message.tool_calls.iter().zip(&call_ids).map(|(call, id)| {
-                format.call(
+                format.make_call(
                     &self.guard_text(id),
                     &self.guard_text(&call.name),
-                    self.arguments(&call.arguments),
+                    self.template_arguments(&call.arguments),
                 )
             });
-            value = format.message(prepared.content.clone(), calls.collect());
+            value = format.make_message(prepared.content.clone(), calls.collect());
         }
         if let (Role::Assistant, Some(field), Some(reasoning)) =
             (message.role, self.message_format.reasoning, &message.reasoning_content)
@@ -401,7 +406,7 @@ impl Preparation<'_> {
 
     /// Returns the guarded content of an external message: a list of parts if the content is one
     /// and the template supports lists, otherwise a text.
-    fn content(&self, message: &Message) -> Value {
+    fn template_content(&self, message: &Message) -> Value {
         match message.content.parts() {
             Some(parts) if self.message_format.parts => parts
                 .iter()
@@ -425,14 +430,14 @@ impl Preparation<'_> {
     /// with which the model writes them.
     pub(crate) fn write_assistant(&self, message: &Message, in_reasoning: bool) -> String {
         self.mark_tags(
-            &self.tags.syntax.render(&message.content, &message.tool_calls),
+            &self.tags.syntax.render_message(&message.content, &message.tool_calls),
             in_reasoning,
         )
     }
 
     /// Marks the tags in a text, so that they become the tokens with which the model writes them.
     fn mark_tags(&self, text: &str, in_reasoning: bool) -> String {
-        let spans = spans(self.tags, text, in_reasoning);
+        let spans = split_at_tags(self.tags, text, in_reasoning);
         let shown = spans.into_iter().map(|(part, span)| match part {
             SpanKind::ReasoningTag | SpanKind::CallTag => span,
             SpanKind::Speech | SpanKind::Reasoning | SpanKind::Call => self.guard_text(&span),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::calls::CallFormat;
-use crate::completion_parser::{Reader, Tags};
+use crate::completion_parser::{CompletionParser, TagTables};
 use crate::excerpt::excerpt;
 use crate::prepare::{CallMessageFormat, MessageFormat, UnreadableCallFormat};
 use crate::protocol::ToolSupport;
@@ -34,7 +34,7 @@ fn probe_arguments() -> Map<String, Value> {
 
 /// Returns an id for the probe call that templates of the tool-call format accept.
 fn probe_id(format: CallFormat) -> String {
-    format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
+    format.syntax().call_id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
 }
 
 /// The probe call as a chat template prints it, after the question.
@@ -49,16 +49,16 @@ impl Chat {
     /// content parts will receive parts.
     pub(crate) fn probe_messages(&mut self) -> MessageFormat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
-        let text = self.print_of("content", PROBE_TEXT.into());
-        let listed = self.print_of("content", parts);
+        let text = self.render_probe("content", PROBE_TEXT.into());
+        let listed = self.render_probe("content", parts);
         self.template.lists = !prints_probe(&text) && prints_probe(&listed);
         let knows_developer = self.template.source().contains("developer")
-            && prints_probe(&self.print_of("role", Role::Developer.as_str().into()));
+            && prints_probe(&self.render_probe("role", Role::Developer.as_str().into()));
         let reasoning: Value = PROBE_REASONING.into();
         MessageFormat {
             parts: self.template.lists || (prints_probe(&text) && text == listed),
             reasoning: REASONING.into_iter().find(|field| {
-                self.print_of(field, reasoning.clone())
+                self.render_probe(field, reasoning.clone())
                     .is_some_and(|text| text.contains(PROBE_REASONING))
             }),
             tags: None,
@@ -72,7 +72,7 @@ impl Chat {
 
     /// Renders a short conversation whose user message has `value` in the field `name`. A reasoning
     /// field is set in the assistant message instead. Returns `None` if rendering fails.
-    fn print_of(&self, name: &str, value: Value) -> Option<String> {
+    fn render_probe(&self, name: &str, value: Value) -> Option<String> {
         let mut user = json!({ "role": "user", "content": PROBE_TEXT });
         let mut assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
         if REASONING.contains(&name) {
@@ -114,15 +114,15 @@ impl Chat {
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
         let mut later_message = json!({ "role": role.as_str(), "content": PROBE_TEXT });
-        let assistant_message = match self.takes_calls().filter(|_| role == Role::Tool) {
+        let assistant_message = match self.call_message_format().filter(|_| role == Role::Tool) {
             None => json!({ "role": "assistant", "content": PROBE_COMPLETION_TEXT }),
             Some(call_format) => {
                 let id = probe_id(self.format);
                 (later_message["tool_call_id"], later_message["name"]) =
                     (id.as_str().into(), PROBE_TOOL.into());
-                call_format.message(
+                call_format.make_message(
                     "".into(),
-                    vec![call_format.call(
+                    vec![call_format.make_call(
                         &id,
                         PROBE_TOOL,
                         json!({ "text": PROBE_COMPLETION_TEXT }),
@@ -181,8 +181,8 @@ impl Chat {
             [Message::user("Hi"), Message::calls("", vec![call]), result, Message::user("Hi")];
         let mut printed = |call_format: UnreadableCallFormat| {
             self.message_format.unreadable = call_format;
-            let [guard] = self.free_characters(&messages, &[]).ok()?;
-            self.print(&messages, &[], true, guard).ok()
+            let [guard] = self.find_unused_characters(&messages, &[]).ok()?;
+            self.render_text(&messages, &[], true, guard).ok()
         };
         let forms = [
             UnreadableCallFormat::Text,
@@ -248,7 +248,7 @@ impl Chat {
             return;
         }
         let described = self.print_tools();
-        let marked = described.as_deref().and_then(|text| self.marked_format(text));
+        let marked = described.as_deref().and_then(|text| self.find_marked_format(text));
         let is_of =
             |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
         let prints = self.print_calls();
@@ -301,8 +301,8 @@ impl Chat {
             .flat_map(|call_format| ids.iter().map(move |id| (call_format, id)));
         forms
             .filter_map(|(call_format, id)| {
-                let call = call_format.call(id, PROBE_TOOL, probe_arguments().into());
-                let assistant_message = call_format.message("".into(), vec![call]);
+                let call = call_format.make_call(id, PROBE_TOOL, probe_arguments().into());
+                let assistant_message = call_format.make_message("".into(), vec![call]);
                 let text =
                     self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
                 let (_, text) = text.rsplit_once(PROBE_TEXT)?;
@@ -334,16 +334,16 @@ impl Chat {
                 return false;
             }
         }
-        let tags = Tags::new(&ReasoningTagSet::default(), syntax);
+        let tags = TagTables::new(&ReasoningTagSet::default(), syntax);
         let parsed = ParsedCompletion::from_events(
-            Reader::read(&tags, &text[start..], false, &[probe_tool()]).0,
+            CompletionParser::parse_complete(&tags, &text[start..], false, &[probe_tool()]).0,
         );
         syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if is_probe_call(call))
     }
 
     /// Returns the tool-call format that a chat template mentions, judged by the tags in its tool
     /// description, in its source and among the special tokens.
-    fn marked_format(&self, described: &str) -> Option<CallFormat> {
+    fn find_marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();
         Some(if described.contains("<minimax:tool_call>") {

@@ -43,22 +43,23 @@ impl ReasoningTagSet {
     ///
     /// A pair is included if it is named after thinking, if the template prints it around
     /// reasoning, or if the template drops its contents from past turns.
-    pub(crate) fn find(
+    pub(crate) fn find_pairs(
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
         variables: &Map<String, Value>,
     ) -> Self {
-        let probe = Probe { template, variables };
+        let probe = ReasoningProbe { template, variables };
         let added = tokenizer.added_tokens();
-        let tokens: BTreeSet<String> = added.iter().flat_map(|token| tags_in(token)).collect();
-        let written: BTreeSet<String> = tags_in(template.source()).collect();
+        let tokens: BTreeSet<String> =
+            added.iter().flat_map(|token| find_bracketed_tags(token)).collect();
+        let written: BTreeSet<String> = find_bracketed_tags(template.source()).collect();
         let mut found = ReasoningTagSet::default();
         for (open, close) in USUAL {
-            found.add(open, close);
+            found.add_pair(open, close);
         }
         for (first, open, close) in COMPOUND {
             if template.source().contains(first) || added.iter().any(|token| token == first) {
-                found.add(open, close);
+                found.add_pair(open, close);
             }
         }
         for close in written.iter().chain(&tokens) {
@@ -76,12 +77,12 @@ impl ReasoningTagSet {
             let is_named = ["think", "thought", "reason"]
                 .iter()
                 .any(|part| open.to_lowercase().contains(part));
-            if is_named || (written.contains(close) && probe.drops(&open, close)) {
-                found.add(&open, close);
+            if is_named || (written.contains(close) && probe.drops_text(&open, close)) {
+                found.add_pair(&open, close);
             }
         }
         if let Some((open, close)) = probe.find_field_tags() {
-            found.add(&open, &close);
+            found.add_pair(&open, &close);
         }
         found
     }
@@ -91,7 +92,7 @@ impl ReasoningTagSet {
         ReasoningTagSet(vec![ReasoningTags { open: open.into(), close: close.into() }])
     }
 
-    fn add(&mut self, open: &str, close: &str) {
+    fn add_pair(&mut self, open: &str, close: &str) {
         let tags = ReasoningTags { open: open.into(), close: close.into() };
         if !self.0.contains(&tags) {
             self.0.push(tags);
@@ -100,13 +101,13 @@ impl ReasoningTagSet {
 
     /// Removes each pair that contains a tag that ends a completion, because nothing could follow
     /// the reasoning.
-    pub(crate) fn remove(&mut self, ends: &[String]) {
+    pub(crate) fn remove_pairs_with(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
     /// Returns the tags for writing reasoning that comes from a separate field. Prefers a pair in
     /// the template, then a pair of the tokenizer, then the usual pair.
-    pub(crate) fn preferred(
+    pub(crate) fn preferred_pair(
         &self,
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
@@ -120,14 +121,14 @@ impl ReasoningTagSet {
     }
 
     /// Returns the last closing tag of reasoning in `text`, or `None` if there is none.
-    pub(crate) fn last_close_in(&self, text: &str) -> Option<&str> {
+    pub(crate) fn find_last_close(&self, text: &str) -> Option<&str> {
         let found =
             self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
         found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
     }
 
     /// Removes the opening tag that belongs to the closing tag `close` from the start of `text`.
-    pub(crate) fn without_open<'a>(&self, text: &'a str, close: &str) -> &'a str {
+    pub(crate) fn strip_open_tag<'a>(&self, text: &'a str, close: &str) -> &'a str {
         let tags = self.0.iter().find(|tags| tags.close == close);
         let rest = tags.and_then(|tags| text.trim_start().strip_prefix(tags.open.as_str()));
         rest.map_or(text, |rest| rest.trim_start_matches('\n'))
@@ -156,7 +157,7 @@ fn without_slash(tag: &str) -> Option<String> {
 }
 
 /// Returns the words in brackets without white space, such as `<think>` and `[THINK]`.
-fn tags_in(text: &str) -> impl Iterator<Item = String> {
+fn find_bracketed_tags(text: &str) -> impl Iterator<Item = String> {
     const MAX_TAG_LEN: usize = 40;
     text.char_indices().filter_map(move |(at, c)| {
         let end = match c {
@@ -175,12 +176,12 @@ fn tags_in(text: &str) -> impl Iterator<Item = String> {
 }
 
 /// Probes how a chat template renders reasoning.
-struct Probe<'a> {
+struct ReasoningProbe<'a> {
     template: &'a ChatTemplate,
     variables: &'a Map<String, Value>,
 }
 
-impl Probe<'_> {
+impl ReasoningProbe<'_> {
     fn render(&self, messages: &[Value]) -> Option<String> {
         let variables = self.variables;
         let rendering =
@@ -190,7 +191,7 @@ impl Probe<'_> {
 
     /// Returns whether the chat template drops the text between two tags once the conversation
     /// continues.
-    fn drops(&self, open: &str, close: &str) -> bool {
+    fn drops_text(&self, open: &str, close: &str) -> bool {
         let content = format!("{open}{PROBE_REASONING}{close}{SPEECH}");
         let user = json!({ "role": "user", "content": "Hi" });
         let messages = [user.clone(), json!({ "role": "assistant", "content": content }), user];
@@ -210,9 +211,10 @@ impl Probe<'_> {
             let text = self.render(&[user.clone(), assistant_message])?;
             let (before, after) = text.split_once(PROBE_REASONING)?;
             let between = after.split_once(SPEECH)?.0;
-            let open =
-                tags_in(before).last().filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
-            let close = tags_in(between)
+            let open = find_bracketed_tags(before)
+                .last()
+                .filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
+            let close = find_bracketed_tags(between)
                 .next()
                 .filter(|tag| between.trim_start().starts_with(tag.as_str()))?;
             (!past.contains(&open) && !past.contains(&close)).then_some((open, close))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use levade_policy::TokenBytes;
 
-use crate::completion_parser::{ParserEvent, Reader, SpanKind, collect_reasoning};
+use crate::completion_parser::{CompletionParser, ParserEvent, SpanKind, collect_reasoning};
 use crate::{Chat, MalformedCall, Tokenizer, ToolCall, ToolSpec};
 
 /// Decodes the tokens of a completion one by one to text. Never returns an incomplete character.
@@ -91,16 +91,16 @@ pub struct CompletionStream {
     chat: Arc<Chat>,
     tools: Arc<[ToolSpec]>,
     decoder: StreamDecoder,
-    reader: Reader,
-    speech: Stretch,
-    reasoning: Stretch,
+    reader: CompletionParser,
+    speech: StretchTrimmer,
+    reasoning: StretchTrimmer,
     /// Whether the text of tool calls is reported as content.
     calls_are_text: bool,
 }
 
 /// Trims the text of one kind, which arrives in separate stretches.
 #[derive(Debug, Clone, Default)]
-struct Stretch {
+struct StretchTrimmer {
     /// Whether an earlier stretch contained text.
     continues: bool,
     /// Whether the current stretch has contained text so far.
@@ -109,10 +109,10 @@ struct Stretch {
     pending_space: String,
 }
 
-impl Stretch {
+impl StretchTrimmer {
     /// Appends `text` to the current stretch. Returns the white space before the stretch's first
     /// word, and the text that is now final.
-    fn push(&mut self, text: &str) -> (String, String) {
+    fn push_text(&mut self, text: &str) -> (String, String) {
         let mut before = String::new();
         let mut output = String::new();
         let words = if self.open { text } else { text.trim_start() };
@@ -133,7 +133,7 @@ impl Stretch {
 
     /// Ends the current stretch, and returns its trailing white space, which is not part of the
     /// stretch.
-    fn end(&mut self) -> String {
+    fn end_stretch(&mut self) -> String {
         self.open = false;
         std::mem::take(&mut self.pending_space)
     }
@@ -162,7 +162,8 @@ impl Chat {
         tools: &Arc<[ToolSpec]>,
         calls_are_text: bool,
     ) -> Vec<CompletionDelta> {
-        let (mut found, _) = Reader::read(self.tags(), completion, in_reasoning, tools);
+        let (mut found, _) =
+            CompletionParser::parse_complete(self.tags(), completion, in_reasoning, tools);
         let mut stream = CompletionStream::new(self.clone(), tools.clone(), in_reasoning);
         if calls_are_text {
             stream.calls_are_text();
@@ -177,8 +178,8 @@ impl Chat {
             }
             found = rest;
         }
-        deltas.extend(stream.deltas(found));
-        deltas.extend(stream.ends());
+        deltas.extend(stream.convert_events(found));
+        deltas.extend(stream.end_stretches());
         deltas
     }
 }
@@ -189,9 +190,9 @@ impl CompletionStream {
             chat,
             tools,
             decoder: StreamDecoder::new(),
-            reader: Reader::new(in_reasoning),
-            speech: Stretch::default(),
-            reasoning: Stretch::default(),
+            reader: CompletionParser::new(in_reasoning),
+            speech: StretchTrimmer::default(),
+            reasoning: StretchTrimmer::default(),
             calls_are_text: false,
         }
     }
@@ -205,37 +206,37 @@ impl CompletionStream {
     /// Returns the deltas that become complete with the token `id`. The list is often empty.
     pub fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         let text = self.decoder.push_bytes(self.chat.completion_bytes(id));
-        self.read(&text)
+        self.read_text(&text)
     }
 
     /// Returns the remaining deltas at the end of the completion.
     pub fn finish(mut self) -> Vec<CompletionDelta> {
         let text = std::mem::take(&mut self.decoder).finish();
-        let mut deltas = self.read(&text);
+        let mut deltas = self.read_text(&text);
         let mut found = Vec::new();
         self.reader.finish(self.chat.tags(), &self.tools, &mut found);
-        deltas.extend(self.deltas(found));
-        deltas.extend(self.ends());
+        deltas.extend(self.convert_events(found));
+        deltas.extend(self.end_stretches());
         deltas
     }
 
     /// Ends the current stretches of content and reasoning, and returns the white space that
     /// belongs to neither.
-    fn ends(&mut self) -> impl Iterator<Item = CompletionDelta> {
-        let rest = [self.speech.end(), self.reasoning.end()];
+    fn end_stretches(&mut self) -> impl Iterator<Item = CompletionDelta> {
+        let rest = [self.speech.end_stretch(), self.reasoning.end_stretch()];
         rest.into_iter().filter(|text| !text.is_empty()).map(CompletionDelta::Aside)
     }
 
-    fn read(&mut self, text: &str) -> Vec<CompletionDelta> {
+    fn read_text(&mut self, text: &str) -> Vec<CompletionDelta> {
         if text.is_empty() {
             return Vec::new();
         }
         let mut found = Vec::new();
         self.reader.push(self.chat.tags(), &self.tools, text, &mut found);
-        self.deltas(found)
+        self.convert_events(found)
     }
 
-    fn deltas(&mut self, found: Vec<ParserEvent>) -> Vec<CompletionDelta> {
+    fn convert_events(&mut self, found: Vec<ParserEvent>) -> Vec<CompletionDelta> {
         let mut deltas = Vec::new();
         for found in found {
             let (part, text) = match found {
@@ -254,10 +255,10 @@ impl CompletionStream {
                 SpanKind::Reasoning => (&mut self.reasoning, &mut self.speech),
                 _ => (&mut self.speech, &mut self.reasoning),
             };
-            let mut texts = vec![CompletionDelta::Aside(other.end())];
+            let mut texts = vec![CompletionDelta::Aside(other.end_stretch())];
             match part {
                 SpanKind::Speech | SpanKind::Reasoning => {
-                    let (before, message) = stretch.push(&text);
+                    let (before, message) = stretch.push_text(&text);
                     let message = if part == SpanKind::Speech {
                         CompletionDelta::Speech(message)
                     } else {
@@ -267,7 +268,7 @@ impl CompletionStream {
                 }
                 SpanKind::ReasoningTag | SpanKind::Call | SpanKind::CallTag => {
                     texts.extend([
-                        CompletionDelta::Aside(stretch.end()),
+                        CompletionDelta::Aside(stretch.end_stretch()),
                         CompletionDelta::Aside(text),
                     ]);
                 }

@@ -463,7 +463,7 @@ fn check_supported(
             let file = serde_json::from_slice(bytes).map_err(|error| {
                 TextError::Tokenizer(format!("tokenizer.json cannot be parsed: {error}"))
             })?;
-            sentencepiece::check(&file)?;
+            sentencepiece::check_supported(&file)?;
             sentencepiece::token_to_bytes
         } else {
             return Err(TextError::Tokenizer(

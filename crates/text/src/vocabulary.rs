@@ -58,7 +58,7 @@ impl Vocabulary {
     }
 
     /// Returns the largest token id plus one. llguidance uses it as the id of the end token.
-    fn end(&self) -> u32 {
+    fn end_token_id(&self) -> u32 {
         self.bytes.len() as u32
     }
 
@@ -88,12 +88,12 @@ impl Vocabulary {
             words[*id as usize] = special_word(name);
         }
         words.push(special_word(END));
-        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end()), &words);
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end_token_id()), &words);
         // Not canonical, so that llguidance never requires one specific tokenization.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
-            .map_err(|error| one_line(&error.to_string()))?;
+            .map_err(|error| flatten_error_message(&error.to_string()))?;
         let limits = factory.quiet().limits_mut();
         (limits.verbose_errors, limits.max_lexer_states) = (false, MAX_STATES);
         Ok(factory)
@@ -114,7 +114,10 @@ impl Grammars for Vocabulary {
     fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError> {
         let kind = grammar.kind();
         let wrong = |reason: &str| {
-            PolicyError::Invalid(format!("the {kind} cannot be compiled: {}", one_line(reason)))
+            PolicyError::Invalid(format!(
+                "the {kind} cannot be compiled: {}",
+                flatten_error_message(reason)
+            ))
         };
         let parsed = convert_grammar(grammar).map_err(|reason| wrong(&reason))?;
         let factory = self.factory()?;
@@ -124,7 +127,7 @@ impl Grammars for Vocabulary {
         let matcher = Matcher::new(Ok(compiled
             .and_then(|parser| parser)
             .map_err(|reason| wrong(&reason))?));
-        Ok(Box::new(GrammarConstraint { matcher, kind, end: self.end() }))
+        Ok(Box::new(GrammarConstraint { matcher, kind, end: self.end_token_id() }))
     }
 }
 
@@ -156,7 +159,7 @@ pub(crate) fn compile_error(schema: &Value) -> Option<String> {
     };
     let grammar = TopLevelGrammar::from_json_schema(schema.clone());
     match catch_panic(|| factory.create_parser(grammar)) {
-        Ok(compiled) => compiled.err().map(|error| one_line(&format!("{error:#}"))),
+        Ok(compiled) => compiled.err().map(|error| flatten_error_message(&format!("{error:#}"))),
         Err(panic) => Some(format!("llguidance panicked: {panic:?}")),
     }
 }
@@ -200,7 +203,7 @@ fn max_negations(lark: &str) -> usize {
 }
 
 /// Returns an error message of llguidance on one line, without the parser's state.
-fn one_line(text: &str) -> String {
+fn flatten_error_message(text: &str) -> String {
     let text = text.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     text.split_whitespace().collect::<Vec<&str>>().join(" ")
 }
@@ -217,7 +220,7 @@ impl GrammarConstraint {
         PolicyError::Invalid(format!(
             "the {} cannot constrain the completion any further: {}",
             self.kind,
-            one_line(&error.to_string())
+            flatten_error_message(&error.to_string())
         ))
     }
 }

@@ -8,7 +8,7 @@ use crate::message::arguments_object;
 /// Parses a JSON object with a tool's name and arguments as a call. The arguments can be under any
 /// of `keys`, can be a string that contains the object as JSON, and may be missing if the call has
 /// only a name. Other keys are ignored.
-pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<ParsedCall, String> {
+pub(crate) fn parse_call_object(value: Value, keys: &[&str]) -> Result<ParsedCall, String> {
     let key = keys.first().copied().unwrap_or("arguments");
     let Value::Object(mut map) = value else {
         return Err(format!("the call is not a JSON object with \"name\" and {key:?}"));
@@ -42,15 +42,15 @@ pub(crate) fn parse_arguments(name: &str, json: &str) -> Result<ParsedCall, Stri
 
 /// Explains why a call's text up to the tag `close` is not valid JSON. `closed` is whether the tag
 /// is present.
-pub(crate) fn not_closed_json(text: &str, close: &str, closed: bool) -> String {
+pub(crate) fn unclosed_json_error(text: &str, close: &str, closed: bool) -> String {
     match text.strip_suffix(close).filter(|_| closed) {
-        Some(body) => not_json(body),
+        Some(body) => invalid_json_error(body),
         None => format!("{close} is missing"),
     }
 }
 
 /// Explains why the text between the tags of a call is not valid JSON.
-pub(crate) fn not_json(body: &str) -> String {
+pub(crate) fn invalid_json_error(body: &str) -> String {
     let body = body.trim();
     if body.is_empty() {
         return "there is nothing between the tags; a call is a JSON object".into();

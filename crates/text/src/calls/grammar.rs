@@ -66,7 +66,7 @@ fn to_json_term(mut schema: Value) -> String {
 }
 
 /// Returns a text as a quoted literal of a Lark grammar.
-fn literal(text: &str) -> String {
+fn quote_literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
@@ -87,7 +87,7 @@ fn escape_regex(text: &str) -> String {
 impl GrammarContext<'_> {
     /// Returns the grammar terms that match a text: special tokens for the tags that are tokens,
     /// and literals for the remaining text.
-    pub(crate) fn text_terms(&self, text: &str) -> String {
+    pub(crate) fn terms_for_text(&self, text: &str) -> String {
         let mut terms = Vec::new();
         let mut plain = String::new();
         let mut rest = text;
@@ -96,7 +96,7 @@ impl GrammarContext<'_> {
             let found = tag.filter_map(|tag| Some((tag.len(), (self.special)(tag)?))).max();
             if let Some((length, id)) = found {
                 if !plain.is_empty() {
-                    terms.push(literal(&std::mem::take(&mut plain)));
+                    terms.push(quote_literal(&std::mem::take(&mut plain)));
                 }
                 terms.push(format!("<[{id}]>"));
                 rest = &rest[length..];
@@ -106,7 +106,7 @@ impl GrammarContext<'_> {
             }
         }
         if !plain.is_empty() {
-            terms.push(literal(&plain));
+            terms.push(quote_literal(&plain));
         }
         terms.join(" ")
     }
@@ -114,18 +114,21 @@ impl GrammarContext<'_> {
     /// Returns the grammar of a list of calls. `open` precedes the first call, `close` follows the
     /// last call, and `between` separates two calls. `call` builds the rule of a tool from its
     /// index.
-    pub(crate) fn calls(
+    pub(crate) fn calls_grammar(
         &self,
         [open, between, close]: [&str; 3],
         call: impl Fn(usize, &ToolSpec) -> Rule,
     ) -> String {
         let more = if self.several {
-            format!("({} call)*", self.text_terms(between))
+            format!("({} call)*", self.terms_for_text(between))
         } else {
             String::new()
         };
-        let mut text =
-            format!("start: {} call {more} {}\n", self.text_terms(open), self.text_terms(close));
+        let mut text = format!(
+            "start: {} call {more} {}\n",
+            self.terms_for_text(open),
+            self.terms_for_text(close)
+        );
         let names: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
         let _ = writeln!(text, "call: {}", names.join(" | "));
         for (at, tool) in self.tools.iter().enumerate() {
@@ -144,32 +147,42 @@ impl GrammarContext<'_> {
         schema_pointer: &str,
     ) -> GrammarSchema {
         let enforceable = GrammarSchema::from_schema(schema, schema_pointer);
-        self.note_omitted(tool, enforceable.omitted.iter().cloned());
+        self.record_omitted_keywords(tool, enforceable.omitted.iter().cloned());
         enforceable
     }
 
-    fn note_omitted(&self, tool: &ToolSpec, omitted: impl Iterator<Item = OmittedKeyword>) {
+    fn record_omitted_keywords(
+        &self,
+        tool: &ToolSpec,
+        omitted: impl Iterator<Item = OmittedKeyword>,
+    ) {
         let named = omitted.map(|found| OmittedKeyword { tool: tool.name.clone(), ..found });
         self.omitted.borrow_mut().extend(named);
     }
 
     /// Returns the grammar rule of a call of `tool`, the tool at index `at`: the text `before`, the
     /// arguments as JSON, and the text `after`.
-    pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
+    pub(crate) fn arguments_rule(
+        &self,
+        at: usize,
+        tool: &ToolSpec,
+        before: &str,
+        after: &str,
+    ) -> Rule {
         let schema = self
             .enforce_schema(tool, Schema::from_document(&tool.parameters), "")
             .restrict_to_object()
             .close_objects()
             .document();
-        let rule = Rule::default().append(self.text_terms(before));
+        let rule = Rule::default().append(self.terms_for_text(before));
         rule.append_rule(&format!("arguments_{at}"), to_json_term(schema))
-            .append(self.text_terms(after))
+            .append(self.terms_for_text(after))
     }
 
     /// Returns the grammar rule of a call that is a JSON object between the texts `before` and
     /// `after`. The object contains the tool's name, the arguments under `key`, and optionally the
     /// fields in `more`, which maps names to schemas.
-    pub(crate) fn object(
+    pub(crate) fn object_rule(
         &self,
         (at, tool): (usize, &ToolSpec),
         key: &str,
@@ -192,16 +205,16 @@ impl GrammarContext<'_> {
             }
             schema
         });
-        let rule = Rule::default().append(self.text_terms(before));
+        let rule = Rule::default().append(self.terms_for_text(before));
         rule.append_rule(&format!("object_{at}"), to_json_term(schema))
-            .append(self.text_terms(after))
+            .append(self.terms_for_text(after))
     }
 
     /// Returns the grammar rule of a call whose arguments are separate texts between `before` and
     /// `after`. `open` returns the text that starts an argument, and `close` ends an argument. The
     /// rule allows the arguments that the schema names, in its order; arguments that are not
     /// required are optional.
-    pub(crate) fn parts(
+    pub(crate) fn parameters_rule(
         &self,
         (at, tool): (usize, &ToolSpec),
         before: &str,
@@ -210,11 +223,11 @@ impl GrammarContext<'_> {
         after: &str,
     ) -> Rule {
         let schema = Schema::from_document(&tool.parameters);
-        let mut rule = Rule::default().append(self.text_terms(before));
+        let mut rule = Rule::default().append(self.terms_for_text(before));
         let required = schema.required();
         for (number, (key, of)) in schema.properties().into_iter().enumerate() {
-            let value = self.value(&format!("value_{at}_{number}"), tool, (key, of), close);
-            let opening = self.text_terms(&open(key));
+            let value = self.value_rule(&format!("value_{at}_{number}"), tool, (key, of), close);
+            let opening = self.terms_for_text(&open(key));
             let terms = value.terms;
             rule.rules.push_str(&value.rules);
             rule = rule.append(if required.contains(key) {
@@ -223,22 +236,22 @@ impl GrammarContext<'_> {
                 format!("({opening} {terms})?")
             });
         }
-        rule.append(self.text_terms(after))
+        rule.append(self.terms_for_text(after))
     }
 
     /// Returns the grammar rule of an argument's value as plain text, followed by `close`.
-    fn value(
+    fn value_rule(
         &self,
         name: &str,
         tool: &ToolSpec,
         (key, schema): (&str, Schema<'_>),
         close: &str,
     ) -> Rule {
-        if let Some(texts) = schema.texts() {
-            let all: Vec<String> = texts.into_iter().map(literal).collect();
+        if let Some(texts) = schema.listed_strings() {
+            let all: Vec<String> = texts.into_iter().map(quote_literal).collect();
             return Rule::default()
                 .append_rule(name, all.join(" | "))
-                .append(self.text_terms(close));
+                .append(self.terms_for_text(close));
         }
         let types = schema.types();
         let schema_pointer = format!("/properties/{key}");
@@ -246,12 +259,12 @@ impl GrammarContext<'_> {
             let schema = self.enforce_schema(tool, schema, &schema_pointer).document();
             return Rule::default()
                 .append_rule(name, to_json_term(schema))
-                .append(self.text_terms(close));
+                .append(self.terms_for_text(close));
         }
         // Any text is allowed; restrictions of the text are omitted.
         let restricts = ["pattern", "minLength", "maxLength"].into_iter();
         let restricts = restricts.filter(|keyword| !schema.value[*keyword].is_null());
-        self.note_omitted(
+        self.record_omitted_keywords(
             tool,
             restricts.map(|keyword| OmittedKeyword {
                 tool: String::new(),
@@ -259,12 +272,12 @@ impl GrammarContext<'_> {
                 keyword: keyword.into(),
             }),
         );
-        self.text(name, close)
+        self.text_rule(name, close)
     }
 
     /// Returns the grammar rule of any text without tags of the call format, followed by `close`. A
     /// tag in the text would end or start a call.
-    pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
+    pub(crate) fn text_rule(&self, name: &str, close: &str) -> Rule {
         let tags: Vec<String> = self.tags.iter().map(|tag| escape_regex(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));
         let tags = self.tags.iter().filter_map(|tag| close.find(*tag).map(|at| (at, *tag)));
@@ -277,13 +290,13 @@ impl GrammarContext<'_> {
             let body = format!("/(.|\\n)*{}/ & {without}", escape_regex(before));
             return Rule::default()
                 .append_rule(&name.to_uppercase(), body)
-                .append(self.text_terms(after));
+                .append(self.terms_for_text(after));
         }
-        let suffix = literal(&close[..at + tag.len()]);
+        let suffix = quote_literal(&close[..at + tag.len()]);
         let mut rule = Rule::default().append(name);
         let terminal = name.to_uppercase();
         let _ = writeln!(rule.rules, "{name}[suffix={suffix}]: {terminal}");
         let _ = writeln!(rule.rules, "{terminal}: /(.|\\n)*/ & {without}");
-        rule.append(self.text_terms(&close[at + tag.len()..]))
+        rule.append(self.terms_for_text(&close[at + tag.len()..]))
     }
 }

@@ -33,10 +33,12 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub(crate) use arguments::{call_from, not_closed_json, not_json, parse_arguments};
+pub(crate) use arguments::{
+    invalid_json_error, parse_arguments, parse_call_object, unclosed_json_error,
+};
 pub(crate) use grammar::{GrammarContext, Rule};
-pub(crate) use json::{Json, Progress};
-pub(crate) use tags::{Next, Table};
+pub(crate) use json::{JsonProgress, JsonScanner};
+pub(crate) use tags::{TagMatch, TagTable};
 
 use crate::{ToolCall, ToolProtocol, ToolSpec};
 
@@ -173,7 +175,7 @@ pub(crate) enum TagEffect {
 /// Location of a call's body in its text, or the kind of the text if it is not a call. Offsets are
 /// relative to the start of the call's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Body {
+pub(crate) enum CallBody {
     /// More text is needed to locate the body.
     More,
     /// The body is JSON, which ends by itself. It starts at this offset.
@@ -205,7 +207,7 @@ impl From<bool> for TagInArgument {
 
 /// Result of parsing the text after the JSON of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trailer {
+pub(crate) enum CallTrailer {
     /// More text is needed to decide.
     More,
     /// The rest of the call is complete, with this length in bytes.
@@ -299,21 +301,21 @@ pub(crate) trait Syntax: Sync {
 
     /// Returns the token that ends a turn with calls (`calls`) or without calls. Returns `None` if
     /// it is the token that the template prints in the history.
-    fn end(&self, calls: bool) -> Option<&'static str> {
+    fn turn_end_token(&self, calls: bool) -> Option<&'static str> {
         let _ = calls;
         None
     }
 
     /// Returns the id of call number `index` of a conversation, a call of the tool `name`. Returns
     /// `None` if templates of this format accept any id.
-    fn id(&self, name: &str, index: usize) -> Option<String> {
+    fn call_id(&self, name: &str, index: usize) -> Option<String> {
         let _ = (name, index);
         None
     }
 
     /// Locates the body of a call in a text that starts with a tag of kind [`TagEffect::Call`].
     /// `ended` is whether the text is complete.
-    fn body(&self, text: &str, ended: bool) -> Body;
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody;
 
     /// Returns whether a tag that would end a call is text of an argument. `before` is the text of
     /// the call before the tag.
@@ -324,9 +326,9 @@ pub(crate) trait Syntax: Sync {
 
     /// Parses the text after the JSON of a call and the white space that follows the JSON. `ended`
     /// is whether the text is complete.
-    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+    fn parse_trailer(&self, rest: &str, ended: bool) -> CallTrailer {
         let _ = (rest, ended);
-        Trailer::Complete(0)
+        CallTrailer::Complete(0)
     }
 
     /// Classifies the text at the start of a completion, after reasoning or after calls (`called`).
@@ -345,7 +347,7 @@ pub(crate) trait Syntax: Sync {
     /// Parses the calls in a text that includes their tags. `json` is the range of the JSON, if the
     /// body is JSON. Returns `None` if the text is content after all, which is possible only for a
     /// text without a tag.
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
@@ -353,18 +355,19 @@ pub(crate) trait Syntax: Sync {
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>>;
 
     /// Explains what is wrong with a call whose body is not valid JSON. `closed` is whether the
-    /// call's closing tag is present. Returns `None` in the same case as [`read`](Self::read).
+    /// call's closing tag is present. Returns `None` in the same case as
+    /// [`parse_calls`](Self::parse_calls).
     fn explain_error(&self, text: &str, closed: bool, tools: &[ToolSpec]) -> Option<String> {
         let _ = (text, closed, tools);
         None
     }
 
     /// Returns the text of an assistant message: its content, then its calls in this format.
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String;
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String;
 
     /// Returns a grammar of completions that consist only of calls of these tools, in the Lark
     /// dialect of llguidance. Returns `None` if the format has no grammar.
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let _ = forms;
         None
     }

@@ -3,7 +3,7 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::limits::failure;
+use super::limits::template_error;
 
 /// A Jinja filter, which receives the value to which it is applied, and its arguments.
 pub(super) type Filter = fn(&mut State, Value, &[Value]) -> Result<Value, Error>;
@@ -41,20 +41,23 @@ impl<'a> BoundArguments<'a> {
         values.resize(names.len(), None);
         for name in named.args() {
             let Some(slot) = names.iter().position(|known| *known == name) else {
-                return Err(failure(format!("{call} has no parameter {name}")));
+                return Err(template_error(format!("{call} has no parameter {name}")));
             };
             if values[slot].replace(named.peek::<Value>(name)?).is_some() {
-                return Err(failure(format!("{call} receives {name} twice")));
+                return Err(template_error(format!("{call} receives {name} twice")));
             }
         }
         Ok(BoundArguments { call, names, values })
     }
 
-    fn failure(&self, index: usize, wanted: &str, value: Option<&Value>) -> Error {
+    fn argument_error(&self, index: usize, wanted: &str, value: Option<&Value>) -> Error {
         let given = value.map_or("missing".to_string(), |value| {
             format!("{} ({})", value.kind(), excerpt(value))
         });
-        failure(format!("{}: {} is {given}, but must be {wanted}", self.call, self.names[index]))
+        template_error(format!(
+            "{}: {} is {given}, but must be {wanted}",
+            self.call, self.names[index]
+        ))
     }
 
     /// Returns the argument at `index`, or `None` if it is missing or `none`.
@@ -64,13 +67,13 @@ impl<'a> BoundArguments<'a> {
 
     /// Returns the required argument at `index`, or an error if it is missing.
     pub fn required(&self, index: usize) -> Result<&Value, Error> {
-        self.values[index].as_ref().ok_or_else(|| self.failure(index, "given", None))
+        self.values[index].as_ref().ok_or_else(|| self.argument_error(index, "given", None))
     }
 
     /// Returns the required argument at `index`, which must be a string.
     pub fn text(&self, index: usize) -> Result<&str, Error> {
         let value = self.required(index)?;
-        value.as_str().ok_or_else(|| self.failure(index, "a string", Some(value)))
+        value.as_str().ok_or_else(|| self.argument_error(index, "a string", Some(value)))
     }
 
     /// Returns the string argument at `index`, or `None` if it is missing or `none`.
@@ -83,7 +86,7 @@ impl<'a> BoundArguments<'a> {
         match self.value(index) {
             None => Ok(default),
             Some(value) => {
-                integer(value).ok_or_else(|| self.failure(index, "an integer", Some(value)))
+                integer(value).ok_or_else(|| self.argument_error(index, "an integer", Some(value)))
             }
         }
     }

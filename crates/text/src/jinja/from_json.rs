@@ -13,9 +13,9 @@ use crate::decimal::exact_float;
 /// A number that the template engine cannot represent: an integer beyond 128 bits, or a decimal
 /// that no f64 prints as. It prints its digits and does not support arithmetic.
 #[derive(Debug)]
-pub(super) struct Digits(pub(super) Number);
+pub(super) struct UnrepresentableNumber(pub(super) Number);
 
-impl Object for Digits {
+impl Object for UnrepresentableNumber {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -51,5 +51,5 @@ fn from_number(number: &Number) -> Value {
     let integer = integer.or_else(|| number.as_u128().map(Value::from));
     integer
         .or_else(|| exact_float(number).map(Value::from))
-        .unwrap_or_else(|| Value::from_object(Digits(number.clone())))
+        .unwrap_or_else(|| Value::from_object(UnrepresentableNumber(number.clone())))
 }

@@ -70,7 +70,7 @@ pub(super) fn is_name(text: &str) -> bool {
 }
 
 /// Splits a Jinja template into text and tags.
-pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
+pub(super) fn split_template(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
     let mut parts = Vec::new();
     let mut rest = source;
     let mut line = 1;
@@ -95,11 +95,11 @@ pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
                 .ok_or_else(|| format!("a comment has no end (line {line} of the template)"))?;
             parts.push(TemplatePart::Text(&tag[..end + 2]));
             rest = &tag[end + 2..];
-        } else if let Some(start) = block_tag(tag, "raw") {
+        } else if let Some(start) = block_tag_length(tag, "raw") {
             let body = &tag[start..];
             let end = body
                 .match_indices("{%")
-                .find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
+                .find_map(|(at, _)| Some(at + block_tag_length(&body[at..], "endraw")?));
             let end =
                 end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
             // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep
@@ -119,7 +119,7 @@ pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
 
 /// Returns the length in bytes of the tag at the start of `source`, if the tag contains only
 /// `word`.
-fn block_tag(source: &str, word: &str) -> Option<usize> {
+fn block_tag_length(source: &str, word: &str) -> Option<usize> {
     let inner = source.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
     let after = inner.strip_prefix(word)?.trim_start();
@@ -155,7 +155,7 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
                 let length = string_length(body).ok_or_else(|| tag.error("a string has no end"))?;
                 (unescape(&body[1..length - 1]).map_err(|what| tag.error(what))?.into(), length)
             }
-            '0'..='9' => number(body, after_dot).map_err(|what| tag.error(what))?,
+            '0'..='9' => parse_number(body, after_dot).map_err(|what| tag.error(what))?,
             c if c == '_' || c.is_alphabetic() => {
                 let length =
                     body.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(body.len());
@@ -208,7 +208,7 @@ fn string_length(source: &str) -> Option<usize> {
 
 /// Parses the number at the start of `source`. Returns the number in the template engine's
 /// notation, and its original length in bytes. After a dot, digits are an index.
-fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
+fn parse_number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
     let radix = match source.as_bytes().get(..2) {
         Some(b"0x" | b"0X") => Some(16),
         Some(b"0o" | b"0O") => Some(8),

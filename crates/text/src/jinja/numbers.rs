@@ -6,7 +6,7 @@ use minijinja::value::ValueKind;
 use super::strings;
 
 /// Converts a value like Python's `float(value)`, or returns `None` if the conversion fails.
-pub(super) fn number(value: &Value) -> Option<f64> {
+pub(super) fn to_number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some(text) => {
             let text = strings::strip(text, None, true, true);
