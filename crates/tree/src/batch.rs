@@ -155,7 +155,7 @@ impl TreeBatch {
                     len: input.tokens.len(),
                 });
             }
-            insert(&mut arena, &mut roots, input.tokens.cursor());
+            insert_sequence(&mut arena, &mut roots, input.tokens.cursor());
         }
 
         let mut batch = TreeBatch {
@@ -228,12 +228,12 @@ impl TreeBatch {
         for (index, node) in self.nodes.iter().enumerate() {
             if node.len == 0 || u64::from(node.start) != end {
                 let Node { start, len, .. } = node;
-                return malformed(format!(
+                return malformed_error(format!(
                     "node {index} has {len} tokens from position {start}, but must be non-empty \
                      and start at {end}"
                 ));
             }
-            end = end_of(node);
+            end = node_end(node);
             while ancestors.last().copied() != node.parent && ancestors.pop().is_some() {}
             let Some(depth) = node.parent.map_or(Some(0), |parent| {
                 ancestors
@@ -241,13 +241,13 @@ impl TreeBatch {
                     .map(|_| self.nodes[parent as usize])
                     .and_then(|ancestors| ancestors.depth.checked_add(ancestors.len))
             }) else {
-                return malformed(format!(
+                return malformed_error(format!(
                     "the parent of node {index}, {:?}, is not an ancestor of the preceding node",
                     node.parent
                 ));
             };
             if node.depth != depth {
-                return malformed(format!(
+                return malformed_error(format!(
                     "node {index} starts at depth {}, but its parent ends at depth {depth}",
                     node.depth
                 ));
@@ -255,28 +255,28 @@ impl TreeBatch {
             ancestors.push(index as u32);
         }
         if end != self.tokens.len() as u64 {
-            return malformed(format!(
+            return malformed_error(format!(
                 "its nodes have {end} tokens, but the batch has {}",
                 self.tokens.len()
             ));
         }
         for (index, target) in self.targets.iter().enumerate() {
             let Target { token, predictor, first_term, terms, .. } = *target;
-            let at = self.nodes.partition_point(|node| end_of(node) <= u64::from(token));
+            let at = self.nodes.partition_point(|node| node_end(node) <= u64::from(token));
             let before = self.nodes.get(at).and_then(|node| match node.parent {
                 _ if token > node.start => Some(token - 1),
-                Some(parent) => Some(end_of(&self.nodes[parent as usize]) as u32 - 1),
+                Some(parent) => Some(node_end(&self.nodes[parent as usize]) as u32 - 1),
                 None => None,
             });
             if before != Some(predictor) {
-                return malformed(format!(
+                return malformed_error(format!(
                     "target {index} is token {token}, but its predictor {predictor} is not the \
                      token before it"
                 ));
             }
             if terms == 0 || u64::from(first_term) + u64::from(terms) > self.terms.len() as u64 {
                 let has = self.terms.len();
-                return malformed(format!(
+                return malformed_error(format!(
                     "target {index} has {terms} terms from {first_term}, but there are {has}"
                 ));
             }
@@ -315,24 +315,28 @@ impl TreeBatch {
         while let Some(next) = cursor.first() {
             let Some(&at) = candidates.iter().find(|&&c| arena[c].tokens[0] == next) else { break };
             let start = self.nodes[node_indices[at] as usize].start;
-            packed.extend((start..).take(cursor.step_along(&arena[at].tokens)));
+            packed.extend((start..).take(cursor.skip_common_prefix(&arena[at].tokens)));
             candidates = &arena[at].children;
         }
         packed
     }
 }
 
-fn malformed(what: String) -> Result<(), TreeError> {
+fn malformed_error(what: String) -> Result<(), TreeError> {
     Err(TreeError::Malformed(what))
 }
 
-fn end_of(node: &Node) -> u64 {
+fn node_end(node: &Node) -> u64 {
     u64::from(node.start) + u64::from(node.len)
 }
 
 /// Inserts the remaining tokens of a sequence into the trie. Splits a node at the first token that
 /// differs.
-fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut cursor: TokenCursor<'_>) {
+fn insert_sequence(
+    arena: &mut Vec<NodeBuilder>,
+    roots: &mut Vec<usize>,
+    mut cursor: TokenCursor<'_>,
+) {
     let mut parent: Option<usize> = None;
     while let Some(next) = cursor.first() {
         let siblings = parent.map_or(&*roots, |p| &arena[p].children);
@@ -345,7 +349,7 @@ fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut cursor: Toke
             }
             return;
         };
-        let common_len = cursor.step_along(&arena[at].tokens);
+        let common_len = cursor.skip_common_prefix(&arena[at].tokens);
         if common_len < arena[at].tokens.len() {
             let tail = arena[at].tokens.split_off(common_len);
             let children = std::mem::take(&mut arena[at].children);

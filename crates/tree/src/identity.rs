@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn placement_name_round_trips() {
+    fn attempt_slot_name_round_trips() {
         assert_eq!(SLOT.name(), "train/1/2/3/4");
         assert_eq!(AttemptSlot::parse("train/1/2/3/4"), Some(SLOT));
         for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {

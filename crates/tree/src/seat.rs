@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agent_of_strips_seat() {
+    fn seat_is_stripped_from_agent_name() {
         assert_eq!(agent_of(&seat_name("wolf", 3)), "wolf");
         assert_eq!(agent_of("solver"), "solver");
         assert!(is_seat("wolf@3") && !is_seat("wolf"));

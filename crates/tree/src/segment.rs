@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_cover_every_segment() {
+    fn every_segment_has_an_owner() {
         let mut trajectory = Trajectory::new();
         let mut push = |parent: Option<u32>, fork_offset| {
             let segment = Segment {

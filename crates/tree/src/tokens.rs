@@ -13,18 +13,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Default)]
 pub struct Tokens {
     /// Chunks of token ids, none of them empty.
-    chunks: Vec<Chunk>,
+    chunks: Vec<TokenChunk>,
     len: usize,
 }
 
 /// The first `len` tokens of a shared allocation of token ids.
 #[derive(Clone)]
-struct Chunk {
+struct TokenChunk {
     tokens: Arc<[u32]>,
     len: usize,
 }
 
-impl Chunk {
+impl TokenChunk {
     fn tokens(&self) -> &[u32] {
         &self.tokens[..self.len]
     }
@@ -47,7 +47,7 @@ impl Tokens {
         let len = len.min(tokens.len());
         if len > 0 {
             self.len += len;
-            self.chunks.push(Chunk { tokens, len });
+            self.chunks.push(TokenChunk { tokens, len });
         }
     }
 
@@ -88,7 +88,7 @@ impl Tokens {
 #[derive(Clone, Copy)]
 pub(crate) struct TokenCursor<'a> {
     /// Chunks of the sequence, starting with the chunk that contains the next token.
-    chunks: &'a [Chunk],
+    chunks: &'a [TokenChunk],
     /// Offset of the next token in the first of `chunks`.
     offset: usize,
 }
@@ -102,7 +102,7 @@ impl<'a> TokenCursor<'a> {
 
     /// Advances past the tokens that are equal to a prefix of `other_tokens`. Returns the number of
     /// tokens passed.
-    pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
+    pub fn skip_common_prefix(&mut self, other_tokens: &[u32]) -> usize {
         let mut common_len = 0;
         while let Some(chunk) = self.chunks.first() {
             let own_tokens = &chunk.tokens()[self.offset..];
@@ -208,7 +208,7 @@ mod tests {
     proptest! {
         /// Pieces are read, truncated, compared and serialized like the flat list.
         #[test]
-        fn chunks_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
+        fn token_chunks_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
             let (mut tokens, mut plain) = chunked_tokens(&ours);
             let (other, other_plain) = chunked_tokens(&theirs);
             prop_assert_eq!(tokens == other, plain == other_plain);
@@ -228,7 +228,7 @@ mod tests {
             let (tokens, plain) = chunked_tokens(&ours);
             let mut rest = tokens.cursor();
             let shared = plain.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-            prop_assert_eq!(rest.step_along(&theirs), shared);
+            prop_assert_eq!(rest.skip_common_prefix(&theirs), shared);
             prop_assert_eq!(rest.first(), plain.get(shared).copied());
             prop_assert_eq!(rest.to_vec(), &plain[shared..]);
         }
