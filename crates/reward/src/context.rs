@@ -181,7 +181,7 @@ impl NumberContext<'_> {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Applies the text before the number to `parse_change`. Returns whether the number keeps a
+    /// Applies the text before the number to `change`. Returns whether the number keeps a
     /// value.
     fn apply_text_before(&self, change: &mut NumberEffect) -> bool {
         let start = self.range.start.saturating_sub(REACH);
@@ -312,7 +312,7 @@ impl NumberContext<'_> {
         *last != "in" && !is_operand
     }
 
-    /// Applies the text after the number to `parse_change`. Returns whether the number keeps a
+    /// Applies the text after the number to `change`. Returns whether the number keeps a
     /// value.
     fn apply_text_after(&self, change: &mut NumberEffect) -> bool {
         let mut end = self.range.end;

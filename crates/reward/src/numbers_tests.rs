@@ -1,4 +1,4 @@
-//! Tests of [`find`].
+//! Tests of [`find_numbers`].
 
 use proptest::prelude::*;
 

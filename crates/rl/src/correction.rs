@@ -15,7 +15,7 @@ use crate::surrogate::LOG_RATIO_BOUND;
 /// Level at which the importance ratio of two policies is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum RatioLevel {
     /// Each token has its own ratio.
     #[default]
     Token,
@@ -26,15 +26,15 @@ pub enum Level {
     GeometricMean,
 }
 
-impl Level {
+impl RatioLevel {
     /// Returns the log-ratio of every token at this level, from the log-ratios of a sequence's
     /// tokens.
     fn log_ratios(self, sequence: &[f64]) -> Vec<f64> {
         let sum: f64 = sequence.iter().sum();
         match self {
-            Level::Token => sequence.to_vec(),
-            Level::Sequence => vec![sum; sequence.len()],
-            Level::GeometricMean => vec![sum / sequence.len().max(1) as f64; sequence.len()],
+            RatioLevel::Token => sequence.to_vec(),
+            RatioLevel::Sequence => vec![sum; sequence.len()],
+            RatioLevel::GeometricMean => vec![sum / sequence.len().max(1) as f64; sequence.len()],
         }
     }
 }
@@ -45,7 +45,7 @@ impl Level {
 pub struct Correction {
     /// Level at which the importance ratio is computed.
     #[serde(default)]
-    pub level: Level,
+    pub level: RatioLevel,
     /// Treatment of importance ratios that are too large or too small.
     pub bound: Bound,
     /// Whether the importance weights are divided by their mean over the update.
@@ -94,7 +94,7 @@ impl Correction {
     /// Per-token weight of decoupled PPO (Hilton et al. 2022, equation 2), truncated at 5 as in
     /// AReaL and MiniRL (Zheng et al. 2025).
     pub const DECOUPLED: Correction = Correction {
-        level: Level::Token,
+        level: RatioLevel::Token,
         bound: Bound::Clamp { low: 0.0, high: 5.0 },
         normalize: false,
     };
@@ -125,9 +125,9 @@ impl Correction {
             .collect();
         if self.normalize {
             let mean = match self.level {
-                Level::Token => counting.mean(weights.iter().flatten().copied()),
+                RatioLevel::Token => counting.mean(weights.iter().flatten().copied()),
                 // Every sequence counts once.
-                Level::Sequence | Level::GeometricMean => {
+                RatioLevel::Sequence | RatioLevel::GeometricMean => {
                     let means = weights.iter().filter(|sequence| !sequence.is_empty());
                     let means = means.map(|sequence| counting.mean(sequence.iter().copied()));
                     Counting::Exact.mean(means)
@@ -235,10 +235,10 @@ impl Rejection {
     /// Returns whether each token of each sequence is kept. `sequences` contains the log-ratios of
     /// each sequence's tokens.
     pub fn kept_tokens(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
-        sequences.iter().map(|sequence| self.kept_tokens_of(sequence, counting)).collect()
+        sequences.iter().map(|sequence| self.kept_sequence_tokens(sequence, counting)).collect()
     }
 
-    fn kept_tokens_of(&self, sequence: &[f64], counting: Counting) -> Vec<bool> {
+    fn kept_sequence_tokens(&self, sequence: &[f64], counting: Counting) -> Vec<bool> {
         let sign = if self.inverted { -1.0 } else { 1.0 };
         let x = sequence.iter().map(|x| (sign * x).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND));
         // As in verl, K2 and K3 use the original ratio even if K1's is inverted.
@@ -265,7 +265,7 @@ impl Rejection {
 }
 
 /// Log-probabilities of a token under the proximal and the behavior policy.
-type Pair = (f64, f64);
+type LogProbPair = (f64, f64);
 
 /// Metrics of the difference between the policy that sampled the tokens and the policy that is
 /// trained.
@@ -312,8 +312,8 @@ pub struct Mismatch {
 impl Mismatch {
     /// Computes the metrics from sequences. Each sequence is a list of the pairs (log p_proximal,
     /// log p_behaviour) of its action tokens. All metrics are 0 if there are no tokens.
-    pub fn new(sequences: &[Vec<Pair>], counting: Counting) -> Self {
-        let sequences: Vec<&Vec<Pair>> =
+    pub fn new(sequences: &[Vec<LogProbPair>], counting: Counting) -> Self {
+        let sequences: Vec<&Vec<LogProbPair>> =
             sequences.iter().filter(|sequence| !sequence.is_empty()).collect();
         let tokens = sequences.iter().flat_map(|sequence| sequence.iter().copied());
         if tokens.clone().next().is_none() {
@@ -326,7 +326,7 @@ impl Mismatch {
         let prob_gaps = probs.clone().map(|(p, b)| (p - b).abs());
         let mean_gap = Counting::Exact.mean(prob_gaps.clone());
         // Log-perplexity of each sequence under both policies, and their differences.
-        let log_ppls: Vec<Pair> = sequences
+        let log_ppls: Vec<LogProbPair> = sequences
             .iter()
             .map(|sequence| {
                 let proximal = counting.mean(sequence.iter().map(|(p, _)| *p));
@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_rejects_invalid_bounds() {
+    fn correction_check_rejects_invalid_bounds() {
         let correction =
             |low, high| Correction { bound: Bound::Mask { low, high }, ..Correction::DECOUPLED };
         for (low, high) in [(0.0, 5.0), (0.5, 2.0), (1.0, 1.0)] {
@@ -423,14 +423,14 @@ mod tests {
     }
 
     #[test]
-    fn beyond_uses_level_of_correction() {
+    fn out_of_bounds_fraction_uses_level_of_correction() {
         let bound = Bound::Clamp { low: 0.0, high: 2.0 };
         let sequences = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
         for (level, want) in [
-            (Level::Token, 0.2),
+            (RatioLevel::Token, 0.2),
             // Only the tokens of the second sequence: e > 2.
-            (Level::Sequence, 0.4),
-            (Level::GeometricMean, 0.0),
+            (RatioLevel::Sequence, 0.4),
+            (RatioLevel::GeometricMean, 0.0),
         ] {
             let correction = Correction { level, bound, normalize: false };
             assert_eq!(correction.out_of_bounds_fraction(&sequences), Some(want), "{level:?}");

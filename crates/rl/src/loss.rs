@@ -83,7 +83,7 @@ pub enum PolicyLoss {
         high: f64,
     },
     /// GSPO: PPO's clip on the ratio of the complete sequence. Needs
-    /// [`prepare::sequence_ratios`](crate::prepare::sequence_ratios).
+    /// [`prepare::set_sequence_ratios`](crate::prepare::set_sequence_ratios).
     Gspo {
         /// Lower bound of the sequence's ratio, as for [`PolicyLoss::Clip`].
         low: f64,
@@ -512,7 +512,7 @@ impl Loss {
             PolicyLoss::ClipCov { .. } => at.marked,
             _ => false,
         };
-        let policy = if dropped { Surrogate::DROPPED } else { self.surrogate(at, x) };
+        let policy = if dropped { Surrogate::DROPPED } else { self.evaluate_surrogate(at, x) };
         let (penalty, kl, derivative) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
                 let to_behaviour = at.behaviour.map_or(x, |behaviour| at.logp - behaviour);
@@ -536,7 +536,7 @@ impl Loss {
     }
 
     /// Returns whether a token with advantage 0 can have a gradient.
-    pub fn moves_without_advantage(&self) -> bool {
+    pub fn has_gradient_without_advantage(&self) -> bool {
         let policy = matches!(
             self.policy,
             PolicyLoss::CrossEntropy
@@ -548,45 +548,45 @@ impl Loss {
         policy || self.kl.is_some() || self.entropy != 0.0
     }
 
-    fn surrogate(&self, at: &Point, x: f64) -> Surrogate {
+    fn evaluate_surrogate(&self, at: &Point, x: f64) -> Surrogate {
         let Point { logp, advantage, .. } = *at;
         let sequence_log_ratio = at.sequence_log_ratio.unwrap_or(x);
         match self.policy {
-            PolicyLoss::CrossEntropy => surrogate::reinforce(logp, 1.0),
-            PolicyLoss::Reinforce => surrogate::reinforce(logp, advantage),
-            PolicyLoss::ImportanceSampling => surrogate::importance_sampling(x, advantage),
+            PolicyLoss::CrossEntropy => surrogate::reinforce_loss(logp, 1.0),
+            PolicyLoss::Reinforce => surrogate::reinforce_loss(logp, advantage),
+            PolicyLoss::ImportanceSampling => surrogate::importance_sampling_loss(x, advantage),
             PolicyLoss::Clip { low, high, keep: Some(keep), .. } => {
                 let beyond = (keep.below, keep.above);
-                surrogate::clipped_keeping(x, advantage, low, high, beyond, keep.in_value_only)
+                surrogate::partly_clipped_loss(x, advantage, low, high, beyond, keep.in_value_only)
             }
             PolicyLoss::ClipCov { low, high, .. } => {
-                surrogate::clipped(x, advantage, low, high, None)
+                surrogate::clipped_loss(x, advantage, low, high, None)
             }
             PolicyLoss::Clip { low, high, dual, .. } => {
-                surrogate::clipped(x, advantage, low, high, dual)
+                surrogate::clipped_loss(x, advantage, low, high, dual)
             }
-            PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce(logp, x, advantage),
-            PolicyLoss::Cispo { low, high } => surrogate::cispo(logp, x, advantage, low, high),
+            PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce_loss(logp, x, advantage),
+            PolicyLoss::Cispo { low, high } => surrogate::cispo_loss(logp, x, advantage, low, high),
             PolicyLoss::Gspo { low, high } => {
-                surrogate::sequence_clipped(sequence_log_ratio, advantage, low, high)
+                surrogate::sequence_clipped_loss(sequence_log_ratio, advantage, low, high)
             }
             PolicyLoss::GeometricMean { .. } => {
-                surrogate::geometric_mean(sequence_log_ratio, advantage, at.marked)
+                surrogate::geometric_mean_loss(sequence_log_ratio, advantage, at.marked)
             }
             PolicyLoss::SoftGate { positive, negative } => {
-                surrogate::soft_gate(x, advantage, positive, negative)
+                surrogate::soft_gate_loss(x, advantage, positive, negative)
             }
-            PolicyLoss::Direct { beta } => surrogate::direct(logp, x, advantage, beta),
+            PolicyLoss::Direct { beta } => surrogate::direct_loss(logp, x, advantage, beta),
             PolicyLoss::Divergence { measure, below, above, cap } => {
                 let old = at.old.unwrap_or(logp);
                 let divergence = match measure {
                     Divergence::TotalVariation => surrogate::total_variation(logp, old),
                     Divergence::Kl => surrogate::binary_kl(logp, old),
                 };
-                surrogate::divergence_masked(logp, x, advantage, cap, divergence, below, above)
+                surrogate::divergence_masked_loss(logp, x, advantage, cap, divergence, below, above)
             }
             PolicyLoss::KlCov { coefficient, .. } => {
-                surrogate::penalized(x, advantage, if at.marked { coefficient } else { 0.0 })
+                surrogate::penalized_loss(x, advantage, if at.marked { coefficient } else { 0.0 })
             }
             PolicyLoss::Value { clip } => {
                 surrogate::value_loss(logp, at.returns, clip.zip(at.value))

@@ -11,14 +11,14 @@ use crate::loss::Point;
 use crate::moments::Counting;
 
 /// Returns the mean of a number over the trained points, or 0 if no point is trained.
-fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
+fn trained_mean(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
     Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
 }
 
 /// Prepares GSPO: sets `sequence_log_ratio` of each point to the mean log-ratio over the sequence's
 /// trained points.
-pub fn sequence_ratios(sequence: &mut [Point]) {
-    let mean = mean_of(sequence, Point::log_ratio);
+pub fn set_sequence_ratios(sequence: &mut [Point]) {
+    let mean = trained_mean(sequence, Point::log_ratio);
     sequence.iter_mut().for_each(|point| point.sequence_log_ratio = Some(mean));
 }
 
@@ -26,8 +26,8 @@ pub fn sequence_ratios(sequence: &mut [Point]) {
 /// each clipped in the direction of the point's advantage. Marks the points that were not clipped,
 /// and sets advantages to their mean. Means are over trained points.
 pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
-    let mean = mean_of(sequence, |point| clipped_log_ratio(point, low, high));
-    let advantage = mean_of(sequence, |point| point.advantage);
+    let mean = trained_mean(sequence, |point| clipped_log_ratio(point, low, high));
+    let advantage = trained_mean(sequence, |point| point.advantage);
     for point in sequence {
         let is_clipped = clipped_log_ratio(point, low, high) != point.log_ratio();
         point.marked = !point.masked && point.advantage != 0.0 && !is_clipped;
@@ -51,8 +51,8 @@ fn clipped_log_ratio(point: &Point, low: f64, high: f64) -> f64 {
 /// Returns the covariance (A − mean A) (log p − mean log p) of every point of an update. The means
 /// are over trained points.
 fn covariances(points: &[Point]) -> Vec<f64> {
-    let advantage = mean_of(points, |point| point.advantage);
-    let logp = mean_of(points, |point| point.logp);
+    let advantage = trained_mean(points, |point| point.advantage);
+    let logp = trained_mean(points, |point| point.logp);
     points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
 }
 
@@ -218,7 +218,7 @@ mod tests {
     fn statistics_ignore_masked_points() {
         let sequence = [point(2.0, -1.0, 0.5), point(-1.0, -2.0, -0.2), point(2.0, -1.5, 0.3)];
         let mut ratios = with_masked(&sequence);
-        sequence_ratios(&mut ratios);
+        set_sequence_ratios(&mut ratios);
         // (0.5 − 0.2 + 0.3) / 3.
         assert!(
             ratios.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12),
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(chosen, [1, 5]);
 
         let mut nothing = [masked_point()];
-        sequence_ratios(&mut nothing);
+        set_sequence_ratios(&mut nothing);
         mark_covarying(&mut nothing, 0.5);
         assert_eq!((nothing[0].sequence_log_ratio, nothing[0].marked), (Some(0.0), false));
     }

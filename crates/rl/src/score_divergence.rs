@@ -73,13 +73,13 @@ const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
 /// Panics if a score is NaN.
 pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergence> {
     let steps = scores.iter().map(|score| score.step + 1).max()?;
-    let strata = strata(scores);
+    let strata = assign_strata(scores);
     let mut random = SplitMix(seed);
     let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
     let pooled = StratumStatistics::fit(&strata, &new, |_| true);
-    let variances = step_sums(scores, steps, |i| pooled.variance(strata[i]));
+    let variances = sum_by_step(scores, steps, |i| pooled.variance(strata[i]));
     let statistic = |new: &[f64]| {
-        let residuals = step_sums(scores, steps, |i| new[i] - pooled.means[strata[i]]);
+        let residuals = sum_by_step(scores, steps, |i| new[i] - pooled.means[strata[i]]);
         largest_split(&residuals, &variances)
     };
     let (observed, split) = statistic(&new)?;
@@ -92,7 +92,7 @@ pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergenc
     for _ in 0..PERMUTATIONS {
         for members in members.values() {
             for i in (1..members.len()).rev() {
-                permuted.swap(members[i], members[random.below(i + 1)]);
+                permuted.swap(members[i], members[random.random_index(i + 1)]);
             }
         }
         let larger = statistic(&permuted).is_some_and(|(found, _)| found >= observed - 1e-9);
@@ -105,9 +105,9 @@ pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergenc
     // A slow change starts before the split, so the baseline is fitted twice.
     let mut start = split;
     for _ in 0..2 {
-        start = Onset::new(scores, &strata, start, steps).estimate(split)?.0;
+        start = ScoreDeviations::new(scores, &strata, start, steps).estimate(split)?.0;
     }
-    let onset = Onset::new(scores, &strata, start, steps);
+    let onset = ScoreDeviations::new(scores, &strata, start, steps);
     let (step, change) = onset.estimate(split)?;
     let mut found: Vec<usize> = (0..RESAMPLES)
         .filter_map(|_| Some(onset.resample(&mut random).estimate(split)?.0))
@@ -120,7 +120,7 @@ pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergenc
 }
 
 /// Returns the stratum of each attempt: its old score, or the quantile of its old score.
-fn strata(scores: &[TwoScores]) -> Vec<usize> {
+fn assign_strata(scores: &[TwoScores]) -> Vec<usize> {
     let mut sorted: Vec<f64> = scores.iter().map(|score| score.old + 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     let mut bounds = sorted.clone();
@@ -176,7 +176,7 @@ impl StratumStatistics {
 }
 
 /// Sums a value of the attempts of each step.
-fn step_sums(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
+fn sum_by_step(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
     let mut sums = vec![0.0; steps];
     for (i, score) in scores.iter().enumerate() {
         sums[score.step] += value(i);
@@ -212,14 +212,14 @@ fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
 }
 
 /// Deviations of new scores from the relation between old and new scores before a split.
-struct Onset {
+struct ScoreDeviations {
     /// Residuals of the attempts of each step.
     residuals: Vec<Vec<f64>>,
     /// Minimum variance of the residuals of a step.
     variances: Vec<f64>,
 }
 
-impl Onset {
+impl ScoreDeviations {
     fn new(scores: &[TwoScores], strata: &[usize], split: usize, steps: usize) -> Self {
         let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
         let before = StratumStatistics::fit(strata, &new, |i| scores[i].step < split.max(1));
@@ -229,10 +229,10 @@ impl Onset {
             let mean = if is_known { before.means[stratum] } else { before.all };
             residuals[score.step].push(score.new - mean);
         }
-        let sums = step_sums(scores, steps, |i| before.variance(strata[i]));
+        let sums = sum_by_step(scores, steps, |i| before.variance(strata[i]));
         let counts = residuals.iter().map(|of_step: &Vec<f64>| of_step.len().max(1) as f64);
         let variances = sums.iter().zip(counts).map(|(sum, count)| sum / count).collect();
-        Onset { residuals, variances }
+        ScoreDeviations { residuals, variances }
     }
 
     /// Returns the start of the trapezoid that fits the residuals best, which is at most `last`,
@@ -277,9 +277,9 @@ impl Onset {
     fn resample(&self, random: &mut SplitMix) -> Self {
         let mut residuals = self.residuals.clone();
         for (sampled, observed) in residuals.iter_mut().zip(&self.residuals) {
-            sampled.fill_with(|| observed[random.below(observed.len())]);
+            sampled.fill_with(|| observed[random.random_index(observed.len())]);
         }
-        Onset { residuals, variances: self.variances.clone() }
+        ScoreDeviations { residuals, variances: self.variances.clone() }
     }
 }
 

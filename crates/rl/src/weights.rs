@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn check_rejects_nonpositive_length() {
+    fn normalizer_check_rejects_nonpositive_length() {
         for normalizer in ALL {
             assert_eq!(normalizer.check(), Ok(()));
         }

@@ -87,8 +87,8 @@ pub fn turn_advantages(
         .iter()
         .map(|r| r.sequences.iter().map(|s| turn_returns(s, gamma)).collect())
         .collect();
-    let mut found = super::broadcast(rollouts, &vec![0.0; rollouts.len()]);
-    for group_indices in super::groups(rollouts) {
+    let mut found = super::broadcast_advantages(rollouts, &vec![0.0; rollouts.len()]);
+    for group_indices in super::group_rollouts(rollouts) {
         let end =
             |(sequence, returns): (&Sequence, &Vec<f64>)| sequence.turns_before + returns.len();
         let num_turns = group_indices

@@ -140,12 +140,14 @@ impl GroupBaseline {
         }
         let differences = self.compare_scores(&scores, rollouts);
         let advantages = differences.into_iter().zip(rollouts);
-        Ok(advantages.map(|(advantage, rollout)| self.bound(advantage, rollout)).collect())
+        Ok(advantages
+            .map(|(advantage, rollout)| self.limit_advantage(advantage, rollout))
+            .collect())
     }
 
     /// Applies a rollout's ceiling, the sign that its success permits, and the scale to an
     /// advantage.
-    fn bound(&self, advantage: f64, rollout: &Rollout) -> f64 {
+    fn limit_advantage(&self, advantage: f64, rollout: &Rollout) -> f64 {
         let advantage = rollout.ceiling.map_or(advantage, |ceiling| advantage.min(ceiling));
         self.scale
             * match self.success {
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn second_best_handles_large_groups() {
+    fn second_best_baseline_handles_large_groups() {
         // One success in 1000: it is the best in every choice of k that contains it, a fraction k /
         // n.
         let mut scores = vec![0.0; 1000];
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn second_best_limits_k_to_group_size() {
+    fn second_best_baseline_limits_k_to_group_size() {
         let of =
             |k| GroupBaseline { compare: Compare::SecondBest { k }, ..GroupBaseline::default() };
         let scores = [0.25, 1.0, 0.5, 0.0];
@@ -362,7 +364,7 @@ mod tests {
     proptest! {
         /// The closed form is the mean over all choices, also with equal scores.
         #[test]
-        fn second_best_matches_enumerated_choices(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
+        fn second_best_baseline_matches_enumerated_choices(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
             let scores: Vec<f64> = scores.into_iter().map(|s| f64::from(s) / 4.0).collect();
             prop_assume!(k <= scores.len());
             let compare = Compare::SecondBest { k: Some(k) };

@@ -258,9 +258,11 @@ impl Estimator {
         &self,
         rollouts: &[Rollout],
     ) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
-        check(rollouts)?;
+        check_rollouts(rollouts)?;
         match self {
-            Estimator::Group(baseline) => Ok(broadcast(rollouts, &outcomes(baseline, rollouts)?)),
+            Estimator::Group(baseline) => {
+                Ok(broadcast_advantages(rollouts, &outcome_advantages(baseline, rollouts)?))
+            }
             Estimator::Gdpo { weights, baseline, counting, recenter: recentre } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
@@ -275,11 +277,18 @@ impl Estimator {
                             Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
                         })
                         .collect::<Result<_, RlError>>()?;
-                    for (sum, advantage) in sums.iter_mut().zip(outcomes(baseline, &parts)?) {
+                    for (sum, advantage) in
+                        sums.iter_mut().zip(outcome_advantages(baseline, &parts)?)
+                    {
                         *sum += weight * advantage;
                     }
                 }
-                Ok(whiten_advantages(rollouts, broadcast(rollouts, &sums), *counting, *recentre))
+                Ok(whiten_advantages(
+                    rollouts,
+                    broadcast_advantages(rollouts, &sums),
+                    *counting,
+                    *recentre,
+                ))
             }
             Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => {
                 let raw = map_sequences(rollouts, |sequence| {
@@ -289,7 +298,7 @@ impl Estimator {
             }
             Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre } => {
                 let baseline = GroupBaseline { singleton: *singleton, ..GroupBaseline::default() };
-                let raw = broadcast(rollouts, &outcomes(&baseline, rollouts)?);
+                let raw = broadcast_advantages(rollouts, &outcome_advantages(&baseline, rollouts)?);
                 Ok(whiten_advantages(rollouts, raw, *counting, *recentre))
             }
             Estimator::Gae { gamma, lambda, whiten } => {
@@ -321,18 +330,18 @@ impl Estimator {
             }
             Estimator::ReMax => rollouts.iter().map(credit::returns_minus_rival).collect(),
             Estimator::OptimalToken { alignment, bare_tail } => {
-                optimal::advantages(rollouts, *alignment, *bare_tail)
+                optimal::optimal_baseline_advantages(rollouts, *alignment, *bare_tail)
             }
         }
     }
 }
 
 /// Computes one advantage per rollout, group by group.
-fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, RlError> {
+fn outcome_advantages(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, RlError> {
     let mut advantages = vec![0.0; rollouts.len()];
     // Number of rollouts in groups with a nonzero advantage.
     let mut informative = 0;
-    for group_indices in groups(rollouts) {
+    for group_indices in group_rollouts(rollouts) {
         let group_rollouts: Vec<&Rollout> = group_indices.iter().map(|i| &rollouts[*i]).collect();
         let group_advantages = baseline.group_advantages(&group_rollouts)?;
         informative +=
@@ -353,7 +362,7 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
 
 /// Returns the indices of the rollouts of each group. Groups are in the order of their first
 /// rollouts.
-fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
+fn group_rollouts(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut at = std::collections::HashMap::new();
     for (i, rollout) in rollouts.iter().enumerate() {
@@ -367,7 +376,7 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
 }
 
 /// Creates advantages in which every token has the advantage of its rollout.
-fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<SequenceAdvantages>> {
+fn broadcast_advantages(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<SequenceAdvantages>> {
     rollouts
         .iter()
         .zip(advantages)
@@ -409,7 +418,7 @@ fn whiten_advantages(
     all
 }
 
-fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
+fn check_rollouts(rollouts: &[Rollout]) -> Result<(), RlError> {
     for (index, rollout) in rollouts.iter().enumerate() {
         let numbers = [rollout.score].into_iter().chain(rollout.components.iter().copied());
         let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);

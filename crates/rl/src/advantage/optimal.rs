@@ -29,7 +29,7 @@ pub enum Alignment {
 
 /// One sequence of a rollout: the aligned slots of its tokens, with their returns and baseline
 /// weights.
-struct Row<'a> {
+struct BaselineRow<'a> {
     slots: Vec<usize>,
     returns: Vec<f64>,
     weights: Vec<f64>,
@@ -38,18 +38,18 @@ struct Row<'a> {
 }
 
 /// Computes the advantages of all rollouts, with the baseline of minimum variance at each token.
-pub fn advantages(
+pub fn optimal_baseline_advantages(
     rollouts: &[Rollout],
     alignment: Alignment,
     bare_tail: bool,
 ) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
     let mut found: Vec<Vec<SequenceAdvantages>> =
         rollouts.iter().map(|r| vec![SequenceAdvantages::default(); r.sequences.len()]).collect();
-    for group_indices in super::groups(rollouts) {
+    for group_indices in super::group_rollouts(rollouts) {
         let mut rows = Vec::new();
         for &i in &group_indices {
             for (p, sequence) in rollouts[i].sequences.iter().enumerate() {
-                rows.push(row(sequence, (i, p), alignment)?);
+                rows.push(make_baseline_row(sequence, (i, p), alignment)?);
             }
         }
         let slots = rows.iter().flat_map(|row| row.slots.iter().map(|s| s + 1)).max().unwrap_or(0);
@@ -86,7 +86,11 @@ fn check_len(what: &'static str, needed: usize, found: usize) -> Result<(), RlEr
     if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) }
 }
 
-fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<Row<'_>, RlError> {
+fn make_baseline_row(
+    sequence: &Sequence,
+    at: (usize, usize),
+    alignment: Alignment,
+) -> Result<BaselineRow<'_>, RlError> {
     let needed = sequence.len();
     check_len("behavior log-probabilities", needed, sequence.behaviour.len())?;
     check_len("sums of squared probabilities", needed, sequence.concentration.len())?;
@@ -102,7 +106,7 @@ fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<
         energy += 1.0 - 2.0 * logp.exp() + squares;
         energy
     });
-    Ok(Row {
+    Ok(BaselineRow {
         slots,
         returns: returns(&sequence.rewards, 1.0),
         weights: weights.collect(),
