@@ -171,7 +171,8 @@ mod tests {
             (json!([3]), "has an invalid message 0"),
             (
                 json!([{ "tool_calls": [{ "function": { "name": "f", "arguments": "{\"a\": " } }] }]),
-                "invalid message 0: tool call \"f\": \"arguments\" is {\"a\": , not a JSON object",
+                "invalid message 0: \"arguments\" of the tool call \"f\" is {\"a\": , but must be a JSON \
+                 object",
             ),
             (json!(["a", { "role": "wizard", "content": "b" }]), "has an invalid message 1"),
         ] {

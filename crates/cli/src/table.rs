@@ -266,11 +266,11 @@ mod tests {
         result.uncalled = Some(UncalledTools {
             attempt: "eval/0/0/0/0".into(),
             completion,
-            reason: "it does not contain <tool_call>".into(),
+            reason: "the completion does not contain <tool_call>".into(),
         });
         for text in [table(&[&result], Style::default()), line(&result)] {
             let at = text
-                .find("  no tool returned a result; first completion of eval/0/0/0/0: it does not")
+                .find("  no tool returned a result; first completion of eval/0/0/0/0: the comp")
                 .unwrap();
             let lines: Vec<&str> = text[at..].lines().collect();
             assert_eq!(lines[1], "  | one");

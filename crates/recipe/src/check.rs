@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use levade_rl::correction::Level;
+use levade_rl::correction::RatioLevel;
 use levade_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
 use levade_tasks::{Arithmetic, TaskError};
 use levade_tree::DEFAULT;
@@ -288,7 +288,8 @@ impl Checker<'_> {
             "\"recompute\" or \"interpolate\" if `correction` or `rejection` is set: they compare \
              the proximal policy with the policy that sampled the tokens",
         )?;
-        let of_tokens = keys.correction.is_none_or(|c| c.level == Level::Token && !c.normalize);
+        let of_tokens =
+            keys.correction.is_none_or(|c| c.level == RatioLevel::Token && !c.normalize);
         self.check(
             keys.proximal != ProximalPolicy::Interpolate
                 || (of_tokens && keys.rejection.is_empty()),

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::boxed::{last_box, without_text_commands};
-use crate::contained::contains;
+use crate::boxed::{last_box_content, without_text_commands};
+use crate::contained::states_answer;
 use crate::scorer::{answer_components, expected, task_field};
 use crate::short::ShortAnswer;
 use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
@@ -19,9 +19,9 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswerScorer {
-    /// Criterion for a correct answer.
+    /// Criterion by which an answer counts as equal to an accepted answer.
     pub compare: Comparison,
-    /// Location of the answer in the completion.
+    /// Location of the answer in the completion's text.
     #[serde(alias = "place")]
     pub location: AnswerLocation,
     /// Score of an answer that is present but wrong, in 0..=1. The default is 0.
@@ -44,7 +44,7 @@ impl Default for AnswerScorer {
     }
 }
 
-/// Criterion for a correct answer.
+/// Criterion by which a short text answer is scored: equality, containment or word overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Comparison {
@@ -57,17 +57,18 @@ pub enum Comparison {
     F1,
 }
 
-/// Location of the answer in the completion.
+/// Location of a short answer in the completion's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerLocation {
-    /// Inside the last `<answer>…</answer>`.
+    /// The answer is the text inside the last `<answer>…</answer>`.
     #[default]
     Tag,
-    /// The complete text is the answer.
+    /// The completion's complete text is the answer.
     Text,
-    /// Given by the field `answer_schema` of the task's row: `boxed` selects the last box, and any
-    /// other name selects the last pair of tags of that name. `answer` is the default.
+    /// The field `answer_schema` of the task's row specifies the location: `boxed` selects the last
+    /// `\boxed{…}`, and any other name selects the last pair of tags of that name. The default is
+    /// `answer`.
     Schema,
 }
 
@@ -77,7 +78,7 @@ const CLOSE: &str = "</answer>";
 /// Returns the word F1, 2 · precision · recall / (precision + recall), of two normalized texts. If
 /// either text is `yes`, `no` or `noanswer`, the texts must be equal, because sharing words with
 /// these means nothing (as in HotpotQA's script).
-pub fn f1(found: &str, expected: &str) -> f64 {
+pub fn word_f1(found: &str, expected: &str) -> f64 {
     let closed = |text: &str| matches!(text, "yes" | "no" | "noanswer");
     if closed(found) || closed(expected) {
         return f64::from(u8::from(found == expected));
@@ -99,11 +100,11 @@ pub fn f1(found: &str, expected: &str) -> f64 {
 #[async_trait]
 impl Scorer for AnswerScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade_of("", task).map(drop)
+        self.grade_for_task("", task).map(drop)
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        answer_components(input, self.grade_of(input.text(), &input.task))
+        answer_components(input, self.grade_for_task(input.text(), &input.task))
     }
 }
 
@@ -116,10 +117,10 @@ impl AnswerScorer {
         }
     }
 
-    /// Grades a text as an answer to a task.
-    fn grade_of(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
+    /// Scores a text as the answer to a task, against the task's expected answer.
+    fn grade_for_task(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
         let schema = match self.location {
-            AnswerLocation::Schema => Some(schema_of(task)?),
+            AnswerLocation::Schema => Some(answer_schema(task)?),
             _ => None,
         };
         self.grade_with_schema(text, expected(task), schema.as_deref())
@@ -139,19 +140,19 @@ impl AnswerScorer {
         self.check()?;
         let expected = parse_expected(expected)?;
         let found = match schema {
-            Some("boxed") => last_box(text).map(str::trim),
+            Some("boxed") => last_box_content(text).map(str::trim),
             Some(tag) => text_in_tag(text, tag),
-            None => self.location.find(text),
+            None => self.location.extract_answer(text),
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let grade = |found: &str| {
             let own = ShortAnswer::new(found, false);
             let agrees = |want: &ShortAnswer| match self.compare {
-                _ if own.text == want.text => f64::from(u8::from(own.equals(want))),
+                _ if own.text == want.text => f64::from(u8::from(own.matches_expected(want))),
                 _ if want.closed => 0.0,
                 Comparison::Exact => 0.0,
-                Comparison::Contains => f64::from(u8::from(contains(found, want))),
-                Comparison::F1 => f1(&own.text, &want.text),
+                Comparison::Contains => f64::from(u8::from(states_answer(found, want))),
+                Comparison::F1 => word_f1(&own.text, &want.text),
             };
             expected.iter().map(agrees).fold(0.0, f64::max)
         };
@@ -166,7 +167,7 @@ impl AnswerScorer {
 }
 
 impl AnswerLocation {
-    fn find(self, text: &str) -> Option<&str> {
+    fn extract_answer(self, text: &str) -> Option<&str> {
         match self {
             AnswerLocation::Text => Some(text.trim()),
             AnswerLocation::Tag | AnswerLocation::Schema => text_in_tag(text, "answer"),
@@ -175,7 +176,7 @@ impl AnswerLocation {
 }
 
 /// Returns the answer schema of a task, or `answer` if the task's row does not name a schema.
-pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
+pub(crate) fn answer_schema(task: &Value) -> Result<String, ScoreError> {
     let is_name = |name: &str| !name.is_empty() && !name.contains(['<', '>', '/']);
     match task_field(task, "answer_schema") {
         None => Ok("answer".into()),
@@ -196,8 +197,8 @@ pub(crate) fn text_in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     text[start..].split_once(&close).map(|(inside, _)| inside.trim())
 }
 
-/// Parses the expected answers: one text or several. `true` accepts `yes` or `true`, and `false`
-/// accepts `no` or `false`.
+/// Parses the expected answers of a task: one text or a list of texts. The JSON value `true`
+/// accepts `yes` or `true`, and `false` accepts `no` or `false`.
 fn parse_expected(expected: &Value) -> Result<Vec<ShortAnswer>, ScoreError> {
     let open = |text: &str| vec![ShortAnswer::new(text, false)];
     let texts = |value: &Value| match value {

@@ -307,10 +307,10 @@ fn answer_schema_selects_answer_location() {
         (json!("solution"), "<solution>Beijing", 0.0),
     ] {
         let task = json!({ "answer": "Beijing", "row": { "answer_schema": schema } });
-        assert_eq!(scorer.grade_of(text, &task).unwrap().value, value, "{text}");
+        assert_eq!(scorer.grade_for_task(text, &task).unwrap().value, value, "{text}");
     }
     let none = json!({ "answer": "Beijing" });
-    assert_eq!(scorer.grade_of("<answer>Beijing</answer>", &none).unwrap().value, 1.0);
+    assert_eq!(scorer.grade_for_task("<answer>Beijing</answer>", &none).unwrap().value, 1.0);
     let error =
         scorer.check_task(&json!({ "answer": "x", "row": { "answer_schema": 5 } })).unwrap_err();
     assert!(error.to_string().contains("answer_schema is 5"), "{error}");
@@ -318,10 +318,10 @@ fn answer_schema_selects_answer_location() {
 
 #[test]
 fn f1_counts_shared_words() {
-    assert_eq!(f1("yes", "yes indeed"), 0.0);
-    assert_eq!(f1("new york city", "new york"), 0.8);
-    assert_eq!(f1("york york", "york"), 2.0 / 3.0);
-    assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
+    assert_eq!(word_f1("yes", "yes indeed"), 0.0);
+    assert_eq!(word_f1("new york city", "new york"), 0.8);
+    assert_eq!(word_f1("york york", "york"), 2.0 / 3.0);
+    assert_eq!((word_f1("", "x"), word_f1("x", "y")), (0.0, 0.0));
     let scorer = AnswerScorer {
         compare: Comparison::F1,
         location: AnswerLocation::Text,

@@ -16,42 +16,42 @@
 
 use std::borrow::Cow;
 
-/// A fenced block of code.
+/// A fenced code block of a Markdown text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Block<'t> {
-    /// Name of the language; empty if the fence specifies none.
+struct CodeBlock<'t> {
+    /// Name of the block's programming language. Empty if the fence names no language.
     language: &'t str,
     code: Cow<'t, str>,
 }
 
-/// An opening fence.
+/// The opening fence of a Markdown code block.
 #[derive(Debug, Clone, Copy)]
-struct Fence<'t> {
+struct OpeningFence<'t> {
     mark: char,
     length: usize,
-    /// Column of the first fence character.
+    /// Column of the first fence character, from 0.
     column: usize,
     /// Column of the text around the fence: the content column of the enclosing list item, or 0.
     outer_column: usize,
-    /// Number of quotation markers before the fence.
+    /// Number of Markdown quotation markers (`>`) before the fence.
     quotes: usize,
     info: &'t str,
 }
 
-/// A position in a line, with the rest of the line. A tab advances the column to the next multiple
-/// of four.
+/// A position in a line of Markdown, with the rest of the line. A tab advances the column to the
+/// next multiple of four.
 #[derive(Debug, Clone, Copy)]
-struct Cursor<'t> {
+struct LineCursor<'t> {
     rest: &'t str,
     column: usize,
 }
 
-impl<'t> Cursor<'t> {
+impl<'t> LineCursor<'t> {
     fn new(line: &'t str) -> Self {
-        Cursor { rest: line, column: 0 }
+        LineCursor { rest: line, column: 0 }
     }
 
-    /// Skips white space up to column `max_column`; `usize::MAX` skips all of it.
+    /// Skips white space up to column `max_column`; `usize::MAX` skips all leading white space.
     fn skip_blanks(&mut self, max_column: usize) {
         while self.column < max_column {
             self.column += match self.rest.as_bytes().first() {
@@ -63,19 +63,20 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    /// Skips one quotation marker and the space after it. Returns whether there was a marker.
-    fn skip_quote(&mut self) -> bool {
+    /// Skips one Markdown quotation marker (`>`) and the space after it. Returns whether there was
+    /// a marker.
+    fn skip_quotation_marker(&mut self) -> bool {
         let mut after = *self;
         after.skip_blanks(usize::MAX);
         let Some(rest) = after.rest.strip_prefix('>') else { return false };
-        *self = Cursor { rest, column: after.column + 1 };
+        *self = LineCursor { rest, column: after.column + 1 };
         self.skip_blanks(self.column + 1);
         true
     }
 
-    /// Skips a list marker (`-`, `+`, `*`, `1.`, `1)`) and the white space after it. Returns
-    /// whether there was a marker.
-    fn skip_item(&mut self) -> bool {
+    /// Skips a Markdown list marker (`-`, `+`, `*`, `1.`, `1)`) and the white space after it.
+    /// Returns whether there was a marker.
+    fn skip_list_marker(&mut self) -> bool {
         let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
         let mark = match self.rest.as_bytes().get(digits) {
             Some(b'-' | b'+' | b'*') if digits == 0 => 1,
@@ -86,7 +87,7 @@ impl<'t> Cursor<'t> {
         if !rest.is_empty() && !rest.starts_with([' ', '\t']) {
             return false;
         }
-        *self = Cursor { rest, column: self.column + mark };
+        *self = LineCursor { rest, column: self.column + mark };
         let start = self.column;
         let mut after = *self;
         after.skip_blanks(usize::MAX);
@@ -100,23 +101,23 @@ impl<'t> Cursor<'t> {
     }
 }
 
-/// Returns the length of the fence of `mark` characters at the start of a text, or 0 if there is
-/// none.
+/// Returns the length of the code fence at the start of a text, which consists of at least three
+/// `mark` characters. Returns 0 if the text does not start with a fence.
 fn fence_length(text: &str, mark: char) -> usize {
     Some(text.len() - text.trim_start_matches(mark).len())
         .filter(|length| *length >= 3)
         .unwrap_or(0)
 }
 
-/// Finds the opening fence of a line. `items` holds the columns of the enclosing list items, and is
-/// updated.
-fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
-    let mut cursor = Cursor::new(line);
+/// Finds the opening fence of a code block on a line of Markdown. `items` contains the content
+/// columns of the enclosing list items, and is updated.
+fn parse_opening_fence<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<OpeningFence<'t>> {
+    let mut cursor = LineCursor::new(line);
     let mut quotes = 0;
     let mut is_first = true;
     // Quotations and list items can be nested in any order.
     loop {
-        while cursor.skip_quote() {
+        while cursor.skip_quotation_marker() {
             quotes += 1;
         }
         cursor.skip_blanks(usize::MAX);
@@ -126,7 +127,7 @@ fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
         if std::mem::take(&mut is_first) {
             items.retain(|item| *item <= cursor.column);
         }
-        if !cursor.skip_item() {
+        if !cursor.skip_list_marker() {
             break;
         }
         items.push(cursor.column);
@@ -142,34 +143,34 @@ fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     // CommonMark would not accept a fence that is indented more deeply. Here it is accepted, and
     // its own column counts.
     let outer_column = if cursor.column > outer_column + 3 { cursor.column } else { outer_column };
-    Some(Fence { mark, length, column: cursor.column, outer_column, quotes, info })
+    Some(OpeningFence { mark, length, column: cursor.column, outer_column, quotes, info })
 }
 
-impl<'t> Fence<'t> {
-    /// Returns a line of the block without its quotation markers, or `None` if the quotation has
-    /// ended.
-    fn inside(&self, line: &'t str) -> Option<Cursor<'t>> {
-        let mut cursor = Cursor::new(line);
-        (0..self.quotes).all(|_| cursor.skip_quote()).then_some(cursor)
+impl<'t> OpeningFence<'t> {
+    /// Returns a line of the code block without its quotation markers (`>`), or `None` if the
+    /// quotation has ended.
+    fn strip_quotation_markers(&self, line: &'t str) -> Option<LineCursor<'t>> {
+        let mut cursor = LineCursor::new(line);
+        (0..self.quotes).all(|_| cursor.skip_quotation_marker()).then_some(cursor)
     }
 
-    /// Returns the text after a closing fence on its line, or `None` if the line has no closing
+    /// Returns the text after the closing fence on a line, or `None` if the line has no closing
     /// fence.
-    fn closing(&self, mut cursor: Cursor<'t>) -> Option<&'t str> {
+    fn find_closing_fence(&self, mut cursor: LineCursor<'t>) -> Option<&'t str> {
         cursor.skip_blanks(usize::MAX);
         let length = fence_length(cursor.rest, self.mark);
         let fits = length >= self.length && cursor.column <= self.outer_column + 3;
         fits.then(|| cursor.rest[length..].trim_end())
     }
 
-    /// Returns whether a line is outside the list item that contains the block.
-    fn is_outside(&self, mut cursor: Cursor<'t>) -> bool {
+    /// Returns whether a line is outside of the list item that contains the code block.
+    fn is_outside_list_item(&self, mut cursor: LineCursor<'t>) -> bool {
         cursor.skip_blanks(usize::MAX);
         !cursor.rest.trim_end().is_empty() && cursor.column < self.outer_column.min(self.column)
     }
 
-    /// Appends a line of the block to `code`, without the indentation of the opening fence.
-    fn add(&self, cursor: Cursor<'t>, code: &mut String) {
+    /// Appends a line of the code block to `code`, without the indentation of the opening fence.
+    fn append_code_line(&self, cursor: LineCursor<'t>, code: &mut String) {
         let mut after = cursor;
         after.skip_blanks(self.column);
         // Keeps the columns of a tab that extends beyond the removed indentation.
@@ -178,10 +179,10 @@ impl<'t> Fence<'t> {
     }
 }
 
-/// Returns the first word of an info string without braces and dots, and whether it is a language
-/// name. It is one in `python`, `{.python}`, `{python}` and `python title="x"`, but not in a line
-/// of code.
-fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
+/// Returns the first word of a code fence's info string, without braces and dots, and whether this
+/// word names a language. `python`, `{.python}`, `{python}` and `python title="x"` name a language,
+/// but a line of code does not.
+fn parse_info_string<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     let mut words = info.split_whitespace();
     let name = words.next().unwrap_or_default().trim_matches(|c| matches!(c, '{' | '}' | '.'));
     let is_attribute = |word: &str| {
@@ -189,13 +190,14 @@ fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
         word.starts_with(['{', '.', '#'])
             || (word.contains('=') && !key.is_empty() && word.len() > key.len() + 1)
     };
-    (name, is_one_of(name, known) || words.all(is_attribute))
+    (name, contains_ignoring_case(name, known) || words.all(is_attribute))
 }
 
-/// Returns the index of the first line that has a fence followed by text, if a later line has a
-/// fence that can open a block: the model meant to close its block there. Each item of `lines` is
-/// the text after the fence on a line, or `None` for a line without a fence.
-fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> {
+/// Returns the index of the first line whose fence is followed by text, if a later line has a fence
+/// that can open a block. The model then meant to close its block at the first of these fences.
+/// Each item of `lines` is the text after the fence on a line, or `None` for a line without a
+/// fence.
+fn find_intended_close<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> {
     let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "+-#_.{}".contains(c));
     let mut first = None;
     for (at, text) in lines.enumerate() {
@@ -208,9 +210,13 @@ fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> 
     None
 }
 
-/// Returns the fenced blocks in order, and whether the last block has no closing fence. If
-/// `lenient`, any fence closes a block even if text follows it.
-fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, bool) {
+/// Returns the fenced code blocks of a Markdown text in order, and whether the last block has no
+/// closing fence. If `lenient`, any fence closes a block even if text follows it.
+fn parse_fenced_blocks<'t>(
+    text: &'t str,
+    known: &[&str],
+    lenient: bool,
+) -> (Vec<CodeBlock<'t>>, bool) {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let mut blocks = Vec::new();
     let mut items = Vec::new();
@@ -232,84 +238,92 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
     while at < lines.len() {
         let line = lines[at];
         at += 1;
-        let Some(fence) = opening(line.trim_end_matches(['\n', '\r']), &mut items) else {
+        let Some(fence) = parse_opening_fence(line.trim_end_matches(['\n', '\r']), &mut items)
+        else {
             continue;
         };
-        let body = || lines[at..].iter().copied().map_while(move |line| fence.inside(line));
+        let body = || {
+            lines[at..].iter().copied().map_while(move |line| fence.strip_quotation_markers(line))
+        };
         let is_closing = |after: &str| lenient || after.is_empty() || after.starts_with("</");
         let closed = |fits: &dyn Fn(&str) -> bool| {
-            body().position(|line| fence.closing(line).is_some_and(fits))
+            body().position(|line| fence.find_closing_fence(line).is_some_and(fits))
         };
         let is_last = !lenient && last_closing(fence.mark).is_none_or(|last| last < at);
         let end = if is_last { None } else { closed(&is_closing) }.or_else(|| closed(&|_| true));
-        let end = end
-            .map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
+        let end = end.map(|end| {
+            find_intended_close(body().take(end).map(|line| fence.find_closing_fence(line)))
+                .unwrap_or(end)
+        });
         // A block without a closing fence ends with the list item that contains it.
         let length = end.unwrap_or_else(|| {
-            body().position(|line| fence.is_outside(line)).unwrap_or_else(|| body().count())
+            body()
+                .position(|line| fence.is_outside_list_item(line))
+                .unwrap_or_else(|| body().count())
         });
         let mut code = String::new();
-        let (name, is_name) = language(fence.info, known);
+        let (name, is_name) = parse_info_string(fence.info, known);
         if !is_name {
             code.push_str(fence.info);
             code.push('\n');
         }
-        body().take(length).for_each(|line| fence.add(line, &mut code));
-        blocks.push(Block { language: if is_name { name } else { "" }, code: code.into() });
+        body().take(length).for_each(|line| fence.append_code_line(line, &mut code));
+        blocks.push(CodeBlock { language: if is_name { name } else { "" }, code: code.into() });
         at += length + usize::from(end.is_some());
         is_open = end.is_none();
     }
     (blocks, is_open)
 }
 
-/// Returns the code between three backticks within lines. Models write it when they do not use
-/// blocks.
-fn in_line<'t>(text: &'t str, known: &[&str]) -> Vec<Block<'t>> {
+/// Returns the code between three backticks within a line. Models write such code when they do not
+/// use code blocks.
+fn parse_inline_blocks<'t>(text: &'t str, known: &[&str]) -> Vec<CodeBlock<'t>> {
     let block = |inside: &'t str| {
         let (first, rest) =
             inside.split_once('\n').map_or((inside, None), |(first, rest)| (first, Some(rest)));
         let name = first.split_whitespace().next().unwrap_or_default();
-        let names = is_one_of(name, known) || (rest.is_some() && name == first.trim());
+        let names = contains_ignoring_case(name, known) || (rest.is_some() && name == first.trim());
         match rest {
-            Some(rest) if names => Block { language: name, code: rest.into() },
+            Some(rest) if names => CodeBlock { language: name, code: rest.into() },
             None if names => {
-                Block { language: name, code: inside.trim_start()[name.len()..].into() }
+                CodeBlock { language: name, code: inside.trim_start()[name.len()..].into() }
             }
-            _ => Block { language: "", code: inside.into() },
+            _ => CodeBlock { language: "", code: inside.into() },
         }
     };
     text.split("```").skip(1).step_by(2).map(block).collect()
 }
 
-fn is_one_of(name: &str, known: &[&str]) -> bool {
+fn contains_ignoring_case(name: &str, known: &[&str]) -> bool {
     known.iter().any(|one| name.eq_ignore_ascii_case(one))
 }
 
-/// Returns whether a text has a fence. If it does, code outside of blocks does not count.
-pub(crate) fn has_fence(text: &str) -> bool {
-    text.contains("```") || text.lines().any(|line| opening(line, &mut Vec::new()).is_some())
+/// Returns whether a text has a code fence. If so, code outside of code blocks does not count.
+pub(crate) fn has_code_fence(text: &str) -> bool {
+    text.contains("```")
+        || text.lines().any(|line| parse_opening_fence(line, &mut Vec::new()).is_some())
 }
 
-/// Returns the code of the last block in one of these languages. If no block names one of them,
-/// returns the last block without a language rather than the last block, because an answer often
-/// ends with a block of the program's output. If all blocks name other languages, returns the last
-/// one. Blocks without code are ignored.
-pub(crate) fn last_in<'t>(text: &'t str, languages: &[&str]) -> Option<Cow<'t, str>> {
-    let filled = |blocks: Vec<Block<'t>>| -> Vec<Block<'t>> {
+/// Returns the code of the last Markdown code block whose language is one of `languages`. If there
+/// is no such block, returns the last block without a language, because an answer often ends with a
+/// block of the program's output. If all blocks name other languages, returns the last block.
+/// Blocks without code are ignored.
+pub(crate) fn last_code_block<'t>(text: &'t str, languages: &[&str]) -> Option<Cow<'t, str>> {
+    let filled = |blocks: Vec<CodeBlock<'t>>| -> Vec<CodeBlock<'t>> {
         blocks.into_iter().filter(|block| !block.code.trim().is_empty()).collect()
     };
-    let (mut blocks, is_open) = fenced(text, languages, false);
+    let (mut blocks, is_open) = parse_fenced_blocks(text, languages, false);
     // An empty block at the end means that its fence was meant as a closing fence, so earlier
     // closing fences had text after them.
     if is_open && blocks.last().is_some_and(|block| block.code.trim().is_empty()) {
-        blocks = fenced(text, languages, true).0;
+        blocks = parse_fenced_blocks(text, languages, true).0;
     }
     let mut blocks = filled(blocks);
     if blocks.is_empty() {
-        blocks = filled(in_line(text, languages));
+        blocks = filled(parse_inline_blocks(text, languages));
     }
-    let last = |fits: &dyn Fn(&Block) -> bool| blocks.iter().rposition(fits);
-    let at = last(&|block| is_one_of(block.language, languages))
+    let last = |fits: &dyn Fn(&CodeBlock) -> bool| blocks.iter().rposition(fits);
+    let at = last(&|block| contains_ignoring_case(block.language, languages))
         .or_else(|| last(&|block| block.language.is_empty()))
         .or_else(|| last(&|_| true))?;
     Some(blocks.swap_remove(at).code)
@@ -322,11 +336,11 @@ mod tests {
     use super::*;
 
     fn last(text: &str) -> Option<String> {
-        last_in(text, &["python", "py"]).map(Cow::into_owned)
+        last_code_block(text, &["python", "py"]).map(Cow::into_owned)
     }
 
     #[test]
-    fn last_in_returns_last_block_of_language() {
+    fn last_code_block_of_language_is_returned() {
         for (text, want) in [
             ("no block", None),
             ("```x = 1```", Some("x = 1")),
@@ -356,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn last_in_follows_commonmark_fences() {
+    fn code_fences_are_parsed_like_commonmark() {
         for (text, want) in [
             // Tildes and longer fences. Fences of the other character and shorter fences are code.
             ("~~~python\na\n~~~", Some("a\n")),
@@ -423,15 +437,15 @@ mod tests {
             assert_eq!(last(text).as_deref(), want, "{text:?}");
         }
         assert!(
-            has_fence("~~~python\na\n~~~")
-                && has_fence("- ~~~\n  a")
-                && !has_fence("x = ~~a\n# ~~~")
+            has_code_fence("~~~python\na\n~~~")
+                && has_code_fence("- ~~~\n  a")
+                && !has_code_fence("x = ~~a\n# ~~~")
         );
     }
 
     proptest! {
         #[test]
-        fn last_in_preserves_code_in_any_position(
+        fn code_block_keeps_its_text_in_any_position(
             lines in prop::collection::vec("( {0,8}[a-z=~`\"']{0,9}|)", 1..8),
             indent in 0usize..4,
             position in 0usize..5,

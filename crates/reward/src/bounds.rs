@@ -8,20 +8,21 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Position, relative to the number, at which a phrase is a bound.
+/// Position of a phrase such as "at least", relative to the number that the phrase bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Position {
-    /// Directly before or directly after the number.
+enum PhrasePosition {
+    /// The phrase stands directly before or directly after the number.
     Any,
-    /// Directly before the number.
+    /// The phrase stands directly before the number.
     Before,
-    /// Directly after the number.
+    /// The phrase stands directly after the number.
     Behind,
 }
-use Position::{Any, Before, Behind};
+use PhrasePosition::{Any, Before, Behind};
 
-/// Phrases with their position and their effect on the number. `|` separates phrases.
-const PHRASES: &[(Position, &str, &str)] = &[
+/// Phrases that bound or deny a number: their position relative to the number, their effect such as
+/// `≥`, and the phrases, separated by `|`.
+const PHRASES: &[(PhrasePosition, &str, &str)] = &[
     (
         Any,
         "≥",
@@ -204,13 +205,17 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (Behind, "maybe", "perhaps|maybe|i guess|i suppose"),
 ];
 
-/// Phrases of the table by their first word, in descending order of length.
-static BY_WORD: LazyLock<HashMap<&'static str, Vec<Phrase>>> = LazyLock::new(|| {
-    let mut by_word: HashMap<_, Vec<Phrase>> = HashMap::new();
+/// Phrases of [`PHRASES`] by their first word, longest phrases first.
+static BY_WORD: LazyLock<HashMap<&'static str, Vec<BoundPhrase>>> = LazyLock::new(|| {
+    let mut by_word: HashMap<_, Vec<BoundPhrase>> = HashMap::new();
     for (position, sign, phrases) in PHRASES {
         for phrase in phrases.split('|') {
             let words: Vec<&str> = phrase.split(' ').collect();
-            by_word.entry(words[0]).or_default().push(Phrase { position: *position, sign, words });
+            by_word.entry(words[0]).or_default().push(BoundPhrase {
+                position: *position,
+                sign,
+                words,
+            });
         }
     }
     by_word
@@ -219,13 +224,13 @@ static BY_WORD: LazyLock<HashMap<&'static str, Vec<Phrase>>> = LazyLock::new(|| 
     by_word
 });
 
-struct Phrase {
-    position: Position,
+struct BoundPhrase {
+    position: PhrasePosition,
     sign: &'static str,
     words: Vec<&'static str>,
 }
 
-/// Negations in languages that are written without spaces.
+/// Negations in languages that are written without spaces between words.
 const DENIALS: &[&str] = &[
     "不是",
     "不等",
@@ -243,8 +248,8 @@ const DENIALS: &[&str] = &[
     "不正确",
 ];
 
-/// Bounds and doubts in languages that are written without spaces. They can be parts of words. If a
-/// phrase contains another one, it precedes it.
+/// Bounds and doubts about a number, in languages that are written without spaces. They can be
+/// parts of words. A longer phrase precedes the phrases that it contains.
 const JOINED: &[(&str, &str)] = &[
     ("不少于", "≥"),
     ("不小于", "≥"),
@@ -310,7 +315,8 @@ const JOINED: &[(&str, &str)] = &[
     ("错", "≠"),
 ];
 
-/// Like [`JOINED`], but only directly after the number.
+/// Bounds and doubts that count only directly after a number, in languages that are written without
+/// spaces.
 const JOINED_BEHIND: [(&str, &str); 13] = [
     ("分之", "part"),
     ("以外", "≠"),
@@ -327,7 +333,7 @@ const JOINED_BEHIND: [(&str, &str); 13] = [
     ("이 틀", "≠"),
 ];
 
-/// Suffixes that change the value of the number before them: 5的两倍.
+/// Suffixes that change the value of the number before them, such as 倍 (times) in 5的两倍.
 const MULTIPLES: &[&str] = &[
     "倍",
     "一半",
@@ -347,7 +353,7 @@ const MULTIPLES: &[&str] = &[
     "次方",
 ];
 
-/// Nouns that, followed by "of", change the value of a number: the square of 5.
+/// Nouns that, followed by "of", change the value of the number after them: the square of 5.
 const FUNCTIONS: &[&str] = &[
     "multiple",
     "multiples",
@@ -381,7 +387,8 @@ const FUNCTIONS: &[&str] = &[
     "doppelte",
 ];
 
-/// Like [`FUNCTIONS`], in other languages and with the preposition.
+/// Nouns with a preposition that change the value of the number after them, in languages other than
+/// English: "hälfte von" (half of).
 const OTHER_FUNCTIONS: &[&str] = &[
     "hälfte von",
     "doppelte von",
@@ -399,71 +406,78 @@ const OTHER_FUNCTIONS: &[&str] = &[
     "viel wie",
 ];
 
-/// Returns the bound that a word directly after a number expresses.
-pub(crate) fn bound_behind(word: &str) -> Option<&'static str> {
+/// Returns the bound that a word directly after a number expresses, such as `≥`, or `None` if the
+/// word is not a bound.
+pub(crate) fn bound_after_number(word: &str) -> Option<&'static str> {
     let word = word.to_lowercase();
-    phrase(&[word.as_str()], |position, _| position == Behind).map(|(sign, _)| sign)
+    find_longest_phrase(&[word.as_str()], |position, _| position == Behind).map(|(sign, _)| sign)
 }
 
-/// Returns the bound that `words`, directly after a number, start with, and its number of words.
-/// Considers phrases that are bounds only after a number, and the bounds ≥ and ≤.
-pub(crate) fn phrase_behind(words: &[&str]) -> Option<(&'static str, usize)> {
-    let behind = |position: Position, sign: &str| {
+/// Returns the bound at the start of `words`, which directly follow a number, and the number of
+/// words in the bound. Considers phrases that are bounds only after a number, and the bounds ≥ and
+/// ≤.
+pub(crate) fn bound_phrase_after_number(words: &[&str]) -> Option<(&'static str, usize)> {
+    let behind = |position: PhrasePosition, sign: &str| {
         position == Behind || (position == Any && ["≥", "≤"].contains(&sign))
     };
-    phrase(words, behind)
+    find_longest_phrase(words, behind)
 }
 
-/// Returns the bound that `text`, directly after a number, starts with. `text` has no spaces
-/// between words.
-pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
+/// Returns the bound at the start of `text`, which directly follows a number in a language without
+/// spaces between words. Returns `None` if there is no bound.
+pub(crate) fn unspaced_bound_after_number(text: &str) -> Option<&'static str> {
     let mut parts = JOINED.iter().chain(&JOINED_BEHIND);
     let found = parts.find(|(part, _)| text.starts_with(part)).map(|(_, sign)| *sign);
     let denial = ["이 ", "가 ", "は", ""].iter().any(|particle| {
         text.strip_prefix(particle)
             .is_some_and(|rest| DENIALS.iter().any(|own| rest.starts_with(own)))
     });
-    found.or(denial.then_some("≠")).or(is_multiple_behind(text).then_some("multiple"))
+    found.or(denial.then_some("≠")).or(starts_with_multiple(text).then_some("multiple"))
 }
 
-/// Returns whether `text`, directly after a number, starts with a word that changes its value.
-/// `text` has no spaces between words.
-pub(crate) fn is_multiple_behind(text: &str) -> bool {
+/// Returns whether `text`, which directly follows a number, starts with a word that changes the
+/// number's value, such as 的两倍 (twice). `text` has no spaces between words.
+pub(crate) fn starts_with_multiple(text: &str) -> bool {
     let word: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
-    names_multiple(&word)
+    is_multiple_word(&word)
 }
 
-/// Returns whether a word after a number changes its value: 的两倍.
-fn names_multiple(word: &str) -> bool {
+/// Returns whether a word after a number changes its value, such as 的两倍 (twice).
+fn is_multiple_word(word: &str) -> bool {
     MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
 }
 
-/// Returns the bound that `text`, directly before a number, ends with. `text` has no spaces between
-/// words.
-pub(crate) fn joined_before(text: &str) -> Option<&'static str> {
+/// Returns the bound at the end of `text`, which directly precedes a number in a language without
+/// spaces between words. Returns `None` if there is no bound.
+pub(crate) fn unspaced_bound_before_number(text: &str) -> Option<&'static str> {
     let found = JOINED.iter().find(|(part, _)| text.ends_with(part)).map(|(_, sign)| *sign);
     let denial = || DENIALS.iter().any(|denial| text.ends_with(denial)).then_some("≠");
     found.or_else(denial)
 }
 
-/// Returns the effect and the number of words of the longest matching phrase at the start of
-/// `words`, which must be in lower case.
-fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'static str, usize)> {
+/// Returns the effect of the longest known phrase at the start of `words`, such as `≥` for "at
+/// least", and the phrase's number of words. `words` must be in lower case. `fits` selects phrases
+/// by position and effect.
+fn find_longest_phrase(
+    words: &[&str],
+    fits: impl Fn(PhrasePosition, &str) -> bool,
+) -> Option<(&'static str, usize)> {
     let candidates = BY_WORD.get(*words.first()?)?;
-    let starts =
-        |phrase: &Phrase| words.len() >= phrase.words.len() && words.starts_with(&phrase.words);
+    let starts = |phrase: &BoundPhrase| {
+        words.len() >= phrase.words.len() && words.starts_with(&phrase.words)
+    };
     let found =
         candidates.iter().find(|phrase| fits(phrase.position, phrase.sign) && starts(phrase))?;
     Some((found.sign, found.words.len()))
 }
 
-/// Returns the bound at the start of `words`, and its number of words. `before` is whether a number
-/// follows the words.
-pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize)> {
+/// Returns the bound at the start of `words`, such as `≥` for "at least", and the bound's number of
+/// words. `before` is whether a number follows the words.
+pub(crate) fn parse_bound(words: &[&str], before: bool) -> Option<(&'static str, usize)> {
     let lower: Vec<String> = words.iter().take(8).map(|word| word.to_lowercase()).collect();
     let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
     let first = *lower.first()?;
-    if let Some(found) = phrase(&lower, |position, _| position == Any) {
+    if let Some(found) = find_longest_phrase(&lower, |position, _| position == Any) {
         return Some(found);
     }
     // Can't, won't, doesn't. In languages without spaces, a negation can be inside a longer word:
@@ -474,7 +488,7 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
         return Some(("≠", 1));
     }
     let is_multiple = |word: &str| {
-        names_multiple(word) || word.starts_with("分之") || ["平方", "立方", "非"].contains(&word)
+        is_multiple_word(word) || word.starts_with("分之") || ["平方", "立方", "非"].contains(&word)
     };
     // 最大 means "at most", 最大值 means "maximum", and 最大公约数 means "greatest common divisor".
     let is_part = |part: &str| {
@@ -504,7 +518,7 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
             return Some(("multiple", 2));
         }
     }
-    let found = phrase(&lower, |position, _| before && position == Before)?;
+    let found = find_longest_phrase(&lower, |position, _| before && position == Before)?;
     (found.1 == words.len()).then_some(found)
 }
 
@@ -513,7 +527,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bound_matches_several_languages() {
+    fn bounds_are_recognized_in_several_languages() {
         for (words, before, want) in [
             (&["at", "least"][..], true, Some(("≥", 2))),
             (&["Höchstens"][..], true, Some(("≤", 1))),
@@ -529,19 +543,19 @@ mod tests {
             (&["bis", "zu"][..], true, Some(("≤", 2))),
             (&["apples"][..], true, None),
         ] {
-            assert_eq!(bound(words, before), want, "{words:?}");
+            assert_eq!(parse_bound(words, before), want, "{words:?}");
         }
     }
 
     #[test]
-    fn phrase_behind_ignores_bounds_on_later_numbers() {
+    fn bound_phrase_ignores_bounds_on_later_numbers() {
         for (words, want) in [
             (&["at", "least"][..], Some(("≥", 2))),
             (&["or", "less"][..], Some(("≤", 2))),
             (&["more", "than", "3"][..], None),
             (&["apples"][..], None),
         ] {
-            assert_eq!(phrase_behind(words), want, "{words:?}");
+            assert_eq!(bound_phrase_after_number(words), want, "{words:?}");
         }
     }
 }

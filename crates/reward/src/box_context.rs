@@ -11,17 +11,17 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use crate::context::{
-    is_relation, starts_factor, starts_operation, starts_relation, without_latex,
+    ends_with_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
 use crate::pattern::pattern;
-use crate::retraction::{gives_up, retracts};
+use crate::retraction::{gives_up_statement, starts_with_retraction};
 use crate::unsettled::{is_marked_value_unsettled, is_unsettled_before};
 use crate::{bounds, doubts, languages, words};
 
-/// Maximum number of characters before and after a box that are examined.
+/// Maximum number of characters before and after a `\boxed{…}` that are examined.
 const REACH: usize = 300;
 
-/// White space and LaTeX commands that only change the layout.
+/// White space and LaTeX commands that only change the layout of a formula.
 const SPACES: [&str; 12] = [
     " ",
     "\\,",
@@ -37,18 +37,18 @@ const SPACES: [&str; 12] = [
     "\\right",
 ];
 
-/// LaTeX commands whose argument is an operand.
+/// LaTeX commands whose argument is an operand of the command's operation.
 const OPERATIONS: [&str; 8] =
     ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
 
-/// LaTeX commands for operators and for factors.
+/// LaTeX commands for operators and for factors of a product.
 const FACTORS: [&str; 16] = [
     "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp",
     "alpha", "theta", "ast",
 ];
 
-/// LaTeX commands whose argument is text. A box after such a command is not multiplied by the
-/// argument.
+/// LaTeX commands whose argument is text. A `\boxed{…}` after such a command is not multiplied by
+/// the argument.
 const TEXTS: [&str; 14] = [
     "text",
     "textbf",
@@ -70,13 +70,14 @@ const TEXTS: [&str; 14] = [
 const EXTREMES: [&str; 8] =
     ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
 
-/// Prepositions that do not bound a box directly after them: "from above \\boxed{5}".
+/// Prepositions that do not bound the value of a `\boxed{…}` directly after them: "from above
+/// \\boxed{5}".
 const PREPOSITIONS: [&str; 12] = [
     "above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till",
     "but",
 ];
 
-/// Effects of the words before a box that make its content no answer.
+/// Effects of the words before a `\boxed{…}` with which its content is not an answer.
 const CHANGES: [&str; 20] = [
     "≠",
     "≈",
@@ -100,16 +101,17 @@ const CHANGES: [&str; 20] = [
     "reciprocal",
 ];
 
-/// Returns the answer that `inside`, the content at `range` in `text`, states together with the
-/// text around it. Returns `None` if the surrounding text shows that the content is not an answer.
+/// Returns the answer that a `\boxed{…}` states together with the surrounding text. `inside` is the
+/// box's content, and `range` is the box's position in `text`. Returns `None` if the surrounding
+/// text shows that the content is not an answer.
 pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
     let start = text[..range.start].char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
     let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();
     let after = &text[range.end..];
     let after = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
-    let prefixed = with_prefix(before, inside)?;
-    if is_denied(before)
-        || is_operand(before, after)
+    let prefixed = apply_text_before_box(before, inside)?;
+    if is_box_denied(before)
+        || is_box_operand(before, after)
         || is_unsettled_before(before)
         || is_marked_value_unsettled(&without_latex(after))
     {
@@ -118,19 +120,22 @@ pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) 
     let is_positive = inside.starts_with(|c: char| c.is_ascii_digit());
     let prefixed =
         if is_positive && NEGATIVE.is_match(before) { format!("-{prefixed}") } else { prefixed };
-    with_suffix(after, prefixed)
+    apply_text_after_box(after, prefixed)
 }
 
-/// Returns whether the text after the box at `range` denies or retracts the answer in the box.
-pub(crate) fn is_retracted(text: &str, range: &Range<usize>) -> bool {
+/// Returns whether the text after the `\boxed{…}` at `range` denies or retracts the answer in the
+/// box.
+pub(crate) fn is_boxed_answer_retracted(text: &str, range: &Range<usize>) -> bool {
     let after = &text[range.end..];
     let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\。".contains(c));
-    retracts(behind) || gives_up(behind) || doubts::is_taken_back(after, true)
+    starts_with_retraction(behind)
+        || gives_up_statement(behind)
+        || doubts::is_retracted_after(after, true)
 }
 
-/// Returns whether words or digits next to a box make it a part of another value: "half of",
-/// "squared", the `12` of `12,000`.
-fn is_operand(before: &str, after: &str) -> bool {
+/// Returns whether words or digits next to a `\boxed{…}` make its content a part of another value:
+/// "half of", "squared", the `12` of `12,000`.
+fn is_box_operand(before: &str, after: &str) -> bool {
     let line = after.split('\n').next().unwrap_or_default();
     let plain = without_latex(line);
     OPERAND_BEFORE.is_match(&without_latex(before))
@@ -139,48 +144,49 @@ fn is_operand(before: &str, after: &str) -> bool {
         || plain.to_lowercase().contains("below zero")
         || DIGITS_AFTER.is_match(line)
         || OPERAND_AFTER.is_match(&plain)
-        || bounds::is_multiple_behind(plain.trim_start())
+        || bounds::starts_with_multiple(plain.trim_start())
 }
 
-/// Words before a box that change its value.
+/// Matches words before a `\boxed{…}` that change its value.
 static OPERAND_BEFORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(?:half|twice|thrice|double|triple)(?:\s+of)?|\b(?:third|quarter|fifth|tenth|percent)s?\s+of|%\s+of)\s*$",
         r"|\b(?:suppose|assume|imagine|if)\s+(?:that\s+)?(?:the\s+(?:\w+\s+)?(?:answer|result|value)|it)\s+(?:is|was|were)\s*$",
     ))
 });
-/// Words before a box that is an example, or a member of a pair or an interval.
+/// Matches words before a `\boxed{…}` that is an example, or a member of a pair or an interval.
 static EXAMPLE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:e\.\s?g\.,?|(?:for\s+(?:example|instance)|(?:format|template)\s+(?:is|like)|please\s+(?:put|write|place|give|enter|enclose|box|provide|use|answer|reply)|(?:put|write|place)\s+your)\b)[^.!?]*$",
         r"|[(\[{]\s*-?\d[\d.]*\s*,\s*$",
     ))
 });
-/// Digits that continue on the left of a box: `0.\boxed{12}`.
+/// Matches digits whose number continues in the following box: `0.\boxed{12}`.
 static DIGITS_BEFORE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\d[.,]$"));
-/// Digits that continue on the right of a box: `\boxed{12}.5`, `\boxed{12}\,000`, `\boxed{1}½`.
+/// Matches digits that continue the number in the preceding box: `\boxed{12}.5`, `\boxed{12}\,000`,
+/// `\boxed{1}½`.
 static DIGITS_AFTER: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^(?:(?:\\,|\{,\}|[.,:])?\d|[eE][+-]?\d|[¼½¾⅓⅔⅛]|\\[dt]?frac)"));
-/// Words after a box that change its value.
+/// Matches words after a `\boxed{…}` that change its value.
 static OPERAND_AFTER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[\s*)\\\]]*(?:(?:squared|cubed|factorial)\b|(?:more|less|fewer|greater|higher|lower)\s+than\s+[$\\]?\d",
         r"|or\s+(?:maybe\s+|perhaps\s+|possibly\s+)?\d)",
     ))
 });
-/// A word of sign before a box.
+/// Matches a word for a negative sign before a `\boxed{…}`.
 static NEGATIVE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)(?:^|[^\d\s$})])\s*\b(?:minus|negative)[\s$]*$"));
 
-/// Returns the LaTeX command at the end of a text, without its backslash. Returns an empty text if
-/// there is none.
-fn last_command(text: &str) -> &str {
+/// Returns the name of the LaTeX command at the end of a text, without its backslash. Returns an
+/// empty text if there is no command.
+fn trailing_command(text: &str) -> &str {
     let letters = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     if letters.ends_with('\\') { &text[letters.len()..] } else { "" }
 }
 
 /// Removes white space and LaTeX spacing commands from the end of a text.
-fn without_spaces(text: &str) -> &str {
+fn trim_latex_spaces(text: &str) -> &str {
     let mut text = text;
     while let Some(rest) = SPACES.iter().find_map(|space| text.strip_suffix(space)) {
         text = rest;
@@ -188,8 +194,8 @@ fn without_spaces(text: &str) -> &str {
     text
 }
 
-/// Returns the index of the brace that opens the group at the end of a text.
-fn group_start(text: &str) -> Option<usize> {
+/// Returns the index of the opening brace of the LaTeX group that ends a text.
+fn trailing_group_start(text: &str) -> Option<usize> {
     let mut depth = 0;
     text.char_indices().rev().find_map(|(at, c)| {
         depth += match c {
@@ -201,15 +207,16 @@ fn group_start(text: &str) -> Option<usize> {
     })
 }
 
-/// Returns the answer with a sign or a bound before it. Returns `None` if the box is an operand.
-fn with_prefix(before: &str, inside: &str) -> Option<String> {
+/// Returns the boxed answer together with a sign or relation before the box. Returns `None` if the
+/// box is an operand of a larger expression.
+fn apply_text_before_box(before: &str, inside: &str) -> Option<String> {
     let opener =
         ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
     let is_formula = before.matches('$').count() % 2 == 1
         || before.rfind("\\(") > before.rfind("\\)")
         || before.rfind("\\[") > before.rfind("\\]");
     let own = opener.map_or(before, |(at, length)| &before[at + length..]);
-    let mut text = without_spaces(own);
+    let mut text = trim_latex_spaces(own);
     // A group around the box belongs to a color or size command, or makes the box an operand.
     while let Some(head) = text.strip_suffix('{') {
         let mut head = head.trim_end();
@@ -217,22 +224,22 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
             return None;
         }
         if head.ends_with('}') {
-            head = &head[..group_start(head)?];
+            head = &head[..trailing_group_start(head)?];
         }
-        let command = last_command(head);
+        let command = trailing_command(head);
         if OPERATIONS.contains(&command) {
             return None;
         }
         let end = if command.is_empty() { head.len() } else { head.len() - command.len() - 1 };
-        text = without_spaces(&head[..end]);
+        text = trim_latex_spaces(&head[..end]);
     }
     let is_adjacent = text.len() == own.len();
     let kept = Some(inside.to_owned());
-    let command = last_command(text);
+    let command = trailing_command(text);
     if FACTORS.contains(&command) {
         return None;
     }
-    if is_relation(text) {
+    if ends_with_relation(text) {
         let tokens: Vec<&str> = text.split_whitespace().collect();
         let sides = if is_formula {
             text.to_owned()
@@ -273,8 +280,8 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
             if is_formula || (is_adjacent && last.is_ascii_digit()) { None } else { kept }
         }
         '}' if is_formula => {
-            let head = &text[..group_start(text)?];
-            if TEXTS.contains(&last_command(head)) { kept } else { None }
+            let head = &text[..trailing_group_start(text)?];
+            if TEXTS.contains(&trailing_command(head)) { kept } else { None }
         }
         c if c.is_alphabetic() && is_formula && is_adjacent => {
             let letters = text.chars().rev().take_while(|c| c.is_alphabetic()).count();
@@ -284,8 +291,8 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
     }
 }
 
-/// Returns whether the words before a box negate or bound its content: "not", "at least".
-fn is_denied(before: &str) -> bool {
+/// Returns whether the words before a `\boxed{…}` negate or bound its content: "not", "at least".
+fn is_box_denied(before: &str) -> bool {
     let plain = without_latex(before);
     let plain = plain.trim_end();
     let list: Vec<String> = plain
@@ -298,7 +305,7 @@ fn is_denied(before: &str) -> bool {
     if is_extreme || PREPOSITIONS.contains(&last(0)) {
         return false;
     }
-    if doubts::governing(plain).is_some_and(|effect| CHANGES.contains(&effect)) {
+    if doubts::effect_of_preceding_words(plain).is_some_and(|effect| CHANGES.contains(&effect)) {
         return true;
     }
     // An unreal condition: "If x were 2, the answer would be 5."
@@ -307,8 +314,9 @@ fn is_denied(before: &str) -> bool {
     words.first() == Some(&"if") && words.contains(&"were") && words.contains(&"would")
 }
 
-/// Returns the answer with a magnitude or a unit after it. Returns `None` if the box is an operand.
-fn with_suffix(after: &str, inside: String) -> Option<String> {
+/// Returns the boxed answer together with a magnitude or unit after the box. Returns `None` if the
+/// box is an operand of a larger expression.
+fn apply_text_after_box(after: &str, inside: String) -> Option<String> {
     let line = after.split('\n').next().unwrap_or_default();
     let end =
         ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
@@ -352,15 +360,15 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
     if word.is_empty() {
         return Some(inside);
     }
-    if words::magnitude(&word).is_some()
-        || (lower.ends_with("ths") && words::denominator(&word).is_some())
+    if words::magnitude_factor(&word).is_some()
+        || (lower.ends_with("ths") && words::denominator_of_word(&word).is_some())
     {
         return Some(format!("{inside} {word}"));
     }
     if word == "k" && line.starts_with('k') {
         return Some(format!("{inside}k"));
     }
-    if languages::leading_magnitude(&word).is_some() {
+    if languages::leading_magnitude_factor(&word).is_some() {
         return Some(format!("{inside}{word}"));
     }
     let noon = rest.to_lowercase().replace('.', "");
@@ -370,9 +378,9 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
         return Some(format!("{inside} {}", &noon[..2]));
     }
     let is_bare = inside.chars().all(|c| c.is_ascii_digit() || "-.,%\\{}$/".contains(c));
-    let is_change = words::direction(&lower).is_some_and(|(kind, _)| kind == "change");
-    let is_unit =
-        word.len() > 1 && words::units(&word).is_some() || ["m", "g", "s"].contains(&word.as_str());
+    let is_change = words::direction_kind(&lower).is_some_and(|(kind, _)| kind == "change");
+    let is_unit = word.len() > 1 && words::parse_units(&word).is_some()
+        || ["m", "g", "s"].contains(&word.as_str());
     if is_bare && (is_change || is_unit) && !["in", "second"].contains(&lower.as_str()) {
         Some(format!("{inside}\\text{{ {word}}}"))
     } else {
@@ -383,10 +391,10 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::boxed::last_box_and_range;
+    use crate::boxed::last_box_with_range;
 
     #[test]
-    fn in_place_applies_surrounding_text() {
+    fn boxed_value_includes_surrounding_text() {
         for (text, want) in [
             ("The answer is $\\boxed{5}$.", Some("5")),
             ("x = \\boxed{5}", Some("5")),
@@ -440,7 +448,7 @@ mod tests {
             ("The answer is not \\boxed{5}.", None),
             ("at least $\\boxed{5}$", None),
         ] {
-            let (inside, range) = last_box_and_range(text).unwrap_or_else(|| panic!("{text}"));
+            let (inside, range) = last_box_with_range(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(answer_in_context(text, inside, &range).as_deref(), want, "{text}");
         }
     }

@@ -5,19 +5,19 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use crate::characters::spelled;
-use crate::numbers::{NumberMatch, Reader};
+use crate::characters::normalize_characters;
+use crate::numbers::{NumberMatch, NumberReader};
 use crate::pattern::pattern;
 
 /// Returns the content of the last `\boxed{…}` or `\fbox{…}`. Without braces (`\boxed 5`), the
 /// content extends to white space or to the end of the formula. Returns `None` if there is no box,
 /// or if the last box is not closed.
-pub(crate) fn last_box(text: &str) -> Option<&str> {
-    last_box_and_range(text).map(|(inside, _)| inside)
+pub(crate) fn last_box_content(text: &str) -> Option<&str> {
+    last_box_with_range(text).map(|(inside, _)| inside)
 }
 
-/// Returns the content of the last box, and the byte range from its command to its end.
-pub(crate) fn last_box_and_range(text: &str) -> Option<(&str, Range<usize>)> {
+/// Returns the content of the last `\boxed{…}`, and the byte range from its command to its end.
+pub(crate) fn last_box_with_range(text: &str) -> Option<(&str, Range<usize>)> {
     let find = |name: &str| text.rfind(name).map(|at| (at, at + name.len()));
     let (start, after) = find("\\boxed").max(find("\\fbox"))?;
     let rest = text[after..].trim_start();
@@ -43,8 +43,8 @@ pub(crate) fn last_box_and_range(text: &str) -> Option<(&str, Range<usize>)> {
     None
 }
 
-/// Removes text and font commands from the content of a box (`\text{Paris}`, `\textbf{Paris}`), and
-/// the backslashes that LaTeX needs before some characters (`C\#`, `a\_b`).
+/// Removes text and font commands from the content of a `\boxed{…}` (`\text{Paris}`,
+/// `\textbf{Paris}`), and the backslashes that LaTeX needs before some characters (`C\#`, `a\_b`).
 pub(crate) fn without_text_commands(inside: &str) -> String {
     let mut text = inside.to_owned();
     loop {
@@ -75,19 +75,19 @@ const COMPUTES: [&str; 42] = [
     "vert", "gcd", "lcm", "max", "min",
 ];
 
-/// LaTeX commands with arguments, with their number of arguments. In a unit (`\frac{m}{s^2}`), the
-/// arguments contain no numbers except exponents.
+/// LaTeX commands that have arguments, with their number of arguments. In a unit (`\frac{m}{s^2}`),
+/// the arguments contain no numbers except exponents.
 const WRAPS: [(&str, u32); 6] =
     [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
 
-/// Letters that are not units. Directly after a number, they multiply it.
+/// Letters that are not units. Directly after a number, they are factors of it.
 const FACTORS: [&str; 15] = [
     "x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda",
 ];
 
-/// Kind of the token that was read last, ignoring white space.
+/// Kind of the token that was parsed last, ignoring white space.
 #[derive(PartialEq)]
-enum Last {
+enum LastToken {
     Nothing,
     Number,
     Operator,
@@ -97,46 +97,50 @@ enum Last {
 /// Returns the number that a short text states, such as `x = 5`, `\$1{,}234.`, `5\text{ cm}^2` or
 /// `about 72 clips`. Returns `None` if the text has no number or several, if a value would have to
 /// be computed (`3 + x`, `\sqrt{2}`, `2\pi`, `5!`), or if the text is an inequality (`x > 3`).
-pub(crate) fn only_number(text: &str) -> Option<NumberMatch> {
-    let mut reader = Reader::new(spelled(text.trim()).trim(), true);
+pub(crate) fn parse_only_number(text: &str) -> Option<NumberMatch> {
+    let mut reader = NumberReader::new(normalize_characters(text.trim()).trim(), true);
     let mut only = None;
-    let mut last = Last::Nothing;
+    let mut last = LastToken::Nothing;
     loop {
         reader.skip_spaces();
-        let Some(next) = reader.peek(0) else { return only.map(|found| reader.in_context(found)) };
-        if let Some(found) = reader.found() {
-            if only.is_some() || last == Last::Operator {
+        let Some(next) = reader.peek(0) else {
+            return only.map(|found| reader.apply_context(found));
+        };
+        if let Some(found) = reader.parse_number() {
+            if only.is_some() || last == LastToken::Operator {
                 return None;
             }
-            (only, last) = (Some(found), Last::Number);
+            (only, last) = (Some(found), LastToken::Number);
             continue;
         }
-        let after_number = last == Last::Number;
-        let before = reader.before();
-        let word = reader.skipped(Reader::skip_word);
-        last = if is_operator(&word) && !(word == "/" && unit_follows(&mut reader)) {
-            Last::Operator
+        let after_number = last == LastToken::Number;
+        let before = reader.previous_char();
+        let word = reader.skipped_text(NumberReader::skip_word);
+        last = if is_operator(&word) && !(word == "/" && is_unit_after_slash(&mut reader)) {
+            LastToken::Operator
         } else {
-            Last::Other
+            LastToken::Other
         };
         let name = word.strip_prefix('\\').unwrap_or(&word);
         let computes = match next {
             '\\' => COMPUTES.contains(&name),
             '<' | '>' | '|' | '≤' | '≥' | '≠' | '±' => true,
             // An exponent of a number or of a bracket. The exponent of a unit follows a word.
-            '^' => (after_number && !is_mark(&word)) || matches!(before, Some(')' | ']')),
+            '^' => {
+                (after_number && !is_degree_or_ordinal(&word)) || matches!(before, Some(')' | ']'))
+            }
             '!' => after_number,
             // A superscript digit or a fraction character, as in 5² and 3½. The superscript of cm²
             // follows a word.
             _ => after_number && next.is_numeric(),
         };
-        if computes || (after_number && (last == Last::Operator || FACTORS.contains(&name))) {
+        if computes || (after_number && (last == LastToken::Operator || FACTORS.contains(&name))) {
             return None;
         }
         let arguments =
             WRAPS.iter().find(|(wrap, _)| next == '\\' && *wrap == name).map_or(0, |(_, n)| *n);
         for _ in 0..arguments {
-            if has_numbers(&reader.skipped(Reader::skip_argument)) {
+            if has_digits_outside_exponent(&reader.skipped_text(NumberReader::skip_argument)) {
                 return None;
             }
         }
@@ -150,21 +154,21 @@ fn is_operator(word: &str) -> bool {
 }
 
 /// Returns whether a unit follows a slash, as in `12/hour`.
-fn unit_follows(reader: &mut Reader) -> bool {
+fn is_unit_after_slash(reader: &mut NumberReader) -> bool {
     reader.skip_spaces();
     let letters = |c: Option<char>| c.is_some_and(char::is_alphabetic);
-    reader.command().is_some_and(|name| name.starts_with("text") || name.starts_with("math"))
+    reader.command_name().is_some_and(|name| name.starts_with("text") || name.starts_with("math"))
         || (letters(reader.peek(0)) && letters(reader.peek(1)))
 }
 
-/// Returns whether a superscript keeps the value of the number: a degree sign, or the suffix of an
-/// ordinal.
-fn is_mark(raised: &str) -> bool {
+/// Returns whether a superscript leaves the value of its number unchanged: a degree sign, or the
+/// suffix of an ordinal.
+fn is_degree_or_ordinal(raised: &str) -> bool {
     ["circ", "degree", "°", "th", "st", "nd", "rd"].iter().any(|mark| raised.contains(mark))
 }
 
 /// Returns whether a text has digits that are not an exponent.
-fn has_numbers(text: &str) -> bool {
+fn has_digits_outside_exponent(text: &str) -> bool {
     let mut exponent = false;
     text.chars().any(|c| {
         match c {
@@ -183,7 +187,7 @@ mod tests {
     use crate::Rational;
 
     #[test]
-    fn last_box_returns_content() {
+    fn content_of_last_box_is_extracted() {
         for (text, want) in [
             ("so \\boxed{72} and 5", Some("72")),
             ("\\boxed{1} then \\fbox{\\frac{3}{4}}.", Some("\\frac{3}{4}")),
@@ -195,12 +199,12 @@ mod tests {
             ("\\boxed", None),
             ("{72}", None),
         ] {
-            assert_eq!(last_box(text), want, "{text}");
+            assert_eq!(last_box_content(text), want, "{text}");
         }
     }
 
     #[test]
-    fn only_number_parses_single_numbers() {
+    fn single_numbers_are_parsed() {
         for (text, value) in [
             ("1{,}234", "1234"),
             ("12{,}345{,}678", "12345678"),
@@ -250,23 +254,23 @@ mod tests {
             ("1 000 000", "1000000"),
             ("5\\ ", "5"),
         ] {
-            let found = only_number(text).unwrap_or_else(|| panic!("{text}"));
+            let found = parse_only_number(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(found.value, Rational::parse(value), "{text}");
         }
     }
 
     #[test]
-    fn only_number_parses_repeating_decimals() {
+    fn repeating_decimals_are_parsed() {
         for (text, fraction) in [("0.\\overline{3}", "1/3"), ("0.1(6)", "1/6"), ("0.(27)", "3/11")]
         {
             let values =
-                [text, fraction].map(|text| only_number(text).and_then(|found| found.value));
+                [text, fraction].map(|text| parse_only_number(text).and_then(|found| found.value));
             assert!(values[0].is_some() && values[0] == values[1], "{text}");
         }
     }
 
     #[test]
-    fn only_number_rejects_expressions_and_lists() {
+    fn expressions_and_lists_are_not_single_numbers() {
         for text in [
             "",
             "x",
@@ -301,7 +305,7 @@ mod tests {
             "5\\sqrt",
             "\\ ",
         ] {
-            assert_eq!(only_number(text), None, "{text}");
+            assert_eq!(parse_only_number(text), None, "{text}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// Superscript digits, signs and letters, with the plain character of each.
+/// Superscript digits, signs and letters, each with its plain character.
 const RAISED: [(char, char); 22] = [
     ('⁰', '0'),
     ('¹', '1'),
@@ -35,13 +35,13 @@ const RAISED: [(char, char); 22] = [
     ('ᵈ', 'd'),
 ];
 
-/// Zeros of blocks of ten consecutive digits, from 0 to 9.
+/// The digit zero of each script. The digits from 0 to 9 of a script are consecutive characters.
 const ZEROS: [char; 20] = [
     '٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐',
     '０',
 ];
 
-/// Characters that are replaced by another spelling.
+/// Characters and the spelling that replaces them, such as `‰` by "permille".
 const SPELLED: [(char, &str); 68] = [
     ('‰', " permille "),
     ('−', "-"),
@@ -113,8 +113,9 @@ const SPELLED: [(char, &str); 68] = [
     ('″', "''"),
 ];
 
-/// Returns a text in the spelling that the parsers accept. An ASCII text is returned unchanged.
-pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
+/// Replaces characters of a text by the spelling that the number parsers accept. An ASCII text is
+/// returned unchanged.
+pub(crate) fn normalize_characters(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
     }
@@ -126,13 +127,13 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         let run = |of: &dyn Fn(char) -> Option<char>| -> String {
             chars[at - 1..].iter().map_while(|c| of(*c)).collect()
         };
-        let raised = run(&raised);
-        let lowered = run(&lowered);
+        let raised = run(&superscript_to_plain);
+        let lowered = run(&subscript_to_plain);
         // ¹⁄₃: a fraction of superscript and subscript digits.
         let slash = at - 1 + raised.chars().count();
         let bottom: String = match chars.get(slash) {
             Some('⁄' | '/' | '∕') => {
-                chars[slash + 1..].iter().map_while(|c| self::lowered(*c)).collect()
+                chars[slash + 1..].iter().map_while(|c| self::subscript_to_plain(*c)).collect()
             }
             _ => String::new(),
         };
@@ -158,7 +159,7 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         } else if !lowered.is_empty() {
             at += lowered.chars().count() - 1;
             out.push_str(&format!("_{{{lowered}}}"));
-        } else if let Some((top, bottom)) = fraction(c) {
+        } else if let Some((top, bottom)) = fraction_character_parts(c) {
             out.push_str(&format!("\\frac{{{top}}}{{{bottom}}}"));
         } else if is_overlined(chars.get(at)) && c.is_ascii_digit() {
             // A repeating decimal: each of its digits has its own overline.
@@ -171,7 +172,7 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
                 at += 2;
             }
             out.push('}');
-        } else if let Some(digit) = digit(c) {
+        } else if let Some(digit) = to_ascii_digit(c) {
             out.push(digit);
         } else if let Some((_, spelled)) = SPELLED.iter().find(|(own, _)| *own == c) {
             out.push_str(spelled);
@@ -189,11 +190,11 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
     Cow::Owned(out.nfkc().collect())
 }
 
-fn raised(c: char) -> Option<char> {
+fn superscript_to_plain(c: char) -> Option<char> {
     RAISED.iter().find(|(own, _)| *own == c).map(|(_, plain)| *plain)
 }
 
-fn lowered(c: char) -> Option<char> {
+fn subscript_to_plain(c: char) -> Option<char> {
     match c {
         '₀'..='₉' => char::from_digit(c as u32 - '₀' as u32, 10),
         'ₙ' => Some('n'),
@@ -208,8 +209,9 @@ fn lowered(c: char) -> Option<char> {
     }
 }
 
-/// Returns numerator and denominator of a fraction character.
-fn fraction(c: char) -> Option<(String, String)> {
+/// Returns the numerator and the denominator of a fraction character such as `½`, or `None` for any
+/// other character.
+fn fraction_character_parts(c: char) -> Option<(String, String)> {
     if !matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉') {
         return None;
     }
@@ -217,7 +219,7 @@ fn fraction(c: char) -> Option<(String, String)> {
     parts.split_once('⁄').map(|(top, bottom)| (top.to_owned(), bottom.to_owned()))
 }
 
-fn digit(c: char) -> Option<char> {
+fn to_ascii_digit(c: char) -> Option<char> {
     let value = |zero: &char| (c as u32).checked_sub(*zero as u32).filter(|value| *value < 10);
     ZEROS.iter().find_map(value).and_then(|value| char::from_digit(value, 10))
 }
@@ -272,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spelled_unifies_equivalent_characters() {
+    fn equivalent_characters_are_unified() {
         for (text, want) in [
             ("x + 1", "x + 1"),
             ("x³ − 2⁻¹⁰", "x^{3} - 2^{-10}"),
@@ -290,7 +292,7 @@ mod tests {
             ("x≦2 5ᵗʰ", "x≤2 5^{th}"),
             ("4 ✗", "4 ✗"),
         ] {
-            assert_eq!(spelled(text), want, "{text}");
+            assert_eq!(normalize_characters(text), want, "{text}");
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::words;
 /// Maximum number of characters of a sentence that are examined.
 pub(crate) const MAX_CHARS: usize = 2000;
 
-/// A part of a sentence between white space.
+/// A part of a sentence between two white spaces: a word, a value or a sign.
 #[derive(Debug)]
 pub(crate) struct Chunk<'t> {
     /// Characters of the chunk without surrounding markup and punctuation.
@@ -14,49 +14,49 @@ pub(crate) struct Chunk<'t> {
     pub start: usize,
     /// Byte offset of the end of `text` in the sentence.
     pub end: usize,
-    pub kind: Kind,
+    pub kind: ChunkKind,
     /// Punctuation after the chunk.
     pub stop: Option<char>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Kind {
-    /// Digits, a formula, a LaTeX command, or a bracket that contains one of these.
+pub(crate) enum ChunkKind {
+    /// A value: digits, a formula, a LaTeX command, or a bracket that contains one of these.
     Value,
-    /// A sign between values.
+    /// An operator sign between two values.
     Operator,
     Word,
-    /// A bracket that starts with a word.
+    /// A remark: a bracket that starts with a word.
     Remark,
 }
 
 impl Chunk<'_> {
     pub fn is_word(&self, word: &str) -> bool {
-        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
+        self.kind == ChunkKind::Word && self.text.eq_ignore_ascii_case(word)
     }
 
-    pub fn is_any(&self, words: &[&str]) -> bool {
+    pub fn is_any_word(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.is_word(word))
     }
 
-    /// Returns whether the chunk is a value, in digits or in words.
-    pub fn has_value(&self) -> bool {
-        self.kind == Kind::Value || self.is_number()
+    /// Returns whether the chunk is a number, written in digits or in words.
+    pub fn is_value(&self) -> bool {
+        self.kind == ChunkKind::Value || self.is_number_word()
     }
 
-    /// Returns whether the chunk is a number in words.
-    pub fn is_number(&self) -> bool {
-        self.kind == Kind::Word
+    /// Returns whether the chunk is a number that is written in words.
+    pub fn is_number_word(&self) -> bool {
+        self.kind == ChunkKind::Word
             && self.text.split('-').all(|word| {
-                words::number_word(word).is_some()
-                    || words::magnitude(word).is_some()
-                    || words::denominator(word).is_some_and(|_| word != "second")
+                words::word_to_number(word).is_some()
+                    || words::magnitude_factor(word).is_some()
+                    || words::denominator_of_word(word).is_some_and(|_| word != "second")
             })
     }
 
-    /// Returns whether a bracket after a value derives or explains it: (3 × 4) and ($3 each) do,
-    /// but (x + 1) does not.
-    pub fn explains(&self) -> bool {
+    /// Returns whether a bracket after a value derives or explains the value: (3 × 4) and ($3 each)
+    /// do, but (x + 1) does not.
+    pub fn explains_value(&self) -> bool {
         let is_word = |word: &str| word.chars().count() > 1;
         let mut words = self
             .text
@@ -71,17 +71,17 @@ impl Chunk<'_> {
             }
     }
 
-    /// Returns whether a word belongs to the value before it.
+    /// Returns whether a word belongs to the number before it, such as a unit or a magnitude.
     pub fn belongs_to_value(&self) -> bool {
         let lower = self.text.to_lowercase();
         let word = lower.replace('.', "");
-        words::units(self.text).is_some()
-            || words::units(&word).is_some()
-            || words::magnitude(&word).is_some()
-            || words::part(&word).is_some()
-            || words::number_word(&word).is_some()
-            || words::denominator(&word).is_some()
-            || words::direction(&word).is_some()
+        words::parse_units(self.text).is_some()
+            || words::parse_units(&word).is_some()
+            || words::magnitude_factor(&word).is_some()
+            || words::fraction_after_number(&word).is_some()
+            || words::word_to_number(&word).is_some()
+            || words::denominator_of_word(&word).is_some()
+            || words::direction_kind(&word).is_some()
             || [
                 "am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock",
                 "sq", "cu",
@@ -104,7 +104,7 @@ impl Chunk<'_> {
 }
 
 /// Splits a sentence at white space outside of brackets and formulas.
-pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
+pub(crate) fn split_into_chunks(sentence: &str) -> Vec<Chunk<'_>> {
     let mut found: Vec<Chunk> = Vec::new();
     let mut at = 0;
     while at < sentence.len() {
@@ -114,20 +114,23 @@ pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
         if trimmed.is_empty() {
             break;
         }
-        let length = length(trimmed);
-        found.push(chunk(&trimmed[..length], at));
+        let length = chunk_length(trimmed);
+        found.push(parse_chunk(&trimmed[..length], at));
         at += length;
     }
     // In 3 x 4, the x is a multiplication sign.
     for at in 1..found.len().saturating_sub(1) {
         let is_sign = matches!(found[at].text, "x" | "X") && found[at].stop.is_none();
-        if is_sign && found[at - 1].kind == Kind::Value && found[at + 1].kind == Kind::Value {
-            found[at].kind = Kind::Operator;
+        if is_sign
+            && found[at - 1].kind == ChunkKind::Value
+            && found[at + 1].kind == ChunkKind::Value
+        {
+            found[at].kind = ChunkKind::Operator;
         }
     }
     // 5! = 120 has a factorial, but "12!" at the end of a sentence does not.
     for at in 0..found.len() {
-        let followed = found.get(at + 1).is_some_and(|next| next.kind == Kind::Operator);
+        let followed = found.get(at + 1).is_some_and(|next| next.kind == ChunkKind::Operator);
         let chunk = &mut found[at];
         if chunk.stop == Some('!') && followed {
             (chunk.text, chunk.end, chunk.stop) =
@@ -137,8 +140,8 @@ pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
     found
 }
 
-/// Returns the length in bytes of the chunk at the start of a text.
-fn length(text: &str) -> usize {
+/// Returns the length, in bytes, of the chunk at the start of a text.
+fn chunk_length(text: &str) -> usize {
     let plain = text.find(char::is_whitespace).unwrap_or(text.len());
     // A formula does not end directly before a digit: a dollar sign there starts an amount of
     // money.
@@ -165,8 +168,9 @@ fn length(text: &str) -> usize {
     if depth == 0 { text.len() } else { plain }
 }
 
-fn chunk(raw: &str, at: usize) -> Chunk<'_> {
-    let is_formula = inside(raw.trim_end_matches(['.', ',', ';', ':', '!', '?'])).is_some();
+fn parse_chunk(raw: &str, at: usize) -> Chunk<'_> {
+    let is_formula =
+        formula_content(raw.trim_end_matches(['.', ',', ';', ':', '!', '?'])).is_some();
     let mut text = raw;
     let mut stop = None;
     if raw.len() > 1 || !raw.starts_with(|c: char| !c.is_alphanumeric()) {
@@ -174,7 +178,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
         if kept.len() < text.len() && !kept.is_empty() {
             stop = text[kept.len()..].chars().find(|c| *c != '.').or(Some('.'));
             // The period of an abbreviation.
-            let is_short = |word: &str| word.contains('.') || words::units(word).is_some();
+            let is_short = |word: &str| word.contains('.') || words::parse_units(word).is_some();
             if stop == Some('.')
                 && is_short(kept)
                 && kept.chars().all(|c| c.is_alphabetic() || c == '.')
@@ -198,21 +202,22 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
         letters > 1 || ["A ", "I "].iter().any(|word| text.starts_with(word))
     };
     let kind = if first == Some('(') && starts_word(&text[1..]) {
-        Kind::Remark
+        ChunkKind::Remark
     } else if is_formula || text.contains(|c: char| c.is_ascii_digit() || c == '\\') {
-        Kind::Value
+        ChunkKind::Value
     } else if !text.is_empty()
         && text.chars().all(|c| !c.is_alphanumeric() && (!matches!(c, '(' | ')') || text.len() > 1))
     {
-        Kind::Operator
+        ChunkKind::Operator
     } else {
-        Kind::Word
+        ChunkKind::Word
     };
     Chunk { text, start, end: start + text.len(), kind, stop }
 }
 
-/// Returns the content between the delimiters of a formula.
-pub(crate) fn inside(text: &str) -> Option<&str> {
+/// Returns the content of a formula without its delimiters, or `None` if the text has no
+/// delimiters.
+pub(crate) fn formula_content(text: &str) -> Option<&str> {
     [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
         let inside = text.strip_prefix(open)?.strip_suffix(close)?;
         (!inside.trim().is_empty()).then_some(inside)
@@ -220,7 +225,7 @@ pub(crate) fn inside(text: &str) -> Option<&str> {
 }
 
 /// Removes Markdown and HTML markup around the words of a sentence.
-pub(crate) fn without_marks(sentence: &str) -> String {
+pub(crate) fn strip_text_markup(sentence: &str) -> String {
     let mut out = String::with_capacity(sentence.len());
     let mut rest = sentence;
     while let Some(c) = rest.chars().next() {

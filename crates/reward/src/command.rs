@@ -22,14 +22,14 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 /// output.
 const MAX_OUTPUT: usize = 512 << 10;
 
-/// Options of a program that scores final answers.
+/// Recipe keys of a scorer that runs a program of the user on each final answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
-    /// The program and its arguments.
+    /// Program and its arguments.
     pub command: Vec<String>,
     /// Timeout for one run of the program, in seconds. Above 0 and at most 1e9. Default: 60.
-    #[serde(default = "minute")]
+    #[serde(default = "default_timeout_seconds")]
     pub seconds: f64,
     /// Working directory of the program. Default: the directory of the recipe.
     #[serde(default)]
@@ -40,19 +40,19 @@ pub struct CommandKeys {
     pub environment: Vec<String>,
 }
 
-fn minute() -> f64 {
+fn default_timeout_seconds() -> f64 {
     60.0
 }
 
-/// Scorer that starts a program for each answer.
+/// Scorer that starts a program of the user for each final answer.
 #[derive(Debug, Clone)]
 pub struct CommandScorer {
     keys: CommandKeys,
     supervisor: Supervisor,
 }
 
-/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if
-/// it is neither.
+/// Parses a program's output as a score: a number, or an object with the field `value`. Returns
+/// `None` for any other output.
 fn parse_score(text: &str) -> Option<Score> {
     let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
     number.or_else(|_| serde_json::from_str(text)).ok()
@@ -76,18 +76,18 @@ impl Scorer for CommandScorer {
 impl CommandKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         if self.command.first().is_none_or(String::is_empty) {
-            return Err(self.broken("is empty: give a program and its arguments"));
+            return Err(self.failure("command is empty: set it to a program and its arguments"));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
-            return Err(self.broken(format!(
-                "has seconds = {}, but it must be more than 0 and at most 1e9",
+            return Err(self.failure(format!(
+                "seconds = {}, but it must be above 0 and at most 1e9",
                 self.seconds
             )));
         }
         Ok(())
     }
 
-    fn broken(&self, what: impl Into<String>) -> ScoreError {
+    fn failure(&self, what: impl Into<String>) -> ScoreError {
         ScoreError::Command { command: self.command.join(" "), what: what.into() }
     }
 }
@@ -108,7 +108,7 @@ impl CommandScorer {
         let limit = Duration::from_secs_f64(self.keys.seconds);
         match with_timeout(limit, self.run_program(text, expected)).await {
             Some(score) => score,
-            None => Err(self.broken(format!("did not respond within {limit:?}"))),
+            None => Err(self.failure(format!("the program did not respond within {limit:?}"))),
         }
     }
 
@@ -126,33 +126,33 @@ impl CommandScorer {
         );
         // Dropping `run` also ends all processes that the program has started.
         let mut run =
-            started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
-        let output = run.wait().await.map_err(|error| self.broken(error))?;
+            started.map_err(|error| self.failure(format!("cannot start the program: {error}")))?;
+        let output = run.wait().await.map_err(|error| self.failure(error))?;
         if let Some(why) = output.start_error() {
-            return Err(self.broken(format!("cannot be started: {why}")));
+            return Err(self.failure(format!("cannot start the program: {why}")));
         }
         if output.code != Some(0) {
             let last =
                 output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
-            return Err(self.broken(format!("exited with {}: {last}", exit_status(output.code))));
+            return Err(self.failure(format!("exited with {}: {last}", exit_status(output.code))));
         }
         let stdout_text = output.stdout.text();
         let Some(score) = parse_score(stdout_text.trim()) else {
             let start = excerpt(&stdout_text);
             return Err(
-                self.broken(format!("printed {start:?}, which is neither a number nor a score"))
+                self.failure(format!("printed {start:?}, which is neither a number nor a score"))
             );
         };
         if !(0.0..=1.0).contains(&score.value) {
             return Err(
-                self.broken(format!("printed {}, but a score must be in 0..=1", score.value))
+                self.failure(format!("printed {}, but a score must be in 0..=1", score.value))
             );
         }
         Ok(score)
     }
 
-    fn broken(&self, what: impl Into<String>) -> ScoreError {
-        self.keys.broken(what)
+    fn failure(&self, what: impl Into<String>) -> ScoreError {
+        self.keys.failure(what)
     }
 }
 
@@ -161,31 +161,33 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    fn shell(script: &str) -> CommandScorer {
+    fn shell_scorer(script: &str) -> CommandScorer {
         let command = vec!["sh".into(), "-c".into(), script.into()];
         let keys =
             CommandKeys { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() };
         CommandScorer::new(keys, Supervisor::default())
     }
 
-    fn with(script: &str, change: impl FnOnce(&mut CommandKeys)) -> CommandScorer {
-        let mut scorer = shell(script);
+    fn scorer_with_keys(script: &str, change: impl FnOnce(&mut CommandKeys)) -> CommandScorer {
+        let mut scorer = shell_scorer(script);
         change(&mut scorer.keys);
         scorer
     }
 
     #[tokio::test]
     async fn program_output_is_parsed_as_score() {
-        let scorer =
-            shell(r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#);
+        let scorer = shell_scorer(
+            r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#,
+        );
         let score = scorer.grade("it is 72", &"72".into()).await.unwrap();
         assert_eq!(score, Score { value: 0.5, extracted: None });
         assert_eq!(scorer.grade("it is 72", &"73".into()).await.unwrap().value, 0.0);
         let input = testing::scorer_input("x", json!({ "answer": "1E5", "answer_number": 1e5 }));
-        let number =
-            shell(r#"read line; case "$line" in *'"expected":"'*) echo 0;; *) echo 1;; esac"#);
+        let number = shell_scorer(
+            r#"read line; case "$line" in *'"expected":"'*) echo 0;; *) echo 1;; esac"#,
+        );
         assert_eq!(number.score(&input).await.unwrap(), [Component::score(1.0)]);
-        let full = shell(r#"echo '{"value": 1, "extracted": "72"}'"#)
+        let full = shell_scorer(r#"echo '{"value": 1, "extracted": "72"}'"#)
             .grade("", &Value::Null)
             .await
             .unwrap();
@@ -193,12 +195,13 @@ mod tests {
         for number in
             ["0.50", "5e-1", r#"{"value": 0.50}"#, r#"{"extracted": null, "value": 5E-1}"#]
         {
-            let score = shell(&format!("echo '{number}'")).grade("", &Value::Null).await.unwrap();
+            let score =
+                shell_scorer(&format!("echo '{number}'")).grade("", &Value::Null).await.unwrap();
             assert_eq!(score, Score { value: 0.5, extracted: None }, "{number}");
         }
         // A program that does not read its standard input, even if the input exceeds a pipe's
         // buffer.
-        let deaf = shell("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
+        let deaf = shell_scorer("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
         assert_eq!(deaf.value, 1.0);
     }
 
@@ -207,9 +210,9 @@ mod tests {
         // Cargo sets this variable, which stands in for a secret.
         let secret = "CARGO_PKG_NAME";
         assert!(std::env::var(secret).is_ok());
-        let scorer = shell(&format!("test -n \"$PATH\" && test -z \"${secret}\" && echo 1"));
+        let scorer = shell_scorer(&format!("test -n \"$PATH\" && test -z \"${secret}\" && echo 1"));
         assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
-        let scorer = with(&format!("test -n \"${secret}\" && echo 1"), |keys| {
+        let scorer = scorer_with_keys(&format!("test -n \"${secret}\" && echo 1"), |keys| {
             keys.environment = vec![secret.into()];
         });
         assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
@@ -220,7 +223,8 @@ mod tests {
     async fn timeout_ends_child_processes() {
         let dir = tempfile::tempdir().unwrap();
         let script = "(sleep 0.4; touch late) & wait";
-        let scorer = with(script, |keys| (keys.seconds, keys.folder) = (0.1, dir.path().into()));
+        let scorer =
+            scorer_with_keys(script, |keys| (keys.seconds, keys.folder) = (0.1, dir.path().into()));
         scorer.grade("", &Value::Null).await.unwrap_err();
         tokio::time::sleep(Duration::from_millis(600)).await;
         assert!(!dir.path().join("late").exists());
@@ -229,13 +233,16 @@ mod tests {
     #[tokio::test]
     async fn program_failures_are_reported() {
         for (scorer, want) in [
-            (shell("echo oh no >&2; exit 3"), "exited with exit status: 3: oh no"),
-            (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
-            (shell("echo 2"), "printed 2, but a score must be in 0..=1"),
-            (with("sleep 9", |keys| keys.seconds = 0.05), "did not respond within 50ms"),
-            (with("", |keys| keys.command = vec!["/no/such".into()]), "cannot be started"),
-            (with("", |keys| keys.folder = "/no/such".into()), "cannot be started"),
-            (with("", |keys| keys.command = vec![]), "is empty"),
+            (shell_scorer("echo oh no >&2; exit 3"), "exited with exit status: 3: oh no"),
+            (shell_scorer("echo many"), "printed \"many\", which is neither a number nor a score"),
+            (shell_scorer("echo 2"), "printed 2, but a score must be in 0..=1"),
+            (
+                scorer_with_keys("sleep 9", |keys| keys.seconds = 0.05),
+                "did not respond within 50ms",
+            ),
+            (scorer_with_keys("", |keys| keys.command = vec!["/no/such".into()]), "cannot start"),
+            (scorer_with_keys("", |keys| keys.folder = "/no/such".into()), "cannot start"),
+            (scorer_with_keys("", |keys| keys.command = vec![]), "is empty"),
         ] {
             let error = scorer.grade("", &Value::Null).await.unwrap_err().to_string();
             assert!(error.contains(want), "{error}\n  want: {want}");

@@ -9,26 +9,27 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use crate::bounds::{joined_before, joined_behind};
+use crate::bounds::{unspaced_bound_after_number, unspaced_bound_before_number};
 use crate::pattern::pattern;
-use crate::retraction::{REJECTIONS, takes_back};
+use crate::retraction::{REJECTIONS, retracts_answer};
 use crate::short::{ShortAnswer, normalize};
 use crate::{Rational, doubts, numbers};
 
-/// Returns whether a text states an answer at least once without a denial. Returns false if the
-/// answer contains neither words nor digits.
-pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
+/// Returns whether a text states the expected answer at least once without a denial. Returns false
+/// if the answer contains neither words nor digits.
+pub(crate) fn states_answer(text: &str, want: &ShortAnswer) -> bool {
     let words = want.text.split(' ').count();
     if !want.has_words {
         return false;
     }
     if JOINED_SCRIPT.is_match(&want.text) {
-        return is_in_joined_script(text, want);
+        return states_answer_unspaced(text, want);
     }
     let text = LINK.replace_all(text, "$1");
     let text = text.as_ref();
-    let value = value(&want.written, 0..want.written.len());
-    let is_own_value = |range: Range<usize>| value.is_none() || self::value(text, range) == value;
+    let value = number_value_at(&want.written, 0..want.written.len());
+    let is_own_value =
+        |range: Range<usize>| value.is_none() || self::number_value_at(text, range) == value;
     let tokens: Vec<(usize, usize)> =
         TOKEN.find_iter(text).map(|found| (found.start(), found.end())).collect();
     tokens.iter().enumerate().any(|(first, (start, end))| {
@@ -61,10 +62,11 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
             let owner = start + POSSESSIVE.find(span).map_or(span.len(), |owned| owned.start());
             let word = start + span.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
             let unquoted = start + span.trim_end_matches(['"', '\'', '.', ',', '!', '?']).len();
-            let is_it =
-                |end: usize| ShortAnswer::new(&text[*start..end.max(*start)], false).equals(want);
+            let is_it = |end: usize| {
+                ShortAnswer::new(&text[*start..end.max(*start)], false).matches_expected(want)
+            };
             let is_stated = || {
-                !is_denied(&text[..*start], &text[word.min(owner)..])
+                !is_answer_denied(&text[..*start], &text[word.min(owner)..])
                     && is_own_value(*start..end)
                     && (want.text != "no" || AFTER_STANDALONE_NO.is_match(&text[word.min(owner)..]))
                     && (want.text != "yes" || !AND_NO.is_match(&text[word.min(owner)..]))
@@ -77,18 +79,18 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
     })
 }
 
-/// Returns the value of the number that starts in a byte range of a text, according to [`numbers`].
-/// Thus "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
+/// Returns the value of the number in a byte range of a text, in which the words around the number
+/// count: "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
 /// not contain exactly one number.
-fn value(text: &str, range: Range<usize>) -> Option<Rational> {
+fn number_value_at(text: &str, range: Range<usize>) -> Option<Rational> {
     let digit = range.start + text[range.clone()].find(|c: char| c.is_ascii_digit())?;
-    let is_only = numbers::count(&text[range]) == 1;
-    numbers::at(text, digit).filter(|_| is_only)?.value
+    let is_only = numbers::count_numbers(&text[range]) == 1;
+    numbers::number_at(text, digit).filter(|_| is_only)?.value
 }
 
-/// Returns whether a text states an answer in a script that is written without spaces between
-/// words.
-fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
+/// Returns whether a text states the expected answer in a script that is written without spaces
+/// between words.
+fn states_answer_unspaced(text: &str, want: &ShortAnswer) -> bool {
     let own = ShortAnswer::new(text, false);
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
         && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
@@ -107,14 +109,14 @@ fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
                 || is_letter(last) && is_letter(after.chars().next());
             !joins
                 && !DENIED_JOINED.is_match(before)
-                && joined_before(before) != Some("≠")
-                && joined_behind(after) != Some("≠")
-                && !takes_back(after)
+                && unspaced_bound_before_number(before) != Some("≠")
+                && unspaced_bound_after_number(after) != Some("≠")
+                && !retracts_answer(after)
         })
 }
 
 /// Returns whether the text before or after an answer denies or retracts the answer.
-fn is_denied(before: &str, after: &str) -> bool {
+fn is_answer_denied(before: &str, after: &str) -> bool {
     let start = before.char_indices().rev().nth(100).map_or(0, |(at, _)| at);
     let near = BUT.replace_all(&before[start..], "except");
     let near = SURE.replace_all(&near, "");
@@ -129,44 +131,45 @@ fn is_denied(before: &str, after: &str) -> bool {
     DENIES.is_match(&clause)
         || (FORMERLY.is_match(&clause) && BUT_ANOTHER.is_match(after))
         || CALLED_WRONG.is_match(after)
-        || doubts::governing(&near) == Some("≠")
-        || doubts::is_taken_back(after, false)
-        || takes_back(after)
-        || later.any(|sentence| takes_back(sentence) || CORRECTS.is_match(sentence))
+        || doubts::effect_of_preceding_words(&near) == Some("≠")
+        || doubts::is_retracted_after(after, false)
+        || retracts_answer(after)
+        || later.any(|sentence| retracts_answer(sentence) || CORRECTS.is_match(sentence))
 }
 
 static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"[^\s\u2014]+"));
 static POSSESSIVE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:'|\u2019)s?[.,;:!?)]*$"));
-/// Scripts that are written without spaces between words: Han, Kana, and scripts of Southeast Asia.
+/// Matches a character of a script that is written without spaces between words: Han, Kana, and
+/// scripts of Southeast Asia.
 static JOINED_SCRIPT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 });
 static DENIED_JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫|不可能[是为])$")
 });
-/// Punctuation in these scripts.
+/// Matches punctuation of scripts that are written without spaces.
 static MARKS: LazyLock<Regex> = LazyLock::new(|| pattern(r"[，。；：！？、]|[,;:!?]"));
-/// A Markdown link, with its text in group 1.
+/// Matches a Markdown link, with the link's text in group 1.
 static LINK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[([^\]\n]*)\]\([^()\s]*\)"));
 static INITIALS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[A-Z]\.\s+[A-Z]\."));
-/// Text after a "no" that is an answer, and not part of "no idea".
+/// Matches text after a "no" that is an answer, unlike the "no" of "no idea".
 static AFTER_STANDALONE_NO: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r#"(?i)^\W*$|^['"*_`]*\s*[.,;:!\n)–—-]|^\s+(?:it|they|he|she|we|i|this|that|there|because|since)\b"#,
     )
 });
-/// A "no" that joins a "yes": "yes and no".
+/// Matches a "no" that is joined to a "yes": "yes and no".
 static AND_NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:and|or)\s+no\b"));
-/// Words before an answer that another answer replaces: "it was thought to be Paris, but".
+/// Matches words before an answer that another answer replaces: "it was thought to be Paris, but".
 static FORMERLY: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:(?:was|were)\s+(?:\w+\s+)?(?:thought|believed|assumed|supposed)|used)\s+to\s+be\W*$",
     )
 });
 static BUT_ANOTHER: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^[^.!?;\n]*\bbut\b"));
-/// A "but" that excludes the word after it: `anything but Paris`.
+/// Matches a "but" that excludes the word after it: `anything but Paris`.
 static BUT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banything\s+but\b"));
-/// The end of a clause. A comma ends a clause only if a subject follows.
+/// Matches the end of a clause. A comma ends a clause only if a subject follows.
 static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;:\n\u{3002}]\s*|\s[-–—]+\s+|\b(?:but|however|instead,|so|therefore|because|sondern|mais|sino)\s",
@@ -174,7 +177,8 @@ static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\bdespite\b[^,]*,",
     ))
 });
-/// Negations that deny nothing: "no doubt it is Paris", "not only Paris", "none other than Paris".
+/// Matches negations that deny nothing: "no doubt it is Paris", "not only Paris", "none other than
+/// Paris".
 static SURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?|not\s+any)\s+doubt\b|\bnot\s+only\b",
@@ -182,22 +186,24 @@ static SURE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\bif\s+i(?:['\u{2019}]m|\s+am)\s+not\s+(?:mistaken|wrong)\b",
     ))
 });
-/// A "no" that answers the question, before the answer itself: "No, Paris".
+/// Matches a "no" that answers the question, before the answer itself: "No, Paris".
 static NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:no|non|nein|não|nee|нет)\s*,"));
-/// A denial within the subject: "the city that is not in Spain is". It does not deny the answer.
+/// Matches a negation in a relative clause of the subject, which does not deny the answer: "the
+/// city that is not in Spain is".
 static RELATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:that|which|who)\s+(?:\w+\s+not|\w+n['\u{2019}]t)\s[^.!?,;:]*\s(?:is|was|are)\s*$",
     )
 });
-/// Words in such a subject with which it does deny the answer: "the one that is not correct is".
+/// Matches words with which a negation in a relative clause does deny the answer: "the one that is
+/// not correct is".
 static HOLDS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:right|correct|true|valid|fits?|works?|match(?:es)?|holds?|answers?|possible)\b",
     )
 });
-/// A denial in the clause before the answer. Most denials must be at most six words before the
-/// answer.
+/// Matches a denial in the clause before the answer. Most denials must be at most six words before
+/// the answer.
 static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     let expression = concat!(
         r"(?i)(?:\b(?:not|cannot|never|nothing|nobody|hardly|scarcely|whether|doubt(?:s|ed)?|wrong|incorrect|false|unlikely|impossible",
@@ -209,7 +215,7 @@ static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     );
     pattern(&expression.replace("REJECTIONS", REJECTIONS))
 });
-/// Text after an answer that calls the answer wrong.
+/// Matches text after an answer that calls the answer wrong.
 static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!?;]*(?:(?:is|was|are|were|would\s+be|seems)\s+(?:\w+ly\s+)?(?:not\s+(?:it|right|correct|true|the\s+(?:\w+\s+)?(?:answer|one))\b)",
@@ -222,7 +228,7 @@ static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n"));
-/// A later sentence that states another answer: "Actually, it is London".
+/// Matches a later sentence that states another answer: "Actually, it is London".
 static CORRECTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^\W*(?:actually|in\s+fact)\b,?\s+(?:it|that|the\s+answer)(?:['\u{2019}]s|\s+(?:is|was|should|must))\b",
@@ -234,7 +240,7 @@ mod tests {
     use super::*;
 
     fn states(text: &str, answer: &str) -> bool {
-        contains(text, &ShortAnswer::new(answer, false))
+        states_answer(text, &ShortAnswer::new(answer, false))
     }
 
     #[test]

@@ -16,80 +16,81 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use self::operations::{
-    denominator_in_words, is_function, is_multiple, is_operand, is_ordinal, note_units,
+    add_leading_units, denominator_in_words, ends_with_function, ends_with_operand,
+    ends_with_unsolved_side, starts_with_ordinal_suffix,
 };
 pub(crate) use self::operations::{
-    is_relation, starts_factor, starts_operation, starts_relation, without_latex,
+    ends_with_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
 use crate::Rational;
-use crate::bounds;
-use crate::doubts;
-use crate::languages::{self, Effect};
+use crate::languages::{self, NumberChange};
 use crate::pattern::pattern;
-use crate::words::{self, About};
+use crate::words::{self, NumberDescription};
+use crate::{bounds, doubts};
 
 /// Number of characters that are inspected on either side of a number.
 const REACH: usize = 80;
 
 /// A number and its position in a text.
-pub(crate) struct NumberPosition<'t> {
+pub(crate) struct NumberContext<'t> {
     pub chars: &'t [char],
-    /// Character range of the number, including its sign and currency.
+    /// Character range of the number in the text, including its sign and currency.
     pub range: Range<usize>,
-    /// Whether the text is a single formula.
+    /// Whether the text consists of a single formula.
     pub formula: bool,
 }
 
-/// Effect of the surrounding text on a number.
+/// Effect of the surrounding text on the value of a number.
 #[derive(Debug)]
-pub(crate) struct Change {
-    /// Factor of the number's value, 1 by default; `None` if the number has no value of its own.
+pub(crate) struct NumberEffect {
+    /// Factor of the number's value, 1 by default. `None` if the surrounding text leaves the number
+    /// without a value.
     pub factor: Option<Rational>,
     /// Base of the digits, from a subscript; `None` for base 10.
     pub base: Option<u32>,
     /// Character range of the number, including words of sign and magnitude.
     pub range: Range<usize>,
-    pub about: About,
+    pub about: NumberDescription,
 }
 
-/// Words that join a number to another one.
+/// Words that join a number to an adjacent number.
 const JOINS: [&str; 10] =
     ["times", "plus", "minus", "divided", "to", "or", "over", "versus", "choose", "modulo"];
 
-/// A quotient before its remainder: the `3 R` of `3 R 42`, `3 remainder 42`.
+/// Matches a quotient before its remainder: the `3 R` of `3 R 42`, `3 remainder 42`.
 static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\d[\s$,*)]*(?:(?:with|and)?\s*(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+of)?|r|rem\.?|余|余り|あまり)[\s$:]*$",
     )
 });
 
-/// A remainder after its quotient.
+/// Matches a remainder after its quotient.
 static REMAINDER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^[\s$,*)\\]*(?:(?:with\s+)?(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+(?:of|is|von|de))?|r|rem\.?|余|余り|あまり|⋯⋯|……)[\s$:=]*([1-9])",
     )
 });
 
-/// A measure in a larger unit, before one in a smaller unit: `1 hour and`, `$1 and`.
+/// Matches a measure in a larger unit, before a measure in a smaller unit: `1 hour and`, `$1 and`.
 static MEASURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$",
     )
 });
 
-/// The left side of an equation for a function of one unknown: `log x =`, `sqrt(x) =`.
+/// Matches the left side of an equation for a function of one unknown: `log x =`, `sqrt(x) =`.
 static FUNCTION_OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:log|ln|lg|exp|sin|cos|tan|cot|sqrt|√)(?:_\S+)?\s*[({]?\s*[a-zA-Z]\s*[)}]?\s*=$")
 });
 
-/// A number word with a hyphen or a space: the `ten-thousands` of `42 ten-thousands`.
+/// Matches a number word with a hyphen or a space: the `ten-thousands` of `42 ten-thousands`.
 static LARGE_PART: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)^\s*(?:ten|hundred)[- ](?:thousand|million|billion)"));
 
-/// A word directly after a number, which can be a fraction: the `hundredths` of `42 hundredths`.
+/// Matches a word after a number, which can be a denominator: the `hundredths` of `42 hundredths`.
 static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s]*(\p{L}+)"));
 
-/// Text before the last of several solutions: `the solutions are 43 and`.
+/// Matches text before the last of several solutions: `the solutions are 43 and`.
 static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:solutions|roots|zeros|zeroes|answers|values|lösungen|soluciones|racines)\b[^.;!?\n]*\d[\s$\\)*]*,?",
@@ -97,12 +98,12 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// The first numbers of a line that is a list: the `41, ` of `41, 42`.
+/// Matches the first numbers of a line that is a list: the `41, ` of `41, 42`.
 static LISTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\s*(?:[$*]*[-−]?\d[\d.]*[$*]*[,;]\s+)+[$*]*$"));
 
-/// Text directly before a number that makes the number a part of a name, a range, a row of a table
-/// or one of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
+/// Matches text that makes the number directly after it part of a name, range or table row, or one
+/// of several values: `F-`, `17~`, `| 17 |`, `17 `, `x = 17 or x =`, `x_1 = 17, x_2 =`.
 static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\p{L}-$|\d\s*[~∼]\s*$|\|\s*[-\d.,$]+\s*\|\s*$|^\s*[-\d.,$]+\s*\|\s*$|^\s*\$?\d+(?:,\d{3})*\s+\$?$",
@@ -114,9 +115,8 @@ static ADJACENT: LazyLock<Regex> = LazyLock::new(|| {
 const CLOSERS: [&str; 14] =
     ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
 
-/// Returns the number of characters at the start of `after` that close marks opened in `before`; 0
-/// if there are none.
-fn closing_marks(before: &str, after: &str) -> usize {
+/// Counts the characters at the start of `after` that close marks which were opened in `before`.
+fn count_closing_marks(before: &str, after: &str) -> usize {
     let mut rest = after;
     let mut before = before;
     loop {
@@ -156,17 +156,17 @@ pub(crate) fn is_one_of_several(before: &str) -> bool {
     SEVERAL.is_match(before)
 }
 
-impl NumberPosition<'_> {
-    /// Returns the effect of the surrounding text on the number.
-    pub fn parse_change(&self) -> Change {
-        let mut change = Change {
+impl NumberContext<'_> {
+    /// Returns the effect of the surrounding text on the value of the number.
+    pub fn find_effect(&self) -> NumberEffect {
+        let mut change = NumberEffect {
             factor: Some(Rational::from(1)),
             base: None,
             range: self.range.clone(),
-            about: About::default(),
+            about: NumberDescription::default(),
         };
-        let before = self.before(&mut change);
-        let after = self.after(&mut change);
+        let before = self.apply_text_before(&mut change);
+        let after = self.apply_text_after(&mut change);
         if !before || !after || self.is_in_tuple() || self.is_in_matrix() {
             change.factor = None;
         }
@@ -177,29 +177,29 @@ impl NumberPosition<'_> {
         self.chars.get(at).copied()
     }
 
-    fn number(&self) -> String {
+    fn number_text(&self) -> String {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Applies the text before the number to `parse_change`. Returns whether the number keeps a
+    /// Applies the text before the number to `change`. Returns whether the number keeps a
     /// value.
-    fn before(&self, change: &mut Change) -> bool {
+    fn apply_text_before(&self, change: &mut NumberEffect) -> bool {
         let start = self.range.start.saturating_sub(REACH);
         let line: String = self.chars[start..self.range.start].iter().collect();
         let line = line.rsplit('\n').next().unwrap_or_default();
         let raw = line.trim_end_matches([' ', '~', '{', '$', '(']);
         let text = self.text_before();
-        if is_relation(raw)
-            || is_operand(raw, self.number().starts_with(['-', '−']))
-            || is_function(raw)
-            || is_multiple(raw)
+        if ends_with_relation(raw)
+            || ends_with_operand(raw, self.number_text().starts_with(['-', '−']))
+            || ends_with_function(raw)
+            || ends_with_unsolved_side(raw)
             || FUNCTION_OF.is_match(raw)
             || self.is_argument()
             || (!self.formula && is_one_of_several(&text))
             || LISTED.is_match(line)
             || line.trim_end().ends_with("-(")
             || ADJACENT.is_match(line)
-            || self.is_joined(-1)
+            || self.is_joined_to_digits(-1)
         {
             return false;
         }
@@ -214,16 +214,18 @@ impl NumberPosition<'_> {
             return false;
         }
         let plain = without_latex(line);
-        if doubts::governing(&plain).is_some()
-            || doubts::gives_up(&text)
-            || doubts::is_condition(&text, &self.text_after(self.range.end))
+        if doubts::effect_of_preceding_words(&plain).is_some()
+            || doubts::states_failure_before(&text)
+            || doubts::is_number_supposed(&text, &self.text_after(self.range.end))
         {
             return false;
         }
         let sentence = plain.rsplit(['.', ';', '!', '?', ',']).next().unwrap_or_default();
-        match languages::before(sentence) {
-            Some(Effect::NoValue) => return false,
-            Some(Effect::Negates) => change.factor = change.factor.take().map(Rational::negate),
+        match languages::change_before_number(sentence) {
+            Some(NumberChange::NoValue) => return false,
+            Some(NumberChange::Negates) => {
+                change.factor = change.factor.take().map(Rational::negate)
+            }
             None => {}
         }
         // Words belong to the number only if spaces, quotes, brackets or hyphens separate them from
@@ -243,7 +245,7 @@ impl NumberPosition<'_> {
         let Some((last, rest)) = lower.split_last() else { return true };
         let is_number = |word: Option<&&str>| {
             word.is_some_and(|word| {
-                word.contains(|c: char| c.is_ascii_digit()) || words::number_word(word).is_some()
+                word.contains(|c: char| c.is_ascii_digit()) || words::word_to_number(word).is_some()
             })
         };
         if ["minus", "negative"].contains(last) {
@@ -257,13 +259,13 @@ impl NumberPosition<'_> {
             change.range.start = self.range.start - back;
             return true;
         }
-        if let Some(factor) = words::multiplier(last) {
+        if let Some(factor) = words::multiplier_factor(last) {
             change.factor =
                 change.factor.take().and_then(|one| one.times(&Rational::from(factor as i64)));
             return true;
         }
         let is_part = |word: &&str| {
-            word.rsplit('-').next().is_some_and(|part| words::denominator(part).is_some())
+            word.rsplit('-').next().is_some_and(|part| words::denominator_of_word(part).is_some())
         };
         if *last == "of" && rest.last().is_some_and(is_part) {
             return false;
@@ -310,9 +312,9 @@ impl NumberPosition<'_> {
         *last != "in" && !is_operand
     }
 
-    /// Applies the text after the number to `parse_change`. Returns whether the number keeps a
+    /// Applies the text after the number to `change`. Returns whether the number keeps a
     /// value.
-    fn after(&self, change: &mut Change) -> bool {
+    fn apply_text_after(&self, change: &mut NumberEffect) -> bool {
         let mut end = self.range.end;
         if self.char_at(end) == Some('_')
             && self.char_at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{')
@@ -326,11 +328,11 @@ impl NumberPosition<'_> {
             change.base = digits.parse().ok();
             return change.base.is_some();
         }
-        let number = self.number();
+        let number = self.number_text();
         // In `$42$`, the sign marks a formula.
         let is_formula = self.char_at(end) == Some('$');
         let currency = number.chars().find(|c| "$€£¥₹".contains(*c)).filter(|_| !is_formula);
-        if let Some(units) = currency.and_then(|sign| words::units(&sign.to_string())) {
+        if let Some(units) = currency.and_then(|sign| words::parse_units(&sign.to_string())) {
             units.into_iter().for_each(|(unit, power)| change.about.add_unit(unit, power));
         }
         // Suffixes of magnitude: `5k`, `$5M`.
@@ -338,9 +340,9 @@ impl NumberPosition<'_> {
             && !self.char_at(end + 1).is_some_and(|c| c.is_alphanumeric() || c == '^')
         {
             let is_amount = currency.is_some() || letter == 'k';
-            if let (true, Some(factor)) = (is_amount, words::suffix(&letter.to_string())) {
+            if let (true, Some(factor)) = (is_amount, words::money_factor(&letter.to_string())) {
                 change.range.end = end + 1;
-                return self.multiply(change, factor);
+                return self.multiply_value(change, factor);
             }
             if "KMBT".contains(letter) {
                 return false;
@@ -354,17 +356,17 @@ impl NumberPosition<'_> {
         if starts_operation(&line)
             || starts_relation(&line)
             || starts_factor(&line)
-            || self.is_joined(1)
+            || self.is_joined_to_digits(1)
         {
             return false;
         }
-        if REMAINDER.is_match(&line) || (!self.formula && is_ordinal(&line)) {
+        if REMAINDER.is_match(&line) || (!self.formula && starts_with_ordinal_suffix(&line)) {
             return false;
         }
         // Closing marks do not separate the number from the words after it.
         let opened: String =
             self.chars[self.range.start.saturating_sub(REACH)..self.range.end].iter().collect();
-        end += closing_marks(&opened, &line);
+        end += count_closing_marks(&opened, &line);
         let line: String =
             self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
         if LARGE_PART.is_match(&line) || REMAINDER.is_match(&line) {
@@ -376,12 +378,12 @@ impl NumberPosition<'_> {
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
         }
         // Words of magnitude.
-        while let Some((word, next)) = self.word_at(end) {
+        while let Some((word, next)) = self.next_word(end) {
             let length = word.chars().count();
-            let full_magnitude = words::magnitude(&word).map(|factor| (factor, length));
-            let leading = || languages::leading_magnitude(&word).map(|factor| (factor, 1));
+            let full_magnitude = words::magnitude_factor(&word).map(|factor| (factor, length));
+            let leading = || languages::leading_magnitude_factor(&word).map(|factor| (factor, 1));
             let Some((factor, used)) = full_magnitude.or_else(leading) else { break };
-            if !self.multiply(change, factor) {
+            if !self.multiply_value(change, factor) {
                 return false;
             }
             end = next - (length - used);
@@ -389,25 +391,26 @@ impl NumberPosition<'_> {
         }
         let rest: String =
             self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
-        if let Some((bottom, used)) = words::part(rest.trim_start()) {
+        if let Some((bottom, used)) = words::fraction_after_number(rest.trim_start()) {
             let part = Rational::from(1).divide(&Rational::from(bottom));
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
             let used = &rest[..rest.len() - rest.trim_start().len() + used];
             change.range.end = end + used.chars().count();
-            return change.factor.is_some() && !doubts::is_taken_back(&rest[used.len()..], true);
+            return change.factor.is_some()
+                && !doubts::is_retracted_after(&rest[used.len()..], true);
         }
         let plain = without_latex(&rest);
         let is_mil = plain.trim_start().split(|c: char| !c.is_alphabetic()).next() == Some("mil");
         if is_mil
-            || languages::is_joined(&plain)
-            || bounds::joined_behind(plain.trim_start()).is_some()
-            || doubts::is_taken_back(&self.text_after(end), true)
-            || doubts::is_doubted(&rest)
+            || languages::starts_with_joined_number(&plain)
+            || bounds::unspaced_bound_after_number(plain.trim_start()).is_some()
+            || doubts::is_retracted_after(&self.text_after(end), true)
+            || doubts::is_doubted_after(&rest)
         {
             return false;
         }
         let sentence = plain.split(". ").next().unwrap_or_default();
-        note_units(sentence, &mut change.about);
+        add_leading_units(sentence, &mut change.about);
         let words: Vec<String> = sentence
             .split(|c: char| !c.is_alphanumeric() && c != '\'')
             .filter(|word| !word.is_empty())
@@ -415,7 +418,7 @@ impl NumberPosition<'_> {
             .take(6)
             .collect();
         for word in words.iter().take(3) {
-            if let Some(direction) = words::direction(word) {
+            if let Some(direction) = words::direction_kind(word) {
                 change.about.directions.push(direction);
             }
         }
@@ -425,7 +428,7 @@ impl NumberPosition<'_> {
             words[at] == "or"
                 && next.is_some_and(|next| {
                     next.starts_with(|c: char| c.is_ascii_digit())
-                        || words::number_word(next).is_some()
+                        || words::word_to_number(next).is_some()
                 })
         };
         // Bounds: `5 or more`, `5 people at least`. A single word after a noun is ignored, because
@@ -436,12 +439,12 @@ impl NumberPosition<'_> {
             .filter(|word| !word.is_empty())
             .count();
         let bounds = (0..words.len().min(3)).any(|at| {
-            let bound = bounds::phrase_behind(&words[at..]).filter(|_| at < reach);
+            let bound = bounds::bound_phrase_after_number(&words[at..]).filter(|_| at < reach);
             bound.is_some_and(|(_, length)| at == 0 || length > 1) || is_guess(at)
         });
         let is_half = words.len() > 2
             && words[0] == "and"
-            && (words::denominator(words[2]).is_some() || words[1] == "half");
+            && (words::denominator_of_word(words[2]).is_some() || words[1] == "half");
         let is_function = ["squared", "cubed", "factorial", "doubled", "tripled", "halved"]
             .contains(words.first().unwrap_or(&""))
             || words.first() == Some(&"pi")
@@ -458,8 +461,7 @@ impl NumberPosition<'_> {
         !bounds && !times && !is_function && !is_half
     }
 
-    /// Returns up to 320 characters before the number, enough for its sentence and the previous
-    /// one.
+    /// Returns up to 320 characters before the number: its sentence and the previous sentence.
     fn text_before(&self) -> String {
         self.chars[self.range.start.saturating_sub(4 * REACH)..self.range.start].iter().collect()
     }
@@ -500,24 +502,24 @@ impl NumberPosition<'_> {
             return true;
         }
         let small: String = after.chars().take_while(|c| c.is_alphabetic()).collect();
-        words::is_part(&small, &large)
+        words::can_follow_in_measure(&small, &large)
     }
 
-    /// Returns up to 320 characters from the index `end`.
+    /// Returns up to 320 characters of the text from the index `end`.
     fn text_after(&self, end: usize) -> String {
         self.chars[end..self.chars.len().min(end + 4 * REACH)].iter().collect()
     }
 
-    /// Returns whether a comma or a point without a space joins the number to other digits: a
+    /// Returns whether a comma or a point joins the number to other digits without a space, as in a
     /// decimal comma, a list or a version. `side` is -1 for digits before the number and 1 for
     /// digits after it.
-    fn is_joined(&self, side: isize) -> bool {
+    fn is_joined_to_digits(&self, side: isize) -> bool {
         let edge = if side < 0 { self.range.start } else { self.range.end.saturating_sub(1) };
         let neighbor = |steps: isize| self.char_at(edge.checked_add_signed(steps * side)?);
         matches!(neighbor(1), Some(',' | '.')) && neighbor(2).is_some_and(|c| c.is_ascii_digit())
     }
 
-    fn multiply(&self, change: &mut Change, factor: u64) -> bool {
+    fn multiply_value(&self, change: &mut NumberEffect, factor: u64) -> bool {
         let factor = Rational::new(i128::from(factor), 1);
         change.factor =
             change.factor.take().zip(factor).and_then(|(own, factor)| own.times(&factor));
@@ -526,7 +528,7 @@ impl NumberPosition<'_> {
 
     /// Returns the word at or after the index `char_at`, and the index of its end. Spaces, hyphens
     /// and LaTeX markup before the word are skipped.
-    fn word_at(&self, at: usize) -> Option<(String, usize)> {
+    fn next_word(&self, at: usize) -> Option<(String, usize)> {
         let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();
         let mut text = rest.as_str();
         loop {
@@ -558,8 +560,8 @@ impl NumberPosition<'_> {
         (!word.is_empty()).then(|| (word.clone(), at + skipped + word.chars().count()))
     }
 
-    /// Returns whether the number is one of several in brackets: a pair (also `(1,234)`), an
-    /// interval or a set.
+    /// Returns whether the number is one of several numbers in brackets: a pair (also `(1,234)`),
+    /// an interval or a set.
     fn is_in_tuple(&self) -> bool {
         let inner = |c: &char| c.is_ascii_digit() || " .,;-−+/\\{}$^_∞πfractdqopi".contains(*c);
         let before = self.chars[..self.range.start].iter().rev().take(REACH);
@@ -580,7 +582,7 @@ impl NumberPosition<'_> {
         is_bracket && is_set && inside.contains([',', ';'])
     }
 
-    /// Returns whether the number is an element of a matrix, next to `&` or `\\`.
+    /// Returns whether the number is an element of a LaTeX matrix, next to `&` or `\\`.
     fn is_in_matrix(&self) -> bool {
         let before: String = self.chars[..self.range.start].iter().rev().take(REACH).collect();
         let before = before.trim_start();

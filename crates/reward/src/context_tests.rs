@@ -1,10 +1,10 @@
 //! Tests of `context`.
 
 use super::*;
-use crate::numbers::last;
+use crate::numbers::last_number;
 
 #[test]
-fn context_changes_or_removes_number_value() {
+fn surrounding_words_change_or_remove_number() {
     for (text, want) in [
         ("**42** million", Some("42000000")),
         ("<b>42</b> thousand", Some("42000")),
@@ -40,7 +40,7 @@ fn context_changes_or_removes_number_value() {
         ("42. No, wait.", None),
         ("42. That can't be right.", None),
     ] {
-        let found = last(text).unwrap_or_else(|| panic!("{text}"));
+        let found = last_number(text).unwrap_or_else(|| panic!("{text}"));
         assert_eq!(found.value, want.and_then(Rational::parse), "{text}");
     }
 }

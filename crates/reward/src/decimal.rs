@@ -8,7 +8,7 @@ use num_bigint::BigInt;
 use num_integer::Integer;
 use num_traits::Zero;
 
-/// A decimal number of any length.
+/// A decimal number of any length, for exact comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Decimal {
     pub negative: bool,
@@ -49,8 +49,8 @@ impl Decimal {
         Some(Decimal { negative: negative && !digits.is_empty(), digits, exponent, is_float })
     }
 
-    /// Creates a decimal from a float. An integer gets all of its digits, and another value the
-    /// shortest decimal that is closest to it. Returns `None` if the value is not finite.
+    /// Creates a decimal from a float. An integer keeps all of its digits. Any other value becomes
+    /// the shortest decimal that is closest to it. Returns `None` if the value is not finite.
     pub fn from_f64(value: f64) -> Option<Self> {
         Decimal::parse(&if value.fract() == 0.0 {
             format!("{value:.0}")
@@ -59,12 +59,12 @@ impl Decimal {
         })
     }
 
-    pub fn is_value_of(&self, other: &Decimal) -> bool {
+    pub fn equals_as_number(&self, other: &Decimal) -> bool {
         (self.negative, self.exponent, &self.digits)
             == (other.negative, other.exponent, &other.digits)
     }
 
-    /// Returns the nearest f64.
+    /// Returns the f64 that is nearest to the value.
     pub fn to_f64(&self) -> f64 {
         let digits = String::from_utf8_lossy(&self.digits);
         let size = format!("{}e{}", if digits.is_empty() { "0" } else { &digits }, self.exponent);
@@ -72,7 +72,7 @@ impl Decimal {
         if self.negative { -size } else { size }
     }
 
-    /// Returns |self − other|, computed on the digits and rounded once.
+    /// Returns |self − other|, computed on the decimal digits and rounded once.
     pub fn difference(&self, other: &Decimal) -> f64 {
         let low = self.exponent.min(other.exponent);
         let width = |number: &Decimal| number.digits.len() as i64 + number.exponent - low;
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compare_orders_values_of_any_length() {
+    fn decimals_of_any_length_are_ordered() {
         let ascending = [
             "-1e99999",
             "-12345678901234567890.5",
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn is_multiple_of_is_exact_at_any_length() {
+    fn multiples_are_detected_exactly_at_any_length() {
         for (value, step, want) in [
             ("0", "7", true),
             ("19.99", "0.01", true),

@@ -5,16 +5,17 @@
 //! Words after a number can retract the number ("5 is wrong", "5. No, that is wrong"). A text that
 //! states that the problem was not solved gives no answer ("I cannot compute it. Maybe 5.").
 
-use crate::bounds::{bound, joined_before};
-use crate::retraction::{self, retracts};
+use crate::bounds::{parse_bound, unspaced_bound_before_number};
+use crate::retraction::{self, starts_with_retraction};
 
-/// Filler words between a bound and its number.
+/// Filler words that can stand between a bound and its number, separated by spaces.
 const FILLERS: &str = "a an the about around roughly approximately exactly only just simply some \
                        of to be equal equals equal-to even quite precisely actually really das \
                        der die den dem le la les el los il lo o os een het etwa genau environ \
                        exactement exactamente circa около ровно";
 
-/// Additional filler words between a denial and its number: not true that the answer is 5.
+/// Filler words that can stand between a denial and its number, in addition to [`FILLERS`]: not
+/// true that the answer is 5.
 const CARRIERS: &str = "is are was were been being that it this he she they we you i answer \
                         result value solution total sum number correct right true case possibly \
                         really necessarily say write conclude claim think believe possible way es \
@@ -24,16 +25,16 @@ const CARRIERS: &str = "is are was were been being that it this he she they we y
 const RESETS: &str = "so then therefore hence thus but because since sondern sino mais mas ma а \
                       но while whereas which leaving giving making";
 
-/// Verbs before "up to" that form no bound: `adds up to 5`.
+/// Verbs before "up to" with which the phrase is not a bound: `adds up to 5`.
 const SUMS: &str = "add adds added adding sum sums summing";
 
-/// Words before a "but" that excludes a number: all but 5.
+/// Words before a "but" that excludes the number after it: all but 5.
 const EXCEPTED: &str = "all anything everything any none nothing everyone every";
 
 /// Characters after which a clause starts.
 const STOPS: [char; 9] = ['.', ';', '!', '?', ',', ':', '=', '\n', '('];
 
-/// Phrases, separated by `|`, which state that a problem was not solved.
+/// Phrases, separated by `|`, that state that a problem was not solved.
 const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be computed|can't be \
                          computed|no idea|impossible to say|impossible to tell|impossible to \
                          know|impossible to determine|impossible to compute|hard to say|hard to \
@@ -46,8 +47,8 @@ const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be comp
                          wiem|bilmiyorum|hesaplayamıyorum|weet het niet|नहीं पता|पता नहीं|لا \
                          أعرف|لا أدري|不知道|无法计算|无法确定|无法求|无法得出|无法回答|无法解|不确定|我猜|猜测|わからない|分からない|わかりません|分かりません|모르|알 수 없";
 
-/// Phrases that state the same only if their subject is the model: I cannot find, but not "she
-/// cannot find".
+/// Phrases that state that a problem was not solved only if their subject is the model: I cannot
+/// find, but not "she cannot find".
 const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|couldn't \
                              compute|cannot solve|can't solve|cannot determine|can't \
                              determine|cannot calculate|can't calculate|cannot find|can't \
@@ -56,10 +57,10 @@ const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|coul
                              solve|cannot work|can't work|cannot figure|can't figure|unable \
                              to|don't know|do not know|not sure|unsure|not certain|give up";
 
-/// Words before a phrase of `OWN_GIVING_UP` whose subject is the model.
+/// Words before a phrase of `OWN_GIVING_UP` that show that the phrase's subject is the model.
 const OWN: &str = "i we i'm we're and but so";
 
-/// Words between a word of `OWN` and a phrase of `OWN_GIVING_UP`.
+/// Words that can stand between a word of `OWN` and a phrase of `OWN_GIVING_UP`.
 const OWN_VERBS: &str = "am was were are honestly simply just really";
 
 /// Words that call a statement wrong.
@@ -68,38 +69,38 @@ const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossi
     incorrecte incorrecto incorrecta falso falsa errado errada sbagliato sbagliata fout onjuist \
     неверно неправильно błędne yanlış değil गलत नहीं خطأ";
 
-/// Verbs between a number and the word that denies it.
+/// Verbs between a number and the word that denies the number.
 const COPULAS: &str = "is was be seems looks that's it's ist wäre est n'est es é è está jest это";
 
-/// Negated verbs.
+/// Negated verbs, such as "isn't", that deny a number.
 const SHORT_DENIALS: &str =
     "isn't wasn't can't cannot couldn't doesn't won't wouldn't shouldn't isnt cant doesnt wont";
 
-/// Words between a denial and the denied word.
+/// Words that can stand between a denial and the denied word.
 const LIGHT: &str = "the a la le die be even really es quite est ist è é está";
 
-/// Words that deny the number before them if they are negated: is not right.
+/// Words that deny the number before them if they are negated: "is not right".
 const HOLDS: &str = "right correct true possible valid answer exactly antwort réponse respuesta \
                      risposta resposta richtig möglich correcte juste exacte correcto correcta \
     posible certo certa correto correta corretto giusto juist верно правильно doğru सही";
 
-/// Verbs that deny the number directly before them if they are negated: doesn't work.
+/// Verbs that deny the number directly before them if they are negated: "doesn't work".
 const ACTS: &str = "work fit match hold make satisfy count";
 
 /// Auxiliary verbs before a separate "not": does not work.
 const AUXILIARIES: &str = "does would can could will did";
 
-/// Words that answer a question with no.
+/// Words that answer a yes-no question with no.
 const NO: &str = "no nope not nein non não нет nee wrong";
 
-/// Words that answer a question with yes.
+/// Words that answer a yes-no question with yes.
 const YES: &str =
     "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
 
-/// Clauses after a number that doubt the number: 5, I guess.
+/// Clauses after a number that express doubt about the number: 5, I guess.
 const DOUBTS: [&str; 4] = ["i guess", "i suppose", "perhaps", "maybe"];
 
-/// Words for "too": `5 is too low`.
+/// Words for "too", as in `5 is too low`.
 const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
 
 /// Maximum number of characters before or after a number that are inspected.
@@ -109,17 +110,18 @@ fn contains_word(list: &str, word: &str) -> bool {
     list.split_whitespace().any(|own| own == word)
 }
 
-/// Splits a text into lower-case words. Apostrophes belong to their word.
+/// Splits a text into lower-case words. Apostrophes belong to the word that contains them.
 fn split_words(text: &str) -> Vec<String> {
     let word = |word: &str| word.trim_matches(['\'', '-']).replace('’', "'").to_lowercase();
-    let parts = text
-        .split(|c: char| !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_mark(c)));
+    let parts = text.split(|c: char| {
+        !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_combining_mark(c))
+    });
     parts.map(word).filter(|word| !word.is_empty()).collect()
 }
 
 /// Returns whether a character is a vowel sign of Hindi, or a mark of Arabic or Thai. These are
 /// parts of words.
-fn is_mark(c: char) -> bool {
+fn is_combining_mark(c: char) -> bool {
     matches!(c, '\u{900}'..='\u{903}' | '\u{93a}'..='\u{94f}' | '\u{64b}'..='\u{65f}' | '\u{e31}'..='\u{e4e}')
 }
 
@@ -132,10 +134,10 @@ fn first_chars(text: &str, count: usize) -> &str {
     &text[..text.char_indices().nth(count).map_or(text.len(), |(at, _)| at)]
 }
 
-/// Returns the effect of the words before a number: the sign of a bound, "≠", "maybe" or
-/// "supposed", or another effect of the table in [`bounds`](crate::bounds). Returns `None` if the
-/// number is stated.
-pub(crate) fn governing(before: &str) -> Option<&'static str> {
+/// Returns the effect of the words before a number on the number: the sign of a bound, "≠",
+/// "maybe", "supposed", or another effect of the table in [`bounds`](crate::bounds). Returns `None`
+/// if the text states the number.
+pub(crate) fn effect_of_preceding_words(before: &str) -> Option<&'static str> {
     let before = last_chars(before, REACH);
     let clause = before.rsplit(STOPS).next().unwrap_or_default();
     let earlier = &before[..before.len() - clause.len()];
@@ -159,10 +161,14 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
             }
             label
         }
-        false if earlier.ends_with(',') && is_supposed(earlier) => return Some("supposed"),
+        false if earlier.ends_with(',') && ends_with_supposition(earlier) => {
+            return Some("supposed");
+        }
         false => clause,
     };
-    if let Some(sign) = joined_before(clause.trim_end_matches([' ', '*', '"', '\'', '「', '$'])) {
+    if let Some(sign) =
+        unspaced_bound_before_number(clause.trim_end_matches([' ', '*', '"', '\'', '「', '$']))
+    {
         return Some(sign);
     }
     let all = split_words(clause);
@@ -183,7 +189,7 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
         return Some("≠");
     }
     for at in 0..words.len() {
-        let Some((sign, length)) = bound(&words[at..], true) else { continue };
+        let Some((sign, length)) = parse_bound(&words[at..], true) else { continue };
         let between = &words[at + length..];
         let is_near = match sign {
             "maybe" | "supposed" => true,
@@ -205,13 +211,13 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
 }
 
 /// Returns whether the last clause of a text consists only of a supposition or a doubt:
-/// "Angenommen, ".
-pub(crate) fn is_supposed(before: &str) -> bool {
+/// "Angenommen, " (suppose).
+pub(crate) fn ends_with_supposition(before: &str) -> bool {
     let before = last_chars(before, REACH).trim_end().trim_end_matches([',', ':']);
     let clause = split_words(before.rsplit(STOPS).next().unwrap_or_default());
     let clause: Vec<&str> = clause.iter().map(String::as_str).collect();
     clause.first() == Some(&"were")
-        || bound(&clause, false).is_some_and(|(sign, length)| {
+        || parse_bound(&clause, false).is_some_and(|(sign, length)| {
             ["supposed", "maybe"].contains(&sign) && length == clause.len()
         })
 }
@@ -223,7 +229,8 @@ const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test 
                         supposons supongamos sea sean se sia supponiamo suponha seja als stel \
                         если пусть jeśli";
 
-/// Like `SUPPOSES`, in scripts that are written without spaces.
+/// Words that suppose the value of a variable at the start of a clause, in scripts that are written
+/// without spaces.
 const JOINED_SUPPOSES: [&str; 11] =
     ["假设", "假如", "如果", "假定", "若", "设", "令", "当", "もし", "仮に", "만약"];
 
@@ -236,9 +243,9 @@ const CONCLUDES: &str = "then dann alors entonces então allora то wtedy 则 �
 const CLAUSE_STARTS: &str =
     "and so but now then also again next first finally und aber et mais y pero e ma";
 
-/// Returns whether the number between `before` and `after` is supposed: it is in a condition ("if
-/// the answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
-pub(crate) fn is_condition(before: &str, after: &str) -> bool {
+/// Returns whether the number between `before` and `after` is only supposed: it is in a condition
+/// ("if the answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
+pub(crate) fn is_number_supposed(before: &str, after: &str) -> bool {
     let before = last_chars(before, REACH);
     let clause = before
         .rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；'])
@@ -247,11 +254,12 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
     // For example `Angenommen, x = 5`.
     let earlier = &before[..before.len() - clause.len()];
-    if earlier.ends_with(',') && is_name_before(trimmed) && is_supposed(earlier) {
+    if earlier.ends_with(',') && ends_with_variable_name(trimmed) && ends_with_supposition(earlier)
+    {
         return true;
     }
     if let Some(rest) = JOINED_SUPPOSES.iter().find_map(|word| trimmed.strip_prefix(word))
-        && is_name_before(rest)
+        && ends_with_variable_name(rest)
     {
         return true;
     }
@@ -281,7 +289,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let behind = ["that ", "we ", "try "]
         .iter()
         .fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
-    if is_name_before(behind) {
+    if ends_with_variable_name(behind) {
         return true;
     }
     // A single number is a trial value. In "check: 5", the clause starts only after the colon.
@@ -305,7 +313,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
 
 /// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x
 /// =, $x_1 =.
-fn is_name_before(text: &str) -> bool {
+fn ends_with_variable_name(text: &str) -> bool {
     let text = text.trim_matches([' ', '$', '\\', '(']);
     let name = text
         .strip_suffix('=')
@@ -323,10 +331,10 @@ fn is_name_before(text: &str) -> bool {
     })
 }
 
-/// Returns whether the text before a number states that the problem was not solved. The sentence of
-/// the number counts, and the previous sentence too if at most two words precede the number in its
-/// own.
-pub(crate) fn gives_up(before: &str) -> bool {
+/// Returns whether the text before a number states that the problem was not solved. The number's
+/// sentence counts. The previous sentence counts, too, if at most two words precede the number in
+/// its own sentence.
+pub(crate) fn states_failure_before(before: &str) -> bool {
     let before = last_chars(before, REACH).to_lowercase().replace('’', "'");
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
     let (rest, own) = before.rsplit_once(is_stop).unwrap_or(("", before.as_str()));
@@ -355,8 +363,8 @@ pub(crate) fn gives_up(before: &str) -> bool {
 }
 
 /// Returns whether the text after a number denies or retracts the number. If `question_denies`, a
-/// question without another number also counts, unless its answer is yes.
-pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
+/// question without another number also denies it, unless the answer to the question is yes.
+pub(crate) fn is_retracted_after(after: &str, question_denies: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
     let (own, next) = after.split_at(end);
@@ -395,7 +403,7 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
             && is_complete
             && (contains_word(WRONG, list[0]) || list[0] == "not")
             && (at > 0 || !list[0].is_ascii());
-        is_bare_denial || (0..list.len()).any(|at| is_denial(&list, at))
+        is_bare_denial || (0..list.len()).any(|at| denies_number(&list, at))
     };
     let is_own_wrong = clauses.iter().enumerate().take(3).any(is_wrong);
     let no_wait = split_words(own).windows(2).any(|pair| pair[0] == "no" && pair[1] == "wait");
@@ -417,28 +425,28 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         })
         && (contains_word(NO, follows[0]) || follows.len() > 1);
     let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
-        if rest.first().is_some_and(|verb| contains_word(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
+        if rest.first().is_some_and(|verb| contains_word(SHORT_DENIALS, verb) || *verb == "cannot") && denies_number(rest, 0));
     let next = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
     is_own_wrong
         || no_wait
         || is_no
         || is_waiting
         || is_impossible
-        || retraction::gives_up(next)
-        || retracts(next)
+        || retraction::gives_up_statement(next)
+        || starts_with_retraction(next)
 }
 
-/// Returns whether a clause after a number, in its sentence, doubts the number: "5, I guess".
-pub(crate) fn is_doubted(after: &str) -> bool {
+/// Returns whether a clause after a number, in the same sentence, expresses doubt about the number:
+/// "5, I guess".
+pub(crate) fn is_doubted_after(after: &str) -> bool {
     let after = first_chars(after, REACH);
     let clauses = after[..sentence_end(after)].split([',', ';', '(', ')', '—', '-', ':']);
     clauses.skip(1).take(3).any(|clause| DOUBTS.contains(&split_words(clause).join(" ").as_str()))
 }
 
 /// Returns whether the words at index `at` deny the number before them: is wrong, isn't right,
-/// doesn't work. Plural verbs do not count, because the subject is then a noun: 12 answers are
-/// wrong.
-fn is_denial(words: &[&str], at: usize) -> bool {
+/// doesn't work. Plural verbs do not count, because their subject is a noun: 12 answers are wrong.
+fn denies_number(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);
     let is_verb = |word: &str| contains_word(COPULAS, word) || contains_word(SHORT_DENIALS, word);
@@ -481,8 +489,8 @@ fn is_denial(words: &[&str], at: usize) -> bool {
         || (TOO.contains(&word) && before(1).is_some_and(is_verb))
 }
 
-/// Returns the byte index of the stop that ends the first sentence of a text; the text's length if
-/// there is none.
+/// Returns the byte index of the punctuation mark that ends the first sentence of a text, or the
+/// text's length if there is none.
 fn sentence_end(text: &str) -> usize {
     let bytes = text.as_bytes();
     let ends = |at: &usize| match bytes[*at] {
@@ -498,7 +506,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn governing_returns_effect_of_preceding_words() {
+    fn preceding_words_determine_effect_on_number() {
         for (before, want) in [
             ("It takes at least about ", Some("≥")),
             ("The answer can't be ", Some("≠")),
@@ -519,12 +527,12 @@ mod tests {
             ("Sie hat höchstens ", Some("≤")),
             ("The total is ", None),
         ] {
-            assert_eq!(governing(before), want, "{before}");
+            assert_eq!(effect_of_preceding_words(before), want, "{before}");
         }
     }
 
     #[test]
-    fn gives_up_detects_unsolved_problem() {
+    fn answer_that_gives_up_is_detected() {
         for (before, want) in [
             ("I cannot compute it. Maybe ", true),
             ("I don't know, so I say ", true),
@@ -535,12 +543,12 @@ mod tests {
             ("He was unable to sell ", false),
             ("I was unable to solve it. ", true),
         ] {
-            assert_eq!(gives_up(before), want, "{before}");
+            assert_eq!(states_failure_before(before), want, "{before}");
         }
     }
 
     #[test]
-    fn is_doubted_detects_clause_after_number() {
+    fn doubt_after_number_is_detected() {
         for (after, want) in [
             (", I guess.", true),
             (" apples (perhaps)", true),
@@ -548,12 +556,12 @@ mod tests {
             (". Perhaps 3 of them are red.", false),
             (" apples.", false),
         ] {
-            assert_eq!(is_doubted(after), want, "{after}");
+            assert_eq!(is_doubted_after(after), want, "{after}");
         }
     }
 
     #[test]
-    fn is_taken_back_detects_denial_after_number() {
+    fn retraction_after_number_is_detected() {
         for (after, want) in [
             (" is wrong", true),
             ("?", false),
@@ -575,7 +583,7 @@ mod tests {
             (" because 3 is wrong", false),
             (" dollars. The rest is not spent.", false),
         ] {
-            assert_eq!(is_taken_back(after, false), want, "{after}");
+            assert_eq!(is_retracted_after(after, false), want, "{after}");
         }
     }
 }

@@ -11,12 +11,12 @@ use crate::{Component, ScoreError, Scorer, ScorerInput};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FormatScorer {
-    /// Text that is checked. Default: the final assistant message with its reasoning.
+    /// Text that the scorer checks. Default: the final assistant message with its reasoning.
     pub text: SolutionText,
     /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order,
     /// and tags must not be nested.
     pub tags: Vec<String>,
-    /// Whether only white space is allowed outside of the tags.
+    /// Whether only white space is allowed outside of the tags in `tags`. Default: false.
     pub only: bool,
     /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning
     /// and end of the text, and `.` also matches a line break.
@@ -56,7 +56,7 @@ impl Scorer for FormatScorer {
 impl FormatScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
-        self.expression()?;
+        self.compile_pattern()?;
         if self.tags.is_empty()
             && self.pattern.is_none()
             && self.min_chars == 0
@@ -79,7 +79,7 @@ impl FormatScorer {
         }
     }
 
-    fn expression(&self) -> Result<Option<Regex>, ScoreError> {
+    fn compile_pattern(&self) -> Result<Option<Regex>, ScoreError> {
         let Some(pattern) = &self.pattern else { return Ok(None) };
         let expression = Regex::new(&format!("(?s){pattern}"));
         let invalid = |error| {
@@ -115,7 +115,7 @@ impl FormatScorer {
         if self.only {
             conditions.push(outside.trim().is_empty());
         }
-        if let Some(expression) = self.expression()? {
+        if let Some(expression) = self.compile_pattern()? {
             conditions.push(expression.is_match(text));
         }
         let chars = text.chars().count();
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::testing::scorer_input;
 
-    fn tags() -> FormatScorer {
+    fn scorer_with_tags() -> FormatScorer {
         FormatScorer { tags: vec!["think".into(), "answer".into()], ..FormatScorer::default() }
     }
 
@@ -158,20 +158,20 @@ mod tests {
             ("</think><think><answer></answer>", 0.0, 0.5),
             ("", 0.0, 0.0),
         ] {
-            assert_eq!(tags().grade(text).unwrap(), full_score, "{text}");
+            assert_eq!(scorer_with_tags().grade(text).unwrap(), full_score, "{text}");
             assert_eq!(
-                FormatScorer { partial: true, ..tags() }.grade(text).unwrap(),
+                FormatScorer { partial: true, ..scorer_with_tags() }.grade(text).unwrap(),
                 partial,
                 "{text}"
             );
         }
-        let only = FormatScorer { only: true, ..tags() };
+        let only = FormatScorer { only: true, ..scorer_with_tags() };
         assert_eq!(only.grade(right).unwrap(), 0.0);
         assert_eq!(only.grade(" <think>a</think>\n<answer>b</answer>\n").unwrap(), 1.0);
     }
 
     #[test]
-    fn grade_checks_pattern_and_length() {
+    fn format_score_checks_pattern_and_length() {
         let scorer = FormatScorer {
             pattern: Some("^So .*\\d$".into()),
             max_chars: 9,
@@ -189,9 +189,9 @@ mod tests {
     #[tokio::test]
     async fn reasoning_is_part_of_checked_text() {
         let mut input = scorer_input("<answer>b</answer>", json!({}));
-        assert_eq!(tags().score(&input).await.unwrap()[0].value, 0.0);
+        assert_eq!(scorer_with_tags().score(&input).await.unwrap()[0].value, 0.0);
         input.outcome.reasoning = "a".into();
-        assert_eq!(tags().score(&input).await.unwrap()[0].value, 1.0);
+        assert_eq!(scorer_with_tags().score(&input).await.unwrap()[0].value, 1.0);
     }
 
     #[test]
@@ -217,8 +217,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn grade_never_panics(text in "(<think>|</think>|<answer>|</answer>|é|a){0,12}") {
-            let value = FormatScorer { partial: true, only: true, ..tags() }.grade(&text).unwrap();
+        fn format_grading_never_panics(text in "(<think>|</think>|<answer>|</answer>|é|a){0,12}") {
+            let value = FormatScorer { partial: true, only: true, ..scorer_with_tags() }.grade(&text).unwrap();
             prop_assert!((0.0..=1.0).contains(&value));
         }
     }

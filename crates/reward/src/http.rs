@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::services::{Service, components};
+use crate::services::{Service, parse_components};
 use crate::{Component, ScoreError, Scorer, ScorerInput};
 
-/// Options of a scoring service, to which attempts are posted individually or per group.
+/// Recipe keys of a scoring service, to which attempts are posted individually or per group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpKeys {
@@ -18,44 +18,44 @@ pub struct HttpKeys {
     /// Name of the environment variable with the API key, which is sent as a bearer token.
     #[serde(default)]
     pub key_env: Option<String>,
-    /// Whether the attempts of a group are posted in one request.
+    /// Whether all attempts of a group are posted in one request. Default: false.
     #[serde(default)]
     pub group: bool,
     /// Timeout for a response, including all retries, in seconds. Above 0 and at most 1e9. Default:
     /// 60.
-    #[serde(default = "minute")]
+    #[serde(default = "default_timeout_seconds")]
     pub seconds: f64,
     /// Maximum number of requests, with growing pauses, if the service is unavailable or busy. In
     /// 1..=10000. Default: 4.
-    #[serde(default = "four")]
+    #[serde(default = "default_tries")]
     pub tries: usize,
     /// Maximum number of concurrent requests. In 1..=10000. Default: 16.
-    #[serde(default = "sixteen")]
+    #[serde(default = "default_concurrency")]
     pub concurrency: usize,
 }
 
-fn minute() -> f64 {
+fn default_timeout_seconds() -> f64 {
     60.0
 }
 
-fn four() -> usize {
+fn default_tries() -> usize {
     4
 }
 
-fn sixteen() -> usize {
+fn default_concurrency() -> usize {
     16
 }
 
 impl HttpKeys {
-    /// Creates options with defaults for the service at `url`.
+    /// Creates the keys of the scoring service at `url`, with defaults for all other keys.
     pub fn new(url: impl Into<String>) -> Self {
         HttpKeys {
             url: url.into(),
             key_env: None,
             group: false,
-            seconds: minute(),
-            tries: four(),
-            concurrency: sixteen(),
+            seconds: default_timeout_seconds(),
+            tries: default_tries(),
+            concurrency: default_concurrency(),
         }
     }
 
@@ -95,12 +95,12 @@ impl HttpScorer {
         Arc::new(HttpScorer { keys, service })
     }
 
-    fn unusable(&self, what: &str) -> ScoreError {
+    fn response_error(&self, what: &str) -> ScoreError {
         ScoreError::Unusable(format!("the scorer at {} responded with {what}", self.keys.url))
     }
 }
 
-/// Returns the request for an attempt: all facts about it except its tokens.
+/// Returns the JSON request for one attempt: all facts about the attempt except its tokens.
 fn request_body(input: &ScorerInput) -> Value {
     json!({
         "attempt": input.attempt.to_string(),
@@ -122,7 +122,7 @@ impl Scorer for HttpScorer {
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let response = self.service.request(&request_body(input)).await?;
-        components(&response).map_err(|what| self.unusable(&what))
+        parse_components(&response).map_err(|what| self.response_error(&what))
     }
 
     async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
@@ -131,10 +131,13 @@ impl Scorer for HttpScorer {
         let each = response.as_array().filter(|each| each.len() == group.len());
         let each = each.ok_or_else(|| {
             let shown = crate::scorer::excerpt(&response.to_string());
-            self.unusable(&format!("{shown:?}, which is not a list of {} scores", group.len()))
+            self.response_error(&format!(
+                "{shown:?}, which is not a list of {} scores",
+                group.len()
+            ))
         })?;
         each.iter()
-            .map(|response| components(response).map_err(|what| self.unusable(&what)))
+            .map(|response| parse_components(response).map_err(|what| self.response_error(&what)))
             .collect()
     }
 }
@@ -158,7 +161,7 @@ mod tests {
         }
     }
 
-    fn scripted(
+    fn scripted_scorer(
         responses: Vec<Result<Value, ScoreError>>,
     ) -> (Arc<ScriptedService>, Arc<HttpScorer>) {
         let service = Arc::new(ScriptedService(Mutex::new(responses), Mutex::default()));
@@ -173,7 +176,7 @@ mod tests {
             Ok(json!({"score": 1, "style": 0.25, "why": "x"})),
             Err(unavailable.clone()),
         ];
-        let (service, scorer) = scripted(responses.to_vec());
+        let (service, scorer) = scripted_scorer(responses.to_vec());
         let input = scorer_input("72", json!({ "answer": "72" }));
         assert_eq!(scorer.score(&input).await.unwrap(), [Component::score(0.5)]);
         let both = [Component::score(1.0), Component::new("style", 0.25)];
@@ -189,7 +192,7 @@ mod tests {
     #[tokio::test]
     async fn invalid_responses_are_rejected() {
         for response in [json!("good"), json!(null), json!({"value": 1}), json!([1])] {
-            let (_, scorer) = scripted(vec![Ok(response.clone())]);
+            let (_, scorer) = scripted_scorer(vec![Ok(response.clone())]);
             let error = scorer.score(&scorer_input("", json!({}))).await.unwrap_err();
             assert!(
                 error.to_string().starts_with("the scorer at http://h/score responded with"),
@@ -197,7 +200,7 @@ mod tests {
             );
             assert!(!error.is_temporary());
         }
-        let (_, scorer) = scripted(vec![Ok(json!([1, {"score": 0}])), Ok(json!([1]))]);
+        let (_, scorer) = scripted_scorer(vec![Ok(json!([1, {"score": 0}])), Ok(json!([1]))]);
         let group = [scorer_input("a", json!({})), scorer_input("b", json!({}))];
         let components = scorer.score_group(&group).await.unwrap();
         assert_eq!(components, [[Component::score(1.0)], [Component::score(0.0)]]);

@@ -16,15 +16,16 @@ use serde_json::{Map, Number, Value};
 /// Returns an error if the text is not JSON, or if more than 127 arrays and objects are nested.
 pub(crate) fn parse(text: &str) -> serde_json::Result<Value> {
     let mut source = serde_json::Deserializer::from_str(text);
-    let value = Exact.deserialize(&mut source)?;
+    let value = ExactValue.deserialize(&mut source)?;
     source.end()?;
     Ok(value)
 }
 
-/// Deserializes a value without loss.
-struct Exact;
+/// Deserializer of a JSON value that keeps all digits of numbers, and never mistakes an object for
+/// a number.
+struct ExactValue;
 
-impl<'de> DeserializeSeed<'de> for Exact {
+impl<'de> DeserializeSeed<'de> for ExactValue {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Value, D::Error> {
@@ -32,7 +33,7 @@ impl<'de> DeserializeSeed<'de> for Exact {
     }
 }
 
-impl<'de> Visitor<'de> for Exact {
+impl<'de> Visitor<'de> for ExactValue {
     type Value = Value;
 
     fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
@@ -69,7 +70,7 @@ impl<'de> Visitor<'de> for Exact {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(value) = items.next_element_seed(Exact)? {
+        while let Some(value) = items.next_element_seed(ExactValue)? {
             values.push(value);
         }
         Ok(values.into())
@@ -79,8 +80,10 @@ impl<'de> Visitor<'de> for Exact {
         let mut fields = Map::new();
         while let Some(key) = entries.next_key_seed(KeySeed)? {
             match key {
-                Key::Field(name) => drop(fields.insert(name, entries.next_value_seed(Exact)?)),
-                Key::Number => {
+                ObjectKey::Field(name) => {
+                    drop(fields.insert(name, entries.next_value_seed(ExactValue)?))
+                }
+                ObjectKey::Number => {
                     let digits: String = entries.next_value()?;
                     return digits.parse::<Number>().map(Value::Number).map_err(de::Error::custom);
                 }
@@ -90,40 +93,41 @@ impl<'de> Visitor<'de> for Exact {
     }
 }
 
-/// Key of an object or of a number; `serde_json` passes both to `visit_map`.
-enum Key {
-    /// A key of an object in the text.
+/// Key of a JSON object, or the private key under which `serde_json` passes a number. Both arrive
+/// in `visit_map`.
+enum ObjectKey {
+    /// A key of a JSON object in the text.
     Field(String),
-    /// The private key of a number.
+    /// The private key under which `serde_json` passes a number.
     Number,
 }
 
-/// Distinguishes keys of objects from the private key of a number. When an option is requested,
-/// `serde_json` passes a key of an object to `visit_some`, and the private key always to
-/// `visit_str`.
+/// Distinguishes keys of JSON objects from `serde_json`'s private key for numbers. When an option
+/// is requested, `serde_json` passes a key of an object to `visit_some`, and its private key always
+/// to `visit_str`.
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {
-    type Value = Key;
+    type Value = ObjectKey;
 
-    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Key, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<ObjectKey, D::Error> {
         source.deserialize_option(self)
     }
 }
 
 impl<'de> Visitor<'de> for KeySeed {
-    type Value = Key;
+    type Value = ObjectKey;
 
     fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
         to.write_str("a key")
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, source: D) -> Result<Key, D::Error> {
-        de::Deserialize::deserialize(source).map(Key::Field)
+    fn visit_some<D: Deserializer<'de>>(self, source: D) -> Result<ObjectKey, D::Error> {
+        de::Deserialize::deserialize(source).map(ObjectKey::Field)
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Key, E> {
-        Ok(Key::Number)
+    fn visit_str<E>(self, _: &str) -> Result<ObjectKey, E> {
+        Ok(ObjectKey::Number)
     }
 }
 
@@ -136,7 +140,7 @@ mod tests {
     const PRIVATE: &str = "$serde_json::private::Number";
 
     #[test]
-    fn parse_keeps_objects_with_the_private_key() {
+    fn json_parser_keeps_objects_with_private_key() {
         for inner in ["\"5\"", "5", "\"x\"", "null", "{}", "\"5\", \"b\": 1"] {
             let text =
                 format!("[{{\"{PRIVATE}\": {inner}}}, {{\"a\": {{\"{PRIVATE}\": {inner}}}}}]");
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_agrees_with_serde_json_on_other_texts() {
+    fn json_parser_agrees_with_serde_json_on_other_texts() {
         for text in [
             "null",
             "true",
@@ -179,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parse_agrees_with_serde_json_on_any_text(text in "[\\[\\]{}:,\"a1.e+ \\-\\\\u0]{0,16}") {
+        fn json_parser_agrees_with_serde_json_on_any_text(text in "[\\[\\]{}:,\"a1.e+ \\-\\\\u0]{0,16}") {
             let own = serde_json::from_str::<Value>(&text).ok();
             prop_assert_eq!(parse(&text).ok(), own);
         }

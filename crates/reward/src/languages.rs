@@ -7,26 +7,26 @@
 //! Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
 //! Arabic, Chinese, Japanese and Korean, with a few words of Vietnamese and Scandinavian languages.
 
-/// Effect of words before a number on its value.
+/// Effect of the words before a number on the number's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum NumberChange {
     /// The number states no value: it is a bound, is denied, or is one of several.
     NoValue,
     /// The number is negated.
     Negates,
 }
 
-/// Words between two numbers of a range or of alternatives.
+/// Words between two numbers of a range or of alternatives, in languages other than English.
 pub(crate) const JOINS: [&str; 19] = [
     "oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو", "tot", "veya", "ya",
     "या", "albo", "eller", "do",
 ];
 
-/// Counterparts of [`JOINS`] in scripts without spaces.
+/// Words between two numbers of a range or of alternatives, in scripts without spaces.
 const JOINED_JOINS: [&str; 12] =
     ["或者", "或是", "还是", "或", "至", "到", "または", "もしくは", "から", "또는", "에서", "〜"];
 
-/// Words before the first number of a range (`BETWEEN`) and before its second number (`AND`).
+/// Words before the first number of a range (`BETWEEN`) and before the second number (`AND`).
 const BETWEEN: [&str; 12] = [
     "between",
     "zwischen",
@@ -43,11 +43,11 @@ const BETWEEN: [&str; 12] = [
 ];
 const AND: [&str; 11] = ["and", "und", "y", "et", "e", "en", "и", "i", "to", "до", "bis"];
 
-/// Words for minus before a negative number.
+/// Words for minus before a negative number, in languages other than English.
 pub(crate) const SIGNS: [&str; 11] =
     ["moins", "menos", "meno", "минус", "eksi", "负", "負", "零下", "マイナス", "마이너스", "ऋण"];
 
-/// Words of magnitude, in lower case, with their factor.
+/// Words of magnitude in languages other than English, in lower case, with the factor of each word.
 const MAGNITUDES: [(u64, &[&str]); 9] = [
     (
         12,
@@ -173,8 +173,8 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
     (1_000_000_000_000, &["billionen", "billón", "billones", "трлн", "триллион", "триллионов"]),
 ];
 
-/// Characters of magnitude, written without a space after the number and before the unit, with
-/// their factor.
+/// Characters of magnitude that are written between a number and its unit without a space, with the
+/// factor of each character.
 const JOINED_MAGNITUDES: [(char, u64); 9] = [
     ('百', 100),
     ('千', 1000),
@@ -190,16 +190,16 @@ const JOINED_MAGNITUDES: [(char, u64); 9] = [
 /// Characters that form a unit with a preceding 千, such as 千克 (kilogram).
 const KILO: &str = "克米瓦卡赫帕焦伏字";
 
-/// Returns how `sentence`, the text before a number in its sentence, changes the number. Returns
-/// `None` if the text leaves the number unchanged.
-pub(crate) fn before(sentence: &str) -> Option<Effect> {
+/// Returns how the words before a number change its value. `sentence` is the text before the number
+/// in its sentence. Returns `None` if the text leaves the number unchanged.
+pub(crate) fn change_before_number(sentence: &str) -> Option<NumberChange> {
     let text = sentence.trim_end().to_lowercase();
     let joined = JOINED_JOINS.iter().find_map(|join| text.strip_suffix(join));
     if joined.is_some_and(|rest| rest.trim_end().ends_with(|c: char| c.is_ascii_digit())) {
-        return Some(Effect::NoValue);
+        return Some(NumberChange::NoValue);
     }
     if SIGNS.iter().any(|sign| !sign.starts_with(char::is_lowercase) && text.ends_with(sign)) {
-        return Some(Effect::Negates);
+        return Some(NumberChange::Negates);
     }
     if !sentence.ends_with([' ', '*', '(', '"']) {
         return None;
@@ -215,17 +215,18 @@ pub(crate) fn before(sentence: &str) -> Option<Effect> {
     let is_range =
         AND.contains(last) && rest.iter().rev().take(6).any(|word| BETWEEN.contains(word));
     if is_range || (JOINS.contains(last) && follows_number) {
-        return Some(Effect::NoValue);
+        return Some(NumberChange::NoValue);
     }
     match SIGNS.contains(last) {
-        true if follows_number => Some(Effect::NoValue),
-        true => Some(Effect::Negates),
+        true if follows_number => Some(NumberChange::NoValue),
+        true => Some(NumberChange::Negates),
         false => None,
     }
 }
 
-/// Returns whether the text after a number joins another number to it, as in `5 oder 6` and `5到6`.
-pub(crate) fn is_joined(after: &str) -> bool {
+/// Returns whether the text after a number joins another number to the first, as in `5 oder 6` and
+/// `5到6`.
+pub(crate) fn starts_with_joined_number(after: &str) -> bool {
     let text = after.trim_start().to_lowercase();
     let starts_number =
         |rest: &str| rest.trim_start_matches([' ', '$']).starts_with(|c: char| c.is_ascii_digit());
@@ -239,33 +240,33 @@ pub(crate) fn is_joined(after: &str) -> bool {
         })
 }
 
-/// Returns the factor of a word of magnitude in lower case, such as `millionen` or `百万`.
-pub(crate) fn magnitude(word: &str) -> Option<u64> {
+/// Returns the factor of a word of magnitude in lower case, such as 10^6 for `millionen` and `百万`.
+pub(crate) fn magnitude_factor(word: &str) -> Option<u64> {
     let named =
         MAGNITUDES.iter().find(|(_, words)| words.contains(&word)).map(|(factor, _)| *factor);
-    let factor = |c| if c == '十' { Some(10) } else { joined_magnitude(c) };
+    let factor = |c| if c == '十' { Some(10) } else { magnitude_character_factor(c) };
     let product = || word.chars().try_fold(1u64, |product, c| product.checked_mul(factor(c)?));
     named.or_else(|| product().filter(|product| *product > 1))
 }
 
-fn joined_magnitude(c: char) -> Option<u64> {
+fn magnitude_character_factor(c: char) -> Option<u64> {
     JOINED_MAGNITUDES.iter().find(|(own, _)| *own == c).map(|(_, factor)| *factor)
 }
 
-/// Returns the factor of the character of magnitude with which a word starts: 万 in 万元, but not 千 in
-/// 千克.
-pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
+/// Returns the factor of the magnitude character at the start of a word: 10^4 for 万 in 万元. 千 in 千克
+/// (kilogram) is part of a unit and has no factor.
+pub(crate) fn leading_magnitude_factor(word: &str) -> Option<u64> {
     let mut chars = word.chars();
     let first = chars.next()?;
     let is_kilo = first == '千' && chars.next().is_some_and(|next| KILO.contains(next));
-    joined_magnitude(first).filter(|_| !is_kilo)
+    magnitude_character_factor(first).filter(|_| !is_kilo)
 }
 
 /// Converts a number in Chinese words to digits: 十二 to 12, 三分之一 to 1/3, 三点五 to 3.5, 负五 to -5.
 /// Returns `None` if the text is not such a number.
-pub(crate) fn chinese_number(text: &str) -> Option<String> {
+pub(crate) fn chinese_number_to_digits(text: &str) -> Option<String> {
     if let Some(rest) = text.strip_prefix(['负', '負']) {
-        return chinese_number(rest)
+        return chinese_number_to_digits(rest)
             .filter(|number| !number.starts_with('-'))
             .map(|number| format!("-{number}"));
     }
@@ -274,20 +275,22 @@ pub(crate) fn chinese_number(text: &str) -> Option<String> {
     }
     if let Some((bottom, top)) = text.split_once("分之") {
         // 18分之1 mixes digits and words.
-        let integer = |text: &str| text.parse().ok().or_else(|| chinese_integer(text));
+        let integer = |text: &str| text.parse().ok().or_else(|| parse_chinese_integer(text));
         let bottom = if bottom == "百" { 100 } else { integer(bottom)? };
         return Some(format!("{}/{bottom}", integer(top)?));
     }
     if let Some((integer, decimals)) = text.split_once(['点', '點']) {
-        let digits: Option<String> =
-            decimals.chars().map(|c| chinese_digit(c).map(|digit| digit.to_string())).collect();
+        let digits: Option<String> = decimals
+            .chars()
+            .map(|c| chinese_digit_value(c).map(|digit| digit.to_string()))
+            .collect();
         let digits = digits.filter(|digits| !digits.is_empty())?;
-        return Some(format!("{}.{digits}", chinese_integer(integer)?));
+        return Some(format!("{}.{digits}", parse_chinese_integer(integer)?));
     }
-    chinese_integer(text).map(|value| value.to_string())
+    parse_chinese_integer(text).map(|value| value.to_string())
 }
 
-fn chinese_digit(c: char) -> Option<u64> {
+fn chinese_digit_value(c: char) -> Option<u64> {
     const DIGITS: &str = "零一二三四五六七八九";
     match c {
         '〇' => Some(0),
@@ -296,13 +299,13 @@ fn chinese_digit(c: char) -> Option<u64> {
     }
 }
 
-/// Parses an integer in Chinese words.
-fn chinese_integer(text: &str) -> Option<u64> {
+/// Parses an integer that is written in Chinese words. Returns `None` for any other text.
+fn parse_chinese_integer(text: &str) -> Option<u64> {
     let mut total = 0u64;
     let mut group = 0u64;
     let mut digit = None::<u64>;
     for c in text.chars() {
-        if let Some(value) = chinese_digit(c) {
+        if let Some(value) = chinese_digit_value(c) {
             // Adjacent digits, such as 一二, are not a number in words. A preceding zero is allowed.
             if digit.is_some_and(|before| before != 0) {
                 return None;
@@ -310,7 +313,7 @@ fn chinese_integer(text: &str) -> Option<u64> {
             digit = Some(value);
             continue;
         }
-        match if c == '十' { 10 } else { joined_magnitude(c)? } {
+        match if c == '十' { 10 } else { magnitude_character_factor(c)? } {
             large @ 10_000.. => {
                 let own = group.checked_add(digit.take().unwrap_or(0))?;
                 total = total.checked_add(own)?.checked_mul(large)?;
@@ -325,7 +328,7 @@ fn chinese_integer(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use crate::Rational;
-    use crate::numbers::last;
+    use crate::numbers::last_number;
 
     #[test]
     fn chinese_number_converts_words_to_digits() {
@@ -343,7 +346,7 @@ mod tests {
             ("苹果", None),
             ("", None),
         ] {
-            assert_eq!(super::chinese_number(text).as_deref(), want, "{text}");
+            assert_eq!(super::chinese_number_to_digits(text).as_deref(), want, "{text}");
         }
     }
 
@@ -382,7 +385,7 @@ mod tests {
             ("42 लाख", Some("4200000")),
             ("على الأقل 42", None),
         ] {
-            let found = last(text).unwrap_or_else(|| panic!("{text}"));
+            let found = last_number(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(found.value, value.and_then(Rational::parse), "{text}");
         }
     }

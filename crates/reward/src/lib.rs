@@ -79,7 +79,7 @@ use levade_process::Supervisor;
 use serde::{Deserialize, Serialize};
 use services::UnconnectedScorer;
 
-pub use answer::{AnswerLocation, AnswerScorer, Comparison, FormatScore, f1};
+pub use answer::{AnswerLocation, AnswerScorer, Comparison, FormatScore, word_f1};
 pub use choice::{ChoiceScorer, OPTION_LABELS, OPTION_TEXTS, split_letters};
 pub use code::{
     CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, TestScoring,
@@ -101,36 +101,36 @@ pub use short::normalize;
 pub use sql::{Columns, SqlScorer};
 pub use state::StateScorer;
 
-/// A scorer's configuration in a recipe: its kind and options.
+/// A scorer in a recipe: its kind, with the recipe keys of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScorerKind {
-    /// Compares the final number with the expected number.
+    /// Compares the final number of a completion with the expected number.
     Numeric(NumericScorer),
     /// Compares mathematical answers by value rather than by notation.
     Maths(MathsScorer),
-    /// Compares short text answers.
+    /// Compares a short text answer with the accepted answers.
     Answer(AnswerScorer),
-    /// Checks the selected option of a multiple-choice task.
+    /// Checks which option of a multiple-choice task the completion selects.
     Choice(ChoiceScorer),
     /// Checks the format of a completion.
     #[serde(alias = "form")]
     Format(FormatScorer),
-    /// Validates JSON against a schema.
+    /// Validates the JSON in the final answer against a schema.
     JsonSchema(SchemaScorer),
-    /// Compares the rows that a query returns.
+    /// Compares the rows that an SQL query returns with the rows of the expected query.
     Sql(SqlScorer),
     /// Compares the final state of the tools with the expected state.
     State(StateScorer),
     /// Runs the tests of a program in a sandbox.
     Code(CodeKeys),
-    /// Runs a program of the user.
+    /// Runs a program of the user, which prints the score.
     Command(CommandKeys),
-    /// Sends a request to a service.
+    /// Sends the attempt to a scoring service.
     Http(HttpKeys),
-    /// Queries a language model.
+    /// Queries a language model that judges the answer.
     Judge(JudgeKeys),
-    /// Calls a Python function.
+    /// Calls a Python function of the user.
     Python(PythonKeys),
     /// Uses the reward that the agent's own program reports.
     Program(ProgramScorer),
@@ -149,20 +149,20 @@ impl Default for ScorerKind {
     }
 }
 
-/// The score of one answer.
+/// The score of one answer, with the text that was extracted as the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// 1 for a correct and 0 for a wrong answer; a value in between for a scorer that gives partial
-    /// credit.
+    /// Score of the answer: 1 if it is correct, 0 if it is wrong, and a value in between for
+    /// partial credit.
     pub value: f64,
-    /// Text that was extracted as the answer; `None` if none was found.
+    /// Text that the scorer extracted as the answer. `None` if the scorer found no answer.
     pub extracted: Option<String>,
 }
 
 /// Reason why an attempt or a task cannot be scored.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ScoreError {
-    /// The service that scores is unreachable now, or does not respond.
+    /// The service that computes the score is unreachable now, or does not respond.
     #[error("{0}")]
     Unavailable(String),
     /// The scorer cannot use its input or settings, or the result is not a valid score.
@@ -184,28 +184,28 @@ pub enum ScoreError {
         /// The expected answer, as JSON.
         expected: String,
     },
-    /// A scoring program failed.
-    #[error("the scorer `{command}` {what}")]
+    /// A scoring program or function of the user failed.
+    #[error("the scorer `{command}`: {what}")]
     Command {
-        /// The program and its arguments.
+        /// Command line of the program, or file of the function.
         command: String,
-        /// Description of the failure, as a predicate: "did not load".
+        /// Description of the failure.
         what: String,
     },
-    /// A setting is outside 0..=1.
+    /// The value of a recipe key is outside 0..=1.
     #[error("{name} = {value}, but it must be in 0..=1")]
     Range {
-        /// Name of the key.
+        /// Name of the recipe key.
         name: &'static str,
-        /// Value of the key.
+        /// Value of the recipe key.
         value: f64,
     },
-    /// A tolerance is negative or not finite.
+    /// A numeric tolerance is negative or not finite.
     #[error("{name} tolerance = {value}, but it must be finite and at least 0")]
     Tolerance {
-        /// Kind of tolerance, such as relative.
+        /// Kind of the tolerance, such as "relative".
         name: &'static str,
-        /// Value of the key.
+        /// Value of the tolerance.
         value: f64,
     },
 }
@@ -218,7 +218,7 @@ impl ScoreError {
 }
 
 impl ScorerKind {
-    /// Returns the kind's name in a recipe, such as `json_schema`.
+    /// Returns the name of the scorer's kind in a recipe, such as `json_schema`.
     pub fn name(&self) -> &'static str {
         match self {
             ScorerKind::Numeric(_) => "numeric",
@@ -261,7 +261,7 @@ impl ScorerKind {
         }
     }
 
-    /// Creates the scorer.
+    /// Creates the scorer that these keys describe.
     ///
     /// The kinds `http`, `judge`, `code` and `environment` need a client, a sandbox or an
     /// environment. For them, this function returns a scorer that always fails; use

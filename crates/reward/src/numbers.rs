@@ -18,85 +18,88 @@
 use std::ops::Range;
 
 use crate::Rational;
-use crate::characters::spelled;
-use crate::context::{Change, NumberPosition, without_latex};
-use crate::rational::in_base;
+use crate::characters::normalize_characters;
+use crate::context::{NumberContext, NumberEffect, without_latex};
+use crate::rational::value_in_base;
 use crate::unsettled::{is_unsettled_after, is_unsettled_before};
-use crate::words::About;
+use crate::words::NumberDescription;
 
 /// A number found in a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NumberMatch {
-    /// Characters of the number, with sign and currency.
+    /// Text of the number, with sign and currency.
     pub text: String,
-    /// Value of the number. `None` if it has too many digits, divides by zero, or is only a part of
-    /// what the text states.
+    /// Value of the number. `None` if the number has too many digits, divides by zero, or is only a
+    /// part of what the text states.
     pub value: Option<Rational>,
-    /// Number of decimals in the notation; 0 for integers, fractions, powers and numbers with an
-    /// exponent.
+    /// Number of decimals with which the number is written. 0 for integers, fractions, powers and
+    /// numbers with an exponent.
     pub decimals: u32,
     /// Units and directions next to the number.
-    pub about: About,
+    pub about: NumberDescription,
     /// Range of the number in the text, in characters.
     range: Range<usize>,
 }
 
-/// Returns all numbers of a text, in order.
+/// Returns all numbers of a text, in text order.
 #[cfg(test)]
-pub(crate) fn find(text: &str) -> Vec<NumberMatch> {
-    let (reader, found) = read(text);
-    found.into_iter().map(|found| reader.in_context(found)).collect()
+pub(crate) fn find_numbers(text: &str) -> Vec<NumberMatch> {
+    let (reader, found) = read_numbers(text);
+    found.into_iter().map(|found| reader.apply_context(found)).collect()
 }
 
-/// Returns the first number of a text if it is on the first line. Text after that line can retract
-/// it.
-pub(crate) fn first_of_line(text: &str) -> Option<NumberMatch> {
+/// Returns the first number of a text if the number is on the first line. The number has no value
+/// if the text around it leaves the value unsettled.
+pub(crate) fn first_number_on_line(text: &str) -> Option<NumberMatch> {
     let near = &text[..text.char_indices().nth(NEAR).map_or(text.len(), |(at, _)| at)];
-    let (reader, found) = read(near);
+    let (reader, found) = read_numbers(near);
     let found = found.into_iter().next()?;
     let is_line = !reader.chars[..found.range.start].contains(&'\n');
-    is_line.then(|| reader.stated(found))
+    is_line.then(|| reader.require_settled(found))
 }
 
-/// Returns the number of numbers in a text.
-pub(crate) fn count(text: &str) -> usize {
-    read(text).1.len()
+/// Counts the numbers in a text.
+pub(crate) fn count_numbers(text: &str) -> usize {
+    read_numbers(text).1.len()
 }
 
-/// Returns the number of a text that contains the byte at an offset.
-pub(crate) fn at(text: &str, byte: usize) -> Option<NumberMatch> {
-    near(text, byte).map(|(reader, found)| reader.in_context(found))
+/// Returns the number of a text that contains the byte at offset `byte`, or `None` if no number
+/// does.
+pub(crate) fn number_at(text: &str, byte: usize) -> Option<NumberMatch> {
+    number_without_context_at(text, byte).map(|(reader, found)| reader.apply_context(found))
 }
 
-/// Like [`at`], but the number has no value if its sentence leaves the value unsettled.
-pub(crate) fn stated_at(text: &str, byte: usize) -> Option<NumberMatch> {
-    near(text, byte).map(|(reader, found)| reader.stated(found))
+/// Returns the number of a text that contains the byte at offset `byte`. The number has no value if
+/// its sentence leaves the value unsettled.
+pub(crate) fn stated_number_at(text: &str, byte: usize) -> Option<NumberMatch> {
+    number_without_context_at(text, byte).map(|(reader, found)| reader.require_settled(found))
 }
 
-/// Parses the number of a text that contains the byte at an offset, without the effects of the text
-/// around it.
-fn near(text: &str, byte: usize) -> Option<(Reader, NumberMatch)> {
+/// Parses the number of a text that contains the byte at offset `byte`. The text around the number
+/// has no influence on its value.
+fn number_without_context_at(text: &str, byte: usize) -> Option<(NumberReader, NumberMatch)> {
     let before = text[..byte].chars().count();
     let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
     let end = text[byte..].char_indices().nth(NEAR).map_or(text.len(), |(at, _)| byte + at);
     let offset = before - text[..start].chars().count();
-    let (reader, found) = read(&text[start..end]);
+    let (reader, found) = read_numbers(&text[start..end]);
     let found = found.into_iter().find(|found| found.range.contains(&offset))?;
     Some((reader, found))
 }
 
-/// Returns the last number of a text. It has no value if its sentence leaves the value unsettled.
-pub(crate) fn last(text: &str) -> Option<NumberMatch> {
-    let (reader, found) = read(text);
-    found.into_iter().next_back().map(|found| reader.stated(found))
+/// Returns the last number of a text. The number has no value if its sentence leaves the value
+/// unsettled.
+pub(crate) fn last_number(text: &str) -> Option<NumberMatch> {
+    let (reader, found) = read_numbers(text);
+    found.into_iter().next_back().map(|found| reader.require_settled(found))
 }
 
-/// Parses all numbers of a text, without the effects of the text around them.
-fn read(text: &str) -> (Reader, Vec<NumberMatch>) {
-    let mut reader = Reader::new(&spelled(text), false);
+/// Parses all numbers of a text. The text around a number has no influence on its value.
+fn read_numbers(text: &str) -> (NumberReader, Vec<NumberMatch>) {
+    let mut reader = NumberReader::new(&normalize_characters(text), false);
     let mut found = Vec::new();
     while !reader.is_done() {
-        match reader.found() {
+        match reader.parse_number() {
             Some(number) => found.push(number),
             None => reader.skip_word(),
         }
@@ -104,7 +107,7 @@ fn read(text: &str) -> (Reader, Vec<NumberMatch>) {
     (reader, found)
 }
 
-/// Maximum number of characters before and after a number that are examined.
+/// Maximum number of characters before and after a number that are examined for its meaning.
 const NEAR: usize = 2000;
 
 /// Maximum nesting depth of fractions.
@@ -113,8 +116,8 @@ const DEPTH: u32 = 8;
 /// Maximum number of characters of an exponent or a subscript in braces.
 const MAX_BRACED_CHARS: usize = 100;
 
-/// A parser at a position in a text.
-pub(crate) struct Reader {
+/// A parser of numbers at a position in a text.
+pub(crate) struct NumberReader {
     chars: Vec<char>,
     at: usize,
     /// Whether the text is a single formula. If so, a dash at its start is a sign rather than a
@@ -131,16 +134,16 @@ struct UnsignedNumber {
     is_integer: bool,
 }
 
-/// Digits as plain text that [`Rational::parse`] accepts, and the number of decimals.
+/// Digits in the notation that [`Rational::parse`] accepts, and their number of decimals.
 struct DigitRun {
     plain: String,
     decimals: u32,
     exponent: bool,
 }
 
-impl Reader {
+impl NumberReader {
     pub fn new(text: &str, formula: bool) -> Self {
-        Reader { chars: text.chars().collect(), at: 0, formula, depth: 0 }
+        NumberReader { chars: text.chars().collect(), at: 0, formula, depth: 0 }
     }
 
     fn is_done(&self) -> bool {
@@ -155,13 +158,13 @@ impl Reader {
         self.peek(ahead).is_some_and(|c| c.is_ascii_digit())
     }
 
-    /// Returns the last character before the position.
-    pub fn before(&self) -> Option<char> {
+    /// Returns the character before the position, or `None` at the start of the text.
+    pub fn previous_char(&self) -> Option<char> {
         self.at.checked_sub(1).map(|at| self.chars[at])
     }
 
-    /// Parses something, and resets the position if that fails.
-    fn attempt<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+    /// Parses with `read`, and resets the position if `read` returns `None`.
+    fn try_parse<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         let start = self.at;
         let done = read(self);
         if done.is_none() {
@@ -170,8 +173,8 @@ impl Reader {
         done
     }
 
-    /// Moves past `text` if it is next, and returns whether it was.
-    fn take(&mut self, text: &str) -> bool {
+    /// Moves past `text` if the text at the position starts with it, and returns whether it did.
+    fn take_text(&mut self, text: &str) -> bool {
         let is_next = text.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c));
         if is_next {
             self.at += text.chars().count();
@@ -179,21 +182,23 @@ impl Reader {
         is_next
     }
 
-    fn take_any(&mut self, texts: &[&str]) -> bool {
-        texts.iter().any(|text| self.take(text))
+    fn take_any_text(&mut self, texts: &[&str]) -> bool {
+        texts.iter().any(|text| self.take_text(text))
     }
 
-    /// Moves past a thin space of LaTeX, which can separate thousands.
+    /// Moves past a thin space of LaTeX, which can separate thousands. Returns whether there was
+    /// one.
     fn take_thin_space(&mut self) -> bool {
-        self.take_any(&["\\,", "\\!", "\\;", "\\:", "\\ ", "~"])
+        self.take_any_text(&["\\,", "\\!", "\\;", "\\:", "\\ ", "~"])
     }
 
     pub fn skip_spaces(&mut self) {
-        while self.take(" ") || self.take_thin_space() {}
+        while self.take_text(" ") || self.take_thin_space() {}
     }
 
-    /// Returns the name of the LaTeX command that is next, without its backslash.
-    pub fn command(&self) -> Option<String> {
+    /// Returns the name of the LaTeX command at the position, without its backslash. Returns `None`
+    /// if there is no command.
+    pub fn command_name(&self) -> Option<String> {
         let name =
             || self.chars[self.at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
         (self.peek(0) == Some('\\')).then(name)
@@ -201,7 +206,7 @@ impl Reader {
 
     /// Moves past one character, or past a complete word and the digits that belong to it.
     pub fn skip_word(&mut self) {
-        if let Some(name) = self.command() {
+        if let Some(name) = self.command_name() {
             // A backslash can be the last character of the text.
             self.at = (self.at + 1 + name.len().max(1)).min(self.chars.len());
             return;
@@ -215,7 +220,7 @@ impl Reader {
             // Markdown emphasis.
             Some('_')
                 if !self
-                    .before()
+                    .previous_char()
                     .is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) =>
             {
                 while self.peek(0) == Some('_') {
@@ -227,7 +232,7 @@ impl Reader {
                     self.at += 1;
                 }
                 // A subscript.
-                if self.before() == Some('_') && self.peek(0) == Some('{') {
+                if self.previous_char() == Some('_') && self.peek(0) == Some('{') {
                     self.skip_argument();
                 }
             }
@@ -236,18 +241,18 @@ impl Reader {
     }
 
     /// Returns the text that `skip` moves past.
-    pub fn skipped(&mut self, skip: impl FnOnce(&mut Self)) -> String {
+    pub fn skipped_text(&mut self, skip: impl FnOnce(&mut Self)) -> String {
         let start = self.at;
         skip(self);
         self.chars[start..self.at].iter().collect()
     }
 
-    /// Moves past an argument, an exponent or a subscript: a group, a command, a signed number, or
-    /// a single character.
+    /// Moves past the argument of a LaTeX command, an exponent or a subscript: a group, a command,
+    /// a signed number, or a single character.
     pub fn skip_argument(&mut self) {
         match self.peek(0) {
             Some('{') => {
-                let group = self.attempt(|r| {
+                let group = self.try_parse(|r| {
                     let mut depth = 0;
                     for _ in 0..MAX_BRACED_CHARS {
                         depth += match r.peek(0)? {
@@ -270,9 +275,9 @@ impl Reader {
             }
             Some('\\') => self.skip_word(),
             Some(_) => {
-                let _ = self.take_any(&["-", "−", "+"]);
+                let _ = self.take_any_text(&["-", "−", "+"]);
                 let start = self.at;
-                self.run(&mut String::new());
+                self.push_digits(&mut String::new());
                 if self.at == start && !self.is_done() {
                     self.at += 1;
                 }
@@ -282,29 +287,26 @@ impl Reader {
     }
 
     /// Parses a number that starts at the position, with its sign and currency.
-    pub fn found(&mut self) -> Option<NumberMatch> {
+    pub fn parse_number(&mut self) -> Option<NumberMatch> {
         let start = self.at;
-        let (value, decimals) = self.attempt(Self::number)?;
+        let (value, decimals) = self.try_parse(Self::signed_number)?;
         let range = start..self.at;
         Some(NumberMatch {
             text: self.chars[range.clone()].iter().collect(),
             value,
             decimals,
-            about: About::default(),
+            about: NumberDescription::default(),
             range,
         })
     }
 
-    /// Applies the effects of the surrounding text to a number.
-    pub fn in_context(&self, found: NumberMatch) -> NumberMatch {
-        let Change { factor, base, range, about } = NumberPosition {
-            chars: &self.chars,
-            range: found.range.clone(),
-            formula: self.formula,
-        }
-        .parse_change();
+    /// Returns the number with the effects of the surrounding text on its value.
+    pub fn apply_context(&self, found: NumberMatch) -> NumberMatch {
+        let NumberEffect { factor, base, range, about } =
+            NumberContext { chars: &self.chars, range: found.range.clone(), formula: self.formula }
+                .find_effect();
         let own = match (base, found.value) {
-            (Some(base), Some(value)) => in_base(&value, base),
+            (Some(base), Some(value)) => value_in_base(&value, base),
             (_, value) => value,
         };
         let is_changed = factor.as_ref() != Some(&Rational::from(1));
@@ -317,10 +319,10 @@ impl Reader {
         }
     }
 
-    /// Like [`Reader::in_context`], but the number has no value if the text around it leaves its
-    /// value unsettled.
-    fn stated(&self, found: NumberMatch) -> NumberMatch {
-        let mut found = self.in_context(found);
+    /// Returns the number with the effects of the surrounding text. The number has no value if this
+    /// text leaves its value unsettled.
+    fn require_settled(&self, found: NumberMatch) -> NumberMatch {
+        let mut found = self.apply_context(found);
         let Range { start, end } = found.range.clone();
         let before: String = self.chars[start.saturating_sub(NEAR)..start].iter().collect();
         let after: String = self.chars[end..].iter().take(NEAR).collect();
@@ -330,8 +332,8 @@ impl Reader {
         found
     }
 
-    fn number(&mut self) -> Option<(Option<Rational>, u32)> {
-        let before = self.before();
+    fn signed_number(&mut self) -> Option<(Option<Rational>, u32)> {
+        let before = self.previous_char();
         let mut negative = false;
         if let Some('-' | '−' | '+') = self.peek(0) {
             // After an operand, the character is an operator or a hyphen: 10-7, page-3.
@@ -367,17 +369,19 @@ impl Reader {
             }
         }
         let UnsignedNumber { value, decimals, .. } =
-            self.attempt(Self::fraction).or_else(|| self.quotient())?;
+            self.try_parse(Self::latex_fraction).or_else(|| self.quotient())?;
         Some((value.map(|v| if negative { v.negate() } else { v }), decimals))
     }
 
-    /// Parses `\frac{a}{b}` or `\frac12`, also as `\dfrac`, `\tfrac` and `\cfrac`.
-    fn fraction(&mut self) -> Option<UnsignedNumber> {
-        if self.depth == DEPTH || !self.take_any(&["\\frac", "\\dfrac", "\\tfrac", "\\cfrac"]) {
+    /// Parses a LaTeX fraction: `\frac{a}{b}` or `\frac12`, also as `\dfrac`, `\tfrac` and
+    /// `\cfrac`.
+    fn latex_fraction(&mut self) -> Option<UnsignedNumber> {
+        if self.depth == DEPTH || !self.take_any_text(&["\\frac", "\\dfrac", "\\tfrac", "\\cfrac"])
+        {
             return None;
         }
         self.depth += 1;
-        let parts = self.argument().and_then(|top| Some((top, self.argument()?)));
+        let parts = self.fraction_argument().and_then(|top| Some((top, self.fraction_argument()?)));
         self.depth -= 1;
         let (top, bottom) = parts?;
         Some(UnsignedNumber {
@@ -387,48 +391,48 @@ impl Reader {
         })
     }
 
-    /// Parses a number in braces, or one digit. The inner value is `None` if it cannot be
-    /// represented.
-    fn argument(&mut self) -> Option<Option<Rational>> {
-        while self.take(" ") {}
-        if !self.take("{") {
+    /// Parses the numerator or denominator of a LaTeX fraction: a number in braces, or one digit.
+    /// The inner value is `None` if the number cannot be represented.
+    fn fraction_argument(&mut self) -> Option<Option<Rational>> {
+        while self.take_text(" ") {}
+        if !self.take_text("{") {
             let digit = self.peek(0)?.to_digit(10)?;
             self.at += 1;
             return Some(Some(Rational::from(i64::from(digit))));
         }
         self.skip_spaces();
-        let negative = self.take_any(&["-", "−"]);
+        let negative = self.take_any_text(&["-", "−"]);
         if !negative {
-            self.take("+");
+            self.take_text("+");
         }
         let UnsignedNumber { value, .. } =
-            self.attempt(Self::fraction).or_else(|| self.quotient())?;
+            self.try_parse(Self::latex_fraction).or_else(|| self.quotient())?;
         self.skip_spaces();
-        self.take("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
+        self.take_text("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
     }
 
-    /// Parses an operand, two operands separated by a slash, or digits and a LaTeX fraction.
+    /// Parses an operand, two operands that a slash separates, or digits and a LaTeX fraction.
     fn quotient(&mut self) -> Option<UnsignedNumber> {
-        let follows_slash = self.before() == Some('/');
-        let top = self.operand()?;
+        let follows_slash = self.previous_char() == Some('/');
+        let top = self.quotient_operand()?;
         let end = self.at;
         self.skip_spaces();
         if top.is_integer
-            && let Some(part) = self.attempt(Self::fraction)
+            && let Some(part) = self.try_parse(Self::latex_fraction)
         {
             let value = top.value.zip(part.value).and_then(|(integer, part)| integer.plus(&part));
             return Some(UnsignedNumber { value, ..part });
         }
         if top.is_integer
-            && self.before() == Some(' ')
-            && let Some(part) = self.attempt(Self::part)
+            && self.previous_char() == Some(' ')
+            && let Some(part) = self.try_parse(Self::mixed_number_fraction)
         {
             let value = top.value.as_ref().and_then(|integer| integer.plus(&part));
             return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
-        if !follows_slash && self.take("/") {
+        if !follows_slash && self.take_text("/") {
             self.skip_spaces();
-            if let Some(bottom) = self.operand() {
+            if let Some(bottom) = self.quotient_operand() {
                 // A third part makes it a date rather than a fraction.
                 if self.peek(0) != Some('/') {
                     let value = top.value.zip(bottom.value).and_then(|(t, b)| t.divide(&b));
@@ -440,13 +444,13 @@ impl Reader {
         Some(top)
     }
 
-    /// Parses the fraction of a mixed number: plain digits, below 1.
-    fn part(&mut self) -> Option<Rational> {
+    /// Parses the fraction of a mixed number, such as the 1/2 of 1 1/2: plain digits, below 1.
+    fn mixed_number_fraction(&mut self) -> Option<Rational> {
         let mut top = String::new();
         let mut bottom = String::new();
-        self.run(&mut top);
-        let slash = self.take("/");
-        self.run(&mut bottom);
+        self.push_digits(&mut top);
+        let slash = self.take_text("/");
+        self.push_digits(&mut bottom);
         let decimal = self.peek(0) == Some('.') && self.is_digit(1);
         let ends = !decimal && !self.peek(0).is_some_and(|c| c == '/' || c.is_alphanumeric());
         let top = Rational::parse(&top)?;
@@ -454,14 +458,14 @@ impl Reader {
         (slash && ends && top.compare(&bottom).is_lt()).then(|| top.divide(&bottom)).flatten()
     }
 
-    /// Parses digits, a repeating decimal, or a power.
-    fn operand(&mut self) -> Option<UnsignedNumber> {
-        let DigitRun { plain, decimals, exponent } = self.digits()?;
+    /// Parses an operand of a fraction: digits, a repeating decimal, or a power.
+    fn quotient_operand(&mut self) -> Option<UnsignedNumber> {
+        let DigitRun { plain, decimals, exponent } = self.digit_run()?;
         let value = Rational::parse(&plain);
         if exponent {
             return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
-        if let Some(block) = self.attempt(|r| r.period(decimals)) {
+        if let Some(block) = self.try_parse(|r| r.repeating_digits(decimals)) {
             let ninths = Rational::from(10)
                 .power(block.len() as i32)
                 .and_then(|p| p.minus(&Rational::from(1)));
@@ -472,7 +476,7 @@ impl Reader {
             let value = value.zip(repeated).and_then(|(value, repeated)| value.plus(&repeated));
             return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
-        match self.attempt(|r| if r.take("^") { r.signed() } else { None }) {
+        match self.try_parse(|r| if r.take_text("^") { r.signed_exponent() } else { None }) {
             Some(power) => {
                 let power = power.parse().ok();
                 let value = value.zip(power).and_then(|(base, power)| base.power(power));
@@ -482,28 +486,29 @@ impl Reader {
         }
     }
 
-    /// Parses the repeating digits of a decimal, in brackets or overlined: 0.(3), 0.\overline{3}.
-    fn period(&mut self, decimals: u32) -> Option<String> {
-        if decimals == 0 && !self.take(".") {
+    /// Parses the repeating digits of a decimal, in brackets or overlined: the 3 of 0.(3) and
+    /// 0.\overline{3}.
+    fn repeating_digits(&mut self, decimals: u32) -> Option<String> {
+        if decimals == 0 && !self.take_text(".") {
             return None;
         }
-        let close = if self.take("(") {
+        let close = if self.take_text("(") {
             ")"
-        } else if self.take("\\overline{") {
+        } else if self.take_text("\\overline{") {
             "}"
         } else {
             return None;
         };
         let mut block = String::new();
-        self.run(&mut block);
-        ((1..=30).contains(&block.len()) && self.take(close)).then_some(block)
+        self.push_digits(&mut block);
+        ((1..=30).contains(&block.len()) && self.take_text(close)).then_some(block)
     }
 
-    /// Parses digits with thousands separators, decimals and an exponent.
-    fn digits(&mut self) -> Option<DigitRun> {
-        let before = self.before();
+    /// Parses the digits of a number with thousands separators, decimals and an exponent.
+    fn digit_run(&mut self) -> Option<DigitRun> {
+        let before = self.previous_char();
         let mut plain = String::new();
-        self.run(&mut plain);
+        self.push_digits(&mut plain);
         if plain.is_empty() {
             // A leading decimal point is accepted only if it cannot end a word or another number.
             let free = before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '.');
@@ -511,8 +516,8 @@ impl Reader {
                 return None;
             }
         } else if plain.len() <= 3 && !plain.starts_with('0') {
-            while self.attempt(Self::separator).is_some() {
-                self.run(&mut plain);
+            while self.try_parse(Self::skip_thousands_separator).is_some() {
+                self.push_digits(&mut plain);
             }
         }
         let mut decimals = 0;
@@ -520,10 +525,10 @@ impl Reader {
             self.at += 1;
             plain.push('.');
             let integer_length = plain.len();
-            self.run(&mut plain);
+            self.push_digits(&mut plain);
             decimals = (plain.len() - integer_length) as u32;
         }
-        let exponent = self.attempt(Self::exponent);
+        let exponent = self.try_parse(Self::exponent);
         if let Some(exponent) = &exponent {
             plain.push('e');
             plain.push_str(exponent);
@@ -533,51 +538,52 @@ impl Reader {
 
     /// Moves past a thousands separator: `,`, `{,}`, `,\!`, a space, an apostrophe or an
     /// underscore. `,\,` is not accepted, because it separates the items of a list.
-    fn separator(&mut self) -> Option<()> {
-        let braced = self.take("{");
-        let plain = !braced && self.take_any(&[" ", "'", "_"]);
-        let parts = plain || self.take(",") || self.take_thin_space();
-        if !parts || (braced && !self.take("}")) {
+    fn skip_thousands_separator(&mut self) -> Option<()> {
+        let braced = self.take_text("{");
+        let plain = !braced && self.take_any_text(&[" ", "'", "_"]);
+        let parts = plain || self.take_text(",") || self.take_thin_space();
+        if !parts || (braced && !self.take_text("}")) {
             return None;
         }
-        while self.take("\\!") {}
+        while self.take_text("\\!") {}
         ((0..3).all(|i| self.is_digit(i)) && !self.is_digit(3)).then_some(())
     }
 
-    fn run(&mut self, into: &mut String) {
+    fn push_digits(&mut self, into: &mut String) {
         while let Some(digit) = self.peek(0).filter(char::is_ascii_digit) {
             into.push(digit);
             self.at += 1;
         }
     }
 
-    /// Parses a power of ten, if it is next: `e-5`, `× 10^5`, `\times 10^{5}`.
+    /// Parses the power of ten at the position, and returns its exponent: `e-5`, `× 10^5`,
+    /// `\times 10^{5}`.
     fn exponent(&mut self) -> Option<String> {
-        if self.take_any(&["e", "E"]) {
-            let power = self.signed()?;
+        if self.take_any_text(&["e", "E"]) {
+            let power = self.signed_exponent()?;
             // `5e1` of `5e1x` is not an exponent.
             return (!self.peek(0).is_some_and(char::is_alphabetic)).then_some(power);
         }
         self.skip_spaces();
-        if !self.take_any(&["×", "x", "*", "·", "\\times", "\\cdot"]) {
+        if !self.take_any_text(&["×", "x", "*", "·", "\\times", "\\cdot"]) {
             return None;
         }
         self.skip_spaces();
-        if self.take_any(&["10^", "{10}^", "10**"]) { self.signed() } else { None }
+        if self.take_any_text(&["10^", "{10}^", "10**"]) { self.signed_exponent() } else { None }
     }
 
-    /// Parses the digits of an exponent with their sign, with or without braces.
-    fn signed(&mut self) -> Option<String> {
-        let braced = self.take("{");
+    /// Parses the digits of an exponent with their sign, which may be in braces.
+    fn signed_exponent(&mut self) -> Option<String> {
+        let braced = self.take_text("{");
         let mut power = String::new();
-        if self.take_any(&["-", "−"]) {
+        if self.take_any_text(&["-", "−"]) {
             power.push('-');
         } else {
-            self.take("+");
+            self.take_text("+");
         }
         let sign = power.len();
-        self.run(&mut power);
-        let ends = !braced || self.take("}");
+        self.push_digits(&mut power);
+        let ends = !braced || self.take_text("}");
         (power.len() > sign && ends).then_some(power)
     }
 }

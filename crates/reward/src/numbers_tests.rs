@@ -1,15 +1,15 @@
-//! Tests of [`find`].
+//! Tests of [`find_numbers`].
 
 use proptest::prelude::*;
 
 use super::*;
 
 fn texts(text: &str) -> Vec<String> {
-    find(text).into_iter().map(|f| f.text).collect()
+    find_numbers(text).into_iter().map(|f| f.text).collect()
 }
 
 #[test]
-fn find_parses_common_notations() {
+fn numbers_in_common_notations_are_found() {
     for (text, value) in [
         ("1,234.50", "1234.5"),
         ("-7.", "-7"),
@@ -63,14 +63,14 @@ fn find_parses_common_notations() {
         ("x_{1} = 5", "5"),
         ("a^{2n+1} = 5", "5"),
     ] {
-        let found = find(text);
+        let found = find_numbers(text);
         assert_eq!(found.len(), 1, "{text}: {found:?}");
         assert_eq!(found[0].value, Rational::parse(value), "{text}");
     }
 }
 
 #[test]
-fn find_separates_adjacent_numbers() {
+fn adjacent_numbers_are_separated() {
     for (text, want) in [
         ("", &[][..]),
         ("none at all.", &[]),
@@ -100,24 +100,24 @@ fn find_separates_adjacent_numbers() {
     ] {
         assert_eq!(texts(text), want, "{text}");
     }
-    assert_eq!(find("5/0")[0].value, None);
-    assert_eq!(find(&"9".repeat(2000))[0].value, None);
-    assert_eq!(find("2^{20000}")[0].value, None);
-    assert_eq!(find(&format!("2^{}", "9".repeat(30)))[0].value, None);
+    assert_eq!(find_numbers("5/0")[0].value, None);
+    assert_eq!(find_numbers(&"9".repeat(2000))[0].value, None);
+    assert_eq!(find_numbers("2^{20000}")[0].value, None);
+    assert_eq!(find_numbers(&format!("2^{}", "9".repeat(30)))[0].value, None);
     // Parsing terminates for any nesting depth.
-    find(&"\\frac{".repeat(100_000));
-    find(&"x_{".repeat(10_000));
+    find_numbers(&"\\frac{".repeat(100_000));
+    find_numbers(&"x_{".repeat(10_000));
     assert_eq!(texts("5 \\"), ["5"]);
 }
 
 #[test]
 fn numbers_of_pairs_and_sets_have_no_value() {
     for text in ["(5, 6)", "[5; 6)", "\\{5, 6\\}", "It is $\\{5, 6\\}$.", "{5, 6}"] {
-        assert!(find(text).iter().all(|found| found.value.is_none()), "{text}");
+        assert!(find_numbers(text).iter().all(|found| found.value.is_none()), "{text}");
     }
     // Braces directly after a letter are LaTeX groups rather than sets.
     for text in ["a{5, 6}", "x{5, 6}"] {
-        assert_eq!(find(text)[0].value, Some(Rational::from(5)), "{text}");
+        assert_eq!(find_numbers(text)[0].value, Some(Rational::from(5)), "{text}");
     }
 }
 
@@ -130,22 +130,22 @@ fn letter_is_temperature_only_after_degrees() {
         ("He plays 5 F notes.", &[]),
         ("It has 5 C atoms.", &[]),
     ] {
-        assert_eq!(find(text)[0].about.units, want, "{text}");
+        assert_eq!(find_numbers(text)[0].about.units, want, "{text}");
     }
 }
 
 proptest! {
     #[test]
-    fn find_never_panics(text in "([-0-9.,/eE$%×^{} \
+    fn number_search_never_panics(text in "([-0-9.,/eE$%×^{} \
                                   _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {
-        for found in find(&text) {
-            prop_assert!(crate::characters::spelled(&text).contains(&found.text));
+        for found in find_numbers(&text) {
+            prop_assert!(crate::characters::normalize_characters(&text).contains(&found.text));
         }
-        crate::boxed::only_number(crate::boxed::last_box(&text).unwrap_or(&text));
+        crate::boxed::parse_only_number(crate::boxed::last_box_content(&text).unwrap_or(&text));
     }
 
     #[test]
-    fn find_parses_any_decimal(whole in 0u64..10_000_000, cents in 0u32..100, negative: bool) {
+    fn any_decimal_is_found(whole in 0u64..10_000_000, cents in 0u32..100, negative: bool) {
         let sign = if negative { "-" } else { "" };
         let plain = format!("{sign}{whole}.{cents:02}");
         let mut grouped = whole.to_string();
@@ -153,7 +153,7 @@ proptest! {
             grouped.insert(at, ',');
         }
         for written in [plain.clone(), format!("{sign}{grouped}.{cents:02}"), format!("{sign}${grouped}.{cents:02}")] {
-            let found = find(&format!("So it is {written}. Good"));
+            let found = find_numbers(&format!("So it is {written}. Good"));
             prop_assert_eq!(found.len(), 1);
             prop_assert_eq!(found[0].value.clone(), Rational::parse(&plain));
             prop_assert_eq!(&found[0].text, &written);

@@ -4,48 +4,53 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::box_context::{answer_in_context, is_retracted};
-use crate::boxed::{last_box, last_box_and_range, only_number};
-use crate::characters::spelled;
+use crate::box_context::{answer_in_context, is_boxed_answer_retracted};
+use crate::boxed::{last_box_content, last_box_with_range, parse_only_number};
+use crate::characters::normalize_characters;
 use crate::context::without_latex;
-use crate::maths::{boxes, first_sentence, stated_answer, statement, to_readable};
+use crate::maths::{
+    extract_statement, first_sentence_of_line, last_boxes_content, text_after_announcement,
+    to_readable_text,
+};
 use crate::numbers::{self, NumberMatch};
 use crate::scorer::{answer_components, expected};
 use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{Component, Rational, Score, ScoreError, Scorer, ScorerInput};
 
-/// Location of the answer in the text.
+/// Location of a numeric answer in the completion's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NumberLocation {
-    /// The last number of the text.
+    /// The answer is the last number of the text.
     #[default]
     LastNumber,
-    /// The first number after the last `####`, on the same line (the format of GSM8K).
+    /// The answer is the first number after the last `####`, on the same line (the format of
+    /// GSM8K).
     Hashes,
-    /// The number in the last `\boxed{…}`. A box with several numbers, or with an expression that
-    /// would have to be computed, has no answer.
+    /// The answer is the number in the last `\boxed{…}`. A box with several numbers, or with an
+    /// expression that would have to be computed, has no answer.
     Boxed,
-    /// The first number after the last "answer is", including in other languages, on the same line
-    /// or the next.
+    /// The answer is the first number after the last "answer is", including in other languages, on
+    /// the same line or the next.
     AnswerIs,
 }
 
-/// Criterion for a correct number. An expected integer must always be matched exactly.
+/// Criterion by which a number equals the expected number. An expected integer must always be
+/// matched exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Tolerance {
-    /// The values are equal: 0.5, .50 and 1/2 are the same number.
+    /// The values must be equal: 0.5, .50 and 1/2 are the same number.
     #[default]
     Exact,
-    /// The answer, rounded to the decimals of the expected number, equals that number: 3.1416
-    /// matches 3.14.
+    /// The answer, rounded to the decimals of the expected number, must equal the expected number:
+    /// 3.1416 matches 3.14.
     AsWritten,
-    /// |answer − expected| ≤ max(absolute, relative × |expected|).
+    /// The difference must be small: |answer − expected| ≤ max(absolute, relative × |expected|).
     Within {
-        /// Absolute bound, at least 0.
+        /// Maximum absolute difference from the expected number, at least 0.
         absolute: f64,
-        /// Relative bound, at least 0.
+        /// Maximum difference relative to the expected number, at least 0.
         relative: f64,
     },
 }
@@ -57,9 +62,9 @@ pub enum Tolerance {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericScorer {
-    /// Location of the answer.
+    /// Location of the number in the completion's text.
     pub extract: NumberLocation,
-    /// Criterion for a correct number.
+    /// Criterion by which the number equals the expected number.
     pub tolerance: Tolerance,
 }
 
@@ -84,15 +89,15 @@ impl NumericScorer {
     /// it cannot be parsed, the score is 0.
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
-        let targets = expected_numbers(expected)?;
-        let Some(found) = self.extract(text) else {
+        let targets = parse_expected_numbers(expected)?;
+        let Some(found) = self.find_answer_number(text) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
-        let is_correct = targets.iter().any(|target| self.accepts(&found, target));
+        let is_correct = targets.iter().any(|target| self.accepts_number(&found, target));
         Ok(Score { value: if is_correct { 1.0 } else { 0.0 }, extracted: Some(found.text) })
     }
 
-    /// Checks the tolerances.
+    /// Checks the tolerances of the scorer.
     ///
     /// # Errors
     /// Returns [`ScoreError::Tolerance`] if a tolerance is negative or not finite.
@@ -107,40 +112,46 @@ impl NumericScorer {
         Ok(())
     }
 
-    fn extract(&self, text: &str) -> Option<NumberMatch> {
+    fn find_answer_number(&self, text: &str) -> Option<NumberMatch> {
         match self.extract {
-            NumberLocation::LastNumber => numbers::last(text),
-            NumberLocation::Hashes => first_stated(&text[text.rfind("####")? + "####".len()..]),
+            NumberLocation::LastNumber => numbers::last_number(text),
+            NumberLocation::Hashes => {
+                first_stated_number(&text[text.rfind("####")? + "####".len()..])
+            }
             NumberLocation::AnswerIs => {
-                let text = to_readable(text);
-                let stated = stated_answer(&text)?;
+                let text = to_readable_text(text);
+                let stated = text_after_announcement(&text)?;
                 // The answer may be on the next line.
                 let is_next =
                     stated.lines().next().is_some_and(|line| !line.contains(char::is_alphanumeric));
-                first_stated(if is_next {
+                first_stated_number(if is_next {
                     stated.trim_start_matches([':', ' ', '*', '\n'])
                 } else {
                     stated
                 })
             }
             NumberLocation::Boxed => {
-                let (inside, range) = last_box_and_range(text)?;
-                if is_retracted(text, &range) || boxes(text)? != inside.trim() {
+                let (inside, range) = last_box_with_range(text)?;
+                if is_boxed_answer_retracted(text, &range)
+                    || last_boxes_content(text)? != inside.trim()
+                {
                     return None;
                 }
                 let stated = answer_in_context(text, inside, &range)?;
                 let is_digit = |c: char| c.is_ascii_digit();
                 match stated.strip_suffix('k').filter(|amount| amount.ends_with(is_digit)) {
-                    Some(amount) => only_number(&format!("{amount} thousand")),
-                    None => only_number(&stated).filter(|found| is_settled(&stated, found)),
+                    Some(amount) => parse_only_number(&format!("{amount} thousand")),
+                    None => {
+                        parse_only_number(&stated).filter(|found| is_number_settled(&stated, found))
+                    }
                 }
             }
         }
     }
 
-    fn accepts(&self, found: &NumberMatch, expected: &NumberMatch) -> bool {
+    fn accepts_number(&self, found: &NumberMatch, expected: &NumberMatch) -> bool {
         let (Some(value), Some(target)) = (&found.value, &expected.value) else { return false };
-        if !found.about.agrees(&expected.about) {
+        if !found.about.agrees_with(&expected.about) {
             return false;
         }
         if value == target {
@@ -167,67 +178,67 @@ impl NumericScorer {
     }
 }
 
-/// Returns whether the words next to the number of a box leave its value settled.
-fn is_settled(inside: &str, found: &NumberMatch) -> bool {
-    let inside = spelled(inside);
+/// Returns whether the words next to the number in a `\boxed{…}` leave the number's value settled.
+fn is_number_settled(inside: &str, found: &NumberMatch) -> bool {
+    let inside = normalize_characters(inside);
     let Some((before, after)) = inside.split_once(&found.text) else { return true };
     !is_unsettled_before(&without_latex(before)) && !is_unsettled_after(&without_latex(after))
 }
 
 /// Parses one or several expected numbers.
-fn expected_numbers(expected: &Value) -> Result<Vec<NumberMatch>, ScoreError> {
+fn parse_expected_numbers(expected: &Value) -> Result<Vec<NumberMatch>, ScoreError> {
     match expected {
         Value::Array(several) if !several.is_empty() => {
-            several.iter().map(expected_number).collect()
+            several.iter().map(parse_expected_number).collect()
         }
-        one => expected_number(one).map(|one| vec![one]),
+        one => parse_expected_number(one).map(|one| vec![one]),
     }
 }
 
-/// Parses one expected number, which must have a value.
-fn expected_number(expected: &Value) -> Result<NumberMatch, ScoreError> {
+/// Parses one expected number, whose value must be certain.
+fn parse_expected_number(expected: &Value) -> Result<NumberMatch, ScoreError> {
     let to_error = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
         _ => return Err(to_error()),
     };
-    match only_number(last_box(&text).unwrap_or(&text)) {
+    match parse_only_number(last_box_content(&text).unwrap_or(&text)) {
         Some(found) if found.value.is_some() => Ok(found),
         _ => Err(to_error()),
     }
 }
 
-/// Returns the first number of the first line. It has no value if its sentence states more than
-/// this number.
-fn first_stated(text: &str) -> Option<NumberMatch> {
-    let mut found = numbers::first_of_line(text)?;
+/// Returns the first number of the first line. The number has no value if its sentence states more
+/// than this number.
+fn first_stated_number(text: &str) -> Option<NumberMatch> {
+    let mut found = numbers::first_number_on_line(text)?;
     let line = text.lines().next()?;
-    let sentence = first_sentence(line.trim_start_matches([':', ' ', '*', '_']));
-    let sentence = without_addition(sentence);
-    let stated = statement(sentence);
+    let sentence = first_sentence_of_line(line.trim_start_matches([':', ' ', '*', '_']));
+    let sentence = truncate_at_addition(sentence);
+    let stated = extract_statement(sentence);
     // In 12 = 3 × 4 and 2/3 ≈ 0.67, the number is the left side.
     let is_first = |at: &usize| stated[..*at].contains(|c: char| c.is_ascii_digit());
     let sign = stated.find(['=', '≈']).filter(is_first).unwrap_or(stated.len());
     // In 9 × 2 = 18, the number is the right side.
     let left = &stated[..sign];
-    if numbers::count(left) > 1
+    if numbers::count_numbers(left) > 1
         && !left.contains(char::is_alphabetic)
         && !left.contains(", ")
         && let Some((_, right)) = stated.rsplit_once('=')
-        && numbers::count(right) == 1
+        && numbers::count_numbers(right) == 1
     {
-        return numbers::last(&stated);
+        return numbers::last_number(&stated);
     }
     // The context of the number does not include the text before the line.
     let start = line.trim_start_matches([':', ' ', '*', '_', '$']);
     let is_compared = start.starts_with("> ") || start.starts_with("< ");
-    found.value.take_if(|_| is_compared || numbers::count(left) > 1);
+    found.value.take_if(|_| is_compared || numbers::count_numbers(left) > 1);
     Some(found)
 }
 
-/// Truncates a sentence at a comma that is followed by another quantity: "72, 5 more" becomes "72".
-fn without_addition(sentence: &str) -> &str {
+/// Truncates a sentence at a comma before another quantity: "72, 5 more" becomes "72".
+fn truncate_at_addition(sentence: &str) -> &str {
     let adds = |text: &str| {
         let mut words = text.split_whitespace();
         let is_number =

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{ScoreError, Scorer, ScorerInput};
 
-/// Way in which an agent's program reports the rewards of its attempt.
+/// Way in which an agent's program reports the rewards of an attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardSource {
@@ -32,20 +32,20 @@ pub struct ProgramScorer {
 #[derive(Deserialize)]
 struct PostedReward {
     value: f64,
-    #[serde(default = "reward")]
+    #[serde(default = "default_reward_name")]
     name: String,
     agent: Option<String>,
     turn: Option<u32>,
 }
 
-fn reward() -> String {
+fn default_reward_name() -> String {
     REWARD.to_owned()
 }
 
-/// Name of a reward that counts toward the score, and default name of a reward.
+/// Name of the rewards that count toward the score, and default name of a reward.
 const REWARD: &str = "reward";
 
-/// Key of a list of rewards in the last line.
+/// Key of the list of rewards in the last line that a program prints.
 const REWARDS: &str = "rewards";
 
 #[async_trait]
@@ -57,8 +57,8 @@ impl Scorer for ProgramScorer {
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let program = input.toolbox_data().get("program").unwrap_or(&Value::Null);
         match self.from {
-            RewardSource::LastLine => last_line(input, &program["last_line"]),
-            RewardSource::Posted => posted(
+            RewardSource::LastLine => rewards_in_last_line(input, &program["last_line"]),
+            RewardSource::Posted => posted_rewards(
                 input,
                 &program["rewards"],
                 "the program has posted no reward to LEVADE_REWARD_URL",
@@ -67,14 +67,14 @@ impl Scorer for ProgramScorer {
     }
 }
 
-/// Scores an attempt without a reward.
+/// Scores an attempt whose program reported no reward.
 ///
 /// An attempt that was truncated or failed gets 0, because it ended before it could report a
 /// reward.
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] with `why` if the attempt came to its own end.
-fn none(input: &ScorerInput, why: &str) -> Result<Vec<Component>, ScoreError> {
+fn score_without_reward(input: &ScorerInput, why: &str) -> Result<Vec<Component>, ScoreError> {
     if input.is_answered() {
         Err(ScoreError::Unusable(why.to_owned()))
     } else {
@@ -82,11 +82,11 @@ fn none(input: &ScorerInput, why: &str) -> Result<Vec<Component>, ScoreError> {
     }
 }
 
-fn last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreError> {
+fn rewards_in_last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreError> {
     let text = line.as_str().unwrap_or_default();
     let parsed = crate::json::parse(text).unwrap_or_default();
     if let Some(rewards) = parsed.get(REWARDS) {
-        return posted(
+        return posted_rewards(
             input,
             rewards,
             "the last line of the program has no reward among its `rewards`",
@@ -100,7 +100,7 @@ fn last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreE
         Some(value) => Ok(vec![Component::score(value)]),
         None => {
             let start: String = text.chars().take(80).collect();
-            none(
+            score_without_reward(
                 input,
                 &format!(
                     "the program's last line is {start:?}, which is neither a number nor \
@@ -111,13 +111,22 @@ fn last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreE
     }
 }
 
-fn posted(input: &ScorerInput, rewards: &Value, why: &str) -> Result<Vec<Component>, ScoreError> {
+fn posted_rewards(
+    input: &ScorerInput,
+    rewards: &Value,
+    why: &str,
+) -> Result<Vec<Component>, ScoreError> {
     let rewards = match serde_json::from_value::<Option<Vec<PostedReward>>>(rewards.clone()) {
         Ok(rewards) => rewards.unwrap_or_default(),
-        Err(error) => return none(input, &format!("a reward of the program is invalid: {error}")),
+        Err(error) => {
+            return score_without_reward(
+                input,
+                &format!("a reward of the program is invalid: {error}"),
+            );
+        }
     };
     if rewards.is_empty() {
-        return none(input, why);
+        return score_without_reward(input, why);
     }
     // Rewards with the same name and the same credited turn or agent are summed.
     let mut components: Vec<Component> = Vec::new();

@@ -11,7 +11,7 @@ use num_integer::Integer;
 use num_rational::BigRational;
 use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
 
-/// A fraction in lowest terms with a positive denominator.
+/// A rational number: a fraction in lowest terms with a positive denominator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rational(BigRational);
 
@@ -37,10 +37,10 @@ impl Rational {
         if denominator.is_zero() {
             return None;
         }
-        Self::bounded(BigRational::new(numerator, denominator))
+        Self::within_bounds(BigRational::new(numerator, denominator))
     }
 
-    fn bounded(value: BigRational) -> Option<Self> {
+    fn within_bounds(value: BigRational) -> Option<Self> {
         (value.numer().bits().max(value.denom().bits()) <= MAX_BITS).then_some(Rational(value))
     }
 
@@ -96,7 +96,7 @@ impl Rational {
         self.0.denom()
     }
 
-    /// Returns numerator and denominator if both fit 128-bit integers.
+    /// Returns the numerator and the denominator if both fit 128-bit integers.
     pub fn to_parts(&self) -> Option<(i128, i128)> {
         Some((self.numerator().to_i128()?, self.denominator().to_i128()?))
     }
@@ -106,7 +106,8 @@ impl Rational {
         self.0.is_integer()
     }
 
-    /// Returns the nearest f64, or an infinity if the value is beyond the range of f64.
+    /// Returns the f64 that is nearest to the value, or an infinity if the value is beyond the
+    /// range of f64.
     pub fn to_f64(&self) -> f64 {
         let infinity = if self.0.is_negative() { f64::NEG_INFINITY } else { f64::INFINITY };
         self.0.to_f64().unwrap_or(infinity)
@@ -124,22 +125,22 @@ impl Rational {
 
     /// Returns self + other, or `None` if the result has too many bits.
     pub fn plus(&self, other: &Self) -> Option<Self> {
-        Self::bounded(&self.0 + &other.0)
+        Self::within_bounds(&self.0 + &other.0)
     }
 
     /// Returns self − other, or `None` if the result has too many bits.
     pub fn minus(&self, other: &Self) -> Option<Self> {
-        Self::bounded(&self.0 - &other.0)
+        Self::within_bounds(&self.0 - &other.0)
     }
 
     /// Returns self × other, or `None` if the result has too many bits.
     pub fn times(&self, other: &Self) -> Option<Self> {
-        Self::bounded(&self.0 * &other.0)
+        Self::within_bounds(&self.0 * &other.0)
     }
 
     /// Returns self ÷ other, or `None` if `other` is 0 or the result has too many bits.
     pub fn divide(&self, other: &Self) -> Option<Self> {
-        if other.0.is_zero() { None } else { Self::bounded(&self.0 / &other.0) }
+        if other.0.is_zero() { None } else { Self::within_bounds(&self.0 / &other.0) }
     }
 
     /// Returns self to an integer power, or `None` if the result has too many bits or would divide
@@ -156,7 +157,10 @@ impl Rational {
             return None;
         }
         let odd = exponent.rem_euclid(2);
-        Self::bounded(Pow::pow(&self.0, if is_unit && exponent != 0 { 2 - odd } else { exponent }))
+        Self::within_bounds(Pow::pow(
+            &self.0,
+            if is_unit && exponent != 0 { 2 - odd } else { exponent },
+        ))
     }
 
     /// Returns the largest integer that is at most self.
@@ -177,15 +181,15 @@ impl Rational {
         both.then(|| Rational(self.numerator().gcd(other.numerator()).into()))
     }
 
-    /// Compares the values of two fractions.
+    /// Compares the values of two rational numbers.
     pub fn compare(&self, other: &Self) -> Ordering {
         self.0.cmp(&other.0)
     }
 }
 
-/// Interprets digits in a base, and returns their value. Returns `None` if the digits do not fit
-/// the base.
-pub(crate) fn in_base(digits: &Rational, base: u32) -> Option<Rational> {
+/// Interprets the decimal digits of an integer as digits in `base`, and returns their value.
+/// Returns `None` if the digits do not fit the base.
+pub(crate) fn value_in_base(digits: &Rational, base: u32) -> Option<Rational> {
     if !digits.is_integer() || !(2..=36).contains(&base) {
         return None;
     }
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_is_exact() {
+    fn rational_number_is_parsed_exactly() {
         for (text, numerator, denominator) in [
             ("0", 0, 1),
             ("-12", -12, 1),
@@ -264,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn oversized_results_are_none() {
+    fn oversized_rational_results_are_rejected() {
         let largest = q("2").power(4095).unwrap();
         assert_eq!(largest.plus(&largest), None);
         assert_eq!(largest.times(&q("2")), None);

@@ -7,7 +7,7 @@ use jsonschema::{Keyword, ValidationError, Validator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::answer::{schema_of, text_in_tag};
+use crate::answer::{answer_schema, text_in_tag};
 use crate::decimal::Decimal;
 use crate::scorer::{answer_components, task_field};
 use crate::{Component, Score, ScoreError, Scorer, ScorerInput, blocks, json};
@@ -16,18 +16,18 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput, blocks, json};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchemaScorer {
-    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the
-    /// schema itself: nothing is fetched.
+    /// JSON schema for all tasks that have no schema of their own. `$ref` may refer only to parts
+    /// of the schema itself: nothing is fetched.
     pub schema: Option<Map<String, Value>>,
-    /// Field of a task or of its row that contains the task's own schema, as an object or as JSON
-    /// text.
+    /// Field of a task or of its row that contains the task's own JSON schema, as an object or as
+    /// JSON text. `None` if tasks have no schemas of their own.
     pub field: Option<String>,
 }
 
 #[async_trait]
 impl Scorer for SchemaScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.validator(task).map(drop)
+        self.compile_task_schema(task).map(drop)
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
@@ -43,27 +43,27 @@ impl SchemaScorer {
                  the schema"
                     .into(),
             )),
-            (Some(schema), _) => compiled(&Value::Object(schema.clone())).map(drop),
+            (Some(schema), _) => compile_schema(&Value::Object(schema.clone())).map(drop),
             _ => Ok(()),
         }
     }
 
-    /// Compiles the schema of a task: its own one, or else the common one.
+    /// Compiles the JSON schema of a task: the task's own schema, or else the scorer's schema.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the task has no schema, or if the schema is invalid.
-    fn validator(&self, task: &Value) -> Result<Validator, ScoreError> {
+    fn compile_task_schema(&self, task: &Value) -> Result<Validator, ScoreError> {
         let own = self.field.as_deref().and_then(|field| task_field(task, field));
         match (own, &self.schema, &self.field) {
             // Tabular data sets store the schema as JSON text.
             (Some(Value::String(text)), ..) => {
                 let schema = json::parse(text);
-                compiled(&schema.map_err(|error| {
+                compile_schema(&schema.map_err(|error| {
                     ScoreError::Unusable(format!("the schema is not JSON: {error}"))
                 })?)
             }
-            (Some(own), ..) => compiled(own),
-            (None, Some(schema), _) => compiled(&Value::Object(schema.clone())),
+            (Some(own), ..) => compile_schema(own),
+            (None, Some(schema), _) => compile_schema(&Value::Object(schema.clone())),
             (None, None, field) => {
                 let field = field.as_deref().unwrap_or("schema");
                 Err(ScoreError::Unusable(format!(
@@ -73,14 +73,14 @@ impl SchemaScorer {
         }
     }
 
-    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names
-    /// or in a code block. The score is 1 or 0.
+    /// Scores a final answer: 1 if its JSON conforms to the schema, else 0. The answer is JSON, or
+    /// contains JSON in the tag that the task names or in a code block.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if there is no schema, or if the schema is invalid.
     pub fn grade(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
-        let validator = self.validator(task)?;
-        let tag = schema_of(task)?;
+        let validator = self.compile_task_schema(task)?;
+        let tag = answer_schema(task)?;
         let Some((json, written)) = find_json(text, &tag) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
@@ -89,28 +89,32 @@ impl SchemaScorer {
     }
 }
 
-fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
+fn compile_schema(schema: &Value) -> Result<Validator, ScoreError> {
     let options = KEYWORDS.iter().fold(jsonschema::options(), |options, (name, keyword)| {
         let keyword = *keyword;
         options.with_keyword(*name, move |parent, limit, _| {
-            let limit = Some(limit).filter(|limit| limit.is_number()).map(decimal);
+            let limit = Some(limit).filter(|limit| limit.is_number()).map(to_decimal);
             let is_exclusive = |name: &str| parent.get(name).and_then(Value::as_bool) == Some(true);
             // In draft 4, `exclusiveMinimum` is a Boolean next to `minimum`.
             let keyword = match keyword {
-                Bound::Minimum if is_exclusive("exclusiveMinimum") => Bound::ExclusiveMinimum,
-                Bound::Maximum if is_exclusive("exclusiveMaximum") => Bound::ExclusiveMaximum,
+                NumberKeyword::Minimum if is_exclusive("exclusiveMinimum") => {
+                    NumberKeyword::ExclusiveMinimum
+                }
+                NumberKeyword::Maximum if is_exclusive("exclusiveMaximum") => {
+                    NumberKeyword::ExclusiveMaximum
+                }
                 other => other,
             };
-            Ok(Box::new(Limit { keyword, limit: limit.flatten() }))
+            Ok(Box::new(KeywordLimit { keyword, limit: limit.flatten() }))
         })
     });
     let made = options.build(schema);
     made.map_err(|error| ScoreError::Unusable(format!("the schema is invalid: {error}")))
 }
 
-/// Schema keyword that restricts a number.
+/// JSON Schema keyword that restricts a number.
 #[derive(Debug, Clone, Copy)]
-enum Bound {
+enum NumberKeyword {
     Minimum,
     Maximum,
     ExclusiveMinimum,
@@ -120,53 +124,57 @@ enum Bound {
 
 /// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`,
 /// so it finds that 598731845373330050.5 is at most 598731845373330050.
-const KEYWORDS: [(&str, Bound); 5] = [
-    ("minimum", Bound::Minimum),
-    ("maximum", Bound::Maximum),
-    ("exclusiveMinimum", Bound::ExclusiveMinimum),
-    ("exclusiveMaximum", Bound::ExclusiveMaximum),
-    ("multipleOf", Bound::MultipleOf),
+const KEYWORDS: [(&str, NumberKeyword); 5] = [
+    ("minimum", NumberKeyword::Minimum),
+    ("maximum", NumberKeyword::Maximum),
+    ("exclusiveMinimum", NumberKeyword::ExclusiveMinimum),
+    ("exclusiveMaximum", NumberKeyword::ExclusiveMaximum),
+    ("multipleOf", NumberKeyword::MultipleOf),
 ];
 
-/// A keyword with its limit.
+/// A JSON Schema keyword that restricts a number, with its limit.
 #[derive(Debug)]
-struct Limit {
-    keyword: Bound,
-    /// `None` if the schema's value is not a number; such a limit allows every instance.
+struct KeywordLimit {
+    keyword: NumberKeyword,
+    /// Limit of the number. `None` if the schema's value is not a number; every number then
+    /// conforms.
     limit: Option<Decimal>,
 }
 
-fn decimal(number: &Value) -> Option<Decimal> {
+fn to_decimal(number: &Value) -> Option<Decimal> {
     Decimal::parse(number.as_number()?.as_str())
 }
 
-impl<'i> Keyword<'i> for Limit {
+impl<'i> Keyword<'i> for KeywordLimit {
     fn validate(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
         if self.is_valid(instance) {
             Ok(())
         } else {
-            Err(ValidationError::custom(format!("{instance} is outside of {:?}", self.keyword)))
+            Err(ValidationError::custom(format!(
+                "the number {instance} violates the keyword {:?}",
+                self.keyword
+            )))
         }
     }
 
     fn is_valid(&self, instance: &'i Value) -> bool {
         let Some(limit) = self.limit.as_ref().filter(|_| instance.is_number()) else { return true };
         // A number whose exponent does not fit into 32 bits violates every limit.
-        let Some(number) = decimal(instance) else { return false };
+        let Some(number) = to_decimal(instance) else { return false };
         match self.keyword {
-            Bound::Minimum => number.compare(limit).is_ge(),
-            Bound::Maximum => number.compare(limit).is_le(),
-            Bound::ExclusiveMinimum => number.compare(limit).is_gt(),
-            Bound::ExclusiveMaximum => number.compare(limit).is_lt(),
-            Bound::MultipleOf => limit.digits.is_empty() || number.is_multiple_of(limit),
+            NumberKeyword::Minimum => number.compare(limit).is_ge(),
+            NumberKeyword::Maximum => number.compare(limit).is_le(),
+            NumberKeyword::ExclusiveMinimum => number.compare(limit).is_gt(),
+            NumberKeyword::ExclusiveMaximum => number.compare(limit).is_lt(),
+            NumberKeyword::MultipleOf => limit.digits.is_empty() || number.is_multiple_of(limit),
         }
     }
 }
 
-/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the
-/// last code block, whichever parses first.
+/// Returns the JSON in a text, as a parsed value and as it is written: the complete text, the text
+/// in `tag`, or the last code block, whichever parses first.
 fn find_json<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
-    let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
+    let block = blocks::last_code_block(text, &["json", "jsonc", "json5"]);
     let candidates: [Option<Cow<str>>; 3] =
         [Some(text.into()), text_in_tag(text, tag).map(Cow::from), block];
     candidates.into_iter().flatten().find_map(|written| {

@@ -15,17 +15,17 @@ use crate::{Score, ScoreError};
 pub struct ScorerInput {
     /// Identifier of the attempt.
     pub attempt: AttemptId,
-    /// The task with all of its fields, as in the store.
+    /// The attempt's task with all of its fields, as in the store.
     pub task: Value,
-    /// How the attempt ended.
+    /// How the attempt ended, with its final answer.
     pub outcome: Outcome,
     /// All tokens of the attempt.
     pub trajectory: Arc<Trajectory>,
 }
 
 impl ScorerInput {
-    /// Returns the text of the final answer, without reasoning and tool calls. Empty unless the
-    /// attempt ended with an answer.
+    /// Returns the text of the attempt's final answer, without reasoning and tool calls. Empty
+    /// unless the attempt ended with an answer.
     pub fn text(&self) -> &str {
         &self.outcome.final_text
     }
@@ -39,12 +39,13 @@ impl ScorerInput {
         }
     }
 
-    /// Returns the reasoning of the final assistant message.
+    /// Returns the reasoning of the attempt's final assistant message.
     pub fn reasoning(&self) -> &str {
         &self.outcome.reasoning
     }
 
-    /// Returns data that toolboxes provided before they were closed, by toolbox name.
+    /// Returns the data for scorers that toolboxes provided before they were closed, by toolbox
+    /// name.
     pub fn toolbox_data(&self) -> &Map<String, Value> {
         &self.outcome.scorer_inputs
     }
@@ -54,30 +55,30 @@ impl ScorerInput {
         self.outcome.finish.is_complete()
     }
 
-    /// Returns the expected answer; null if the task has none.
+    /// Returns the task's expected answer, or null if the task has none.
     pub fn expected(&self) -> &Value {
         expected(&self.task)
     }
 
-    /// Returns the expected answer for programs and functions. If the task stores a number as the
-    /// string of its digits, this is the number (`answer_number`).
+    /// Returns the task's expected answer for programs and functions. If the task stores a number
+    /// as the string of its digits, this is the number (`answer_number`).
     pub fn expected_value(&self) -> &Value {
         expected_value(&self.task)
     }
 }
 
-/// Returns the expected answer of a task; null if it has none.
+/// Returns the expected answer of a task, or null if the task has none.
 pub(crate) fn expected(task: &Value) -> &Value {
     task.get("answer").unwrap_or(&Value::Null)
 }
 
-/// Returns the expected answer of a task for programs and functions, see
+/// Returns the expected answer of a task for programs and functions, as described at
 /// [`ScorerInput::expected_value`].
 pub(crate) fn expected_value(task: &Value) -> &Value {
     task.get("answer_number").filter(|number| number.is_number()).unwrap_or(expected(task))
 }
 
-/// Returns a field of a task. If the task does not have it, or it is null, returns the field of the
+/// Returns the field `name` of a task. If the field is missing or null, returns the field of the
 /// data set row that the task was read from.
 pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
     let row_field = || task.get("row")?.get(name);
@@ -86,10 +87,9 @@ pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
 
 /// Scores attempts, individually or all attempts of a group together.
 ///
-/// Model output never causes an error. If a scorer cannot score now, because a service is
-/// unavailable, it returns an error that [may be temporary](ScoreError::is_temporary), never a
-/// score of
-/// 0. A scorer can be called repeatedly for the same attempt, and concurrently for many attempts.
+/// Model output never causes an error. If a service is unavailable, the scorer does not return a
+/// score of 0, but an error that [may be temporary](ScoreError::is_temporary). A scorer can be
+/// called repeatedly for the same attempt, and concurrently for many attempts.
 #[async_trait]
 pub trait Scorer: Debug + Send + Sync {
     /// Returns whether the scorer scores all attempts of a group together
@@ -112,7 +112,8 @@ pub trait Scorer: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Checks whether the scorer could score attempts at this task, before anything is sampled.
+    /// Checks before anything is sampled whether the scorer will be able to score attempts at this
+    /// task.
     ///
     /// # Errors
     /// Returns an error if it could not; the run then does not start.
@@ -137,8 +138,8 @@ pub trait Scorer: Debug + Send + Sync {
     }
 }
 
-/// Returns the components of a scorer that looks only at the final answer: the grade in `graded`,
-/// or 0 if the attempt ended without an answer.
+/// Returns the components of a scorer that scores only the final answer: the grade in `graded`, or
+/// 0 if the attempt ended without an answer.
 pub(crate) fn answer_components(
     input: &ScorerInput,
     graded: Result<Score, ScoreError>,
@@ -154,7 +155,7 @@ pub(crate) fn answer_components(
     Ok(vec![score])
 }
 
-/// Returns the first 80 characters of a trimmed text, for a message.
+/// Returns the first 80 characters of a trimmed text, for an error message.
 pub(crate) fn excerpt(text: &str) -> String {
     text.trim().chars().take(80).collect()
 }

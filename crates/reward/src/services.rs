@@ -12,7 +12,7 @@ use crate::{ScoreError, Scorer, ScorerInput};
 /// A service that accepts JSON requests and returns JSON responses.
 #[async_trait]
 pub trait Service: Debug + Send + Sync {
-    /// Sends a request, with retries if they can help.
+    /// Sends a request to the service, and repeats it if a retry can help.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unavailable`] if the service is unreachable, and
@@ -23,7 +23,7 @@ pub trait Service: Debug + Send + Sync {
 /// A completion of a language model.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChatText {
-    /// Text without the model's reasoning.
+    /// Text of the completion, without the model's reasoning.
     pub text: String,
     /// Whether the completion reached its maximum number of tokens, or was partly withheld.
     pub is_truncated: bool,
@@ -32,8 +32,8 @@ pub struct ChatText {
 /// A language model that completes prompts.
 #[async_trait]
 pub trait Chat: Debug + Send + Sync {
-    /// Requests a completion of a prompt, with retries and failover to other endpoints if they can
-    /// help.
+    /// Requests a completion of a prompt from the model. Repeats the request, or uses another
+    /// endpoint, if that can help.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unavailable`] if no endpoint responds now, and
@@ -42,8 +42,8 @@ pub trait Chat: Debug + Send + Sync {
     -> Result<ChatText, ScoreError>;
 }
 
-/// A scorer that needs an external service or a sandbox, and has not been given one. Scoring always
-/// fails.
+/// Scorer of a kind that needs an external service or a sandbox, but was created without one.
+/// Scoring always fails.
 #[derive(Debug)]
 pub(crate) struct UnconnectedScorer(pub &'static str);
 
@@ -52,16 +52,17 @@ impl Scorer for UnconnectedScorer {
     async fn score(&self, _input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let UnconnectedScorer(kind) = self;
         Err(ScoreError::Unusable(format!(
-            "a scorer of kind {kind} needs a service or a sandbox, but has none"
+            "a scorer of kind {kind} needs a service or a sandbox, but none was connected"
         )))
     }
 }
 
-/// Parses components from a number, or from an object with `score` and other numeric fields.
+/// Parses score components from a JSON number, or from an object with `score` and other numeric
+/// fields.
 ///
 /// # Errors
 /// Returns a description of the value if it is neither.
-pub(crate) fn components(response: &Value) -> Result<Vec<Component>, String> {
+pub(crate) fn parse_components(response: &Value) -> Result<Vec<Component>, String> {
     let (score, extra) = match response {
         Value::Number(number) => (number.as_f64(), None),
         Value::Object(map) => (map.get(Component::SCORE).and_then(Value::as_f64), Some(map)),

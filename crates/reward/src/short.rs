@@ -13,9 +13,9 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::pattern::pattern;
 
-/// Returns a text composed (NFC). ASCII characters replace full-width characters, minus signs,
-/// hyphens, en dashes, primes and apostrophes.
-fn plain(text: &str) -> String {
+/// Returns a text in the Unicode form NFC. ASCII characters replace full-width characters, minus
+/// signs, hyphens, en dashes, primes and apostrophes.
+fn to_nfc_ascii(text: &str) -> String {
     let narrow = |c: char| match c {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         '\u{2212}' | '\u{2010}'..='\u{2013}' => '-',
@@ -26,7 +26,7 @@ fn plain(text: &str) -> String {
     text.nfc().map(narrow).collect()
 }
 
-/// Returns the form of a [`plain`] text that is compared.
+/// Returns the form of a [`to_nfc_ascii`] text in which answers are compared.
 ///
 /// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a
 /// number, it loses its article, quotes, markup, final punctuation and trailing zeros of the
@@ -66,7 +66,7 @@ static ONLY_NUMBER: LazyLock<Regex> = LazyLock::new(|| {
         r"^(?:(?i:the|an?)\s+)?([-+]?)([$€£¥₹]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d+))?\s*([€$£¥₹%]|°\s?[CFK]?)?[.!?,]?$",
     )
 });
-/// "A" as a name instead of an article: the key A minor, the options A, B.
+/// Matches an "A" that is a name instead of an article: the key A minor, the options A, B.
 static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[\s(\x22])(?:A(?:,|\s+(?:and|or|&|→|[A-Z]\b))",
@@ -74,24 +74,24 @@ static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Returns whether a character is a quotation mark or sentence punctuation outside of ASCII.
-fn is_mark(c: char) -> bool {
+/// Returns whether a character is a quotation mark or sentence punctuation that is not ASCII.
+fn is_non_ascii_mark(c: char) -> bool {
     matches!(
         c,
         '\u{2018}'..='\u{201f}' | '«' | '»' | '‹' | '›' | '…' | '¿' | '¡' | '\u{3001}' | '\u{3002}'
     ) || matches!(c, '\u{3008}'..='\u{3011}' | '\u{3014}'..='\u{3017}' | '।' | '؟' | '،' | '؛')
 }
 
-/// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and
-/// the articles a, an and the. The last word is always kept: no noun follows it, so it is not an
-/// article (vitamin A, The The).
+/// Returns a text in lower case and in the Unicode form NFC, with single spaces, and without
+/// punctuation and the articles a, an and the. The last word is always kept: no noun follows it, so
+/// it is not an article (vitamin A, The The).
 pub fn normalize(text: &str) -> String {
-    normalized_words(&plain(text))
+    normalized_words(&to_nfc_ascii(text))
 }
 
 fn normalized_words(plain: &str) -> String {
     let plain: String =
-        plain.chars().filter(|c| !c.is_ascii_punctuation() && !is_mark(*c)).collect();
+        plain.chars().filter(|c| !c.is_ascii_punctuation() && !is_non_ascii_mark(*c)).collect();
     let plain = plain.to_lowercase();
     let plain = plain.trim_end();
     let mut kept = String::with_capacity(plain.len());
@@ -116,7 +116,7 @@ fn normalized_words(plain: &str) -> String {
 /// Returns the numbers in a text with signs and decimal points, but without thousands separators.
 /// Normalization removes signs and decimal points, so a comparison of words would make `1.5` equal
 /// to 15, `-3` to 3 and `1/2` to 12.
-fn numbers(text: &str) -> Vec<String> {
+fn numbers_in_text(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
     let mut found = Vec::new();
@@ -174,7 +174,7 @@ fn numbers(text: &str) -> Vec<String> {
 /// of names, but not sentence punctuation, quotation marks and emphasis. Normalization removes them
 /// all, so a comparison of words would make `C++` equal to C, `a<b` to a>b and the blood group O-
 /// to O+.
-fn symbols(text: &str) -> Vec<char> {
+fn meaningful_symbols(text: &str) -> Vec<char> {
     let text = text.trim().trim_start_matches("...");
     let chars: Vec<char> = text.chars().collect();
     let is = |at: Option<usize>, fits: fn(char) -> bool| {
@@ -262,44 +262,44 @@ fn symbols(text: &str) -> Vec<char> {
     chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).chain(named).collect()
 }
 
-/// Returns whether the first character other than white space is a digit.
+/// Returns whether the first character that is not white space is a digit.
 fn leads_to_digit<'c>(mut chars: impl Iterator<Item = &'c char>) -> bool {
     chars.find(|c| !c.is_whitespace()).is_some_and(char::is_ascii_digit)
 }
 
-/// A short answer in normalized form.
+/// A short answer in normalized form, for comparison with other answers.
 pub(crate) struct ShortAnswer {
     /// The text before normalization of its words, with punctuation, as returned by
     /// [`canonical_text`].
     pub written: String,
     /// Normalized words; the trimmed original text if it consists of punctuation only.
     pub text: String,
-    /// Whether the answer contains words, and not only punctuation.
+    /// Whether the answer contains words rather than only punctuation.
     pub has_words: bool,
     pub numbers: Vec<String>,
     pub symbols: Vec<char>,
-    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I
-    /// do not know" contains "no".
+    /// Whether an answer must equal this expected answer even if the scorer compares by containment
+    /// or F1: "I do not know" contains "no".
     pub closed: bool,
 }
 
 impl ShortAnswer {
     pub fn new(text: &str, closed: bool) -> Self {
-        let written = canonical_text(&plain(text));
+        let written = canonical_text(&to_nfc_ascii(text));
         let words = Some(normalized_words(&written)).filter(|words| !words.is_empty());
         ShortAnswer {
             has_words: words.is_some(),
             text: words.unwrap_or_else(|| text.trim().to_owned()),
-            numbers: numbers(&written),
-            symbols: symbols(&written),
+            numbers: numbers_in_text(&written),
+            symbols: meaningful_symbols(&written),
             written,
             closed,
         }
     }
 
     /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want`
-    /// is closed.
-    pub fn equals(&self, want: &ShortAnswer) -> bool {
+    /// is `closed`.
+    pub fn matches_expected(&self, want: &ShortAnswer) -> bool {
         let same = self.text == want.text && self.numbers == want.numbers;
         same && (want.closed || self.symbols == want.symbols)
     }

@@ -18,16 +18,16 @@ use crate::{ScoreError, Scorer, ScorerInput, json};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StateScorer {
-    /// Name of the toolbox whose state counts. Empty for all toolboxes that have a state.
+    /// Name of the toolbox whose state is compared. Empty for all toolboxes that have a state.
     pub tool: String,
     /// Field of a task or of its row that contains the expected state, as JSON or as JSON text.
-    /// Empty for the expected state that the toolbox returns.
+    /// Empty if the expected state is the one that the toolbox returns.
     pub field: String,
 }
 
-/// State of a toolbox, and the state that the toolbox expects.
+/// State of a toolbox at the end of an attempt, and the expected state that the toolbox returned.
 struct ReportedState<'a> {
-    /// Name of the toolbox, or of a class in it.
+    /// Name of the toolbox, or of a class in the toolbox.
     name: String,
     facts: &'a Map<String, Value>,
 }
@@ -39,21 +39,25 @@ impl Scorer for StateScorer {
     }
 
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        if self.field.is_empty() { Ok(()) } else { self.expected_in_row(task).map(drop) }
+        if self.field.is_empty() { Ok(()) } else { self.expected_state_in_row(task).map(drop) }
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let states = self.reported_states(input.toolbox_data());
         if states.is_empty() {
-            let of = if self.tool.is_empty() { "a toolbox" } else { self.tool.as_str() };
+            let toolbox = match self.tool.as_str() {
+                "" => "no toolbox returned a state".to_owned(),
+                name => format!("toolbox {name} returned no state"),
+            };
             return Err(ScoreError::Unusable(format!(
-                "no state of {of} was returned: give the class of the tools a method `final_state`"
+                "{toolbox}: give the class of the tools a method `final_state`"
             )));
         }
         if !self.field.is_empty() && states.len() > 1 {
             let names: Vec<String> = states.into_iter().map(|state| state.name).collect();
             return Err(ScoreError::Unusable(format!(
-                "the field `{}` has one expected state, but {} have states; set `tool`",
+                "the field `{}` has one expected state, but the toolboxes {} have states; set \
+                 `tool`",
                 self.field,
                 names.join(", ")
             )));
@@ -61,9 +65,9 @@ impl Scorer for StateScorer {
         let mut difference = None;
         for ReportedState { name, facts } in &states {
             let expected = if self.field.is_empty() {
-                expected_by_tool(name, facts)?.clone()
+                expected_state_of_tool(name, facts)?.clone()
             } else {
-                self.expected_in_row(&input.task)?
+                self.expected_state_in_row(&input.task)?
             };
             difference = difference.or_else(|| first_difference(name, &facts[STATE], &expected));
         }
@@ -72,11 +76,12 @@ impl Scorer for StateScorer {
     }
 }
 
-/// Key of a toolbox's data for its final state.
+/// Key under which a toolbox's data contains its final state.
 const STATE: &str = "state";
 
 impl StateScorer {
-    /// Returns the states in the data of the toolboxes: of each toolbox, and of each class in it.
+    /// Returns the states in the data of an attempt's toolboxes: of each toolbox, and of each class
+    /// in a toolbox.
     fn reported_states<'a>(&self, data: &'a Map<String, Value>) -> Vec<ReportedState<'a>> {
         let is_chosen = |name: &&String| self.tool.is_empty() || **name == self.tool;
         let toolboxes = data.iter().filter(|(name, _)| is_chosen(name));
@@ -102,46 +107,48 @@ impl StateScorer {
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the row lacks the field, or if its text is not JSON.
-    fn expected_in_row(&self, task: &Value) -> Result<Value, ScoreError> {
+    fn expected_state_in_row(&self, task: &Value) -> Result<Value, ScoreError> {
         let field = &self.field;
         match task_field(task, field) {
             None => Err(ScoreError::Unusable(format!(
                 "the task has no field `{field}`, which must contain the expected state"
             ))),
             Some(Value::String(text)) => json::parse(text).map_err(|error| {
-                ScoreError::Unusable(format!("the field `{field}` is a text, but no JSON: {error}"))
+                ScoreError::Unusable(format!(
+                    "the field `{field}` contains text that is not JSON: {error}"
+                ))
             }),
             Some(state) => Ok(state.clone()),
         }
     }
 }
 
-/// Returns the expected state that a toolbox has returned.
+/// Returns the expected state that the toolbox `name` has returned in its data `facts`.
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] if the toolbox has none, or could not reach it.
-fn expected_by_tool<'a>(
+fn expected_state_of_tool<'a>(
     name: &str,
     facts: &'a Map<String, Value>,
 ) -> Result<&'a Value, ScoreError> {
     if let Some(why) = facts.get("expected_error").and_then(Value::as_str) {
         return Err(ScoreError::Unusable(format!(
-            "{name} could not reach its expected state: {why}"
+            "toolbox {name} could not reach its expected state: {why}"
         )));
     }
     facts.get("expected_state").ok_or_else(|| {
         ScoreError::Unusable(format!(
-            "{name} has a state, but no expected state: give the rows `expected_actions`, or set \
+            "toolbox {name} has no expected state: give the rows `expected_actions`, or set \
              `field`"
         ))
     })
 }
 
-/// Maximum number of characters of a value in a difference.
+/// Maximum length of a value in the description of a difference, in characters.
 const MAX_SHOWN: usize = 80;
 
-/// Describes the first difference between two states, or returns `None` if they are equal. `path`
-/// names the compared value.
+/// Describes the first difference between two states, or returns `None` if the states are equal.
+/// `path` names the compared value.
 fn first_difference(path: &str, found: &Value, expected: &Value) -> Option<String> {
     match (found, expected) {
         (Value::Object(found), Value::Object(expected)) => {
@@ -160,20 +167,20 @@ fn first_difference(path: &str, found: &Value, expected: &Value) -> Option<Strin
                 first_difference(&format!("{path}.{index}"), found, expected)
             })
         }
-        (found, expected) if is_equal(found, expected) => None,
+        (found, expected) if are_equal_values(found, expected) => None,
         (found, expected) => {
             Some(format!("{path} is {}, expected {}", excerpt(found), excerpt(expected)))
         }
     }
 }
 
-/// Returns whether two values without members are equal.
-fn is_equal(found: &Value, expected: &Value) -> bool {
+/// Returns whether two JSON values that have no members are equal.
+fn are_equal_values(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Number(found), Value::Number(expected)) => {
             let decimals = [found, expected].map(|number| Decimal::parse(&number.to_string()));
             match decimals {
-                [Some(found), Some(expected)] => found.is_value_of(&expected),
+                [Some(found), Some(expected)] => found.equals_as_number(&expected),
                 _ => found == expected,
             }
         }
@@ -275,8 +282,8 @@ mod tests {
         let chosen = StateScorer { tool: "desk".into(), ..StateScorer::default() };
         let in_row = StateScorer { field: "after".into(), ..StateScorer::default() };
         for (scorer, data, why) in [
-            (&own, json!({}), "no state of a toolbox"),
-            (&chosen, json!({ "other": { "state": 1 } }), "no state of desk"),
+            (&own, json!({}), "no toolbox returned a state"),
+            (&chosen, json!({ "other": { "state": 1 } }), "toolbox desk returned no state"),
             (&own, json!({ "desk": { "state": 1 } }), "no expected state"),
             (
                 &own,

@@ -1,6 +1,7 @@
 //! Units of measurement, by their names and symbols.
 
-/// Known units with their names and symbols. Names with several letters are in lower case.
+/// Known units with their names and symbols in several languages. Names of several letters are in
+/// lower case.
 const UNITS: [(&str, &[&str]); 87] = [
     (
         "second",
@@ -194,8 +195,8 @@ const PARTS: [&[&str]; 11] = [
 ];
 
 /// Returns whether unit `small` can follow unit `large` in one measure: 2 hours and 30 minutes.
-pub(crate) fn is_part(small: &str, large: &str) -> bool {
-    let both = units(small).zip(units(large));
+pub(crate) fn can_follow_in_measure(small: &str, large: &str) -> bool {
+    let both = parse_units(small).zip(parse_units(large));
     both.is_some_and(|(small, large)| match (&small[..], &large[..]) {
         ([(small, 1)], [(large, 1)]) => PARTS.iter().any(|units| {
             let at = |unit: &str| units.iter().position(|own| *own == unit);
@@ -205,7 +206,7 @@ pub(crate) fn is_part(small: &str, large: &str) -> bool {
     })
 }
 
-/// Units that take prefixes, with symbol and name.
+/// Units that take prefixes such as kilo, with symbol and name.
 const PREFIXED: [(&str, &str, &str); 15] = [
     ("hertz", "Hz", "hertz"),
     ("pascal", "Pa", "pascal"),
@@ -224,7 +225,7 @@ const PREFIXED: [(&str, &str, &str); 15] = [
     ("ohm", "Ω", "ohm"),
 ];
 
-/// Prefixes of units, with their symbols.
+/// Prefixes of units, such as kilo, with their symbols.
 const PREFIXES: [(&str, &[&str]); 9] = [
     ("", &[""]),
     ("tera", &["T"]),
@@ -237,9 +238,9 @@ const PREFIXES: [(&str, &[&str]); 9] = [
     ("nano", &["n"]),
 ];
 
-/// Returns a unit with its prefix as a factor: kHz is kilo · hertz. Symbols are case-sensitive, and
-/// names are not.
-fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
+/// Returns the factors of a unit with its prefix: kHz is kilo · hertz. Symbols are case-sensitive,
+/// and names are not. Returns `None` for any other word.
+fn parse_prefixed_unit(word: &str) -> Option<Vec<(&'static str, i32)>> {
     let lower = word.to_lowercase();
     for (unit, sign, name) in PREFIXED {
         let by_name =
@@ -257,8 +258,8 @@ fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     None
 }
 
-/// Returns the unit of a letter that is a unit only directly after a number: 5 A, 5 C.
-pub(crate) fn letter(word: &str) -> Option<&'static str> {
+/// Returns the unit that a letter denotes only directly after a number: 5 A, 5 C.
+pub(crate) fn unit_of_letter(word: &str) -> Option<&'static str> {
     match word {
         "A" => Some("ampere"),
         "C" => Some("coulomb"),
@@ -266,8 +267,9 @@ pub(crate) fn letter(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the known units of a word, with their powers.
-pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
+/// Returns the known units that a word denotes, with their powers, or `None` if the word is not a
+/// unit.
+pub(crate) fn parse_units(word: &str) -> Option<Vec<(&'static str, i32)>> {
     match word {
         "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),
         "AU" => return Some(vec![("astronomical unit", 1)]),
@@ -276,7 +278,7 @@ pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
     }
     for (prefix, power) in [("平方", 2), ("立方", 3)] {
         if let Some(unit) = word.strip_prefix(prefix) {
-            return units(unit)
+            return parse_units(unit)
                 .map(|units| units.into_iter().map(|(unit, own)| (unit, own * power)).collect());
         }
     }
@@ -285,7 +287,7 @@ pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
     let word = if word.chars().count() == 1 { word } else { lower.as_str() };
     match UNITS.iter().find(|(_, names)| names.contains(&word)) {
         Some((unit, _)) => Some(vec![(*unit, 1)]),
-        None => prefixed(sign).filter(|_| sign.chars().nth(1).is_some()),
+        None => parse_prefixed_unit(sign).filter(|_| sign.chars().nth(1).is_some()),
     }
 }
 
@@ -309,17 +311,17 @@ mod tests {
             ("gigabytes", vec!["giga", "byte"]),
         ] {
             let found: Vec<&str> =
-                units(word).unwrap_or_default().into_iter().map(|(unit, _)| unit).collect();
+                parse_units(word).unwrap_or_default().into_iter().map(|(unit, _)| unit).collect();
             assert_eq!(found, want, "{word}");
         }
     }
 
     #[test]
-    fn is_part_requires_smaller_unit() {
+    fn only_smaller_unit_follows_in_measure() {
         for (small, large, want) in
             [("minutes", "hr", true), ("hours", "minutes", false), ("cents", "dollars", true)]
         {
-            assert_eq!(is_part(small, large), want, "{small} {large}");
+            assert_eq!(can_follow_in_measure(small, large), want, "{small} {large}");
         }
     }
 }

@@ -13,90 +13,94 @@ use regex::Regex;
 use crate::pattern::pattern;
 use crate::{bounds, words};
 
-/// Maximum number of characters before or after a value that are examined.
+/// Maximum number of characters before or after a value that are examined for its meaning.
 const REACH: usize = 300;
 
-/// Words that introduce an explanation. Numbers after one of these words are not values.
+/// Words that introduce an explanation, separated by spaces. Numbers after one of these words are
+/// not values.
 const REASONS: &str = "because since as which that who whose where when i.e e.g namely see \
      rounded weil da denn wegen gerundet car puisque parce comme qui que dont arrondi";
 
-/// Prepositions and verbs. A number after one of these words in its clause belongs to another
-/// statement.
+/// Prepositions and verbs, separated by spaces. A number after one of these words in its clause
+/// belongs to another statement.
 const STATEMENT_WORDS: &str = "is are was were be has have had gives gave makes make gets get \
      leaves equals remain remains for after before from at on in with per each every until during \
      within between across among nearest correct accurate es son é è sind ist war waren hat haben \
      bleiben pro für nach vor aus bei mit im in am est sont était ont a reste restent pour après \
      avant dans avec en chez um given";
 
-/// Nouns that a comparison can follow as their attribute: 12 integers less than 20.
+/// Nouns to which a comparison can be an attribute: 12 integers less than 20.
 const COUNTED: &str = "integer integers number numbers prime primes multiple multiples divisor \
      divisors factor factors square squares cube cubes value values";
 
-/// Words after the number of digits to which a value is rounded: to 2 decimal places.
+/// Words after the number of digits to which a value is rounded: the "decimal places" of "to 2
+/// decimal places".
 const DIGITS: &str = "decimal decimals significant places figures digits dp";
 
 /// Words that start a contrast.
 const CONTRASTS: &str = "but although though however yet whereas aber doch obwohl wobei jedoch \
      allerdings mais bien quoique cependant toutefois";
 
-/// Words that negate the number after them: 12, not 13.
+/// Words that negate the number after them: the "not" of "12, not 13".
 const NEGATIONS: &str = "not rather instead than unlike never nothing no nicht kein statt \
      anstatt anstelle pas non lieu plutôt excluding";
 
-/// Words that introduce another value, a condition or a doubt.
+/// Words that introduce another value, a condition or a doubt, so that the value before them is
+/// unsettled.
 const OPEN: &str = "otherwise else alternatively another guess if unless perhaps maybe probably \
      possibly presumably doubtful sonst andernfalls beziehungsweise bzw wenn falls sofern \
      vielleicht wahrscheinlich vermutlich möglicherweise sinon si peut-être probablement";
 
-/// Words between alternatives.
+/// Words between alternative values: "or".
 const ALTERNATIVES: &str = "or oder ou";
 
-/// Words which show that a contrast doubts the value: but I am not sure.
+/// Words with which a contrast doubts the value before it: but I am not sure.
 const DOUBTS: &str = "sure certain unsure uncertain possible might could may guess ignores \
      ignore forgot overlooks neglects wrong incorrect sicher möglich könnte falsch possible sûr \
      certain faux pourrait";
 
-/// Words of an operation or another notation.
+/// Words of an operation on a value, or of another notation of it.
 const CHANGES: &str = "squared cubed factorial doubled tripled halved hexadecimal binary octal";
 
-/// Words after a number that make the number an addition: 72, 5 more.
+/// Words after a number that make the number an addition to a value: 72, 5 more.
 const ADDITIONS: &str = "more fewer less remaining each per left apiece";
 
-/// Verbs after a number that belongs to another statement: and 3 are left.
+/// Verbs after a number with which the number belongs to another statement: and 3 are left.
 const VERBS: &str = "is are was were remain remains left have has sind ist bleiben sont est \
      restent es son";
 
-/// Numerals of German and French.
+/// Number words of German and French.
 const NUMERALS: &str = "null zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn \
      vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig deux \
      trois quatre cinq sept huit neuf dix onze douze treize quatorze quinze seize vingt trente \
      quarante cinquante soixante";
 
-/// Words between two numbers of one value, after which "one" is a number.
+/// Words between two numbers of one expression, after which "one" is a number.
 const OPERATORS: &str = "plus minus times by over to or and mod modulo choose mal durch fois \
      moins sur";
 
-/// Words before a number that keep it a value: 12 to about 13.
+/// Words before a number that do not change that the number is a value: the "about" of "12 to about
+/// 13".
 const FILLERS: &str = "a an the about around roughly approximately nearly almost maybe perhaps";
 
-/// Nouns after which "of" is an operation: 12 percent of 50, 12 to the power of 2.
+/// Nouns after which "of" denotes an operation: 12 percent of 50, 12 to the power of 2.
 const PARTS: &str = "percent power short half halves third thirds quarter quarters fourths fifths \
      tenths hundredths";
 
-fn contains(list: &str, word: &str) -> bool {
+fn contains_word(list: &str, word: &str) -> bool {
     list.split_ascii_whitespace().any(|own| own == word)
 }
 
-/// Returns whether a word in lower case is a number in words in English, German or French. "One"
-/// and the words for a half or a third are not.
-fn is_numeral(word: &str) -> bool {
+/// Returns whether a word in lower case is a number word of English, German or French. "One" and
+/// the words for a half or a third are not number words here.
+fn is_number_word(word: &str) -> bool {
     word.split('-').all(|part| {
-        (part != "one" && words::number_word(part).is_some()) || contains(NUMERALS, part)
+        (part != "one" && words::word_to_number(part).is_some()) || contains_word(NUMERALS, part)
     })
 }
 
-/// A word, or a mark that separates clauses.
-enum Part<'t> {
+/// A word of a text, or a mark that separates clauses.
+enum SentencePart<'t> {
     Word(&'t str),
     Stop,
     /// An opening bracket.
@@ -106,18 +110,20 @@ enum Part<'t> {
 }
 
 /// Splits a text in lower case into words and marks. Signs of operations and relations are
-/// [`Part::Sign`].
-fn parts(text: &str) -> Vec<Part<'_>> {
+/// [`SentencePart::Sign`].
+fn split_into_parts(text: &str) -> Vec<SentencePart<'_>> {
     PART.find_iter(text)
         .map(|found| {
             let part = found.as_str().trim_end_matches(['.', '\'', '-']);
             match part.chars().next() {
-                Some('^' | '_') => Part::Word(""),
-                Some('\\' | '=' | '≈' | '→' | '×' | '·' | '*' | '+' | '/') => Part::Sign,
-                Some(':') => Part::Colon,
-                Some('(' | '（') => Part::Open,
-                Some(c) if c.is_alphanumeric() => Part::Word(part),
-                _ => Part::Stop,
+                Some('^' | '_') => SentencePart::Word(""),
+                Some('\\' | '=' | '≈' | '→' | '×' | '·' | '*' | '+' | '/') => {
+                    SentencePart::Sign
+                }
+                Some(':') => SentencePart::Colon,
+                Some('(' | '（') => SentencePart::Open,
+                Some(c) if c.is_alphanumeric() => SentencePart::Word(part),
+                _ => SentencePart::Stop,
             }
         })
         .collect()
@@ -133,13 +139,13 @@ pub(crate) fn is_unsettled_after(after: &str) -> bool {
         return true;
     }
     let lower = own[..end].to_lowercase().replace('’', "'");
-    opens(&parts(&lower))
+    leave_value_unsettled(&split_into_parts(&lower))
 }
 
-fn is_operator(part: &Part<'_>) -> bool {
+fn is_operator(part: &SentencePart<'_>) -> bool {
     match part {
-        Part::Sign => true,
-        Part::Word(word) => word.starts_with(['乘', '加', '减', '除']),
+        SentencePart::Sign => true,
+        SentencePart::Word(word) => word.starts_with(['乘', '加', '减', '除']),
         _ => false,
     }
 }
@@ -148,24 +154,25 @@ fn is_operator(part: &Part<'_>) -> bool {
 /// one more number at the end of the sentence, does not unsettle such a value: `\boxed{12} of 99`,
 /// "[[2]] out of 5", `\boxed{12} and 5`.
 pub(crate) fn is_marked_value_unsettled(after: &str) -> bool {
-    is_unsettled_after(&after[BESIDE.find(after).map_or(0, |beside| beside.end())..])
+    is_unsettled_after(&after[TOTAL_AFTER.find(after).map_or(0, |total| total.end())..])
 }
 
-/// Returns the word at an index, or an empty text if there is a mark or nothing.
-fn word_at<'t>(parts: &[Part<'t>], at: usize) -> &'t str {
+/// Returns the word at index `at`, or an empty text if there is a mark at this index or the text
+/// has ended.
+fn word_at<'t>(parts: &[SentencePart<'t>], at: usize) -> &'t str {
     match parts.get(at) {
-        Some(Part::Word(word)) => word,
+        Some(SentencePart::Word(word)) => word,
         _ => "",
     }
 }
 
 /// Returns whether the words between a value and the end of its sentence leave the value unsettled.
-fn opens(parts: &[Part<'_>]) -> bool {
+fn leave_value_unsettled(parts: &[SentencePart<'_>]) -> bool {
     let word = |at: usize| word_at(parts, at);
     let previous = |at: usize, by: usize| at.checked_sub(by).map_or("", word);
     let start: Vec<&str> =
         (0..parts.len().min(6)).map(word).take_while(|word| !word.is_empty()).collect();
-    if bounds::phrase_behind(&start).is_some() {
+    if bounds::bound_phrase_after_number(&start).is_some() {
         return true;
     }
     // The words of the value itself, such as its unit, are in the first clause.
@@ -174,32 +181,32 @@ fn opens(parts: &[Part<'_>]) -> bool {
     let mut is_counted = false;
     for (at, part) in parts.iter().enumerate() {
         let own = match part {
-            Part::Word(own) => *own,
+            SentencePart::Word(own) => *own,
             // In (see step 3), the number is not a value; in (13 with Bob), it is.
-            Part::Open => {
+            SentencePart::Open => {
                 let rest = &parts[at + 1..];
-                let is_stop = |part: &Part<'_>| matches!(part, Part::Stop);
+                let is_stop = |part: &SentencePart<'_>| matches!(part, SentencePart::Stop);
                 let inside = &rest[..rest.iter().position(is_stop).unwrap_or(rest.len())];
                 if lists_parts(inside) {
                     return false;
                 }
                 let is_derived = inside.iter().any(is_operator);
-                (is_first, is_explained) = (false, is_derived || !is_value(word(at + 1)));
+                (is_first, is_explained) = (false, is_derived || !is_value_word(word(at + 1)));
                 continue;
             }
             // In (20 - 8 = 12), the numbers derive the value.
-            Part::Sign => return false,
+            SentencePart::Sign => return false,
             // A ratio, or an explanation.
-            Part::Colon => return at == 0 && is_value(word(1)),
-            Part::Stop => {
+            SentencePart::Colon => return at == 0 && is_value_word(word(1)),
+            SentencePart::Stop => {
                 (is_first, is_explained) = (false, false);
                 continue;
             }
         };
         if own == "as" && word(at + 1) == "well" {
-            return is_value(word(at + 3));
+            return is_value_word(word(at + 3));
         }
-        if contains(REASONS, own) || own.starts_with(['因', '由', '即']) {
+        if contains_word(REASONS, own) || own.starts_with(['因', '由', '即']) {
             return false;
         }
         // In scripts without spaces, a part is a clause.
@@ -207,27 +214,27 @@ fn opens(parts: &[Part<'_>]) -> bool {
             is_explained = !own.ends_with(['和', '或', '与', '至', '到', '者', '但', 'か']);
             continue;
         }
-        is_counted |= contains(COUNTED, own);
+        is_counted |= contains_word(COUNTED, own);
         let is_compared = is_first
             && !is_counted
             && ["more", "less", "fewer", "greater"].contains(&own)
             && word(at + 1) == "than"
-            && is_value(word(at + 2));
-        if contains(CONTRASTS, own) {
+            && is_value_word(word(at + 2));
+        if contains_word(CONTRASTS, own) {
             let rest: Vec<&str> = (at + 1..parts.len()).map(word).collect();
-            let is_negated = rest.first().is_some_and(|next| contains(NEGATIONS, next));
-            let is_open = |word: &&str| contains(DOUBTS, word) || is_value(word);
+            let is_negated = rest.first().is_some_and(|next| contains_word(NEGATIONS, next));
+            let is_open = |word: &&str| contains_word(DOUBTS, word) || is_value_word(word);
             return !is_negated && rest.iter().any(is_open);
         }
-        if contains(NEGATIONS, own) && !["no", "than"].contains(&own) {
+        if contains_word(NEGATIONS, own) && !["no", "than"].contains(&own) {
             return false;
         }
-        let is_alternative =
-            contains(ALTERNATIVES, own) && (at == 0 || (1..4).any(|by| is_value(word(at + by))));
+        let is_alternative = contains_word(ALTERNATIVES, own)
+            && (at == 0 || (1..4).any(|by| is_value_word(word(at + by))));
         let is_change =
-            is_first && contains(CHANGES, own) || own == "base" && is_value(word(at + 1));
+            is_first && contains_word(CHANGES, own) || own == "base" && is_value_word(word(at + 1));
         let is_sum = at == 0 && ["plus", "minus", "pi"].contains(&own);
-        if contains(OPEN, own) || is_alternative || is_change || is_sum || is_compared {
+        if contains_word(OPEN, own) || is_alternative || is_change || is_sum || is_compared {
             return true;
         }
         if own == "and" || own == "und" || own == "et" {
@@ -236,22 +243,22 @@ fn opens(parts: &[Part<'_>]) -> bool {
                 return true;
             }
             // In "between 10 and 20", both numbers belong to the same preposition.
-            is_explained &= is_value(previous(at, 1));
+            is_explained &= is_value_word(previous(at, 1));
         }
-        is_explained |= contains(STATEMENT_WORDS, own) || starts_phrase(parts, at);
-        let is_number = is_value(own)
-            || (own == "one" && contains(OPERATORS, previous(at, 1)))
+        is_explained |= contains_word(STATEMENT_WORDS, own) || starts_valueless_phrase(parts, at);
+        let is_number = is_value_word(own)
+            || (own == "one" && contains_word(OPERATORS, previous(at, 1)))
             || (is_first && ["third", "quarter", "quarters", "thirds"].contains(&own));
         if is_number && !is_explained {
-            let is_negated = (1..3).any(|by| contains(NEGATIONS, previous(at, by)));
+            let is_negated = (1..3).any(|by| contains_word(NEGATIONS, previous(at, by)));
             let is_addition =
-                contains(ADDITIONS, word(at + 1)) || contains(ADDITIONS, word(at + 2));
-            let is_elsewhere = (1..4).any(|by| contains(VERBS, word(at + by)));
+                contains_word(ADDITIONS, word(at + 1)) || contains_word(ADDITIONS, word(at + 2));
+            let is_elsewhere = (1..4).any(|by| contains_word(VERBS, word(at + by)));
             let is_zero = own == "zero" && previous(at, 1) == "below";
             // In 12 (twelve), the words repeat the value.
             let is_repeated = at > 0
-                && matches!(parts[at - 1], Part::Open)
-                && !matches!(parts.get(at + 1), Some(Part::Word(_)))
+                && matches!(parts[at - 1], SentencePart::Open)
+                && !matches!(parts.get(at + 1), Some(SentencePart::Word(_)))
                 && !own.starts_with(|c: char| c.is_ascii_digit());
             // 12 of the 20 apples
             let is_total = previous(at, 1) == "the" && previous(at, 2) == "of";
@@ -266,33 +273,36 @@ fn opens(parts: &[Part<'_>]) -> bool {
     false
 }
 
-/// Returns whether brackets list the parts of the value before them: 3 bolts (2 blue and 1 white).
-fn lists_parts(inside: &[Part<'_>]) -> bool {
+/// Returns whether the brackets after a value list the parts of the value: 3 bolts (2 blue and 1
+/// white).
+fn lists_parts(inside: &[SentencePart<'_>]) -> bool {
     let words: Vec<&str> = (0..inside.len()).map(|at| word_at(inside, at)).collect();
     words.contains(&"and")
-        && !words.iter().any(|word| contains(ALTERNATIVES, word))
-        && words.iter().filter(|word| is_value(word)).count() > 1
+        && !words.iter().any(|word| contains_word(ALTERNATIVES, word))
+        && words.iter().filter(|word| is_value_word(word)).count() > 1
 }
 
 /// Returns whether the word at index `at` starts a phrase whose numbers are not values: "to earn
 /// 240 dollars", "leaving 8 dollars", "12 multiples of 8", "12 integers less than 20".
-fn starts_phrase(parts: &[Part<'_>], at: usize) -> bool {
+fn starts_valueless_phrase(parts: &[SentencePart<'_>], at: usize) -> bool {
     let previous = at.checked_sub(1).map_or("", |at| word_at(parts, at));
     let next = word_at(parts, at + 1);
     match word_at(parts, at) {
-        "to" if is_value(next) || next == "one" => contains(DIGITS, word_at(parts, at + 2)),
-        "to" => !next.is_empty() && !contains(FILLERS, next),
+        "to" if is_value_word(next) || next == "one" => {
+            contains_word(DIGITS, word_at(parts, at + 2))
+        }
+        "to" => !next.is_empty() && !contains_word(FILLERS, next),
         // Directly after the value, "of" is an operation: 12 of 20, 12 out of 20.
-        "of" => at > 0 && !contains(PARTS, previous) && !(at == 1 && previous == "out"),
+        "of" => at > 0 && !contains_word(PARTS, previous) && !(at == 1 && previous == "out"),
         "by" => next.ends_with("ing"),
         // Other comparisons have been handled.
         "than" => true,
-        own => own.len() > 4 && own.ends_with("ing") && !contains(NEGATIONS, own),
+        own => own.len() > 4 && own.ends_with("ing") && !contains_word(NEGATIONS, own),
     }
 }
 
-fn is_value(word: &str) -> bool {
-    word.starts_with(|c: char| c.is_ascii_digit()) || is_numeral(word)
+fn is_value_word(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit()) || is_number_word(word)
 }
 
 /// Returns whether `before`, the text directly before a value, leaves the value unsettled: "if she
@@ -307,7 +317,7 @@ pub(crate) fn is_unsettled_before(before: &str) -> bool {
     REFERENCE.is_match(sentence)
         || OPERAND.captures(sentence).is_some_and(|found| {
             let is_rounding = found[0].ends_with(" to") && ROUNDS.is_match(sentence);
-            !is_rounding && (&found[1] == "one" || is_value(&found[1]))
+            !is_rounding && (&found[1] == "one" || is_value_word(&found[1]))
         })
         || (WOULD.is_match(sentence) && CONDITION.is_match(sentence))
         || LIMITED.is_match(sentence)
@@ -320,13 +330,13 @@ static PART: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:[cdkm]?m|in|ft|yd|mi)[23]\b|\p{L}[\p{L}\p{M}'.-]*|[,;:()（）\[\]|—–]|[=≈→×·*+/]",
     ))
 });
-static BESIDE: LazyLock<Regex> = LazyLock::new(|| {
+static TOTAL_AFTER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^[\s$`*)\]}]*(?:(?:out\s+)?of\s+\d[\d.,]*|and\s+\d+\s*(?:[.!?\n]|$))")
 });
 static SENTENCE_END: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"[.!?](?:["'*)}$\]]*(?:\s|$|\p{Han}))|[。！？\n]"#));
-/// Text joined to a number, or an abbreviation after it, that changes the number: 12h30, 12th,
-/// 12 K, 12 BC.
+/// Matches text that is joined to a number, or an abbreviation after it, that changes the number:
+/// 12h30, 12th, 12 K, 12 BC.
 static JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^(?:(?:st|nd|rd|th|ter|ten|tes|te|ème|ième|eme)\b|[a-z]{1,2}[04-9]|[a-z]{1,2}\d\d|[-–]ish\b",
@@ -340,7 +350,8 @@ static JOINED_CHINESE: LazyLock<Regex> = LazyLock::new(|| {
         r"|^[^。.\n因由即]{0,20}(?:但|不过|然而|也可能|可能|或者?|否则)[^。.\n不]{0,6}(?:[\d二两三四五六七八九十]|一[个元只块本天])",
     ))
 });
-/// A noun before the number of a page, a step or a formula, or a part or a root of a value.
+/// Matches a noun before the number of a page, a step or a formula, or before a part or a root of a
+/// value.
 static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[\s(])(?:page|step|line|figure|fig\.|table|equation|eq\.|section|chapter|question|problem|theorem|lemma|corollary",
@@ -350,14 +361,14 @@ static REFERENCE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\b(?:(?:drittel|viertel|hälfte|wurzel)\s+(?:von|aus)|(?:tiers|quart|moitié|racine\s+\w+)\s+de|(?:zwei|drei|vier)mal|one\s+of|next\s+to)$",
     ))
 });
-/// A number and an operator before a value, with the number in group 1.
+/// Matches a number and an operator before a value, with the number in group 1.
 static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"([\p{L}-]+|\d+)\s+(?:times|plus|minus|over|to|or|divided\s+by|multiplied\s+by|(?:more|less|fewer)\s+than|out\s+of",
         r"|mal|durch|geteilt\s+durch|bis|oder|fois|moins|divisé\s+par|sur|ou|à)$",
     ))
 });
-/// Verbs with which "to" states their result: we round 11.7 to 12.
+/// Matches verbs whose result follows "to": we round 11.7 to 12.
 static ROUNDS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"\b(?:round|simplif|reduc|convert)\w*\b"));
 static WOULD: LazyLock<Regex> = LazyLock::new(|| {
@@ -365,7 +376,7 @@ static WOULD: LazyLock<Regex> = LazyLock::new(|| {
         r"\b(?:would|\w+'d\s+be|wäre|wären|würden?|hätten?|serait|seraient|aurait|sería|seria)\b",
     )
 });
-/// A condition that does not hold: "if she had 16", not "if each costs $2".
+/// Matches a condition that does not hold: "if she had 16", unlike "if each costs $2".
 static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\bif\s+(?:[^\s,]+\s+){1,4}(?:had|were|was|did|hadn't|weren't|wasn't|didn't|ignored|forgot|omitted)\b",
@@ -451,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn number_beside_marked_value_leaves_it_settled() {
+    fn total_after_marked_value_leaves_it_settled() {
         for (after, want) in [
             ("$ of 99", false),
             (" out of 5", false),

@@ -10,28 +10,30 @@ use crate::languages;
 
 mod directions;
 
-use self::directions::exclusive;
-pub(crate) use self::directions::{bearing, direction, is_month, moment, month};
-pub(crate) use crate::bounds::{bound, bound_behind};
-pub(crate) use crate::units::{is_part, letter, units};
+use self::directions::exclusive_group;
+pub(crate) use self::directions::{
+    compass_bearing, direction_kind, is_month, month_name, time_zone_or_day,
+};
+pub(crate) use crate::bounds::{bound_after_number, parse_bound};
+pub(crate) use crate::units::{can_follow_in_measure, parse_units, unit_of_letter};
 
-/// Description of a number by the words next to it.
+/// Description of a number by the words next to it: bounds, directions, units and names.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct About {
-    /// Bounds: `≥`, `<`, `≠`. A number without these bounds does not match.
+pub(crate) struct NumberDescription {
+    /// Bounds of the number: `≥`, `<`, `≠`. A number without the same bounds does not match.
     pub bounds: Vec<&'static str>,
-    /// Directions and months, with the kind of each.
+    /// Words for directions and months next to the number, each with its kind.
     pub directions: Vec<(&'static str, &'static str)>,
-    /// Known units with their powers, sorted.
+    /// Known units of the number with their powers, sorted.
     pub units: Vec<(&'static str, i32)>,
-    /// All other words, in lower case.
+    /// All other words next to the number, in lower case.
     pub names: Vec<String>,
     /// First names before the number, in lower case: Alice 5.
     pub people: Vec<String>,
 }
 
-/// First names that are common in word problems. Other words before a number, such as "Total", are
-/// only labels.
+/// First names that are common in word problems, separated by spaces. Other words before a number,
+/// such as "Total", are only labels.
 const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack jane mary anna \
                            ann anne emma peter paul sam sara sarah james tim ben lisa mike \
                            michael maria julia kate max leo lily lucy mia noah olivia oliver \
@@ -40,17 +42,17 @@ const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack 
     jessica josh karen ken larry luke matt megan molly nick nina pam phil rachel ralph rita rob \
     ron ryan sally scott sophie ted terry tina tony victor walter wendy zoe";
 
-impl About {
+impl NumberDescription {
     /// Returns whether two numbers of equal value can be the same answer, judging by their
     /// descriptions.
-    pub fn agrees(&self, other: &About) -> bool {
+    pub fn agrees_with(&self, other: &NumberDescription) -> bool {
         self.bounds == other.bounds
             && self.is_same_direction(other)
             && self.is_same_unit(other)
             && (self.people.is_empty() || other.people.is_empty() || self.people == other.people)
     }
 
-    /// Adds a word before a number, if it is a first name.
+    /// Adds a word before the number to the description, if the word is a first name.
     pub fn add_person(&mut self, word: &str) {
         let lower = word.trim_end_matches(':').to_lowercase();
         if FIRST_NAMES.split(' ').any(|name| name == lower) {
@@ -59,14 +61,15 @@ impl About {
         }
     }
 
-    /// Returns whether units, directions and names are equal.
-    pub fn is_written_as(&self, other: &About) -> bool {
-        let names = |of: &About| (of.units.clone(), of.directions.clone(), of.names.clone());
+    /// Returns whether the units, directions and names of two numbers are equal.
+    pub fn is_written_as(&self, other: &NumberDescription) -> bool {
+        let names =
+            |of: &NumberDescription| (of.units.clone(), of.directions.clone(), of.names.clone());
         names(self) == names(other)
     }
 
-    fn is_same_direction(&self, other: &About) -> bool {
-        let of = |about: &About, kind| -> Vec<&str> {
+    fn is_same_direction(&self, other: &NumberDescription) -> bool {
+        let of = |about: &NumberDescription, kind| -> Vec<&str> {
             let mut of: Vec<&str> = about
                 .directions
                 .iter()
@@ -84,7 +87,7 @@ impl About {
         })
     }
 
-    fn is_same_unit(&self, other: &About) -> bool {
+    fn is_same_unit(&self, other: &NumberDescription) -> bool {
         let a = &self.units;
         let b = &other.units;
         let is =
@@ -109,7 +112,7 @@ impl About {
             || is_rate(b, a)
     }
 
-    /// Adds a power of a unit. Powers of the same unit are added.
+    /// Adds a power of a unit to the description. Powers of the same unit are added.
     pub fn add_unit(&mut self, unit: &'static str, power: i32) {
         match self.units.iter_mut().find(|(own, _)| *own == unit) {
             Some((_, own)) => *own = own.saturating_add(power),
@@ -119,7 +122,7 @@ impl About {
         self.units.sort_unstable();
     }
 
-    /// Adds words that are neither units nor bounds: directions and names.
+    /// Adds words that are neither units nor bounds to the description: directions and names.
     pub fn add_words(&mut self, words: &str) {
         for word in words.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
             let word = word.to_lowercase();
@@ -130,14 +133,14 @@ impl About {
                 "sw" => Some(("compass", "southwest")),
                 _ => None,
             };
-            match short.or_else(|| direction(&word)) {
+            match short.or_else(|| direction_kind(&word)) {
                 Some(direction) => self.directions.push(direction),
                 None if FILLERS.contains(&word.as_str()) => {}
                 // A number word that was not parsed makes it a different number.
-                None if is_number(&word) => self.bounds.push("number"),
+                None if is_number_word_part(&word) => self.bounds.push("number"),
                 None => {
-                    self.directions.extend(exclusive(&word));
-                    self.names.push(singular(&word));
+                    self.directions.extend(exclusive_group(&word));
+                    self.names.push(strip_plural_ending(&word));
                 }
             }
         }
@@ -149,7 +152,7 @@ impl About {
 
 const MONEY: [&str; 7] = ["dollar", "cent", "euro", "pound", "yen", "rupee", "pence"];
 
-/// Words that do not describe a number.
+/// Words next to a number that do not describe the number.
 const FILLERS: [&str; 34] = [
     "a",
     "an",
@@ -187,18 +190,18 @@ const FILLERS: [&str; 34] = [
     "gets",
 ];
 
-/// Returns whether a word is part of a number in words.
-fn is_number(word: &str) -> bool {
+/// Returns whether a word is part of a number that is written in words.
+fn is_number_word_part(word: &str) -> bool {
     let is_sign =
         ["half", "halves", "minus", "negative", "plus", "neg", "mil", "mio", "mrd"].contains(&word);
     is_sign
-        || number_word(word).is_some()
-        || magnitude(word).is_some()
-        || multiplier(word).is_some()
+        || word_to_number(word).is_some()
+        || magnitude_factor(word).is_some()
+        || multiplier_factor(word).is_some()
 }
 
 /// Returns a noun without its plural ending.
-fn singular(word: &str) -> String {
+fn strip_plural_ending(word: &str) -> String {
     let stem = match word {
         _ if word.ends_with("ies") && word.len() > 4 => {
             return format!("{}y", &word[..word.len() - 3]);
@@ -212,8 +215,8 @@ fn singular(word: &str) -> String {
     stem.to_owned()
 }
 
-/// Returns the factor of a word for a magnitude.
-pub(crate) fn magnitude(word: &str) -> Option<u64> {
+/// Returns the factor of a magnitude word, such as 10^6 for "million".
+pub(crate) fn magnitude_factor(word: &str) -> Option<u64> {
     let word = word.to_lowercase();
     Some(match word.as_str() {
         "tens" => 10,
@@ -228,11 +231,11 @@ pub(crate) fn magnitude(word: &str) -> Option<u64> {
         "trillion" | "trillions" | "tn" => 1_000_000_000_000,
         "quadrillion" | "quadrillions" => 1_000_000_000_000_000,
         "quintillion" | "quintillions" => 1_000_000_000_000_000_000,
-        word => return languages::magnitude(word),
+        word => return languages::magnitude_factor(word),
     })
 }
 
-/// Fractions of one that words after a number express, by denominator: 5 per mille, 5 basis points.
+/// Fractions that words after a number express, by denominator: 5 per mille, 5 basis points.
 const PARTS: [(i64, &str); 12] = [
     (1000, "‰"),
     (1000, "per mille"),
@@ -248,9 +251,9 @@ const PARTS: [(i64, &str); 12] = [
     (10_000, "basis points"),
 ];
 
-/// Returns the denominator that words at the start of a text express, and the length of these words
-/// in bytes: ‰, per mille.
-pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
+/// Returns the denominator that words at the start of a text express, such as 1000 for ‰ and "per
+/// mille", and the length of these words in bytes.
+pub(crate) fn fraction_after_number(text: &str) -> Option<(i64, usize)> {
     let ends = |rest: &str| !rest.starts_with(char::is_alphabetic);
     PARTS.iter().find_map(|(bottom, words)| {
         let start = text.get(..words.len())?;
@@ -259,19 +262,19 @@ pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
     })
 }
 
-/// Returns the factor of a letter directly after an amount of money: $5k, $5M, $5B.
-pub(crate) fn suffix(letter: &str) -> Option<u64> {
+/// Returns the factor of a magnitude letter directly after an amount of money: $5k, $5M, $5B.
+pub(crate) fn money_factor(letter: &str) -> Option<u64> {
     Some(match letter {
         "k" | "K" => 1000,
         "m" | "M" => 1_000_000,
         "b" | "B" => 1_000_000_000,
         "t" | "T" => 1_000_000_000_000,
-        _ => return magnitude(letter),
+        _ => return magnitude_factor(letter),
     })
 }
 
-/// Returns the factor of a word before a number: twice 5.
-pub(crate) fn multiplier(word: &str) -> Option<u64> {
+/// Returns the factor of a word before a number, such as 2 for the "twice" of "twice 5".
+pub(crate) fn multiplier_factor(word: &str) -> Option<u64> {
     Some(match word.to_lowercase().as_str() {
         "twice" | "double" => 2,
         "thrice" | "triple" => 3,
@@ -280,8 +283,8 @@ pub(crate) fn multiplier(word: &str) -> Option<u64> {
     })
 }
 
-/// Returns the value of a number word below 100.
-pub(crate) fn number_word(word: &str) -> Option<u64> {
+/// Returns the value of an English number word below 100.
+pub(crate) fn word_to_number(word: &str) -> Option<u64> {
     const ONES: [&str; 20] = [
         "zero",
         "one",
@@ -311,8 +314,8 @@ pub(crate) fn number_word(word: &str) -> Option<u64> {
     index_in(&ONES).or_else(|| index_in(&TENS).map(|at| 10 * (at + 2)))
 }
 
-/// Returns the denominator of a word for a fraction: half, thirds, tenth.
-pub(crate) fn denominator(word: &str) -> Option<u64> {
+/// Returns the denominator of a word for a fraction, such as 3 for "thirds": half, thirds, tenth.
+pub(crate) fn denominator_of_word(word: &str) -> Option<u64> {
     const PARTS: [&str; 9] =
         ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
     let word = word.to_lowercase();
@@ -334,43 +337,53 @@ pub(crate) fn denominator(word: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn about(bounds: &[&'static str], words: &str, units: &[(&'static str, i32)]) -> About {
-        let mut about = About { bounds: bounds.to_vec(), ..About::default() };
+    fn description(
+        bounds: &[&'static str],
+        words: &str,
+        units: &[(&'static str, i32)],
+    ) -> NumberDescription {
+        let mut about =
+            NumberDescription { bounds: bounds.to_vec(), ..NumberDescription::default() };
         about.add_words(words);
         units.iter().for_each(|(unit, power)| about.add_unit(unit, *power));
         about
     }
 
     #[test]
-    fn about_agrees_unless_kinds_conflict() {
+    fn number_descriptions_agree_unless_kinds_conflict() {
         let hour = [("dollar", 1), ("hour", -1)];
         for (a, b, want) in [
-            (about(&[], "red apples", &[]), about(&[], "pears", &[]), true),
-            (about(&["≥"], "", &[]), about(&[], "", &[]), false),
+            (description(&[], "red apples", &[]), description(&[], "pears", &[]), true),
+            (description(&["≥"], "", &[]), description(&[], "", &[]), false),
             // A number in words that was not parsed makes it a different number.
-            (about(&[], "five", &[]), about(&[], "", &[]), false),
-            (about(&[], "dozen", &[]), about(&[], "", &[]), false),
-            (about(&[], "profit", &[]), about(&[], "", &[]), true),
-            (about(&[], "profit", &[]), about(&[], "loss", &[]), false),
-            (about(&[], "profit", &[]), about(&[], "increase", &[]), true),
-            (about(&[], "January", &[]), about(&[], "Jan", &[]), true),
-            (about(&[], "January", &[]), about(&[], "March", &[]), false),
-            (about(&[], "", &[("cm", 1)]), about(&[], "", &[("m", 1)]), false),
-            (about(&[], "", &[("cm", 2)]), about(&[], "", &[("cm", 1)]), false),
-            (about(&[], "", &[("cm", 2)]), about(&[], "", &[]), true),
-            (about(&[], "", &hour), about(&[], "", &[("dollar", 1)]), true),
-            (about(&[], "", &hour), about(&[], "", &[("cent", 1)]), false),
-            (about(&[], "", &[("mile", 1), ("hour", -1)]), about(&[], "", &[("mile", 1)]), false),
-            (about(&[], "", &[("degree", 1)]), about(&[], "", &[("celsius", 1)]), true),
-            (about(&[], "", &[("degree", 1)]), about(&[], "", &[("radian", 1)]), false),
+            (description(&[], "five", &[]), description(&[], "", &[]), false),
+            (description(&[], "dozen", &[]), description(&[], "", &[]), false),
+            (description(&[], "profit", &[]), description(&[], "", &[]), true),
+            (description(&[], "profit", &[]), description(&[], "loss", &[]), false),
+            (description(&[], "profit", &[]), description(&[], "increase", &[]), true),
+            (description(&[], "January", &[]), description(&[], "Jan", &[]), true),
+            (description(&[], "January", &[]), description(&[], "March", &[]), false),
+            (description(&[], "", &[("cm", 1)]), description(&[], "", &[("m", 1)]), false),
+            (description(&[], "", &[("cm", 2)]), description(&[], "", &[("cm", 1)]), false),
+            (description(&[], "", &[("cm", 2)]), description(&[], "", &[]), true),
+            (description(&[], "", &hour), description(&[], "", &[("dollar", 1)]), true),
+            (description(&[], "", &hour), description(&[], "", &[("cent", 1)]), false),
+            (
+                description(&[], "", &[("mile", 1), ("hour", -1)]),
+                description(&[], "", &[("mile", 1)]),
+                false,
+            ),
+            (description(&[], "", &[("degree", 1)]), description(&[], "", &[("celsius", 1)]), true),
+            (description(&[], "", &[("degree", 1)]), description(&[], "", &[("radian", 1)]), false),
         ] {
-            assert_eq!((a.agrees(&b), b.agrees(&a)), (want, want), "{a:?} {b:?}");
+            assert_eq!((a.agrees_with(&b), b.agrees_with(&a)), (want, want), "{a:?} {b:?}");
         }
     }
 
     #[test]
     fn names_match_in_singular_and_plural() {
-        let is_same = |a: &str, b: &str| about(&[], a, &[]).is_written_as(&about(&[], b, &[]));
+        let is_same =
+            |a: &str, b: &str| description(&[], a, &[]).is_written_as(&description(&[], b, &[]));
         for (one, several) in
             [("apple", "apples"), ("glass", "glasses"), ("box", "boxes"), ("city", "cities")]
         {
@@ -384,14 +397,18 @@ mod tests {
         for (word, want) in
             [("Millionen", Some(1_000_000)), ("百万", Some(1_000_000)), ("eggs", None)]
         {
-            assert_eq!(magnitude(word), want, "{word}");
+            assert_eq!(magnitude_factor(word), want, "{word}");
         }
         assert_eq!(
-            (denominator("halves"), denominator("thirds"), denominator("fifty")),
+            (
+                denominator_of_word("halves"),
+                denominator_of_word("thirds"),
+                denominator_of_word("fifty")
+            ),
             (Some(2), Some(3), None)
         );
         assert_eq!(
-            (number_word("Ninety"), number_word("twelve"), number_word("a")),
+            (word_to_number("Ninety"), word_to_number("twelve"), word_to_number("a")),
             (Some(90), Some(12), None)
         );
     }

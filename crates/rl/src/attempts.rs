@@ -11,7 +11,7 @@ use crate::stats::SplitMix;
 
 /// Returns the expected score of the best of k attempts. `k` must be from 1 to the number of
 /// scores.
-pub fn best_of(scores: &[f64], k: usize) -> f64 {
+pub fn expected_best_score(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(f64::total_cmp);
     expected_last_of(&sorted, k)
@@ -19,14 +19,15 @@ pub fn best_of(scores: &[f64], k: usize) -> f64 {
 
 /// Returns the expected score of the worst of k attempts. `k` must be from 1 to the number of
 /// scores.
-pub fn worst_of(scores: &[f64], k: usize) -> f64 {
+pub fn expected_worst_score(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     expected_last_of(&sorted, k)
 }
 
-/// Computes Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in
-/// which the i-th score is the last of k.
+/// Computes the expected score of the last of k attempts in the order of `sorted`. The sum is
+/// Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in which the
+/// i-th score is the last of k.
 fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
     let n = sorted.len();
     // Probability that the i-th is the last of k, starting from the end: k / n for the last score.
@@ -44,7 +45,7 @@ fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
 /// Among equally frequent answers, the one sampled first wins. An answer's score is the mean over
 /// the sampled attempts that gave it. Attempts without an answer do not vote; a sample without any
 /// answer scores 0.
-pub fn majority_of(
+pub fn expected_majority_score(
     final_answers: &[Option<&str>],
     scores: &[f64],
     k: usize,
@@ -58,7 +59,7 @@ pub fn majority_of(
         // For each answer: its count, the index of its first occurrence, and the sum of its scores.
         let mut votes: BTreeMap<&str, (usize, usize, f64)> = BTreeMap::new();
         for sampled in 0..k {
-            let other = sampled + random.below(indices.len() - sampled);
+            let other = sampled + random.random_index(indices.len() - sampled);
             indices.swap(sampled, other);
             let Some(answer) = final_answers[indices[sampled]] else { continue };
             let vote = votes.entry(answer).or_insert((0, sampled, 0.0));
@@ -87,37 +88,45 @@ mod tests {
     }
 
     #[test]
-    fn best_of_matches_pass_at_k() {
+    fn expected_best_score_matches_pass_at_k() {
         let scores = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0];
-        assert_eq!(best_of(&scores, 1), 1.0 / 3.0);
+        assert_eq!(expected_best_score(&scores, 1), 1.0 / 3.0);
         // 1 − C(4, 2) / C(6, 2).
-        assert!((best_of(&scores, 2) - 0.6).abs() < 1e-12);
-        assert_eq!((best_of(&scores, 5), best_of(&scores, 6)), (1.0, 1.0));
-        assert_eq!(worst_of(&scores, 6), 0.0);
-        assert_eq!(best_of(&[0.0; 4], 4), 0.0);
+        assert!((expected_best_score(&scores, 2) - 0.6).abs() < 1e-12);
+        assert_eq!((expected_best_score(&scores, 5), expected_best_score(&scores, 6)), (1.0, 1.0));
+        assert_eq!(expected_worst_score(&scores, 6), 0.0);
+        assert_eq!(expected_best_score(&[0.0; 4], 4), 0.0);
     }
 
     #[test]
-    fn majority_of_scores_majority_answer() {
+    fn majority_score_is_score_of_majority_answer() {
         let final_answers = ["7", "8", "7", "9"].map(Some);
         let scores = [1.0, 0.0, 1.0, 0.0];
-        assert_eq!(majority_of(&final_answers, &scores, 4, 50, 1), 1.0);
-        assert!((majority_of(&final_answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
+        assert_eq!(expected_majority_score(&final_answers, &scores, 4, 50, 1), 1.0);
+        assert!((expected_majority_score(&final_answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
         // Of three sampled attempts, two answer "7" unless one of them is missing; then the first
         // one decides: 1 in 3 of the 2 in 4.
         assert!(
-            (majority_of(&final_answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03
+            (expected_majority_score(&final_answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0))
+                .abs()
+                < 0.03
         );
         assert_eq!(
-            majority_of(&final_answers, &scores, 2, 9, 5),
-            majority_of(&final_answers, &scores, 2, 9, 5)
+            expected_majority_score(&final_answers, &scores, 2, 9, 5),
+            expected_majority_score(&final_answers, &scores, 2, 9, 5)
         );
         // One answer wins against any number of attempts without one.
         assert_eq!(
-            majority_of(&[None, None, None, Some("7")], &[0.0, 0.0, 0.0, 1.0], 4, 50, 1),
+            expected_majority_score(
+                &[None, None, None, Some("7")],
+                &[0.0, 0.0, 0.0, 1.0],
+                4,
+                50,
+                1
+            ),
             1.0
         );
-        assert_eq!(majority_of(&[None, None], &[0.0, 0.0], 2, 50, 1), 0.0);
+        assert_eq!(expected_majority_score(&[None, None], &[0.0, 0.0], 2, 50, 1), 0.0);
     }
 
     proptest! {
@@ -128,8 +137,8 @@ mod tests {
             let mean = |of: fn(f64, f64) -> f64, start: f64| {
                 all.iter().map(|s| s.iter().map(|i| scores[*i]).fold(start, of)).sum::<f64>() / all.len() as f64
             };
-            prop_assert!((best_of(&scores, k) - mean(f64::max, f64::NEG_INFINITY)).abs() < 1e-9);
-            prop_assert!((worst_of(&scores, k) - mean(f64::min, f64::INFINITY)).abs() < 1e-9);
+            prop_assert!((expected_best_score(&scores, k) - mean(f64::max, f64::NEG_INFINITY)).abs() < 1e-9);
+            prop_assert!((expected_worst_score(&scores, k) - mean(f64::min, f64::INFINITY)).abs() < 1e-9);
         }
     }
 }

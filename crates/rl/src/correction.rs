@@ -12,52 +12,53 @@ use crate::RlError;
 use crate::moments::Counting;
 use crate::surrogate::LOG_RATIO_BOUND;
 
-/// Level at which a ratio is computed.
+/// Level at which the importance ratio of two policies is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// Ratio of each token.
+pub enum RatioLevel {
+    /// Each token has its own ratio.
     #[default]
     Token,
-    /// The product over the sequence.
+    /// All tokens have the product of the ratios over the sequence.
     #[serde(rename(serialize = "path"), alias = "path")]
     Sequence,
-    /// The geometric mean over the sequence.
+    /// All tokens have the geometric mean of the ratios over the sequence.
     GeometricMean,
 }
 
-impl Level {
-    /// Returns the log-ratio of every token of a sequence at this level.
+impl RatioLevel {
+    /// Returns the log-ratio of every token at this level, from the log-ratios of a sequence's
+    /// tokens.
     fn log_ratios(self, sequence: &[f64]) -> Vec<f64> {
         let sum: f64 = sequence.iter().sum();
         match self {
-            Level::Token => sequence.to_vec(),
-            Level::Sequence => vec![sum; sequence.len()],
-            Level::GeometricMean => vec![sum / sequence.len().max(1) as f64; sequence.len()],
+            RatioLevel::Token => sequence.to_vec(),
+            RatioLevel::Sequence => vec![sum; sequence.len()],
+            RatioLevel::GeometricMean => vec![sum / sequence.len().max(1) as f64; sequence.len()],
         }
     }
 }
 
-/// Importance weights, π_proximal / π_behaviour.
+/// Importance weights π_proximal / π_behaviour that correct a loss for tokens of another policy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Correction {
-    /// Level at which the ratio is computed.
+    /// Level at which the importance ratio is computed.
     #[serde(default)]
-    pub level: Level,
-    /// Treatment of ratios that are too large or too small.
+    pub level: RatioLevel,
+    /// Treatment of importance ratios that are too large or too small.
     pub bound: Bound,
-    /// Whether the weights are divided by their mean over the update.
+    /// Whether the importance weights are divided by their mean over the update.
     #[serde(default)]
     #[serde(rename(serialize = "normalise"), alias = "normalise")]
     pub normalize: bool,
 }
 
-/// Treatment of ratios that are too large or too small.
+/// Treatment of importance ratios that are too large or too small.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Bound {
-    /// Clamps ratios to the interval. With `low` = 0, this is truncated importance sampling.
+    /// Ratios are clamped to the interval. With `low` = 0, this is truncated importance sampling.
     Clamp {
         /// Minimum weight. Smaller ratios are raised to it.
         #[serde(default)]
@@ -65,17 +66,17 @@ pub enum Bound {
         /// Maximum weight. Larger ratios are lowered to it.
         high: f64,
     },
-    /// Sets the weight to 0 for ratios outside the interval (IcePop).
+    /// Ratios outside the interval give the weight 0 (IcePop).
     Mask {
-        /// Minimum ratio with a weight.
+        /// Minimum ratio that gives a weight above 0.
         low: f64,
-        /// Maximum ratio with a weight.
+        /// Maximum ratio that gives a weight above 0.
         high: f64,
     },
 }
 
 impl Bound {
-    /// Returns the weight of a token with this log-ratio.
+    /// Returns the importance weight of a token with this log-ratio.
     pub(crate) fn weight(self, log_ratio: f64) -> f64 {
         self.apply(bounded_ratio(log_ratio))
     }
@@ -93,12 +94,12 @@ impl Correction {
     /// Per-token weight of decoupled PPO (Hilton et al. 2022, equation 2), truncated at 5 as in
     /// AReaL and MiniRL (Zheng et al. 2025).
     pub const DECOUPLED: Correction = Correction {
-        level: Level::Token,
+        level: RatioLevel::Token,
         bound: Bound::Clamp { low: 0.0, high: 5.0 },
         normalize: false,
     };
 
-    /// Checks the bounds.
+    /// Checks the bounds of the correction.
     ///
     /// # Errors
     /// Returns an error if a bound is negative, or if the lower bound is above the upper one.
@@ -114,7 +115,8 @@ impl Correction {
         )
     }
 
-    /// Returns the weight of every token of every sequence. `sequences` has their log-ratios.
+    /// Returns the importance weight of every token of every sequence. `sequences` contains the
+    /// log-ratios of each sequence's tokens.
     pub fn weights(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
         let mut weights: Vec<Vec<f64>> = sequences
             .iter()
@@ -123,9 +125,9 @@ impl Correction {
             .collect();
         if self.normalize {
             let mean = match self.level {
-                Level::Token => counting.mean(weights.iter().flatten().copied()),
+                RatioLevel::Token => counting.mean(weights.iter().flatten().copied()),
                 // Every sequence counts once.
-                Level::Sequence | Level::GeometricMean => {
+                RatioLevel::Sequence | RatioLevel::GeometricMean => {
                     let means = weights.iter().filter(|sequence| !sequence.is_empty());
                     let means = means.map(|sequence| counting.mean(sequence.iter().copied()));
                     Counting::Exact.mean(means)
@@ -139,7 +141,8 @@ impl Correction {
     }
 
     /// Returns the fraction of tokens whose ratio, at the level of the correction, is outside the
-    /// bounds. `sequences` has the log-ratios of sequences. Returns `None` if there are no tokens.
+    /// bounds. `sequences` contains the log-ratios of each sequence's tokens. Returns `None` if
+    /// there are no tokens.
     pub fn out_of_bounds_fraction(&self, sequences: &[Vec<f64>]) -> Option<f64> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
         let mut all = 0usize;
@@ -152,20 +155,23 @@ impl Correction {
     }
 }
 
-/// Rejection of tokens: a token is kept if a statistic of its log-ratio is within bounds.
+/// Rejection of tokens by importance ratio: a token is kept if a statistic of its log-ratio is
+/// within bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rejection {
-    /// Statistic of the log-ratio.
+    /// Statistic of the log-ratio that is compared with the bounds.
     pub statistic: Statistic,
-    /// Span of tokens that the statistic is computed over.
+    /// Span of tokens over which the statistic is computed.
     #[serde(default)]
     pub over: StatisticSpan,
-    /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower
-    /// bound, as is usual for the other statistics, which are never negative.
+    /// Lower bound of the statistic. For [`Statistic::K1`] and [`Statistic::Ratio`], this is a
+    /// ratio. `None` means no lower bound, as is usual for the other statistics, which are never
+    /// negative.
     #[serde(default)]
     pub low: Option<f64>,
-    /// Upper bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`].
+    /// Upper bound of the statistic. For [`Statistic::K1`] and [`Statistic::Ratio`], this is a
+    /// ratio.
     pub high: f64,
     /// Whether the statistic uses the inverse ratio, p_behaviour / p_proximal, as in verl for K1.
     /// For comparisons only.
@@ -173,40 +179,41 @@ pub struct Rejection {
     pub inverted: bool,
 }
 
-/// Statistic of the log-ratio x.
+/// Statistic of the log-ratio x that decides about the rejection of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statistic {
-    /// x, compared with the logarithms of the bounds.
+    /// The log-ratio x itself, compared with the logarithms of the bounds.
     K1,
-    /// x² / 2.
+    /// The estimator x² / 2 of the KL divergence.
     K2,
-    /// exp(x) − 1 − x.
+    /// The estimator exp(x) − 1 − x of the KL divergence.
     K3,
-    /// exp(x).
+    /// The ratio exp(x).
     Ratio,
 }
 
-/// Span of tokens that a statistic is computed over.
+/// Span of tokens over which a statistic of the log-ratio is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StatisticSpan {
-    /// Statistic of each token.
+    /// Each token has its own statistic.
     #[default]
     Token,
-    /// The sum over the sequence.
+    /// All tokens have the sum of the statistic over their sequence.
     #[serde(rename(serialize = "path_sum"), alias = "path_sum")]
     SequenceSum,
-    /// The mean over the sequence; for [`Statistic::Ratio`] the geometric mean.
+    /// All tokens have the mean of the statistic over their sequence. For [`Statistic::Ratio`],
+    /// this is the geometric mean.
     #[serde(rename(serialize = "path_mean"), alias = "path_mean")]
     SequenceMean,
-    /// The maximum over the sequence.
+    /// All tokens have the maximum of the statistic over their sequence.
     #[serde(rename(serialize = "path_max"), alias = "path_max")]
     SequenceMax,
 }
 
 impl Rejection {
-    /// Checks the bounds.
+    /// Checks the bounds of the rejection.
     ///
     /// # Errors
     /// Returns an error if a bound is invalid for the statistic, or if the lower bound is above the
@@ -225,12 +232,13 @@ impl Rejection {
         )
     }
 
-    /// Returns whether each token of each sequence is kept. `sequences` has their log-ratios.
+    /// Returns whether each token of each sequence is kept. `sequences` contains the log-ratios of
+    /// each sequence's tokens.
     pub fn kept_tokens(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
-        sequences.iter().map(|sequence| self.kept_tokens_of(sequence, counting)).collect()
+        sequences.iter().map(|sequence| self.kept_sequence_tokens(sequence, counting)).collect()
     }
 
-    fn kept_tokens_of(&self, sequence: &[f64], counting: Counting) -> Vec<bool> {
+    fn kept_sequence_tokens(&self, sequence: &[f64], counting: Counting) -> Vec<bool> {
         let sign = if self.inverted { -1.0 } else { 1.0 };
         let x = sequence.iter().map(|x| (sign * x).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND));
         // As in verl, K2 and K3 use the original ratio even if K1's is inverted.
@@ -257,18 +265,19 @@ impl Rejection {
 }
 
 /// Log-probabilities of a token under the proximal and the behavior policy.
-type Pair = (f64, f64);
+type LogProbPair = (f64, f64);
 
-/// Metrics of the difference between the policy that sampled the tokens and the one being trained.
+/// Metrics of the difference between the policy that sampled the tokens and the policy that is
+/// trained.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Mismatch {
-    /// Mean of log p_behaviour − log p_proximal.
+    /// Mean over tokens of log p_behaviour − log p_proximal.
     pub kl: f64,
-    /// Mean of exp(x) − 1 − x, with x = log p_proximal − log p_behaviour.
+    /// Mean over tokens of exp(x) − 1 − x, with x = log p_proximal − log p_behaviour.
     pub k3_kl: f64,
-    /// Mean of |log p_behaviour − log p_proximal|.
+    /// Mean over tokens of |log p_behaviour − log p_proximal|.
     pub log_diff_mean: f64,
-    /// Maximum of |log p_behaviour − log p_proximal|.
+    /// Maximum over tokens of |log p_behaviour − log p_proximal|.
     pub log_diff_max: f64,
     /// Mean over sequences of the perplexity under the proximal policy.
     pub training_ppl: f64,
@@ -276,17 +285,17 @@ pub struct Mismatch {
     pub rollout_ppl: f64,
     /// Mean over sequences of the log-perplexity difference, proximal minus behavior.
     pub log_ppl_diff: f64,
-    /// Mean over sequences of the absolute log-perplexity difference.
+    /// Mean over sequences of the absolute log-perplexity difference between the two policies.
     pub log_ppl_abs_diff: f64,
-    /// Maximum over sequences of the log-perplexity difference.
+    /// Maximum over sequences of the log-perplexity difference, proximal minus behavior.
     pub log_ppl_diff_max: f64,
-    /// Minimum over sequences of the log-perplexity difference.
+    /// Minimum over sequences of the log-perplexity difference, proximal minus behavior.
     pub log_ppl_diff_min: f64,
     /// Mean over sequences of the ratio of perplexities, proximal to behavior.
     pub ppl_ratio: f64,
-    /// χ² divergence, per token.
+    /// χ² divergence of the two policies, computed per token.
     pub chi2_token: f64,
-    /// χ² divergence, per sequence.
+    /// χ² divergence of the two policies, computed per sequence.
     pub chi2_seq: f64,
     /// Maximum of |p_proximal − p_behaviour| over tokens.
     pub probs_diff_max: f64,
@@ -294,17 +303,17 @@ pub struct Mismatch {
     pub probs_diff_mean: f64,
     /// Standard deviation of |p_proximal − p_behaviour| over tokens.
     pub probs_diff_std: f64,
-    /// Correlation of p_proximal and p_behaviour. 1 if either is constant.
+    /// Correlation of p_proximal and p_behaviour over tokens. 1 if either is constant.
     pub probs_correlation: f64,
     /// Effective sample size of the importance weights, as a fraction of the number of tokens.
     pub effective_sample_size: f64,
 }
 
 impl Mismatch {
-    /// Computes the metrics of sequences, each a list of (log p_proximal, log p_behaviour) of its
-    /// action tokens. All metrics are 0 if there are no tokens.
-    pub fn new(sequences: &[Vec<Pair>], counting: Counting) -> Self {
-        let sequences: Vec<&Vec<Pair>> =
+    /// Computes the metrics from sequences. Each sequence is a list of the pairs (log p_proximal,
+    /// log p_behaviour) of its action tokens. All metrics are 0 if there are no tokens.
+    pub fn new(sequences: &[Vec<LogProbPair>], counting: Counting) -> Self {
+        let sequences: Vec<&Vec<LogProbPair>> =
             sequences.iter().filter(|sequence| !sequence.is_empty()).collect();
         let tokens = sequences.iter().flat_map(|sequence| sequence.iter().copied());
         if tokens.clone().next().is_none() {
@@ -317,7 +326,7 @@ impl Mismatch {
         let prob_gaps = probs.clone().map(|(p, b)| (p - b).abs());
         let mean_gap = Counting::Exact.mean(prob_gaps.clone());
         // Log-perplexity of each sequence under both policies, and their differences.
-        let log_ppls: Vec<Pair> = sequences
+        let log_ppls: Vec<LogProbPair> = sequences
             .iter()
             .map(|sequence| {
                 let proximal = counting.mean(sequence.iter().map(|(p, _)| *p));
@@ -354,12 +363,13 @@ impl Mismatch {
     }
 }
 
-/// Returns the ratio of a log-ratio that is clamped to ± [`LOG_RATIO_BOUND`].
+/// Returns the ratio for a log-ratio, which is clamped to ± [`LOG_RATIO_BOUND`] first.
 fn bounded_ratio(log_ratio: f64) -> f64 {
     log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 }
 
-/// Returns Pearson's correlation, or 1 if either side is constant.
+/// Returns Pearson's correlation of pairs of numbers, or 1 if the numbers of either side are
+/// constant.
 fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     let mean =
         |component: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(component));
@@ -381,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_rejects_invalid_bounds() {
+    fn correction_check_rejects_invalid_bounds() {
         let correction =
             |low, high| Correction { bound: Bound::Mask { low, high }, ..Correction::DECOUPLED };
         for (low, high) in [(0.0, 5.0), (0.5, 2.0), (1.0, 1.0)] {
@@ -413,14 +423,14 @@ mod tests {
     }
 
     #[test]
-    fn beyond_uses_level_of_correction() {
+    fn out_of_bounds_fraction_uses_level_of_correction() {
         let bound = Bound::Clamp { low: 0.0, high: 2.0 };
         let sequences = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
         for (level, want) in [
-            (Level::Token, 0.2),
+            (RatioLevel::Token, 0.2),
             // Only the tokens of the second sequence: e > 2.
-            (Level::Sequence, 0.4),
-            (Level::GeometricMean, 0.0),
+            (RatioLevel::Sequence, 0.4),
+            (RatioLevel::GeometricMean, 0.0),
         ] {
             let correction = Correction { level, bound, normalize: false };
             assert_eq!(correction.out_of_bounds_fraction(&sequences), Some(want), "{level:?}");

@@ -26,7 +26,7 @@ impl RlError {
 /// An error in the input of a loss, an advantage or a statistic.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RlError {
-    /// A parameter is outside its range.
+    /// A parameter is outside its valid range.
     #[error("{name} = {value}, but it must be {range}")]
     Parameter {
         /// Name of the parameter.
@@ -36,39 +36,39 @@ pub enum RlError {
         /// Description of the valid range.
         range: &'static str,
     },
-    /// The loss needs a ratio, but the token has no log-probability under the policy that sampled
-    /// it.
+    /// The loss needs an importance ratio, but the token has no log-probability under the policy
+    /// that sampled it.
     #[error(
         "term {term} (sequence {sequence}) has no behavior log-probability, which a loss with \
          importance ratios needs: train demonstrations with cross-entropy, or record the \
          log-probabilities of sampled tokens"
     )]
     NoBehavior {
-        /// Index of the term in the batch.
+        /// Index of the loss term in the batch.
         term: usize,
-        /// Sequence of the term.
+        /// Index of the term's sequence in the batch.
         sequence: u32,
     },
-    /// The loss needs a divergence, but the reference was not evaluated.
+    /// The loss has a KL penalty, but the frozen reference was not evaluated.
     #[error(
         "term {term} (sequence {sequence}) has no reference log-probability, which the KL penalty \
          needs: evaluate the frozen reference on the batch first, or remove the penalty"
     )]
     NoReference {
-        /// Index of the term in the batch.
+        /// Index of the loss term in the batch.
         term: usize,
-        /// Sequence of the term.
+        /// Index of the term's sequence in the batch.
         sequence: u32,
     },
-    /// The loss bounds the change of a value, but the earlier value was not recorded.
+    /// The loss clips the change of a critic's value, but the earlier value was not recorded.
     #[error(
         "term {term} (sequence {sequence}) has no old value, which a clipped value loss needs: \
          evaluate the critic on the batch first, or remove the clip"
     )]
     NoValue {
-        /// Index of the term in the batch.
+        /// Index of the loss term in the batch.
         term: usize,
-        /// Sequence of the term.
+        /// Index of the term's sequence in the batch.
         sequence: u32,
     },
     /// The loss needs ratios of complete sequences, but they were not computed.
@@ -77,21 +77,21 @@ pub enum RlError {
          sequence-level loss needs"
     )]
     NoSequenceRatio {
-        /// Index of the term in the batch.
+        /// Index of the loss term in the batch.
         term: usize,
-        /// Sequence of the term.
+        /// Index of the term's sequence in the batch.
         sequence: u32,
     },
-    /// A rollout lacks values that the estimator needs.
+    /// A rollout lacks values that the advantage estimator needs.
     #[error(
         "the advantage needs {needed} {what}, one for each action token, but there are {found}"
     )]
     Missing {
-        /// Kind of the values.
+        /// Description of the missing values, such as "positions".
         what: &'static str,
-        /// Number of values needed.
+        /// Number of values that the estimator needs.
         needed: usize,
-        /// Number of values found.
+        /// Number of values that the rollout has.
         found: usize,
     },
     /// The number of components of a rollout's score differs from the number of weights.
@@ -99,41 +99,41 @@ pub enum RlError {
         "there are weights for {needed} components of a score, but a rollout's score has {found}"
     )]
     Components {
-        /// Number of weights.
+        /// Number of weights, one for each component.
         needed: usize,
-        /// Number of components of the score.
+        /// Number of components of the rollout's score.
         found: usize,
     },
-    /// The estimator needs a score under another policy, but the rollout has none.
+    /// The advantage estimator needs a score of another policy, but the rollout has none.
     #[error(
         "group {group} has no score of a greedy rollout, which this advantage needs: sample a \
          greedy rollout of each task as well"
     )]
     NoRival {
-        /// Number of the group.
+        /// Number of the rollout's group.
         group: u64,
     },
-    /// A number of a term is infinite or NaN.
+    /// A number in a loss term is infinite or NaN.
     #[error("term {term} (sequence {sequence}) has {what} {value}, but must be finite")]
     NotFinite {
-        /// Index of the term in the batch.
+        /// Index of the loss term in the batch.
         term: usize,
-        /// Sequence of the term.
+        /// Index of the term's sequence in the batch.
         sequence: u32,
-        /// Name of the number.
+        /// Name of the number that is not finite.
         what: &'static str,
-        /// Value that is not finite.
+        /// The number that is not finite.
         value: f32,
     },
     /// A score is infinite or NaN.
     #[error("score {index} is {value}: scores must be finite")]
     Score {
-        /// Index of the rollout, pair or score in the input.
+        /// Index of the rollout, pair or score in the input that has the score.
         index: usize,
-        /// Value that is not finite.
+        /// The score that is not finite.
         value: f64,
     },
-    /// There are more successes than trials.
+    /// A proportion has more successes than trials.
     #[error("there are {successes} successes, but only {trials} trials")]
     Proportion {
         /// Number of successes.
@@ -141,7 +141,7 @@ pub enum RlError {
         /// Number of trials.
         trials: u64,
     },
-    /// An estimate was requested without observations or without resamples.
+    /// A statistical estimate was requested without observations or without resamples.
     #[error("an estimate needs at least one observation and one resample")]
     NoObservations,
 }

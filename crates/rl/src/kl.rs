@@ -15,13 +15,13 @@ use crate::surrogate::bounded_exp;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
-    /// x.
+    /// K1: the log-ratio x, which is unbiased as a value.
     K1,
-    /// x² / 2.
+    /// K2: x² / 2, whose gradient is unbiased.
     K2,
-    /// exp(−x) + x − 1.
+    /// K3: exp(−x) + x − 1, which is never negative.
     K3,
-    /// |x|.
+    /// The absolute log-ratio |x|.
     Absolute,
     /// The value of K1 with the gradient of K2.
     K1WithK2Gradient,
@@ -49,25 +49,25 @@ impl KlEstimator {
     }
 }
 
-/// Penalty for the divergence from a frozen reference policy.
+/// Penalty for the divergence of the policy from a frozen reference policy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlPenalty {
-    /// Estimator of the divergence from one sample.
+    /// Estimator that computes the KL divergence from one sampled token.
     pub estimator: KlEstimator,
     /// Coefficient β of the penalty.
     pub coefficient: f64,
-    /// Whether, in the loss, an estimate is multiplied by the token's ratio ρ to the behavior
-    /// policy. The estimate is then unbiased for tokens that other weights sampled (DeepSeek-AI
-    /// 2025, DeepSeek-V3.2, section 3.1).
+    /// Whether the loss multiplies an estimate by the token's ratio ρ to the behavior policy. The
+    /// estimate is then unbiased for tokens that other weights sampled (DeepSeek-AI 2025,
+    /// DeepSeek-V3.2, section 3.1).
     #[serde(default)]
     pub importance_weighted: bool,
 }
 
 impl KlPenalty {
-    /// Returns a token's divergence and its derivative with respect to log p, at x = log p − log
-    /// p_ref. `log_ratio` is log p − log p_behaviour, and is used only if the penalty is
-    /// importance-weighted.
+    /// Returns a token's KL divergence from the reference, and its derivative with respect to log
+    /// p, at x = log p − log p_ref. `log_ratio` is log p − log p_behaviour, and is used only if the
+    /// penalty is importance-weighted.
     ///
     /// The weighted divergence is ρ k, and the gradient goes through both factors: ρ (k + k′). For
     /// K1 and K3 this is the gradient of the divergence, in expectation over samples of the
@@ -86,9 +86,9 @@ impl KlPenalty {
         }
     }
 
-    /// Subtracts the penalty from the reward of every action token of a sequence, r − β KL, instead
-    /// of adding a penalty to the loss. `logps` are the log-probabilities under the policy at the
-    /// start of the step. Returns the mean divergence over the sequence's tokens.
+    /// Subtracts the KL penalty from the reward of every action token of a sequence, r − β KL,
+    /// instead of adding a penalty to the loss. `logps` are the log-probabilities under the policy
+    /// at the start of the step. Returns the mean divergence over the sequence's tokens.
     pub fn apply_to_rewards(
         &self,
         rewards: &mut [f64],
@@ -109,27 +109,27 @@ impl KlPenalty {
 /// Bound on the controller's relative error (KL − target) / target; larger errors are clipped.
 const MAX_RELATIVE_ERROR: f64 = 0.2;
 
-/// Controller that adjusts β until the divergence reaches a target (Ziegler et al. 2019, section
-/// 2.2).
+/// Controller that adjusts the KL coefficient β until the divergence reaches a target (Ziegler et
+/// al. 2019, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveKl {
-    /// Target of the divergence, greater than 0.
+    /// Target of the KL divergence, in nats per token, greater than 0.
     pub target: f64,
-    /// Number of rollouts in which β changes by 100 % at a relative error of 1. Must be greater
+    /// Number of rollouts over which β changes by 100 % at a relative error of 1. Must be greater
     /// than [`AdaptiveKl::min_horizon`].
     pub horizon: f64,
 }
 
 impl AdaptiveKl {
-    /// Returns the horizon at which a step of `rollouts` could set β to 0. β would then stay 0,
-    /// because steps multiply it by a factor.
+    /// Returns the horizon up to which a step of `rollouts` could set β to 0. β would then stay 0,
+    /// because each step multiplies β by a factor.
     pub fn min_horizon(&self, rollouts: usize) -> f64 {
         MAX_RELATIVE_ERROR * rollouts as f64
     }
 
-    /// Returns β after a step of `rollouts` with a divergence of `found`. The relative error is
-    /// clipped to ± 0.2. β is never below 0.
+    /// Returns the KL coefficient β after a step of `rollouts` rollouts with a divergence of
+    /// `found`. The relative error is clipped to ± 0.2. β is never below 0.
     pub fn next_coefficient(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)

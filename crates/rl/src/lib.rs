@@ -56,12 +56,12 @@ pub use advantage::{
     Alignment, Compare, Estimator, GroupBaseline, GroupStats, Rollout, STD_EPSILON, Sequence,
     SequenceAdvantages, Singleton, gae, returns,
 };
-pub use attempts::{best_of, majority_of, worst_of};
+pub use attempts::{expected_best_score, expected_majority_score, expected_worst_score};
 pub use error::RlError;
 pub use kl::{AdaptiveKl, KlEstimator, KlPenalty};
 pub use loss::{Divergence, KeepGradient, Loss, Point, PolicyLoss, TermLoss, TrustRegion};
 pub use moments::{Counting, explained_variance, whiten};
 pub use proximal::{InterpolatedProximal, Interpolation};
 pub use score_divergence::{SIGNIFICANCE, ScoreDivergence, TwoScores, find_divergence};
-pub use stats::{Interval, ScorePair, mean_score, paired_difference, wilson};
+pub use stats::{Interval, ScorePair, mean_score, paired_difference, wilson_interval};
 pub use weights::{Normalizer, RolloutTokens};

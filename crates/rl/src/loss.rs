@@ -13,13 +13,15 @@ use crate::kl::KlPenalty;
 use crate::proximal::InterpolatedProximal;
 use crate::surrogate::{self, Surrogate, bounded_exp};
 
-/// A learner's objective: it minimizes the sum of `weight × loss` over all terms of a batch.
+/// A learner's objective: the learner minimizes the sum of `weight × loss` over all terms of a
+/// batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct Loss {
-    /// The part that imitates or reinforces.
+    /// Part of the loss that imitates or reinforces sampled tokens.
     pub policy: PolicyLoss,
-    /// Penalty for the divergence from the frozen reference, if any. Terms then have `reference`.
+    /// Penalty for the divergence from the frozen reference policy. If set, terms must have
+    /// `reference`. `None` means no penalty.
     #[serde(default)]
     pub kl: Option<KlPenalty>,
     /// Coefficient of an entropy bonus: it is multiplied by the entropy, in nats, of the
@@ -27,20 +29,23 @@ pub struct Loss {
     /// no bonus.
     #[serde(default)]
     pub entropy: f64,
-    /// Interpolated proximal policy, used in place of the terms' `proximal`.
+    /// Interpolated proximal policy that replaces the terms' `proximal`. `None` uses the terms' own
+    /// values.
     #[serde(default)]
     pub interpolated: Option<InterpolatedProximal>,
 }
 
-/// The part of a loss that imitates or reinforces.
+/// Policy part of a loss, which imitates or reinforces sampled tokens, for one term with ratio ρ,
+/// advantage A and log-probability log p.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PolicyLoss {
-    /// −log p: supervised learning.
+    /// Cross-entropy −log p: supervised learning.
     CrossEntropy,
-    /// −A log p: REINFORCE, and GPG.
+    /// Policy gradient −A log p: REINFORCE, and GPG.
     Reinforce,
-    /// −A ρ: REINFORCE, corrected for the policy that sampled the token.
+    /// Importance-sampled policy gradient −A ρ: REINFORCE, corrected for the policy that sampled
+    /// the token.
     ImportanceSampling,
     /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds
     /// below and above 1 and, for negative advantages, the dual clip of Ye et al. 2020.
@@ -53,38 +58,39 @@ pub enum PolicyLoss {
         /// means no bound.
         #[serde(default)]
         dual: Option<f64>,
-        /// Tokens outside this region have no loss.
+        /// Trust region of the ratio. Tokens outside this region have no loss. `None` means no
+        /// region.
         #[serde(default)]
         trust: Option<TrustRegion>,
         /// Fraction of the gradient that is kept when clipping removes it. `None` means 0.
         #[serde(default)]
         keep: Option<KeepGradient>,
     },
-    /// −sg(ρ) A log p: REINFORCE weighted by the ratio, in a trust region.
+    /// MiniRL's loss −sg(ρ) A log p: REINFORCE weighted by the ratio, in a trust region.
     MiniRl {
         /// Lower bound, as for [`PolicyLoss::Clip`]. Only the trust region uses it.
         low: f64,
         /// Upper bound, as for [`PolicyLoss::Clip`]. Only the trust region uses it.
         high: f64,
-        /// Tokens outside this region have no loss.
+        /// Trust region of the ratio. Tokens outside this region have no loss.
         trust: TrustRegion,
     },
-    /// −sg(clip(ρ)) A log p: a clipped token keeps a bounded gradient.
+    /// CISPO's loss −sg(clip(ρ)) A log p: a clipped token keeps a bounded gradient.
     Cispo {
         /// The weight is clipped below at 1 − `low`.
         low: f64,
         /// The weight is clipped above at 1 + `high`.
         high: f64,
     },
-    /// PPO's clip on the ratio of the complete sequence. Needs
-    /// [`prepare::sequence_ratios`](crate::prepare::sequence_ratios).
+    /// GSPO: PPO's clip on the ratio of the complete sequence. Needs
+    /// [`prepare::set_sequence_ratios`](crate::prepare::set_sequence_ratios).
     Gspo {
-        /// Lower bound, as for [`PolicyLoss::Clip`].
+        /// Lower bound of the sequence's ratio, as for [`PolicyLoss::Clip`].
         low: f64,
-        /// Upper bound, as for [`PolicyLoss::Clip`].
+        /// Upper bound of the sequence's ratio, as for [`PolicyLoss::Clip`].
         high: f64,
     },
-    /// Clips each ratio of a sequence, and takes the geometric mean. Requires
+    /// GMPO: clips each ratio of a sequence, and takes the geometric mean. Requires
     /// [`prepare::set_geometric_means`](crate::prepare::set_geometric_means).
     GeometricMean {
         /// Log-ratios of tokens with a negative advantage are clipped below at −`low`.
@@ -92,55 +98,56 @@ pub enum PolicyLoss {
         /// Log-ratios of tokens with a positive advantage are clipped above at `high`.
         high: f64,
     },
-    /// Replaces the clip by a sigmoid gate.
+    /// SAPO: replaces PPO's clip by a sigmoid gate.
     SoftGate {
-        /// Temperature for positive advantages.
+        /// Temperature of the sigmoid gate for positive advantages.
         positive: f64,
-        /// Temperature for all other advantages.
+        /// Temperature of the sigmoid gate for all other advantages.
         negative: f64,
     },
-    /// −(A log p − ½ β x²): REINFORCE with a squared penalty on the log-ratio x.
+    /// DRO: −(A log p − ½ β x²), which is REINFORCE with a squared penalty on the log-ratio x.
     Direct {
-        /// Coefficient β of the penalty.
+        /// Coefficient β of the squared penalty.
         beta: f64,
     },
-    /// −A sg(min(ρ, cap)) log p, and no loss if the token's probability has diverged too far from
-    /// the old one.
+    /// DPPO: −A sg(min(ρ, cap)) log p, and no loss if the token's probability has diverged too far
+    /// from the probability under the old policy.
     Divergence {
-        /// Measure of the divergence.
+        /// Measure of the divergence of the token's probability.
         measure: Divergence,
-        /// Maximum decrease of p, in that measure, for negative advantages.
+        /// Maximum decrease of the token's probability, in that measure, for negative advantages.
         below: f64,
-        /// Maximum increase of p, in that measure, for positive advantages.
+        /// Maximum increase of the token's probability, in that measure, for positive advantages.
         above: f64,
-        /// Upper bound of the weight.
+        /// Upper bound of the weight min(ρ, cap).
         cap: f64,
     },
-    /// −A ρ, plus `coefficient` × |x| for marked tokens. Needs
+    /// KL-Cov: −A ρ, plus `coefficient` × |x| for marked tokens. Needs
     /// [`prepare::mark_covarying`](crate::prepare::mark_covarying).
     KlCov {
-        /// Coefficient of the penalty.
+        /// Coefficient of the penalty |x| on marked tokens.
         coefficient: f64,
         /// Fraction of an update's tokens to mark, at least one token.
         #[serde(rename(serialize = "share"), alias = "share")]
         fraction: f64,
     },
-    /// PPO's clip; marked tokens have no loss (Cui et al. 2025). Needs
+    /// Clip-Cov: PPO's clip, with no loss for marked tokens (Cui et al. 2025). Needs
     /// [`prepare::select_covarying`](crate::prepare::select_covarying).
     ClipCov {
-        /// Lower bound, as for [`PolicyLoss::Clip`].
+        /// Lower bound of the ratio, as for [`PolicyLoss::Clip`].
         low: f64,
-        /// Upper bound, as for [`PolicyLoss::Clip`].
+        /// Upper bound of the ratio, as for [`PolicyLoss::Clip`].
         high: f64,
         /// Fraction of an update's tokens to mark, at least one token.
         #[serde(rename(serialize = "share"), alias = "share")]
         fraction: f64,
-        /// Lower bound of the covariance of tokens that can be marked, exclusive.
+        /// Lower bound, exclusive, of the covariance of tokens that can be marked.
         lower: f64,
-        /// Upper bound of the covariance of tokens that can be marked, exclusive.
+        /// Upper bound, exclusive, of the covariance of tokens that can be marked.
         upper: f64,
     },
-    /// ½ (V − R)², with R the return: regression of a value head. `logp` is then the value V.
+    /// Regression of a critic's value head: ½ (V − R)², with R the return. `logp` is then the value
+    /// V.
     Value {
         /// Bound of PPO's value clipping (Schulman et al. 2017, as in the authors' code): the loss
         /// is at least the loss of V clamped to `value` ± this bound. `None` disables the clipping.
@@ -154,10 +161,10 @@ pub enum PolicyLoss {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustRegion {
-    /// Factor that widens the bounds of the loss. Default 4.
+    /// Factor by which the bounds of the loss are widened. Default 4.
     #[serde(default = "default_cap")]
     pub cap: f64,
-    /// Whether the bounds are the bounds of the loss, without widening: cap × decay = 1.
+    /// Whether the trust region has the bounds of the loss, without widening: cap × decay = 1.
     #[serde(default)]
     pub strict: bool,
     /// Rate in decay = exp(−`age_decay` × age). The age is the number of versions between the
@@ -182,14 +189,16 @@ impl TrustRegion {
         RlError::check_non_negative("age_decay of the trust region", self.age_decay)
     }
 
-    /// Returns the lower and the upper bound of the ratio.
+    /// Returns the lower and the upper bound of the ratio in the trust region. `low` and `high` are
+    /// the bounds of the loss, and `age` is the age of the token in versions.
     pub fn bounds(&self, low: f64, high: f64, age: f64) -> (f64, f64) {
         let scale =
             if self.strict { 1.0 } else { self.cap * (-self.age_decay * age).min(0.0).exp() };
         (1.0 - low * scale, 1.0 + high * scale)
     }
 
-    /// Returns whether the token is outside the region in the direction of its advantage.
+    /// Returns whether the token's ratio is outside the trust region in the direction of its
+    /// advantage.
     fn drops_token(&self, low: f64, high: f64, ratio: f64, at: &Point) -> bool {
         let (lower, upper) = self.bounds(low, high, at.age);
         (ratio > upper && at.advantage > 0.0) || (ratio < lower && at.advantage < 0.0)
@@ -200,9 +209,9 @@ impl TrustRegion {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeepGradient {
-    /// Fraction at the lower bound, for negative advantages.
+    /// Fraction of the gradient that is kept below the lower bound, for negative advantages.
     pub below: f64,
-    /// Fraction at the upper bound, for positive advantages.
+    /// Fraction of the gradient that is kept above the upper bound, for positive advantages.
     pub above: f64,
     /// Whether the kept part of the loss has a value but no gradient, as in AgentRL's code. For
     /// comparisons only.
@@ -210,20 +219,20 @@ pub struct KeepGradient {
     pub in_value_only: bool,
 }
 
-/// Measure of the divergence of a token's probability from the old one.
+/// Measure of the divergence of a token's probability from its probability under the old policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Divergence {
-    /// Total variation of the event "this token".
+    /// Total variation distance for the event "this token".
     TotalVariation,
-    /// KL divergence of the event "this token".
+    /// KL divergence for the event "this token".
     Kl,
 }
 
 /// Point at which a loss is evaluated: a term in f64, and the model's current output.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Point {
-    /// Current log-probability of the token, or the current value for a loss of values.
+    /// Current log-probability of the token, or the critic's current value for a loss of values.
     pub logp: f64,
     /// Log-probability under the policy in the denominator of ratios: the proximal policy if there
     /// is one, otherwise the policy that sampled the token. `None` means the current policy (ratio
@@ -231,17 +240,17 @@ pub struct Point {
     pub old: Option<f64>,
     /// Log-probability under the policy that sampled the token. `None` means the same as `old`.
     pub behaviour: Option<f64>,
-    /// Log-probability under the frozen reference.
+    /// Log-probability under the frozen reference. `None` if it was not evaluated.
     pub reference: Option<f64>,
     /// Advantage of the token.
     pub advantage: f64,
-    /// Target of a critic's value.
+    /// Target of the critic's value of the state before the token.
     pub returns: f64,
-    /// Earlier value of the critic.
+    /// Earlier value of the critic. `None` unless the loss clips the change of the value.
     pub value: Option<f64>,
-    /// Log-ratio of the complete sequence, if the loss needs it.
+    /// Log-ratio of the complete sequence. `None` unless the loss needs it.
     pub sequence_log_ratio: Option<f64>,
-    /// Whether [`prepare`](crate::prepare) has selected this token.
+    /// Whether a function of [`prepare`](crate::prepare) has selected this token.
     pub marked: bool,
     /// Whether the token is not trained: its weight is 0, and statistics of its sequence or update
     /// ignore it.
@@ -253,7 +262,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Creates the point of a term at log-probability (or value) `logp`.
+    /// Creates the point of a loss term at log-probability (or critic value) `logp`.
     pub fn new(logp: f32, term: &Term) -> Self {
         Point {
             logp: logp.into(),
@@ -271,28 +280,30 @@ impl Point {
         }
     }
 
-    /// Returns x = log p − log p_old; 0 without an old policy.
+    /// Returns the log-ratio x = log p − log p_old, or 0 without an old policy.
     pub fn log_ratio(&self) -> f64 {
         self.old.map_or(0.0, |old| self.logp - old)
     }
 }
 
-/// Loss of one term, before its weight.
+/// Loss of one term, before it is multiplied by the term's weight.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct TermLoss {
-    /// The loss, without the entropy bonus.
+    /// The loss of the term, without the entropy bonus.
     pub loss: f64,
-    /// Derivative with respect to the token's log-probability, or to the value.
+    /// Derivative of the loss with respect to the token's log-probability, or to the critic's
+    /// value.
     pub derivative: f64,
     /// Ratio exp(log p − log p_old); 1 without an old policy.
     pub ratio: f64,
-    /// log p − log p_old; 0 without an old policy.
+    /// Log-ratio log p − log p_old; 0 without an old policy.
     pub log_ratio: f64,
-    /// Whether a bound was active, so that the gradient of the policy part is smaller or 0.
+    /// Whether a bound of the loss was active, so that the gradient of the policy part is smaller
+    /// or 0.
     pub clipped: bool,
-    /// Whether that bound was the dual clip.
+    /// Whether the active bound was the dual clip.
     pub dual: bool,
-    /// Whether the policy part was dropped.
+    /// Whether the policy part of the loss was dropped, so that the token is not trained.
     pub dropped: bool,
     /// Estimated KL divergence from the reference; 0 without a penalty.
     pub kl: f64,
@@ -305,7 +316,7 @@ impl From<PolicyLoss> for Loss {
 }
 
 impl Loss {
-    /// Creates a loss without penalty and bonus.
+    /// Creates a loss without KL penalty and entropy bonus.
     pub const fn new(policy: PolicyLoss) -> Self {
         Loss { policy, kl: None, entropy: 0.0, interpolated: None }
     }
@@ -315,7 +326,7 @@ impl Loss {
         Loss::new(PolicyLoss::Clip { low, high, dual: None, trust: None, keep: None })
     }
 
-    /// Returns whether the loss trains values, not log-probabilities.
+    /// Returns whether the loss trains a critic's values rather than log-probabilities.
     pub fn trains_values(&self) -> bool {
         matches!(self.policy, PolicyLoss::Value { .. })
     }
@@ -328,8 +339,8 @@ impl Loss {
         )
     }
 
-    /// Checks the parameters of the loss, and that every term of the batch has what the loss needs.
-    /// Learners call this once per batch, before any work.
+    /// Checks the parameters of the loss, and that every term of the batch has the values that the
+    /// loss needs. Learners call this function once per batch, before any work.
     ///
     /// # Errors
     /// Returns an error that names the parameter if one is out of range, or the first term that
@@ -374,7 +385,7 @@ impl Loss {
         Ok(())
     }
 
-    /// Checks the parameters of the loss, without a batch.
+    /// Checks the parameters of the loss, independently of a batch.
     ///
     /// # Errors
     /// Returns an error that names the parameter if one is out of range.
@@ -467,7 +478,7 @@ impl Loss {
     }
 
     /// Returns one term's loss and its derivative at log-probability `logp` of the token, or at the
-    /// value for a loss of values. The weight is not applied.
+    /// value `logp` for a loss of values. The weight of the term is not applied.
     ///
     /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old
     /// log-probability counts as on-policy (ratio 1), and a term without its reference has no
@@ -476,8 +487,8 @@ impl Loss {
         self.at(&self.point(logp, term))
     }
 
-    /// Returns the inputs of a term's loss, with the interpolated proximal policy if the loss has
-    /// one.
+    /// Returns the point at which a term's loss is evaluated, with the interpolated proximal policy
+    /// if the loss has one.
     pub fn point(&self, logp: f32, term: &Term) -> Point {
         let point = Point::new(logp, term);
         match self
@@ -491,7 +502,7 @@ impl Loss {
         }
     }
 
-    /// Returns the loss and its derivative at a point, in f64.
+    /// Returns the loss and its derivative at a point, computed in f64.
     pub fn at(&self, at: &Point) -> TermLoss {
         let x = at.log_ratio();
         let ratio = bounded_exp(x).0;
@@ -501,7 +512,7 @@ impl Loss {
             PolicyLoss::ClipCov { .. } => at.marked,
             _ => false,
         };
-        let policy = if dropped { Surrogate::DROPPED } else { self.surrogate(at, x) };
+        let policy = if dropped { Surrogate::DROPPED } else { self.evaluate_surrogate(at, x) };
         let (penalty, kl, derivative) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
                 let to_behaviour = at.behaviour.map_or(x, |behaviour| at.logp - behaviour);
@@ -525,7 +536,7 @@ impl Loss {
     }
 
     /// Returns whether a token with advantage 0 can have a gradient.
-    pub fn moves_without_advantage(&self) -> bool {
+    pub fn has_gradient_without_advantage(&self) -> bool {
         let policy = matches!(
             self.policy,
             PolicyLoss::CrossEntropy
@@ -537,45 +548,45 @@ impl Loss {
         policy || self.kl.is_some() || self.entropy != 0.0
     }
 
-    fn surrogate(&self, at: &Point, x: f64) -> Surrogate {
+    fn evaluate_surrogate(&self, at: &Point, x: f64) -> Surrogate {
         let Point { logp, advantage, .. } = *at;
         let sequence_log_ratio = at.sequence_log_ratio.unwrap_or(x);
         match self.policy {
-            PolicyLoss::CrossEntropy => surrogate::reinforce(logp, 1.0),
-            PolicyLoss::Reinforce => surrogate::reinforce(logp, advantage),
-            PolicyLoss::ImportanceSampling => surrogate::importance_sampling(x, advantage),
+            PolicyLoss::CrossEntropy => surrogate::reinforce_loss(logp, 1.0),
+            PolicyLoss::Reinforce => surrogate::reinforce_loss(logp, advantage),
+            PolicyLoss::ImportanceSampling => surrogate::importance_sampling_loss(x, advantage),
             PolicyLoss::Clip { low, high, keep: Some(keep), .. } => {
                 let beyond = (keep.below, keep.above);
-                surrogate::clipped_keeping(x, advantage, low, high, beyond, keep.in_value_only)
+                surrogate::partly_clipped_loss(x, advantage, low, high, beyond, keep.in_value_only)
             }
             PolicyLoss::ClipCov { low, high, .. } => {
-                surrogate::clipped(x, advantage, low, high, None)
+                surrogate::clipped_loss(x, advantage, low, high, None)
             }
             PolicyLoss::Clip { low, high, dual, .. } => {
-                surrogate::clipped(x, advantage, low, high, dual)
+                surrogate::clipped_loss(x, advantage, low, high, dual)
             }
-            PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce(logp, x, advantage),
-            PolicyLoss::Cispo { low, high } => surrogate::cispo(logp, x, advantage, low, high),
+            PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce_loss(logp, x, advantage),
+            PolicyLoss::Cispo { low, high } => surrogate::cispo_loss(logp, x, advantage, low, high),
             PolicyLoss::Gspo { low, high } => {
-                surrogate::sequence_clipped(sequence_log_ratio, advantage, low, high)
+                surrogate::sequence_clipped_loss(sequence_log_ratio, advantage, low, high)
             }
             PolicyLoss::GeometricMean { .. } => {
-                surrogate::geometric_mean(sequence_log_ratio, advantage, at.marked)
+                surrogate::geometric_mean_loss(sequence_log_ratio, advantage, at.marked)
             }
             PolicyLoss::SoftGate { positive, negative } => {
-                surrogate::soft_gate(x, advantage, positive, negative)
+                surrogate::soft_gate_loss(x, advantage, positive, negative)
             }
-            PolicyLoss::Direct { beta } => surrogate::direct(logp, x, advantage, beta),
+            PolicyLoss::Direct { beta } => surrogate::direct_loss(logp, x, advantage, beta),
             PolicyLoss::Divergence { measure, below, above, cap } => {
                 let old = at.old.unwrap_or(logp);
                 let divergence = match measure {
                     Divergence::TotalVariation => surrogate::total_variation(logp, old),
                     Divergence::Kl => surrogate::binary_kl(logp, old),
                 };
-                surrogate::divergence_masked(logp, x, advantage, cap, divergence, below, above)
+                surrogate::divergence_masked_loss(logp, x, advantage, cap, divergence, below, above)
             }
             PolicyLoss::KlCov { coefficient, .. } => {
-                surrogate::penalized(x, advantage, if at.marked { coefficient } else { 0.0 })
+                surrogate::penalized_loss(x, advantage, if at.marked { coefficient } else { 0.0 })
             }
             PolicyLoss::Value { clip } => {
                 surrogate::value_loss(logp, at.returns, clip.zip(at.value))

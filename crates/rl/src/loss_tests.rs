@@ -179,19 +179,19 @@ fn losses_report_gradient_without_advantage() {
     let value = PolicyLoss::Value { clip: None };
     let covarying = PolicyLoss::KlCov { coefficient: 1.0, fraction: 0.1 };
     for policy in [PolicyLoss::CrossEntropy, direct, covarying, value] {
-        assert!(Loss::new(policy).moves_without_advantage(), "{policy:?}");
+        assert!(Loss::new(policy).has_gradient_without_advantage(), "{policy:?}");
     }
     for policy in [PolicyLoss::Reinforce, PolicyLoss::ImportanceSampling, CLIP.policy] {
-        assert!(!Loss::new(policy).moves_without_advantage(), "{policy:?}");
+        assert!(!Loss::new(policy).has_gradient_without_advantage(), "{policy:?}");
     }
     let kl = Some(KlPenalty {
         estimator: KlEstimator::K3,
         coefficient: 0.1,
         importance_weighted: false,
     });
-    assert!(Loss { kl, ..CLIP }.moves_without_advantage());
-    assert!(Loss { entropy: 0.1, ..CLIP }.moves_without_advantage());
-    assert!(Loss { entropy: -0.1, ..CLIP }.moves_without_advantage());
+    assert!(Loss { kl, ..CLIP }.has_gradient_without_advantage());
+    assert!(Loss { entropy: 0.1, ..CLIP }.has_gradient_without_advantage());
+    assert!(Loss { entropy: -0.1, ..CLIP }.has_gradient_without_advantage());
     assert_eq!([CLIP.policy, value].map(|policy| Loss::new(policy).trains_values()), [false, true]);
 }
 
@@ -289,7 +289,7 @@ proptest! {
 
     /// `evaluate` computes in f64 the same as `at` for its f32 inputs.
     #[test]
-    fn evaluate_matches_f64_evaluation(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
+    fn f32_loss_evaluation_matches_f64_evaluation(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
         let got = CLIP.evaluate(logp, &Term { advantage, behavior: Some(old), ..Term::default() });
         let at = Point { logp: logp.into(), advantage: advantage.into(), old: Some(old.into()), ..Point::default() };
         prop_assert_eq!(got, CLIP.at(&at));

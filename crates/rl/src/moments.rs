@@ -2,23 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Added to the variance before the square root, as in common implementations.
+/// Term added to the variance before its square root, as in common implementations.
 const VARIANCE_EPSILON: f64 = 1e-8;
 
-/// Denominator of a mean.
+/// Denominator with which a mean is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counting {
-    /// Divides by the number of values.
+    /// The denominator is the number of values.
     #[default]
     Exact,
-    /// Divides by the number of values plus 10⁻⁸, like verl. Results change by a relative
-    /// difference of at most 10⁻⁸.
+    /// The denominator is the number of values plus 10⁻⁸, like in verl. Results change by a
+    /// relative difference of at most 10⁻⁸.
     Verl,
 }
 
 impl Counting {
-    /// Returns the denominator for `n` values.
+    /// Returns the denominator of a mean over `n` values.
     pub fn denominator(self, n: f64) -> f64 {
         match self {
             Counting::Exact => n,
@@ -32,7 +32,8 @@ impl Counting {
         if n == 0.0 { 0.0 } else { sum / self.denominator(n) }
     }
 
-    /// Returns the variance around `mean` with denominator n − 1, or 0 for fewer than two values.
+    /// Returns the variance of the values around `mean`, with denominator n − 1. Returns 0 for
+    /// fewer than two values.
     pub fn variance(self, values: impl Iterator<Item = f64>, mean: f64) -> f64 {
         let (sum, n) =
             values.fold((0.0, 0.0), |(sum, n), v| (sum + (v - mean) * (v - mean), n + 1.0));
@@ -40,16 +41,16 @@ impl Counting {
     }
 }
 
-/// An affine map to mean 0 and standard deviation 1.
+/// An affine map of values to mean 0 and standard deviation 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Whitening {
     mean: f64,
-    /// 1 / standard deviation. `None` if all values are equal.
+    /// 1 / standard deviation of the values. `None` if all values are equal.
     scale: Option<f64>,
 }
 
 impl Whitening {
-    /// Creates the map from the mean and standard deviation of `values`.
+    /// Creates the whitening map from the mean and standard deviation of `values`.
     pub fn from_values(values: &[f64], counting: Counting) -> Self {
         let mean = counting.mean(values.iter().copied());
         let vary = values.windows(2).any(|pair| pair[0] != pair[1]);
@@ -60,19 +61,20 @@ impl Whitening {
         Whitening { mean, scale }
     }
 
-    /// Returns a map that only divides by the standard deviation.
+    /// Returns the map without the subtraction of the mean: it only divides by the standard
+    /// deviation.
     pub fn without_mean(self) -> Self {
         Whitening { mean: 0.0, ..self }
     }
 
-    /// Normalizes one value. Returns 0 if all values were equal.
+    /// Whitens one value. Returns 0 if all values were equal.
     pub fn apply(self, value: f64) -> f64 {
         self.scale.map_or(0.0, |scale| (value - self.mean) * scale)
     }
 }
 
-/// Subtracts the mean and divides by the standard deviation. If all values are equal, they become
-/// 0.
+/// Whitens values in place: subtracts their mean and divides by their standard deviation. If all
+/// values are equal, they become 0.
 pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting) {
     let values: Vec<&mut f64> = values.collect();
     let whitening =

@@ -10,23 +10,24 @@
 use crate::loss::Point;
 use crate::moments::Counting;
 
-/// Returns the mean of a value over the trained points, or 0 if there are none.
-fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
+/// Returns the mean of a number over the trained points, or 0 if no point is trained.
+fn trained_mean(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
     Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
 }
 
-/// GSPO: sets `sequence_log_ratio` of each point to the mean over the sequence's trained points.
-pub fn sequence_ratios(sequence: &mut [Point]) {
-    let mean = mean_of(sequence, Point::log_ratio);
+/// Prepares GSPO: sets `sequence_log_ratio` of each point to the mean log-ratio over the sequence's
+/// trained points.
+pub fn set_sequence_ratios(sequence: &mut [Point]) {
+    let mean = trained_mean(sequence, Point::log_ratio);
     sequence.iter_mut().for_each(|point| point.sequence_log_ratio = Some(mean));
 }
 
-/// GMPO: sets `sequence_log_ratio` of each point to the sequence's mean of log-ratios, each clipped
-/// in the direction of the point's advantage. Marks the points that were not clipped, and sets
-/// advantages to their mean. Means are over trained points.
+/// Prepares GMPO: sets `sequence_log_ratio` of each point to the sequence's mean of log-ratios,
+/// each clipped in the direction of the point's advantage. Marks the points that were not clipped,
+/// and sets advantages to their mean. Means are over trained points.
 pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
-    let mean = mean_of(sequence, |point| clipped_log_ratio(point, low, high));
-    let advantage = mean_of(sequence, |point| point.advantage);
+    let mean = trained_mean(sequence, |point| clipped_log_ratio(point, low, high));
+    let advantage = trained_mean(sequence, |point| point.advantage);
     for point in sequence {
         let is_clipped = clipped_log_ratio(point, low, high) != point.log_ratio();
         point.marked = !point.masked && point.advantage != 0.0 && !is_clipped;
@@ -36,7 +37,7 @@ pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
 }
 
 /// Returns the log-ratio of a point, clipped at `high` or −`low` in the direction of its advantage.
-/// Returns 0 without an advantage.
+/// Returns 0 if the advantage is 0.
 fn clipped_log_ratio(point: &Point, low: f64, high: f64) -> f64 {
     if point.advantage > 0.0 {
         point.log_ratio().min(high)
@@ -47,24 +48,24 @@ fn clipped_log_ratio(point: &Point, low: f64, high: f64) -> f64 {
     }
 }
 
-/// Returns (A − mean A) (log p − mean log p) of every point of an update. The means are over
-/// trained points.
+/// Returns the covariance (A − mean A) (log p − mean log p) of every point of an update. The means
+/// are over trained points.
 fn covariances(points: &[Point]) -> Vec<f64> {
-    let advantage = mean_of(points, |point| point.advantage);
-    let logp = mean_of(points, |point| point.logp);
+    let advantage = trained_mean(points, |point| point.advantage);
+    let logp = trained_mean(points, |point| point.logp);
     points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
 }
 
-/// Returns the indices of the trained points, and the number of points in a fraction `fraction` of
-/// them, at least 1.
+/// Returns the indices of the trained points, and how many of these points the fraction `fraction`
+/// selects, at least 1.
 fn trained_indices(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
     let indices: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
     let count = ((indices.len() as f64 * fraction) as usize).max(1);
     (indices, count)
 }
 
-/// KL-Cov: marks the fraction `fraction` of an update's trained points, at least one, whose
-/// log-probability and advantage have the largest covariance.
+/// Prepares KL-Cov: marks the fraction `fraction` of an update's trained points, at least one,
+/// whose log-probability and advantage have the largest covariance.
 pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     let covariances = covariances(points);
     let (mut order, count) = trained_indices(points, fraction);
@@ -72,10 +73,10 @@ pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
 
-/// Clip-Cov: returns the indices of the points that lose their gradient. They are a fraction
-/// `fraction` of an update's trained points, at least one, from those that are not `clipped`
-/// already and whose covariance is strictly between `lower` and `upper`. `random` returns a number
-/// for each index; points with the smallest numbers are selected.
+/// Selects the tokens of Clip-Cov: returns the indices of the points that lose their gradient. They
+/// are a fraction `fraction` of an update's trained points, at least one, from those that are not
+/// `clipped` already and whose covariance is strictly between `lower` and `upper`. `random` returns
+/// a number for each index; points with the smallest numbers are selected.
 pub fn select_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
@@ -105,8 +106,8 @@ pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {
     falling.get(count - 1).copied().unwrap_or(f64::INFINITY)
 }
 
-/// M2PO: drops the tokens with the largest absolute log-ratios until the mean square of the
-/// remaining ones is at most `threshold`. Returns whether each token is kept.
+/// Computes the mask of M2PO: drops the tokens with the largest absolute log-ratios until the mean
+/// square of the remaining log-ratios is at most `threshold`. Returns whether each token is kept.
 pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     let squares: Vec<f64> = log_ratios.iter().map(|x| x * x).collect();
     let mut order: Vec<usize> = (0..squares.len()).collect();
@@ -217,7 +218,7 @@ mod tests {
     fn statistics_ignore_masked_points() {
         let sequence = [point(2.0, -1.0, 0.5), point(-1.0, -2.0, -0.2), point(2.0, -1.5, 0.3)];
         let mut ratios = with_masked(&sequence);
-        sequence_ratios(&mut ratios);
+        set_sequence_ratios(&mut ratios);
         // (0.5 − 0.2 + 0.3) / 3.
         assert!(
             ratios.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12),
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(chosen, [1, 5]);
 
         let mut nothing = [masked_point()];
-        sequence_ratios(&mut nothing);
+        set_sequence_ratios(&mut nothing);
         mark_covarying(&mut nothing, 0.5);
         assert_eq!((nothing[0].sequence_log_ratio, nothing[0].marked), (Some(0.0), false));
     }

@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::correction::Bound;
 
 /// Interpolation of the proximal policy between the policy that sampled the token and the current
-/// one, at the position of the version before the current one (AReaL).
+/// policy, at the position of the version before the current version (AReaL).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interpolation {
-    /// Interpolates linearly in log-probabilities.
+    /// Interpolates log-probabilities linearly.
     LogLinear,
-    /// Interpolates linearly in probabilities.
+    /// Interpolates probabilities linearly.
     Linear,
 }
 
 impl Interpolation {
-    /// Returns the proximal log-probability of a token that is `age` versions old. For an `age` of
-    /// 0, 1 or `None` it is `behaviour`.
+    /// Returns the proximal log-probability of a token that is `age` versions old, from its
+    /// log-probabilities under the behavior policy and the present policy. For an `age` of 0, 1 or
+    /// `None`, the result is `behaviour`.
     pub fn proximal(self, behaviour: f64, present: f64, age: Option<u64>) -> f64 {
         let alpha = match age {
             Some(age @ 1..) => (age as f64 - 1.0) / age as f64,
@@ -33,13 +34,13 @@ impl Interpolation {
 }
 
 /// The interpolated proximal policy, with the weight π_proximal / π_behaviour of the policy loss.
-/// Both count as constants: no gradient flows through them.
+/// The policy and the weight count as constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InterpolatedProximal {
-    /// Kind of interpolation.
+    /// Method of interpolation between the two policies.
     pub by: Interpolation,
-    /// Bounds of the weight.
+    /// Bounds of the weight π_proximal / π_behaviour.
     pub bound: Bound,
 }
 

@@ -26,42 +26,43 @@ use std::collections::BTreeMap;
 
 use crate::stats::SplitMix;
 
-/// The scores of one attempt by two scorers.
+/// The scores of one attempt by two scorers, and the attempt's step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TwoScores {
-    /// Index of the step, in the order of the run.
+    /// Index of the attempt's step, in the order of the run.
     pub step: usize,
-    /// Recorded score.
+    /// Score that was recorded, from the old scorer.
     pub old: f64,
-    /// Score of the new scorer.
+    /// Score by the new scorer.
     pub new: f64,
 }
 
-/// Step at which two scorers start to diverge, with its interval and the evidence.
+/// The step at which two scorers start to diverge, with its confidence interval and the evidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreDivergence {
     /// Index of the first step at which the old scorer overrates attempts, relative to the new
     /// scorer.
     pub step: usize,
-    /// First step of the 95 % bootstrap interval.
+    /// First step of the 95 % bootstrap interval of `step`.
     pub low: usize,
-    /// Last step of the interval.
+    /// Last step of the 95 % bootstrap interval of `step`.
     pub high: usize,
     /// Mean change of the new score after `step`, at an equal old score. It is negative.
     pub change: f64,
-    /// p-value of the permutation test.
+    /// p-value of the permutation test, whose null hypothesis is that the scorers do not diverge.
     pub p_value: f64,
 }
 
-/// Significance level of the test: one run in 1,000 without a change is named.
+/// Significance level of the permutation test: a divergence is reported for one in 1,000 runs
+/// without one.
 pub const SIGNIFICANCE: f64 = 0.001;
-/// Number of permutations of the test. The smallest p-value is 1/2000.
+/// Number of permutations of the test. The smallest possible p-value is 1/2000.
 const PERMUTATIONS: u32 = 1999;
-/// Number of bootstrap resamples of the onset.
+/// Number of bootstrap resamples from which the interval of the onset is computed.
 const RESAMPLES: u32 = 400;
-/// Maximum number of strata. More distinct old scores are divided into quantiles.
+/// Maximum number of strata of old scores. More distinct old scores are divided into quantiles.
 const MAX_STRATA: usize = 8;
-/// Numbers of steps over which a change can grow to its full size.
+/// Numbers of steps over which a divergence can grow to its full size.
 const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
 
 /// Finds the step at which the new scores start to diverge from the old scores. Returns `None` if
@@ -72,13 +73,13 @@ const RAMPS: [usize; 7] = [1, 2, 3, 5, 8, 12, 20];
 /// Panics if a score is NaN.
 pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergence> {
     let steps = scores.iter().map(|score| score.step + 1).max()?;
-    let strata = strata(scores);
+    let strata = assign_strata(scores);
     let mut random = SplitMix(seed);
     let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
     let pooled = StratumStatistics::fit(&strata, &new, |_| true);
-    let variances = step_sums(scores, steps, |i| pooled.variance(strata[i]));
+    let variances = sum_by_step(scores, steps, |i| pooled.variance(strata[i]));
     let statistic = |new: &[f64]| {
-        let residuals = step_sums(scores, steps, |i| new[i] - pooled.means[strata[i]]);
+        let residuals = sum_by_step(scores, steps, |i| new[i] - pooled.means[strata[i]]);
         largest_split(&residuals, &variances)
     };
     let (observed, split) = statistic(&new)?;
@@ -91,7 +92,7 @@ pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergenc
     for _ in 0..PERMUTATIONS {
         for members in members.values() {
             for i in (1..members.len()).rev() {
-                permuted.swap(members[i], members[random.below(i + 1)]);
+                permuted.swap(members[i], members[random.random_index(i + 1)]);
             }
         }
         let larger = statistic(&permuted).is_some_and(|(found, _)| found >= observed - 1e-9);
@@ -104,9 +105,9 @@ pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergenc
     // A slow change starts before the split, so the baseline is fitted twice.
     let mut start = split;
     for _ in 0..2 {
-        start = Onset::new(scores, &strata, start, steps).estimate(split)?.0;
+        start = ScoreDeviations::new(scores, &strata, start, steps).estimate(split)?.0;
     }
-    let onset = Onset::new(scores, &strata, start, steps);
+    let onset = ScoreDeviations::new(scores, &strata, start, steps);
     let (step, change) = onset.estimate(split)?;
     let mut found: Vec<usize> = (0..RESAMPLES)
         .filter_map(|_| Some(onset.resample(&mut random).estimate(split)?.0))
@@ -119,7 +120,7 @@ pub fn find_divergence(scores: &[TwoScores], seed: u64) -> Option<ScoreDivergenc
 }
 
 /// Returns the stratum of each attempt: its old score, or the quantile of its old score.
-fn strata(scores: &[TwoScores]) -> Vec<usize> {
+fn assign_strata(scores: &[TwoScores]) -> Vec<usize> {
     let mut sorted: Vec<f64> = scores.iter().map(|score| score.old + 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     let mut bounds = sorted.clone();
@@ -131,7 +132,7 @@ fn strata(scores: &[TwoScores]) -> Vec<usize> {
     scores.iter().map(|score| bounds.partition_point(|bound| *bound < score.old)).collect()
 }
 
-/// Means and variances of new scores by stratum.
+/// Means and variances of new scores, by stratum of old scores.
 struct StratumStatistics {
     means: Vec<f64>,
     variances: Vec<f64>,
@@ -165,16 +166,17 @@ impl StratumStatistics {
         StratumStatistics { means, variances, counts, all, range: high - low }
     }
 
-    /// Returns the variance of a stratum, at least that of one differing attempt in two more than
-    /// there are: scores that have always agreed may still disagree once.
+    /// Returns the variance of the new scores in a stratum. It is at least the variance with one
+    /// differing attempt among two more attempts than there are: scores that have always agreed may
+    /// still disagree once.
     fn variance(&self, stratum: usize) -> f64 {
         let n = self.counts[stratum] + 2.0;
         self.variances[stratum].max(self.range * self.range * (n - 1.0) / (n * n)).max(1e-12)
     }
 }
 
-/// Sums a value of each attempt by step.
-fn step_sums(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
+/// Sums a value of the attempts of each step.
+fn sum_by_step(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
     let mut sums = vec![0.0; steps];
     for (i, score) in scores.iter().enumerate() {
         sums[score.step] += value(i);
@@ -182,7 +184,8 @@ fn step_sums(scores: &[TwoScores], steps: usize, value: impl Fn(usize) -> f64) -
     sums
 }
 
-/// Returns the largest statistic of a split, and the first step after the split.
+/// Returns the largest test statistic over all splits of the steps, and the first step after this
+/// split. Returns `None` if no split has a finite statistic.
 fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
     let total: f64 = variances.iter().sum();
     let sum: f64 = residuals.iter().sum();
@@ -208,15 +211,15 @@ fn largest_split(residuals: &[f64], variances: &[f64]) -> Option<(f64, usize)> {
     best.map(|(z, step)| (z / dispersion.sqrt(), step))
 }
 
-/// Deviations of the steps from the relation of the scores before a split.
-struct Onset {
+/// Deviations of new scores from the relation between old and new scores before a split.
+struct ScoreDeviations {
     /// Residuals of the attempts of each step.
     residuals: Vec<Vec<f64>>,
     /// Minimum variance of the residuals of a step.
     variances: Vec<f64>,
 }
 
-impl Onset {
+impl ScoreDeviations {
     fn new(scores: &[TwoScores], strata: &[usize], split: usize, steps: usize) -> Self {
         let new: Vec<f64> = scores.iter().map(|score| score.new).collect();
         let before = StratumStatistics::fit(strata, &new, |i| scores[i].step < split.max(1));
@@ -226,14 +229,14 @@ impl Onset {
             let mean = if is_known { before.means[stratum] } else { before.all };
             residuals[score.step].push(score.new - mean);
         }
-        let sums = step_sums(scores, steps, |i| before.variance(strata[i]));
+        let sums = sum_by_step(scores, steps, |i| before.variance(strata[i]));
         let counts = residuals.iter().map(|of_step: &Vec<f64>| of_step.len().max(1) as f64);
         let variances = sums.iter().zip(counts).map(|(sum, count)| sum / count).collect();
-        Onset { residuals, variances }
+        ScoreDeviations { residuals, variances }
     }
 
-    /// Returns the start of the best trapezoid, which is at most `last`, and its height, which is
-    /// negative. Returns `None` if no trapezoid fits.
+    /// Returns the start of the trapezoid that fits the residuals best, which is at most `last`,
+    /// and its height, which is negative. Returns `None` if no trapezoid fits.
     fn estimate(&self, last: usize) -> Option<(usize, f64)> {
         let points: Vec<(f64, f64)> = self
             .residuals
@@ -270,13 +273,13 @@ impl Onset {
         best.map(|(_, start, height)| (start, height))
     }
 
-    /// Samples the attempts of each step with replacement.
+    /// Returns a bootstrap resample: the attempts of each step, sampled with replacement.
     fn resample(&self, random: &mut SplitMix) -> Self {
         let mut residuals = self.residuals.clone();
         for (sampled, observed) in residuals.iter_mut().zip(&self.residuals) {
-            sampled.fill_with(|| observed[random.below(observed.len())]);
+            sampled.fill_with(|| observed[random.random_index(observed.len())]);
         }
-        Onset { residuals, variances: self.variances.clone() }
+        ScoreDeviations { residuals, variances: self.variances.clone() }
     }
 }
 

@@ -27,7 +27,7 @@ fn run(seed: u64, noise: f64, hack: Option<(usize, usize)>) -> Vec<TwoScores> {
 
 /// Returns true with probability `p`.
 fn happens(p: f64, random: &mut SplitMix) -> bool {
-    (random.below(1 << 30) as f64) < p * f64::from(1 << 30)
+    (random.random_index(1 << 30) as f64) < p * f64::from(1 << 30)
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn noisier_scorer_is_never_named() {
 }
 
 #[test]
-fn hack_is_named_within_two_steps() {
+fn reward_hack_is_dated_within_two_steps() {
     let (mut close, mut covered) = (0, 0);
     for seed in 0..200u64 {
         let start = 8 + (seed % 24) as usize;

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::RlError;
 
-/// The 97.5 % quantile of the standard normal distribution: 95 % of it is within ± this value.
+/// The 97.5 % quantile of the standard normal distribution: 95 % of the distribution is within ±
+/// this value.
 const Z_95: f64 = 1.959_963_984_540_054;
 
 /// An estimate with its 95 % confidence interval.
@@ -17,14 +18,14 @@ const Z_95: f64 = 1.959_963_984_540_054;
 pub struct Interval {
     /// Estimated value.
     pub estimate: f64,
-    /// Lower end of the interval.
+    /// Lower end of the 95 % interval.
     pub low: f64,
-    /// Upper end of the interval.
+    /// Upper end of the 95 % interval.
     pub high: f64,
 }
 
 impl Interval {
-    /// Returns whether `value` is in the interval, ends included.
+    /// Returns whether `value` is in the confidence interval, ends included.
     pub fn contains(&self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
@@ -35,7 +36,7 @@ impl Interval {
 ///
 /// # Errors
 /// Returns an error if there are no trials, or more successes than trials.
-pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
+pub fn wilson_interval(successes: u64, trials: u64) -> Result<Interval, RlError> {
     if trials == 0 {
         return Err(RlError::NoObservations);
     }
@@ -53,10 +54,11 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
     Ok(Interval { estimate: p, low, high })
 }
 
-/// Scores of one task before and after training.
+/// Scores of one observation before and after a change, such as training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScorePair {
-    /// Number of the cluster, usually the task. Observations in a cluster can depend on each other.
+    /// Number of the observation's cluster, usually its task. Observations in a cluster can depend
+    /// on each other.
     pub cluster: u64,
     /// Score before the change.
     pub before: f64,
@@ -96,7 +98,7 @@ pub fn paired_difference(
         cluster.0 += difference;
         cluster.1 += 1.0;
     }
-    bootstrap(&clusters.into_values().collect::<Vec<_>>(), (-1.0, 1.0), resamples, seed)
+    bootstrap_mean(&clusters.into_values().collect::<Vec<_>>(), (-1.0, 1.0), resamples, seed)
 }
 
 /// Computes the mean of independent scores from 0 to 1, with a 95 % interval as in
@@ -109,12 +111,12 @@ pub fn mean_score(scores: &[f64], resamples: u32, seed: u64) -> Result<Interval,
         return Err(RlError::Score { index, value: scores[index] });
     }
     let clusters: Vec<(f64, f64)> = scores.iter().map(|score| (*score, 1.0)).collect();
-    bootstrap(&clusters, (0.0, 1.0), resamples, seed)
+    bootstrap_mean(&clusters, (0.0, 1.0), resamples, seed)
 }
 
-/// Bootstraps the mean over clusters of (sum, count). The means of clusters are in `range`; a mean
-/// outside extends it.
-fn bootstrap(
+/// Bootstraps the mean over `clusters`, each of which has the sum and the count of its
+/// observations. The means of clusters are in `range`; a mean outside extends the range.
+fn bootstrap_mean(
     clusters: &[(f64, f64)],
     range: (f64, f64),
     resamples: u32,
@@ -125,7 +127,9 @@ fn bootstrap(
     }
     let mut random = SplitMix(seed);
     let mut means: Vec<f64> = (0..resamples)
-        .map(|_| overall_mean(clusters.iter().map(|_| clusters[random.below(clusters.len())])))
+        .map(|_| {
+            overall_mean(clusters.iter().map(|_| clusters[random.random_index(clusters.len())]))
+        })
         .collect();
     means.sort_by(f64::total_cmp);
     let estimate = overall_mean(clusters.iter().copied());
@@ -140,13 +144,14 @@ fn bootstrap(
     })
 }
 
-/// Returns the mean over the observations of clusters of (sum, count).
+/// Returns the mean over all observations of `clusters`, each of which has the sum and the count of
+/// its observations.
 fn overall_mean(clusters: impl Iterator<Item = (f64, f64)>) -> f64 {
     let (sum, count) = clusters.fold((0.0, 0.0), |(sum, count), (s, c)| (sum + s, count + c));
     sum / count
 }
 
-/// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
+/// Returns the quantile `q` of sorted, non-empty numbers, interpolated between neighbors.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let below = at.floor() as usize;
@@ -159,9 +164,9 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 pub(crate) struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// Returns an index below `n`. `n` must be at least 1. The bias of the multiplication is below
-    /// n / 2⁶⁴.
-    pub fn below(&mut self, n: usize) -> usize {
+    /// Returns a random index below `n`, which must be at least 1. The bias of the multiplication
+    /// is below n / 2⁶⁴.
+    pub fn random_index(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -181,15 +186,15 @@ mod tests {
     /// with the closed form z² / (n + z²).
     #[test]
     fn wilson_matches_known_values() {
-        let i = wilson(10, 100).unwrap();
+        let i = wilson_interval(10, 100).unwrap();
         assert!((i.low - 0.055_229_1).abs() < 1e-6 && (i.high - 0.174_365_7).abs() < 1e-6, "{i:?}");
-        let i = wilson(0, 10).unwrap();
+        let i = wilson_interval(0, 10).unwrap();
         assert_eq!(i.low, 0.0);
         assert!((i.high - Z_95 * Z_95 / (10.0 + Z_95 * Z_95)).abs() < 1e-12, "{i:?}");
-        let i = wilson(10, 10).unwrap();
+        let i = wilson_interval(10, 10).unwrap();
         assert!((i.low - 10.0 / (10.0 + Z_95 * Z_95)).abs() < 1e-12 && i.high == 1.0, "{i:?}");
-        assert_eq!(wilson(0, 0), Err(RlError::NoObservations));
-        assert_eq!(wilson(3, 2), Err(RlError::Proportion { successes: 3, trials: 2 }));
+        assert_eq!(wilson_interval(0, 0), Err(RlError::NoObservations));
+        assert_eq!(wilson_interval(3, 2), Err(RlError::Proportion { successes: 3, trials: 2 }));
     }
 
     /// At 0.5, 1.5 and 3.6 of the way.
@@ -215,7 +220,7 @@ mod tests {
             16_408_922_859_458_223_821,
         ];
         for number in published {
-            assert_eq!(random.below(1 << 63) as u64, number >> 1);
+            assert_eq!(random.random_index(1 << 63) as u64, number >> 1);
         }
     }
 
@@ -273,8 +278,8 @@ mod tests {
         for n in [1, 10, 200] {
             let wrong = mean_score(&vec![0.0; n as usize], 200, 1).unwrap();
             let right = mean_score(&vec![1.0; n as usize], 200, 1).unwrap();
-            let none = wilson(0, n).unwrap();
-            let all = wilson(n, n).unwrap();
+            let none = wilson_interval(0, n).unwrap();
+            let all = wilson_interval(n, n).unwrap();
             assert_ends(wrong, 0.0, none.high);
             assert_ends(right, all.low, 1.0);
             let same = paired_difference(&equal_pairs(n, 1.0, 1.0), 200, 1).unwrap();
@@ -284,7 +289,7 @@ mod tests {
             assert_ends(better, 1.0 - 2.0 * none.high, 1.0);
         }
         // All scores of one half: the interval extends in both directions.
-        let half = wilson(0, 10).unwrap().high / 2.0;
+        let half = wilson_interval(0, 10).unwrap().high / 2.0;
         assert_ends(mean_score(&[0.5; 10], 200, 1).unwrap(), 0.5 - half, 0.5 + half);
         // A little variation does not make the interval smaller than no variation.
         let varied = mean_score(&[0.0, 0.0, 0.0, 0.0, 0.125], 2000, 1).unwrap();
@@ -318,7 +323,7 @@ mod tests {
         #[test]
         fn wilson_contains_estimate(trials in 1u64..500, rate in 0.0f64..=1.0) {
             let successes = (rate * trials as f64) as u64;
-            let i = wilson(successes, trials).unwrap();
+            let i = wilson_interval(successes, trials).unwrap();
             prop_assert!(0.0 <= i.low && i.high <= 1.0 && i.contains(i.estimate), "{:?}", i);
         }
     }

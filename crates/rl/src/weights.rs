@@ -13,42 +13,44 @@ use serde::{Deserialize, Serialize};
 use crate::RlError;
 use crate::moments::Counting;
 
-/// Number of trained tokens and group of a rollout of a step.
+/// Number of trained tokens of a rollout, and the rollout's group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RolloutTokens {
-    /// Number of the group. Rollouts of a group have the same number.
+    /// Number of the rollout's group. Rollouts of a group have the same number.
     pub group: u64,
     /// Number of trained tokens, over all sequences of the rollout.
     pub tokens: u64,
 }
 
-/// Normalizer of a step's loss.
+/// Normalizer that distributes a step's loss over rollouts and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Normalizer {
-    /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): long rollouts have
-    /// larger weights.
+    /// The loss is the mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): long
+    /// rollouts have larger weights.
     #[default]
     TokenMean,
-    /// Sum over the tokens of the step.
+    /// The loss is the sum over the tokens of the step.
     TokenSum,
-    /// Mean over rollouts of the sum over their tokens: the unbiased policy gradient of an episode.
+    /// The loss is the mean over rollouts of the sum over their tokens: the unbiased policy
+    /// gradient of an episode.
     RolloutSum,
-    /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3). All
-    /// rollouts have equal weights, so a token of a long rollout has a smaller weight.
+    /// The loss is the mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024,
+    /// equation 3). All rollouts have equal weights, so a token of a long rollout has a smaller
+    /// weight.
     RolloutMean,
-    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al.
-    /// 2025): no length bias, with the scale of a mean.
+    /// The loss is the mean over rollouts of the sum over their tokens, divided by a constant
+    /// (Dr.GRPO, Liu et al. 2025): no length bias, with the scale of a mean.
     RolloutSumOver {
-        /// The constant, usually the maximum completion length in tokens. Greater than 0, and its
-        /// reciprocal must be positive and finite in single precision, the type of a token's
-        /// weight.
+        /// The constant by which the sums are divided, usually the maximum completion length in
+        /// tokens. Greater than 0, and its reciprocal must be positive and finite in single
+        /// precision, the type of a token's weight.
         length: f64,
     },
-    /// Mean over groups of the mean over the tokens of the group: all tasks have equal weights,
-    /// independent of the number and length of their rollouts.
+    /// The loss is the mean over groups of the mean over the tokens of the group: all tasks have
+    /// equal weights, independent of the number and length of their rollouts.
     GroupTokenMean,
-    /// Mean over groups of the mean over rollouts of the mean over tokens.
+    /// The loss is the mean over groups of the mean over rollouts of the mean over tokens.
     GroupRolloutMean,
 }
 
@@ -67,8 +69,8 @@ impl Normalizer {
         RlError::check_range(weight > 0.0 && weight.is_finite(), name, length, range)
     }
 
-    /// Returns the weight of each trained token of each rollout, in the order of the input. 0 for a
-    /// rollout without trained tokens.
+    /// Returns the weight of each trained token of each rollout, in the order of the input. The
+    /// weight is 0 for a rollout without trained tokens.
     pub fn weights(&self, rollouts: &[RolloutTokens]) -> Vec<f64> {
         self.weights_counted(rollouts, Counting::Exact)
     }
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn check_rejects_nonpositive_length() {
+    fn normalizer_check_rejects_nonpositive_length() {
         for normalizer in ALL {
             assert_eq!(normalizer.check(), Ok(()));
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use crate::calls::call_from;
+use crate::calls::parse_call_object;
 use crate::{MalformedCall, ParsedCompletion, ToolCall, ToolSpec};
 
 /// Returns the calls without tags in a text, or `None` if the text contains no such call.
@@ -13,7 +13,7 @@ use crate::{MalformedCall, ParsedCompletion, ToolCall, ToolSpec};
 /// A call is a JSON object whose `name` is the name of a tool. Its arguments may also be called
 /// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling
 /// it. Objects within arrays and within other objects count.
-pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
+pub(crate) fn find_bare_calls(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
     let mut calls = Vec::new();
     let mut stretches = Vec::new();
     let mut at = 0;
@@ -30,10 +30,10 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
         {
             continue;
         }
-        let range = with_fence(text, start..start + values.byte_offset());
+        let range = extend_over_fence(text, start..start + values.byte_offset());
         let raw = text[range.clone()].to_string();
         let id = format!("call_{}", calls.len());
-        let call = call_from(Value::Object(object), &["arguments", "parameters"]);
+        let call = parse_call_object(Value::Object(object), &["arguments", "parameters"]);
         calls.push(
             call.map(|(name, arguments)| ToolCall { id, name, arguments: arguments.into() })
                 .map_err(|why| MalformedCall { why, raw }),
@@ -50,8 +50,9 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
     })
 }
 
-/// Returns `range` extended by the code fence around it, if the fence contains nothing else.
-fn with_fence(text: &str, range: Range<usize>) -> Range<usize> {
+/// Returns the range `range` of a call, extended by the code fence around the call if the fence
+/// contains nothing else.
+fn extend_over_fence(text: &str, range: Range<usize>) -> Range<usize> {
     const FENCE: &str = "```";
     let before = text[..range.start].trim_end();
     let after = text[range.end..].trim_start();
@@ -73,8 +74,8 @@ mod tests {
 
     use super::*;
 
-    fn found(text: &str) -> Option<(String, Vec<Value>)> {
-        let parsed = find(text, &[tool("calculator"), tool("clock")])?;
+    fn parse_bare_calls(text: &str) -> Option<(String, Vec<Value>)> {
+        let parsed = find_bare_calls(text, &[make_tool("calculator"), make_tool("clock")])?;
         assert!(parsed.bare);
         let shown = |call: &Result<crate::ToolCall, MalformedCall>| match call {
             Ok(call) => json!([call.id, call.name, *call.arguments]),
@@ -83,7 +84,7 @@ mod tests {
         Some((parsed.content, parsed.calls.iter().map(shown).collect()))
     }
 
-    fn tool(name: &str) -> ToolSpec {
+    fn make_tool(name: &str) -> ToolSpec {
         ToolSpec { name: name.into(), description: String::new(), parameters: json!({}) }
     }
 
@@ -98,11 +99,15 @@ mod tests {
             (format!("{{x}} {{\"name\": \"abacus\"}} {call} so"), "{x} {\"name\": \"abacus\"}\nso"),
             (call.replace("arguments", "parameters"), ""),
         ] {
-            assert_eq!(found(&text), Some((content.into(), vec![want.clone()])), "{text}");
+            assert_eq!(
+                parse_bare_calls(&text),
+                Some((content.into(), vec![want.clone()])),
+                "{text}"
+            );
         }
         let nested = format!(r#"{{"type": "function", "function": {call}}}"#);
-        assert_eq!(found(&nested).unwrap().1[0], want);
-        let both = found(&format!("[{call}, {{\"name\": \"clock\"}}]")).unwrap().1;
+        assert_eq!(parse_bare_calls(&nested).unwrap().1[0], want);
+        let both = parse_bare_calls(&format!("[{call}, {{\"name\": \"clock\"}}]")).unwrap().1;
         assert_eq!(both, [want, json!(["call_1", "clock", {}])]);
     }
 
@@ -117,9 +122,9 @@ mod tests {
             r#"{"name": "calculator", "description": "Computes.", "parameters": {"type": "object"}}"#,
             r#"calculator({"expression": "1+1"})"#,
         ] {
-            assert_eq!(found(text), None, "{text}");
+            assert_eq!(parse_bare_calls(text), None, "{text}");
         }
-        let why = &found(r#"{"name": "calculator", "arguments": 7}"#).unwrap().1[0];
+        let why = &parse_bare_calls(r#"{"name": "calculator", "arguments": 7}"#).unwrap().1[0];
         assert!(why.as_str().unwrap().contains("not an object"), "{why}");
     }
 }

@@ -25,7 +25,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::calls::{CallFormat, ParsedCompletion, RESPONSE, Syntax};
-use crate::completion_parser::{ParserEvent, Reader, SpanKind, Tags, collect_reasoning};
+use crate::completion_parser::{
+    CompletionParser, ParserEvent, SpanKind, TagTables, collect_reasoning,
+};
 use crate::describe::ToolPrompt;
 use crate::prepare::{CallMessageFormat, MessageFormat, Preparation, PreparedPrompt};
 use crate::protocol::ToolSupport;
@@ -34,29 +36,30 @@ use crate::systems::{LateSystem, ShiftedSystems};
 use crate::template::TemplateInput;
 use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, ToolSpec, bare};
 
-/// Chat settings that the model's files leave open.
+/// Settings of a chat that the model's files leave open.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatOptions {
     /// Protocol for describing and calling tools.
     pub tools: ToolProtocol,
-    /// Format of the tool descriptions in the system prompt. Used only if the template does not
-    /// describe tools.
+    /// Format of the tool descriptions in the system prompt. Used only if the chat template does
+    /// not describe tools.
     pub tool_prompt: ToolPrompt,
-    /// Whether a JSON object that names a tool counts as a call even without tags.
+    /// Whether a JSON object that names a tool counts as a tool call even without tags.
     pub bare_calls: bool,
-    /// Handling of a late system message that the template does not print.
+    /// Handling of a system message after the first turn that the chat template does not print
+    /// there.
     pub late_system: LateSystem,
-    /// Additional template variables, such as `enable_thinking = false`.
+    /// Additional variables of the chat template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
-    /// Unix timestamp, in seconds, that the template sees as the current time. `None` uses the
+    /// Unix timestamp, in seconds, that the chat template sees as the current time. `None` uses the
     /// clock at the creation of the chat. Recorded with a run, but not part of a written
     /// configuration.
     #[serde(skip)]
     pub now: Option<u64>,
 }
 
-/// A tokenizer and the chat template and tool protocol that belong to it.
+/// A model's tokenizer, with the chat template and the tool protocol that belong to it.
 #[derive(Debug, Clone)]
 pub struct Chat {
     pub(crate) tokenizer: Tokenizer,
@@ -66,30 +69,32 @@ pub struct Chat {
     variables: Map<String, Value>,
     pub(crate) tool_support: ToolSupport,
     pub(crate) format: CallFormat,
-    /// Whether the template prints messages of role `tool`.
+    /// Whether the chat template prints messages of role `tool`.
     tool_role: bool,
     pub(crate) message_format: MessageFormat,
-    /// White space that the template prints between the generation prompt and an assistant's text.
-    /// Usually empty.
+    /// White space that the chat template prints between the generation prompt and an assistant's
+    /// text. Usually empty.
     pub(crate) opening: String,
-    /// Text that the template prints after an assistant message, up to and including the
+    /// Text that the chat template prints after an assistant message, up to and including the
     /// end-of-turn token.
     pub(crate) closing: String,
     /// Tags around the model's reasoning.
     reasoning_tags: ReasoningTagSet,
-    /// All tags of the model: the reasoning tags and the tags of its call format.
-    tags: Tags,
+    /// All tags of the model: its reasoning tags and the tags of its tool-call format.
+    tags: TagTables,
     /// Ids of the special tokens that carry meaning in a completion: reasoning and call tags.
     pub(crate) tag_ids: Vec<u32>,
-    /// The reason why calls cannot be written in this tokenizer's tokens, or `None` if they can.
+    /// The reason why tool calls cannot be written in this tokenizer's tokens, or `None` if they
+    /// can.
     unwritable: Option<TextError>,
     pub(crate) end_of_turn: u32,
     pub(crate) stop_ids: Vec<u32>,
 }
 
 impl ChatOptions {
-    /// Adds the model's special tokens as variables under their names. Existing variables are kept.
-    pub(crate) fn with_names(mut self, special: &SpecialTokens) -> Self {
+    /// Adds the model's special tokens, such as `bos_token`, to the template variables. Existing
+    /// variables are kept.
+    pub(crate) fn with_token_names(mut self, special: &SpecialTokens) -> Self {
         for (name, text) in special.by_name().filter(|(name, _)| !ENDS.contains(name)) {
             self.variables.entry(name).or_insert_with(|| text.into());
         }
@@ -102,8 +107,8 @@ impl ChatOptions {
 const ENDS: [&str; 2] = ["bos_token", "eos_token"];
 
 impl Chat {
-    /// Creates the chat of a model on disk. `template` replaces the model's own chat template if it
-    /// is set.
+    /// Creates the chat of a model on disk. If `template` is set, it replaces the model's own chat
+    /// template.
     ///
     /// # Errors
     /// Returns an error if the model has no tokenizer, and the errors of [`Tokenizer::new`] and
@@ -122,7 +127,7 @@ impl Chat {
         let special = &model.special_tokens;
         let config = &model.config;
         let tokenizer = Tokenizer::new(source)?.with_named_ends(special, config.bos, &config.eos);
-        let options = options.with_names(special);
+        let options = options.with_token_names(special);
         Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
     }
 
@@ -164,7 +169,7 @@ impl Chat {
             opening: String::new(),
             closing: String::new(),
             reasoning_tags: ReasoningTagSet::default(),
-            tags: Tags::new(&ReasoningTagSet::default(), CallFormat::default().syntax()),
+            tags: TagTables::new(&ReasoningTagSet::default(), CallFormat::default().syntax()),
             tag_ids: Vec::new(),
             unwritable: None,
             end_of_turn: 0,
@@ -175,7 +180,7 @@ impl Chat {
         chat.probe_turn()?;
         chat.probe_format(options.tools);
         let syntax = chat.format.syntax();
-        chat.stop_ids = chat.stops(syntax);
+        chat.stop_ids = chat.collect_stop_ids(syntax);
         chat.tool_role = chat.prints_later(Role::Tool);
         chat.reasoning_tags = match syntax.syntax_tags().reasoning_tags {
             // The format's header, which names the channel, then belongs to the completion.
@@ -184,14 +189,14 @@ impl Chat {
                 chat.message_format.tight = true;
                 ReasoningTagSet::from_pair(tags)
             }
-            None => ReasoningTagSet::find(&chat.template, &chat.tokenizer, &chat.variables),
+            None => ReasoningTagSet::find_pairs(&chat.template, &chat.tokenizer, &chat.variables),
         };
         let ends: Vec<String> =
             chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
-        chat.reasoning_tags.remove(&ends);
+        chat.reasoning_tags.remove_pairs_with(&ends);
         chat.message_format.tags =
-            chat.reasoning_tags.preferred(&chat.template, &chat.tokenizer).cloned();
-        chat.tags = Tags::new(&chat.reasoning_tags, syntax);
+            chat.reasoning_tags.preferred_pair(&chat.template, &chat.tokenizer).cloned();
+        chat.tags = TagTables::new(&chat.reasoning_tags, syntax);
         chat.tag_ids = chat.find_tag_ids();
         chat.unwritable = chat.probe_call().err();
         chat.probe_unreadable();
@@ -200,7 +205,7 @@ impl Chat {
 
     /// Returns the tokens that end a completion: the template's end-of-turn token first, then the
     /// tokens that end a text or a call.
-    fn stops(&self, syntax: &dyn Syntax) -> Vec<u32> {
+    fn collect_stop_ids(&self, syntax: &dyn Syntax) -> Vec<u32> {
         let message_ends = self.special_ids(syntax.syntax_tags().message_ends);
         let mut stops: Vec<u32> = Vec::new();
         let all = [self.end_of_turn].into_iter().chain(self.tokenizer.eos().iter().copied());
@@ -217,8 +222,8 @@ impl Chat {
         texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
     }
 
-    /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag.
-    /// The end-of-turn token carries no meaning and is excluded.
+    /// Returns the special tokens that are part of a reasoning or call tag, or that contain such a
+    /// tag. The end-of-turn token carries no meaning and is excluded.
     fn find_tag_ids(&self) -> Vec<u32> {
         let reasoning =
             self.reasoning_tags.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
@@ -237,12 +242,12 @@ impl Chat {
         &self.tokenizer
     }
 
-    /// Returns the chat template.
+    /// Returns the compiled chat template.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
 
-    /// Returns the template variables other than messages and tools.
+    /// Returns the variables of the chat template other than messages and tools.
     pub fn variables(&self) -> &Map<String, Value> {
         &self.variables
     }
@@ -253,8 +258,8 @@ impl Chat {
         &self.stop_ids
     }
 
-    /// Returns the prompt tokens: the rendered messages and the generation prompt that starts the
-    /// assistant's turn.
+    /// Returns the tokens of a prompt: the rendered messages, and the generation prompt that starts
+    /// the assistant's turn.
     ///
     /// # Errors
     /// Returns an error if the template raises one, or if it describes tools in an unsupported call
@@ -276,22 +281,22 @@ impl Chat {
         tools: &[ToolSpec],
         max_tokens: usize,
     ) -> Result<Vec<u32>, TextError> {
-        let [guard] = self.free_characters(messages, tools)?;
-        let text = self.print(messages, tools, true, guard)?;
+        let [guard] = self.find_unused_characters(messages, tools)?;
+        let text = self.render_text(messages, tools, true, guard)?;
         self.tokenizer.check_length(&text, max_tokens)?;
         Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
     }
 
-    /// Renders a conversation to text, with the generation prompt at the end if
-    /// `add_generation_prompt` is set.
-    pub(crate) fn print(
+    /// Renders a conversation to text with the chat template. The text ends with the generation
+    /// prompt if `add_generation_prompt` is set.
+    pub(crate) fn render_text(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
         add_generation_prompt: bool,
         guard: char,
     ) -> Result<String, TextError> {
-        let PreparedPrompt { messages, tools } = self.prepare(messages, tools, guard)?;
+        let PreparedPrompt { messages, tools } = self.prepare_prompt(messages, tools, guard)?;
         self.render(&messages, tools.as_deref(), add_generation_prompt, Some(guard))
     }
 
@@ -310,18 +315,18 @@ impl Chat {
         message: &Message,
         opened: Option<&str>,
     ) -> Result<Vec<u32>, TextError> {
-        let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
+        let [guard] = self.find_unused_characters(std::slice::from_ref(message), &[])?;
         if let Some(ids) = self.print_turn(message, guard) {
             return Ok(ids);
         }
-        let preparation = self.preparation(guard);
+        let preparation = self.make_preparation(guard);
         let message = &*self.message_format.with_inline_reasoning(message);
-        let close = opened.or_else(|| self.reasoning_tags.last_close_in(&self.opening));
+        let close = opened.or_else(|| self.reasoning_tags.find_last_close(&self.opening));
         let body = match close.filter(|close| message.content.contains(close)) {
             // The message contains reasoning of its own, whose opening tag the prompt may already
             // contain.
             Some(close) if opened.is_some() => {
-                let content = self.reasoning_tags.without_open(&message.content, close).into();
+                let content = self.reasoning_tags.strip_open_tag(&message.content, close).into();
                 preparation.write_assistant(&Message { content, ..message.clone() }, true)
             }
             Some(_) => preparation.write_assistant(message, false),
@@ -333,7 +338,7 @@ impl Chat {
                 format!("{opening}{}", preparation.write_assistant(message, false))
             }
         };
-        let end = self.tags.syntax.end(!message.tool_calls.is_empty());
+        let end = self.tags.syntax.turn_end_token(!message.tool_calls.is_empty());
         let closing =
             end.filter(|end| self.tokenizer.special(end).is_some()).unwrap_or(&self.closing);
         Ok(self.tokenizer.encode_guarded(&format!("{body}{closing}"), Some(guard)))
@@ -344,8 +349,8 @@ impl Chat {
     fn print_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
         self.message_format.calls.filter(|_| !message.tool_calls.is_empty())?;
         let question = Message::user("Hi");
-        let before = self.print(std::slice::from_ref(&question), &[], true, guard).ok()?;
-        let text = self.print(&[question, message.clone()], &[], false, guard).ok()?;
+        let before = self.render_text(std::slice::from_ref(&question), &[], true, guard).ok()?;
+        let text = self.render_text(&[question, message.clone()], &[], false, guard).ok()?;
         let mut ids = self.tokenizer.encode_guarded(text.strip_prefix(&before)?, Some(guard));
         let end = ids.iter().position(|id| self.stop_ids.contains(id))?;
         ids.truncate(end + 1);
@@ -360,8 +365,8 @@ impl Chat {
         (same_calls && same_text).then_some(ids)
     }
 
-    /// Decodes a completion. Special tokens of reasoning and call tags appear under their names;
-    /// other special tokens are omitted.
+    /// Decodes the token ids of a completion. Special tokens of reasoning and call tags appear
+    /// under their names; other special tokens are omitted.
     pub fn decode_completion(&self, completion_ids: &[u32]) -> String {
         self.tokenizer.decode_keeping(completion_ids, &self.tag_ids)
     }
@@ -372,46 +377,49 @@ impl Chat {
         self.tokenizer.bytes_keeping(id, &self.tag_ids)
     }
 
-    pub(crate) fn tags(&self) -> &Tags {
+    pub(crate) fn tags(&self) -> &TagTables {
         &self.tags
     }
 
-    fn read(
+    fn parse_events(
         &self,
         completion: &str,
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> (Vec<ParserEvent>, bool) {
-        Reader::read(&self.tags, completion, in_reasoning, tools)
+        CompletionParser::parse_complete(&self.tags, completion, in_reasoning, tools)
     }
 
     /// Parses the content and the tool calls of a completion, without its reasoning. `in_reasoning`
-    /// states whether the prompt has already opened the reasoning.
+    /// is whether the prompt has already opened the reasoning.
     pub fn parse(
         &self,
         completion: &str,
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> ParsedCompletion {
-        let parsed = ParsedCompletion::from_events(self.read(completion, in_reasoning, tools).0);
+        let parsed =
+            ParsedCompletion::from_events(self.parse_events(completion, in_reasoning, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
-        is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
+        is_bare.then(|| bare::find_bare_calls(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
 
-    /// Returns whether a JSON object that names a tool counts as a call even without tags.
+    /// Returns whether a JSON object that names a tool counts as a tool call even without tags.
     pub fn reads_bare_calls(&self) -> bool {
         self.bare_calls
     }
 
-    /// Returns the reasoning of a completion without its tags. Its stretches are trimmed and joined
-    /// by line breaks. `in_reasoning` states whether the prompt has already opened the reasoning.
+    /// Returns the reasoning of a completion without its tags. Each stretch of reasoning is
+    /// trimmed, and line breaks join the stretches. `in_reasoning` is whether the prompt has
+    /// already opened the reasoning.
     pub fn reasoning(&self, completion: &str, in_reasoning: bool) -> String {
-        collect_reasoning(&self.read(completion, in_reasoning, &[]).0)
+        collect_reasoning(&self.parse_events(completion, in_reasoning, &[]).0)
     }
 
-    /// Describes for a human reader why no tool returned a result for a call in this completion.
+    /// Describes for a human reader why no tool returned a result for a tool call in this
+    /// completion.
     pub fn why_no_call(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> String {
-        let (found, unclosed) = self.read(completion, in_reasoning, tools);
+        let (found, unclosed) = self.parse_events(completion, in_reasoning, tools);
         let sign = self.tags.syntax.syntax_tags().sign;
         let hidden = found.iter().any(|found| match found {
             ParserEvent::Text(SpanKind::Reasoning, text) => text.contains(sign),
@@ -421,35 +429,38 @@ impl Chat {
         match parsed.calls.first() {
             Some(Err(malformed)) => return malformed.to_string(),
             Some(Ok(call)) if tools.iter().all(|tool| tool.name != call.name) => {
-                return format!("it calls {:?}, which is not a tool", call.name);
+                return format!("the completion calls {:?}, which is not a tool", call.name);
             }
-            Some(Ok(call)) => return format!("it calls {:?}, which returned no result", call.name),
+            Some(Ok(call)) => {
+                return format!("the completion calls {:?}, which returned no result", call.name);
+            }
             None if unclosed => {
-                return "its reasoning is never closed, and calls inside reasoning are ignored"
+                return "the reasoning is never closed, and calls inside reasoning are ignored"
                     .into();
             }
             None => {}
         }
         if hidden && collect_reasoning(&found).contains(sign) {
-            "its call is inside the reasoning, and calls inside reasoning are ignored".into()
-        } else if bare::find(&parsed.content, tools).is_some() {
+            "the call is inside the reasoning, and calls inside reasoning are ignored".into()
+        } else if bare::find_bare_calls(&parsed.content, tools).is_some() {
             format!(
-                "it contains a call without {sign}; set agent.bare_calls = true to parse such calls"
+                "the completion contains a call without {sign}; set agent.bare_calls = true to parse \
+                 such calls"
             )
         } else {
-            format!("it does not contain {sign}")
+            format!("the completion does not contain {sign}")
         }
     }
 
-    /// Counts the instruction messages that are printed in another position or role than in
-    /// `messages`. `opens` states whether the messages start a conversation instead of following an
-    /// assistant message.
+    /// Counts the instruction messages that the template prints in another position or role than
+    /// they have in `messages`. `opens` is whether the messages start a conversation rather than
+    /// follow an assistant message.
     pub fn count_shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         self.message_format.systems.count_shifted(messages, opens)
     }
 
-    /// Returns the messages with late instructions merged into the first message. Returns `None` if
-    /// the chat does not merge late instructions, or if `messages` has no late instructions.
+    /// Merges late instruction messages into the first message. Returns `None` if the chat does not
+    /// merge late instructions, or if `messages` has no late instructions.
     pub fn merge_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
         let systems = &self.message_format.systems;
         let merges = systems.unprinted == LateSystem::Merge
@@ -465,13 +476,13 @@ impl Chat {
         self.end_of_turn
     }
 
-    /// Returns the format in which the template takes calls, or `None` if it does not print calls
-    /// itself.
-    pub(crate) fn takes_calls(&self) -> Option<CallMessageFormat> {
+    /// Returns the format in which the chat template takes tool calls, or `None` if the template
+    /// does not print calls itself.
+    pub(crate) fn call_message_format(&self) -> Option<CallMessageFormat> {
         self.message_format.calls
     }
 
-    fn preparation(&self, guard: char) -> Preparation<'_> {
+    fn make_preparation(&self, guard: char) -> Preparation<'_> {
         Preparation {
             tokenizer: &self.tokenizer,
             tags: &self.tags,
@@ -483,7 +494,7 @@ impl Chat {
         }
     }
 
-    fn prepare(
+    fn prepare_prompt(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -491,13 +502,13 @@ impl Chat {
     ) -> Result<PreparedPrompt, TextError> {
         match &self.unwritable {
             Some(error) if !tools.is_empty() => Err(error.clone()),
-            _ => self.preparation(guard).run(messages, tools),
+            _ => self.make_preparation(guard).prepare(messages, tools),
         }
     }
 
-    /// Returns `N` private-use characters that occur neither in the template nor in anything to be
-    /// rendered.
-    pub(crate) fn free_characters<const N: usize>(
+    /// Returns `N` private-use characters that occur neither in the chat template nor in the
+    /// messages and tools.
+    pub(crate) fn find_unused_characters<const N: usize>(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],

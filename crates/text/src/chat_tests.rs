@@ -289,7 +289,7 @@ fn template_variables_include_special_tokens() {
     };
     let mut options = ChatOptions::default();
     options.variables.insert("sep_token".into(), "mine".into());
-    let options = options.with_names(&special);
+    let options = options.with_token_names(&special);
     assert!(!options.variables.contains_key("bos_token"), "the tokenizer says which token that is");
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(&source), options).unwrap();
     let prompt = chat.prompt(&[Message::user("Hi")], &[]).unwrap();

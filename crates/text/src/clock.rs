@@ -20,10 +20,10 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Maximum field width that a directive may request, in characters.
+/// Maximum width of a field that a `strftime` directive may request, in characters.
 const MAX_WIDTH: usize = 1024;
 
-/// Formats a moment like Python's `strftime`. `seconds` is a Unix timestamp.
+/// Formats a time like Python's `strftime`. `seconds` is the time as a Unix timestamp.
 ///
 /// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc. A
 /// directive that glibc does not know is printed unchanged. `%f`, `%z` and `%Z` are Python's: the
@@ -32,11 +32,11 @@ const MAX_WIDTH: usize = 1024;
 /// # Errors
 /// Returns an error if a field is wider than [`MAX_WIDTH`].
 pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
-    Moment::from_unix(seconds).print(format, false)
+    CalendarTime::from_unix(seconds).format_time(format, false)
 }
 
-/// A moment, split into calendar fields.
-struct Moment {
+/// A time, split into calendar fields.
+struct CalendarTime {
     seconds: u64,
     year: u64,
     /// Month, from 1 to 12.
@@ -49,8 +49,8 @@ struct Moment {
     weekday: u64,
 }
 
-/// Value of a directive before padding.
-enum Field {
+/// Value of a `strftime` directive before padding.
+enum DateField {
     /// A number, padded to `digits` characters with `fill`.
     Number {
         value: u64,
@@ -60,15 +60,15 @@ enum Field {
     Text(String),
 }
 
-impl Moment {
+impl CalendarTime {
     fn from_unix(seconds: u64) -> Self {
         let days = seconds / 86_400;
-        let (year, month, day) = civil(days);
-        let day_of_year = days - civil_days(year, 1, 1);
-        Moment { seconds, year, month, day, day_of_year, weekday: (days + 4) % 7 }
+        let (year, month, day) = date_from_days(days);
+        let day_of_year = days - days_since_epoch(year, 1, 1);
+        CalendarTime { seconds, year, month, day, day_of_year, weekday: (days + 4) % 7 }
     }
 
-    fn print(&self, format: &str, upper: bool) -> Result<String, String> {
+    fn format_time(&self, format: &str, upper: bool) -> Result<String, String> {
         let mut out = String::new();
         let mut rest = format;
         while let Some(at) = rest.find('%') {
@@ -96,8 +96,8 @@ impl Moment {
                 }
             };
             let upper = upper || flags.contains('^');
-            match self.field(conversion, upper)? {
-                Some(field) => out.push_str(&field.print(flags, width, upper, conversion)),
+            match self.format_directive(conversion, upper)? {
+                Some(field) => out.push_str(&field.pad_text(flags, width, upper, conversion)),
                 None => out.push_str(directive),
             }
         }
@@ -105,11 +105,11 @@ impl Moment {
         Ok(out)
     }
 
-    fn field(&self, conversion: char, upper: bool) -> Result<Option<Field>, String> {
+    fn format_directive(&self, conversion: char, upper: bool) -> Result<Option<DateField>, String> {
         let hour = self.seconds / 3600 % 24;
         let minute = self.seconds / 60 % 60;
         let second = self.seconds % 60;
-        let composed = |format| self.print(format, upper).map(Field::Text);
+        let composed = |format| self.format_time(format, upper).map(DateField::Text);
         let hour_of_12 = (hour + 11) % 12 + 1;
         let half = if hour < 12 { "AM" } else { "PM" };
         let weekday = DAYS[self.weekday as usize];
@@ -117,30 +117,30 @@ impl Moment {
         let from_monday = (self.weekday + 6) % 7;
         let (iso_year, iso_week) = self.iso_week();
         Ok(Some(match conversion {
-            'Y' => number(self.year, 4),
-            'C' => number(self.year / 100, 2),
-            'y' => number(self.year % 100, 2),
-            'G' => number(iso_year, 4),
-            'g' => number(iso_year % 100, 2),
-            'm' => number(self.month, 2),
-            'd' => number(self.day, 2),
+            'Y' => zero_padded(self.year, 4),
+            'C' => zero_padded(self.year / 100, 2),
+            'y' => zero_padded(self.year % 100, 2),
+            'G' => zero_padded(iso_year, 4),
+            'g' => zero_padded(iso_year % 100, 2),
+            'm' => zero_padded(self.month, 2),
+            'd' => zero_padded(self.day, 2),
             'e' => blank_padded(self.day),
-            'j' => number(self.day_of_year + 1, 3),
-            'H' => number(hour, 2),
-            'I' => number(hour_of_12, 2),
+            'j' => zero_padded(self.day_of_year + 1, 3),
+            'H' => zero_padded(hour, 2),
+            'I' => zero_padded(hour_of_12, 2),
             'k' => blank_padded(hour),
             'l' => blank_padded(hour_of_12),
-            'M' => number(minute, 2),
-            'S' => number(second, 2),
-            's' => number(self.seconds, 1),
-            'f' => number(0, 6),
-            'u' => number(from_monday + 1, 1),
-            'w' => number(self.weekday, 1),
-            'U' => number((self.day_of_year + 7 - self.weekday) / 7, 2),
-            'W' => number((self.day_of_year + 7 - from_monday) / 7, 2),
-            'V' => number(iso_week, 2),
+            'M' => zero_padded(minute, 2),
+            'S' => zero_padded(second, 2),
+            's' => zero_padded(self.seconds, 1),
+            'f' => zero_padded(0, 6),
+            'u' => zero_padded(from_monday + 1, 1),
+            'w' => zero_padded(self.weekday, 1),
+            'U' => zero_padded((self.day_of_year + 7 - self.weekday) / 7, 2),
+            'W' => zero_padded((self.day_of_year + 7 - from_monday) / 7, 2),
+            'V' => zero_padded(iso_week, 2),
             'p' => text_field(half),
-            'P' => Field::Text(half.to_lowercase()),
+            'P' => DateField::Text(half.to_lowercase()),
             'B' => text_field(month),
             'b' | 'h' => text_field(&month[..3]),
             'A' => text_field(weekday),
@@ -160,35 +160,38 @@ impl Moment {
         }))
     }
 
-    /// Returns the ISO 8601 year and week. Weeks start on Monday and belong to the year of their
-    /// Thursday.
+    /// Returns the ISO 8601 year and week of the time. Weeks start on Monday and belong to the year
+    /// of their Thursday.
     fn iso_week(&self) -> (u64, u64) {
         let thursday = self.seconds / 86_400 + 3 - (self.weekday + 6) % 7;
-        let (year, _, _) = civil(thursday);
-        (year, (thursday - civil_days(year, 1, 1)) / 7 + 1)
+        let (year, _, _) = date_from_days(thursday);
+        (year, (thursday - days_since_epoch(year, 1, 1)) / 7 + 1)
     }
 }
 
-fn text_field(text: &str) -> Field {
-    Field::Text(text.to_string())
+fn text_field(text: &str) -> DateField {
+    DateField::Text(text.to_string())
 }
 
-fn number(value: u64, digits: usize) -> Field {
-    Field::Number { value, digits, fill: '0' }
+fn zero_padded(value: u64, digits: usize) -> DateField {
+    DateField::Number { value, digits, fill: '0' }
 }
 
-fn blank_padded(value: u64) -> Field {
-    Field::Number { value, digits: 2, fill: ' ' }
+fn blank_padded(value: u64) -> DateField {
+    DateField::Number { value, digits: 2, fill: ' ' }
 }
 
-impl Field {
-    /// Returns the field, padded to `width` and in the letter case that `flags` request.
-    fn print(&self, flags: &str, width: usize, upper: bool, conversion: char) -> String {
+impl DateField {
+    /// Returns the text of a `strftime` field, padded to `width` and in the letter case that
+    /// `flags` request.
+    fn pad_text(&self, flags: &str, width: usize, upper: bool, conversion: char) -> String {
         let pad_flag = flags.chars().rfind(|flag| matches!(flag, '_' | '-' | '0'));
         let swap = flags.contains('#');
         let (text, fill, width) = match self {
-            Field::Number { value, .. } if pad_flag == Some('-') => (value.to_string(), ' ', width),
-            Field::Number { value, digits, fill } => {
+            DateField::Number { value, .. } if pad_flag == Some('-') => {
+                (value.to_string(), ' ', width)
+            }
+            DateField::Number { value, digits, fill } => {
                 let fill = match pad_flag {
                     Some('_') => ' ',
                     Some('0') => '0',
@@ -196,7 +199,7 @@ impl Field {
                 };
                 (value.to_string(), fill, width.max(*digits))
             }
-            Field::Text(text) => {
+            DateField::Text(text) => {
                 let text = match conversion {
                     'p' | 'Z' if swap => text.to_lowercase(),
                     'P' => text.clone(),
@@ -212,28 +215,32 @@ impl Field {
     }
 }
 
-/// Returns the year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
-fn civil(days: u64) -> (u64, u64, u64) {
+/// Converts a number of days since 1970-01-01 to a year, month and day of the Gregorian calendar.
+fn date_from_days(days: u64) -> (u64, u64, u64) {
     let mut year = 1970 + days / 366;
-    while civil_days(year + 1, 1, 1) <= days {
+    while days_since_epoch(year + 1, 1, 1) <= days {
         year += 1;
     }
     let mut month = 1;
-    while month < 12 && civil_days(year, month + 1, 1) <= days {
+    while month < 12 && days_since_epoch(year, month + 1, 1) <= days {
         month += 1;
     }
-    (year, month, days - civil_days(year, month, 1) + 1)
+    (year, month, days - days_since_epoch(year, month, 1) + 1)
 }
 
 /// Returns the number of days from 1970-01-01 to a date that is not before it.
-fn civil_days(year: u64, month: u64, day: u64) -> u64 {
+fn days_since_epoch(year: u64, month: u64, day: u64) -> u64 {
     let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][month as usize - 1];
     let leap_day = u64::from(is_leap && month > 2);
-    (year - 1970) * 365 + leap_years(year - 1) - leap_years(1969) + before + leap_day + day - 1
+    (year - 1970) * 365 + count_leap_years(year - 1) - count_leap_years(1969)
+        + before
+        + leap_day
+        + day
+        - 1
 }
 
-fn leap_years(year: u64) -> u64 {
+fn count_leap_years(year: u64) -> u64 {
     year / 4 - year / 100 + year / 400
 }
 

@@ -1,6 +1,6 @@
 //! Parses a completion into content, reasoning and tool calls.
 //!
-//! [`Reader`] processes complete and streamed completions.
+//! [`CompletionParser`] processes complete and streamed completions.
 //!
 //! # Guarantees
 //! - **Every text can be parsed**, and the result does not depend on how the text is split into
@@ -14,49 +14,49 @@ mod pending_call;
 use std::ops::Range;
 
 use crate::calls::{
-    Body, ContentStart, Json, MalformedCall, MalformedReason, Next, ParsedCall, ParsedCompletion,
-    Progress, Syntax, Table, TagEffect, TagInArgument, Trailer,
+    CallBody, CallTrailer, ContentStart, JsonProgress, JsonScanner, MalformedCall, MalformedReason,
+    ParsedCall, ParsedCompletion, Syntax, TagEffect, TagInArgument, TagMatch, TagTable,
 };
 use crate::reasoning_tags::ReasoningTagSet;
 use crate::{ToolCall, ToolSpec};
 
-/// Kind of a stretch of text in a completion.
+/// Kind of a stretch of a completion's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpanKind {
-    /// Content for the client.
+    /// Content of the assistant message, which is sent to the client.
     Speech,
     /// Text between reasoning tags.
     Reasoning,
     /// A tag that starts or ends reasoning.
     ReasoningTag,
-    /// Part of a call in which tags are plain text.
+    /// Part of a tool call in which tags are plain text.
     Call,
-    /// Part of a call, or of the text around calls, in which tags count as tags.
+    /// Part of a tool call, or of the text around calls, in which tags count as tags.
     CallTag,
 }
 
-/// An event of the parser.
+/// An event that the parser of a completion reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ParserEvent {
-    /// Text of one kind. Consecutive items of the same kind belong to one stretch.
+    /// Text of one kind. Consecutive texts of the same kind belong to one stretch.
     Text(SpanKind, String),
-    /// A tool call. Its text has already been reported.
+    /// A tool call, whose text has already been reported.
     Call(Result<ToolCall, MalformedCall>),
     /// The tag that was just reported closes reasoning that was never opened: all text before it
     /// was reasoning.
     Late,
 }
 
-/// Collects stretches of text. Each is trimmed, and they are joined by line breaks.
+/// Collects stretches of text. Each stretch is trimmed, and line breaks join the stretches.
 #[derive(Default)]
-struct Stretches {
+struct StretchCollector {
     text: String,
-    /// The current, unfinished stretch.
+    /// Text of the current, unfinished stretch.
     open: String,
 }
 
-impl Stretches {
-    fn end(&mut self) {
+impl StretchCollector {
+    fn end_stretch(&mut self) {
         let stretch = self.open.trim();
         if !stretch.is_empty() {
             if !self.text.is_empty() {
@@ -67,23 +67,23 @@ impl Stretches {
         self.open.clear();
     }
 
-    fn text(mut self) -> String {
-        self.end();
+    fn into_text(mut self) -> String {
+        self.end_stretch();
         self.text
     }
 }
 
 impl ParsedCompletion {
-    /// Collects the content and the calls of a complete completion.
+    /// Collects the content and the tool calls of a complete completion from the parser's events.
     pub(crate) fn from_events(found: Vec<ParserEvent>) -> Self {
-        let mut content = Stretches::default();
+        let mut content = StretchCollector::default();
         let mut calls = Vec::new();
         for found in found {
             match found {
                 ParserEvent::Text(SpanKind::Speech, text) => content.open.push_str(&text),
-                ParserEvent::Text(..) => content.end(),
+                ParserEvent::Text(..) => content.end_stretch(),
                 ParserEvent::Call(call) => calls.push(call),
-                ParserEvent::Late => (content, calls) = (Stretches::default(), Vec::new()),
+                ParserEvent::Late => (content, calls) = (StretchCollector::default(), Vec::new()),
             }
         }
         for (index, call) in calls.iter_mut().enumerate() {
@@ -91,45 +91,49 @@ impl ParsedCompletion {
                 call.id = format!("call_{index}");
             }
         }
-        ParsedCompletion { content: content.text(), calls, bare: false }
+        ParsedCompletion { content: content.into_text(), calls, bare: false }
     }
 }
 
-/// Returns the reasoning of a complete completion.
+/// Returns the reasoning of a complete completion from the parser's events.
 pub(crate) fn collect_reasoning(found: &[ParserEvent]) -> String {
-    let mut reasoning = Stretches::default();
+    let mut reasoning = StretchCollector::default();
     let mut all = String::new();
     for found in found {
         match found {
-            ParserEvent::Text(SpanKind::ReasoningTag, _) => reasoning.end(),
+            ParserEvent::Text(SpanKind::ReasoningTag, _) => reasoning.end_stretch(),
             ParserEvent::Text(part, text) => {
                 all.push_str(text);
                 if *part == SpanKind::Reasoning {
                     reasoning.open.push_str(text)
                 } else {
-                    reasoning.end()
+                    reasoning.end_stretch()
                 }
             }
             ParserEvent::Call(_) => {}
             ParserEvent::Late => {
-                reasoning = Stretches { text: String::new(), open: all.clone() };
-                reasoning.end();
+                reasoning = StretchCollector { text: String::new(), open: all.clone() };
+                reasoning.end_stretch();
             }
         }
     }
-    reasoning.text()
+    reasoning.into_text()
 }
 
-/// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even
-/// if it does not produce a call.
-pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(SpanKind, String)> {
-    let (found, _) = Reader::read(tags, text, in_reasoning, &[]);
+/// Splits a text that was written rather than sampled, such as a demonstration, into plain text and
+/// tags. A tag counts even if it does not start a valid call.
+pub(crate) fn split_at_tags(
+    tags: &TagTables,
+    text: &str,
+    in_reasoning: bool,
+) -> Vec<(SpanKind, String)> {
+    let (found, _) = CompletionParser::parse_complete(tags, text, in_reasoning, &[]);
     let mut spans = Vec::new();
     for found in found {
         match found {
             ParserEvent::Text(SpanKind::Speech | SpanKind::CallTag, text) => {
                 let mut at = 0;
-                while let Next::Tag(tag, _) = tags.written.next(&text, at, true) {
+                while let TagMatch::Tag(tag, _) = tags.written.find_tag(&text, at, true) {
                     spans.push((SpanKind::Call, text[at..tag.start].to_owned()));
                     spans.push((SpanKind::CallTag, text[tag.clone()].to_owned()));
                     at = tag.end;
@@ -144,15 +148,15 @@ pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(SpanKin
     spans
 }
 
-/// Tag tables of a model, one per parser state.
+/// Tag tables of a model, one for each state of the completion parser.
 #[derive(Debug, Clone)]
-pub(crate) struct Tags {
+pub(crate) struct TagTables {
     pub syntax: &'static dyn Syntax,
-    speech: Table,
-    reasoning: Table,
-    call: Table,
+    speech: TagTable,
+    reasoning: TagTable,
+    call: TagTable,
     /// Tags that the model writes as special tokens.
-    written: Table,
+    written: TagTable,
 }
 
 impl std::fmt::Debug for dyn Syntax {
@@ -161,7 +165,7 @@ impl std::fmt::Debug for dyn Syntax {
     }
 }
 
-impl Tags {
+impl TagTables {
     pub(crate) fn new(reasoning: &ReasoningTagSet, syntax: &'static dyn Syntax) -> Self {
         // A format that defines how reasoning is written handles the reasoning tags itself.
         let pairs =
@@ -170,33 +174,35 @@ impl Tags {
         let closes = || pairs.iter().map(|tags| (tags.close.as_str(), TagEffect::ReasoningClose));
         let marks = || syntax.syntax_tags().marks.iter().copied();
         let ends = syntax.syntax_tags().closes.iter().map(|&tag| (tag, TagEffect::Close));
-        Tags {
+        TagTables {
             syntax,
-            speech: Table::new(marks().chain(opens()).chain(closes())),
-            reasoning: Table::new(
+            speech: TagTable::new(marks().chain(opens()).chain(closes())),
+            reasoning: TagTable::new(
                 closes().chain(syntax.syntax_tags().in_reasoning.iter().copied()),
             ),
-            call: Table::new(ends.chain(marks()).chain(opens()).chain(closes())),
-            written: Table::new(
+            call: TagTable::new(ends.chain(marks()).chain(opens()).chain(closes())),
+            written: TagTable::new(
                 syntax.syntax_tags().tags.iter().map(|&tag| (tag, TagEffect::Silent)),
             ),
         }
     }
 }
 
-/// A call that is being parsed.
+/// A tool call that is being parsed.
 #[derive(Debug, Clone)]
 struct PendingCall {
-    body: Body,
-    json: Json,
-    /// End of the JSON, and end of the white space after it. `None` until the JSON is complete.
+    body: CallBody,
+    json: JsonScanner,
+    /// Offsets of the end of the JSON, and of the end of the white space after it. `None` until the
+    /// JSON is complete.
     ended: Option<(usize, usize)>,
     broken: bool,
-    /// The tag that ends the body, once it is found.
+    /// The tag that ends the call's body. `None` until the tag is found.
     tag: Option<(Range<usize>, TagEffect)>,
-    /// The first tag that ends the body, unless a later closing tag ends it.
+    /// The first tag that ends the call's body unless a later closing tag ends it. `None` if there
+    /// is no such tag.
     doubtful: Option<(Range<usize>, TagEffect)>,
-    /// Offset up to which the text was searched for such a tag.
+    /// Offset up to which the text was searched for the tag that ends the body.
     searched: usize,
     /// Length of the call's text that was already reported, in bytes.
     reported: usize,
@@ -207,8 +213,8 @@ struct PendingCall {
 impl PendingCall {
     fn new(bare: bool) -> Self {
         PendingCall {
-            body: Body::More,
-            json: Json::new(),
+            body: CallBody::More,
+            json: JsonScanner::new(),
             ended: None,
             broken: false,
             tag: None,
@@ -220,35 +226,36 @@ impl PendingCall {
     }
 }
 
-/// Result of searching for the end of a call. Lengths are in bytes.
-enum End {
-    /// The end is not found yet. The length is the part of the text that certainly belongs to the
-    /// call.
+/// Result of searching for the end of a tool call. Lengths are in bytes.
+enum CallEnd {
+    /// The end of the call is not found yet. The length is the part of the text that certainly
+    /// belongs to the call.
     Open(usize),
-    /// A complete call of this length, and the range of its JSON if its body is JSON.
+    /// The call is complete. It has this length, and its JSON has this range if its body is JSON.
     Complete(usize, Option<Range<usize>>),
-    /// A malformed call of this length, and whether its closing tag is present.
+    /// The call is malformed. It has this length, and the flag is whether its closing tag is
+    /// present.
     Broken(usize, bool),
-    /// Not a call, but a header of this length before reasoning or content.
-    Header(usize, State),
+    /// The text is not a call, but a header of this length before reasoning or content.
+    Header(usize, ParserState),
 }
 
 #[derive(Debug, Clone, Default)]
-enum State {
+enum ParserState {
     #[default]
     Speech,
     Reasoning,
     Call(Box<PendingCall>),
 }
 
-/// Incremental parser of a completion.
+/// Incremental parser of a completion's reasoning, content and tool calls.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Reader {
-    state: State,
-    /// Buffered text. The part from `at` on has not been reported yet.
+pub(crate) struct CompletionParser {
+    state: ParserState,
+    /// Buffered text of the completion. The part from `at` on has not been reported yet.
     text: String,
     at: usize,
-    /// Number of calls so far.
+    /// Number of tool calls that were parsed so far.
     calls: usize,
     /// Whether content followed the last call. After content, no call without a tag can start.
     spoken: bool,
@@ -257,33 +264,34 @@ pub(crate) struct Reader {
     section: Option<(usize, String)>,
 }
 
-impl Reader {
-    /// Creates a parser. `in_reasoning` states whether the prompt has already opened the reasoning.
+impl CompletionParser {
+    /// Creates a parser of a completion. `in_reasoning` is whether the prompt has already opened
+    /// the reasoning.
     pub(crate) fn new(in_reasoning: bool) -> Self {
-        Reader {
-            state: if in_reasoning { State::Reasoning } else { State::Speech },
-            ..Reader::default()
+        CompletionParser {
+            state: if in_reasoning { ParserState::Reasoning } else { ParserState::Speech },
+            ..CompletionParser::default()
         }
     }
 
-    /// Parses a complete completion. Also returns whether it ends inside reasoning.
-    pub(crate) fn read(
-        tags: &Tags,
+    /// Parses a complete completion. Also returns whether the completion ends inside reasoning.
+    pub(crate) fn parse_complete(
+        tags: &TagTables,
         text: &str,
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> (Vec<ParserEvent>, bool) {
-        let mut reader = Reader::new(in_reasoning);
+        let mut reader = CompletionParser::new(in_reasoning);
         let mut found = Vec::new();
         reader.push(tags, tools, text, &mut found);
         reader.finish(tags, tools, &mut found);
-        (found, matches!(reader.state, State::Reasoning))
+        (found, matches!(reader.state, ParserState::Reasoning))
     }
 
-    /// Parses more text.
+    /// Parses more text of the completion, and appends its events to `found`.
     pub(crate) fn push(
         &mut self,
-        tags: &Tags,
+        tags: &TagTables,
         tools: &[ToolSpec],
         text: &str,
         found: &mut Vec<ParserEvent>,
@@ -291,30 +299,35 @@ impl Reader {
         self.text.push_str(text);
         self.advance(tags, tools, false, found);
         // The text of a call is kept until the call ends.
-        let kept = if let State::Call(pending) = &self.state { pending.reported } else { 0 };
+        let kept = if let ParserState::Call(pending) = &self.state { pending.reported } else { 0 };
         self.text.drain(..self.at - kept);
         self.at = kept;
     }
 
-    /// Ends the completion, and parses the text that was held back.
-    pub(crate) fn finish(&mut self, tags: &Tags, tools: &[ToolSpec], found: &mut Vec<ParserEvent>) {
+    /// Parses the text that was held back, at the end of the completion.
+    pub(crate) fn finish(
+        &mut self,
+        tags: &TagTables,
+        tools: &[ToolSpec],
+        found: &mut Vec<ParserEvent>,
+    ) {
         self.advance(tags, tools, true, found);
-        self.leave_gap(found);
+        self.report_gap(found);
         self.end_section(found);
     }
 
     fn advance(
         &mut self,
-        tags: &Tags,
+        tags: &TagTables,
         tools: &[ToolSpec],
         ended: bool,
         found: &mut Vec<ParserEvent>,
     ) {
         loop {
             let continues = match &mut self.state {
-                State::Speech => self.parse_content(tags, tools, ended, found),
-                State::Reasoning => self.parse_reasoning(tags, ended, found),
-                State::Call(_) => self.parse_call(tags, tools, ended, found),
+                ParserState::Speech => self.parse_content(tags, tools, ended, found),
+                ParserState::Reasoning => self.parse_reasoning(tags, ended, found),
+                ParserState::Call(_) => self.parse_call(tags, tools, ended, found),
             };
             if !continues {
                 return;
@@ -322,7 +335,7 @@ impl Reader {
         }
     }
 
-    /// Reports the text up to `end` as `part`.
+    /// Reports the text up to offset `end` as text of kind `part`.
     fn report_text(&mut self, part: SpanKind, end: usize, found: &mut Vec<ParserEvent>) {
         if end > self.at {
             found.push(ParserEvent::Text(part, self.text[self.at..end].to_owned()));
@@ -332,7 +345,7 @@ impl Reader {
 
     fn parse_content(
         &mut self,
-        tags: &Tags,
+        tags: &TagTables,
         tools: &[ToolSpec],
         ended: bool,
         found: &mut Vec<ParserEvent>,
@@ -350,7 +363,7 @@ impl Reader {
                 }
                 ContentStart::Call => {
                     self.report_text(SpanKind::Speech, start, found);
-                    self.state = State::Call(Box::new(PendingCall::new(true)));
+                    self.state = ParserState::Call(Box::new(PendingCall::new(true)));
                     return true;
                 }
                 ContentStart::Silent(len) => {
@@ -361,14 +374,14 @@ impl Reader {
                 ContentStart::Speech => {}
             }
         }
-        let next = tags.speech.next(&self.text, self.at, ended);
+        let next = tags.speech.find_tag(&self.text, self.at, ended);
         let (tag, effect) = match next {
-            Next::Tag(tag, effect) => (tag, effect),
-            Next::Partial(at) => {
+            TagMatch::Tag(tag, effect) => (tag, effect),
+            TagMatch::Partial(at) => {
                 self.report_content(at, found);
                 return false;
             }
-            Next::None => {
+            TagMatch::None => {
                 self.report_content(self.text.len(), found);
                 return false;
             }
@@ -381,17 +394,17 @@ impl Reader {
             return true;
         }
         self.report_content(tag.start, found);
-        self.leave_gap(found);
+        self.report_gap(found);
         match effect {
             TagEffect::ReasoningOpen => {
                 self.report_text(SpanKind::ReasoningTag, tag.end, found);
-                self.state = State::Reasoning;
+                self.state = ParserState::Reasoning;
             }
             TagEffect::ReasoningClose => {
                 self.report_text(SpanKind::ReasoningTag, tag.end, found);
                 found.push(ParserEvent::Late);
             }
-            TagEffect::Call => self.state = State::Call(Box::new(PendingCall::new(false))),
+            TagEffect::Call => self.state = ParserState::Call(Box::new(PendingCall::new(false))),
             TagEffect::Section => {
                 self.end_section(found);
                 self.report_text(SpanKind::CallTag, tag.end, found);
@@ -408,7 +421,8 @@ impl Reader {
         true
     }
 
-    /// Reports content. Within a section of calls, the text is collected as a gap instead.
+    /// Reports the text up to offset `end` as content. Within a section of calls, the text is
+    /// collected as a gap between calls instead.
     fn report_content(&mut self, end: usize, found: &mut Vec<ParserEvent>) {
         let text = &self.text[self.at..end];
         match &mut self.section {
@@ -423,22 +437,22 @@ impl Reader {
         }
     }
 
-    /// Reports text between the calls of a section as a malformed call.
-    fn leave_gap(&mut self, found: &mut Vec<ParserEvent>) {
+    /// Reports the text between two calls of a section as a malformed call.
+    fn report_gap(&mut self, found: &mut Vec<ParserEvent>) {
         let Some((_, gap)) = &mut self.section else { return };
         let raw = std::mem::take(gap).trim().to_owned();
         if !raw.is_empty() {
-            let why = "text stands where only calls may stand".into();
-            self.report(vec![Err(MalformedReason { why, raw: Some(raw) })], "", found);
+            let why = "this section must contain only calls, but contains other text".into();
+            self.report_calls(vec![Err(MalformedReason { why, raw: Some(raw) })], "", found);
         }
     }
 
-    /// Ends a section, and reports a malformed call if the section contained no calls.
+    /// Ends a section of calls. Reports a malformed call if the section contained no calls.
     fn end_section(&mut self, found: &mut Vec<ParserEvent>) {
         if let Some((before, _)) = self.section.take()
             && before == self.calls
         {
-            self.report(
+            self.report_calls(
                 vec![Err(MalformedReason::from("there is no call between the tags".to_owned()))],
                 "",
                 found,
@@ -446,7 +460,7 @@ impl Reader {
         }
     }
 
-    fn report(
+    fn report_calls(
         &mut self,
         calls: Vec<Result<ParsedCall, MalformedReason>>,
         text: &str,
@@ -469,23 +483,28 @@ impl Reader {
         }
     }
 
-    fn parse_reasoning(&mut self, tags: &Tags, ended: bool, found: &mut Vec<ParserEvent>) -> bool {
-        match tags.reasoning.next(&self.text, self.at, ended) {
-            Next::Tag(tag, effect) => {
+    fn parse_reasoning(
+        &mut self,
+        tags: &TagTables,
+        ended: bool,
+        found: &mut Vec<ParserEvent>,
+    ) -> bool {
+        match tags.reasoning.find_tag(&self.text, self.at, ended) {
+            TagMatch::Tag(tag, effect) => {
                 self.report_text(SpanKind::Reasoning, tag.start, found);
                 if effect == TagEffect::Call {
-                    self.state = State::Call(Box::new(PendingCall::new(false)));
+                    self.state = ParserState::Call(Box::new(PendingCall::new(false)));
                 } else {
                     self.report_text(SpanKind::ReasoningTag, tag.end, found);
-                    self.state = State::Speech;
+                    self.state = ParserState::Speech;
                 }
                 true
             }
-            Next::Partial(at) => {
+            TagMatch::Partial(at) => {
                 self.report_text(SpanKind::Reasoning, at, found);
                 false
             }
-            Next::None => {
+            TagMatch::None => {
                 self.report_text(SpanKind::Reasoning, self.text.len(), found);
                 false
             }
@@ -494,18 +513,18 @@ impl Reader {
 
     fn parse_call(
         &mut self,
-        tags: &Tags,
+        tags: &TagTables,
         tools: &[ToolSpec],
         ended: bool,
         found: &mut Vec<ParserEvent>,
     ) -> bool {
-        let State::Call(pending) = &mut self.state else { return true };
+        let ParserState::Call(pending) = &mut self.state else { return true };
         let start = self.at - pending.reported;
         let text = &self.text[start..];
         let syntax = tags.syntax;
-        let (len, calls, json) = match pending.step(tags, text, ended) {
-            End::Open(sure) if pending.bare || sure <= pending.reported => return false,
-            End::Open(sure) => {
+        let (len, calls, json) = match pending.find_end(tags, text, ended) {
+            CallEnd::Open(sure) if pending.bare || sure <= pending.reported => return false,
+            CallEnd::Open(sure) => {
                 found.push(ParserEvent::Text(
                     SpanKind::CallTag,
                     text[pending.reported..sure].to_owned(),
@@ -514,8 +533,8 @@ impl Reader {
                 self.at = start + sure;
                 return false;
             }
-            End::Header(len, state) => {
-                let part = if matches!(state, State::Reasoning) {
+            CallEnd::Header(len, state) => {
+                let part = if matches!(state, ParserState::Reasoning) {
                     SpanKind::ReasoningTag
                 } else {
                     SpanKind::CallTag
@@ -524,8 +543,10 @@ impl Reader {
                 self.report_text(part, start + len, found);
                 return true;
             }
-            End::Complete(len, json) => (len, syntax.read(&text[..len], json.clone(), tools), json),
-            End::Broken(len, closed) => {
+            CallEnd::Complete(len, json) => {
+                (len, syntax.parse_calls(&text[..len], json.clone(), tools), json)
+            }
+            CallEnd::Broken(len, closed) => {
                 let problem = syntax.explain_error(&text[..len], closed, tools);
                 (len, problem.map(|why| vec![Err(MalformedReason::from(why))]), None)
             }
@@ -533,14 +554,14 @@ impl Reader {
         let calls = match calls {
             Some(calls) => calls,
             None if pending.bare => {
-                (self.state, self.spoken) = (State::Speech, true);
+                (self.state, self.spoken) = (ParserState::Speech, true);
                 return true;
             }
-            None => vec![Err(MalformedReason::from("it is no call".to_owned()))],
+            None => vec![Err(MalformedReason::from("the text is not a call".to_owned()))],
         };
         let reported = pending.reported;
         let raw = text[..len].to_owned();
-        self.state = State::Speech;
+        self.state = ParserState::Speech;
         match json.filter(|_| reported == 0) {
             Some(json) => {
                 self.report_text(SpanKind::CallTag, start + json.start, found);
@@ -549,7 +570,7 @@ impl Reader {
             }
             None => self.report_text(SpanKind::CallTag, start + len, found),
         }
-        self.report(calls, &raw, found);
+        self.report_calls(calls, &raw, found);
         true
     }
 }

@@ -6,17 +6,17 @@ use std::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-/// One part of a message's content.
+/// One part of a message's content: text or another type, such as an image.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ContentPart {
-    /// A text part. May be empty.
+    /// A text part, whose text may be empty.
     Text(String),
     /// A part of another type (an image, audio, a file), stored unchanged. It always has a `type`.
     Other(Map<String, Value>),
 }
 
 impl ContentPart {
-    /// Returns the part's `type`.
+    /// Returns the name of the part's type in OpenAI's format, such as `text`.
     pub fn kind(&self) -> &str {
         match self {
             ContentPart::Text(_) => "text",
@@ -41,13 +41,15 @@ impl Serialize for ContentPart {
 impl TryFrom<Value> for ContentPart {
     type Error = String;
 
-    /// Parses a part in OpenAI's format. Text parts of the Responses API, refusals and bare strings
-    /// become text. Additional fields of a text part are ignored.
+    /// Parses a content part in OpenAI's format. Text parts of the Responses API, refusals and bare
+    /// strings become text. Additional fields of a text part are ignored.
     fn try_from(value: Value) -> Result<Self, String> {
         let mut fields = match value {
             Value::String(text) => return Ok(ContentPart::Text(text)),
             Value::Object(fields) => fields,
-            other => return Err(format!("a part of the content is {other}, not an object")),
+            other => {
+                return Err(format!("a part of the content is {other}, but must be an object"));
+            }
         };
         let Some(kind) = fields.get("type").and_then(Value::as_str) else {
             return Err("a part of the content has no \"type\"".into());
@@ -74,22 +76,22 @@ impl TryFrom<Value> for ContentPart {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Content {
     text: String,
-    /// The parts, or `None` if the content was sent as a plain string.
+    /// The content's parts, or `None` if the content was sent as a plain string.
     parts: Option<Vec<ContentPart>>,
 }
 
 impl Content {
-    /// Returns the text, without parts of other types.
+    /// Returns the content's text, without parts of other types.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Returns the parts, or `None` if the content was not sent as a list of parts.
+    /// Returns the content's parts, or `None` if the content was not sent as a list of parts.
     pub fn parts(&self) -> Option<&[ContentPart]> {
         self.parts.as_deref()
     }
 
-    /// Returns the parts that are not text.
+    /// Returns the content's parts that are not text.
     pub fn non_text_parts(&self) -> impl Iterator<Item = &ContentPart> {
         self.parts.iter().flatten().filter(|part| matches!(part, ContentPart::Other(_)))
     }
@@ -161,9 +163,9 @@ impl<'de> Deserialize<'de> for Content {
             Value::Array(parts) => {
                 parts.into_iter().map(|part| ContentPart::try_from(part).map_err(error)).collect()
             }
-            other => {
-                Err(error(format!("the content is {other}, neither a string nor a list of parts")))
-            }
+            other => Err(error(format!(
+                "the content is {other}, but must be a string or a list of parts"
+            ))),
         }
     }
 }
@@ -210,8 +212,8 @@ mod tests {
         assert_ne!(mixed, "a");
         for (sent, why) in [
             ("7", "is 7, neither"),
-            (r#"{"type": "text", "text": "a"}"#, "neither a string nor a list"),
-            ("[7]", "is 7, not an object"),
+            (r#"{"type": "text", "text": "a"}"#, "must be a string or a list"),
+            ("[7]", "is 7, but must be an object"),
             (r#"[{"text": "a"}]"#, "has no \"type\""),
             (r#"[{"type": "text", "text": null}]"#, "has no \"text\""),
             (r#"[{"type": "refusal"}]"#, "has no \"refusal\""),

@@ -12,24 +12,25 @@
 use crate::excerpt::excerpt;
 use crate::{Arguments, Chat, Message, Role, TextError, ToolCall, ToolSpec};
 
-/// Text in the place of a completion while the template renders what follows it.
+/// Text that stands for a completion while the chat template renders the text after the completion.
 const NEUTRAL: &str = "Done.";
 
-/// Name of the argument that contains the mark.
+/// Name of the call argument that contains the mark.
 const MARKED: &str = "text";
 
-/// Tool name for a tool result without a name.
+/// Tool name in the call for a tool result without a name.
 const SOME_TOOL: &str = "tool";
 
 impl Chat {
-    /// Returns the messages without the model's text. If the template prints calls itself, an
-    /// assistant message before tool results calls the tools that returned them, because many
-    /// templates print no result otherwise.
-    fn neutral(&self, messages: &[Message]) -> Vec<Message> {
+    /// Returns the messages with the model's text replaced by a neutral text. If the template
+    /// prints calls itself, an assistant message before tool results calls the tools that returned
+    /// them, because many templates print no result otherwise.
+    fn neutralize_messages(&self, messages: &[Message]) -> Vec<Message> {
         let mut shown: Vec<Message> = messages.to_vec();
         for at in 0..shown.len() {
             if shown[at].role == Role::Assistant {
-                let tool_calls = self.neutral_calls(&messages[at + 1..], &messages[at].tool_calls);
+                let tool_calls =
+                    self.make_neutral_calls(&messages[at + 1..], &messages[at].tool_calls);
                 shown[at] = Message {
                     content: if tool_calls.is_empty() { NEUTRAL.into() } else { "".into() },
                     reasoning_content: None,
@@ -41,10 +42,10 @@ impl Chat {
         shown
     }
 
-    /// Returns calls for the tool results at the start of `messages`. A result without a name
-    /// belongs to the call with the same id.
-    fn neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
-        if self.takes_calls().is_none() {
+    /// Creates the calls that the tool results at the start of `messages` belong to. A result
+    /// without a name belongs to the call with the same id in `made`.
+    fn make_neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
+        if self.call_message_format().is_none() {
             return Vec::new();
         }
         let results = messages.iter().take_while(|message| message.role == Role::Tool);
@@ -59,8 +60,8 @@ impl Chat {
             .collect()
     }
 
-    /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's
-    /// end, the messages in `new`, and the generation prompt.
+    /// Returns the tokens between a sampled turn and the next completion: the missing end of the
+    /// turn, the messages in `new`, and the generation prompt.
     ///
     /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the
     /// turn. A truncated turn lacks the end-of-turn token, which is then part of the returned
@@ -79,8 +80,8 @@ impl Chat {
         self.continuation_within(history, (sampled, ""), new, tools, usize::MAX)
     }
 
-    /// Returns the tokens of [`continuation`](Self::continuation) after a turn that the client has
-    /// extended.
+    /// Returns the tokens between a sampled turn that the client has extended and the next
+    /// completion, as [`continuation`](Self::continuation) does for other turns.
     ///
     /// `rest` is the text that follows the sampled text within the turn; if it is not empty,
     /// `sampled` must not end the turn. A text with more than `max_tokens` tokens is rejected if
@@ -98,17 +99,17 @@ impl Chat {
         max_tokens: usize,
     ) -> Result<Vec<u32>, TextError> {
         let shown = [history, new, &[Message::assistant(rest)]].concat();
-        let [guard, mark] = self.free_characters(&shown, tools)?;
-        let calls = self.neutral_calls(new, &[]);
-        let following = match self.following(history, calls, new, tools, [guard, mark])? {
+        let [guard, mark] = self.find_unused_characters(&shown, tools)?;
+        let calls = self.make_neutral_calls(new, &[]);
+        let following = match self.render_following(history, calls, new, tools, [guard, mark])? {
             Some(following) => following,
             // The template does not end a turn with calls. A turn without calls shows what follows.
-            None => {
-                self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default()
-            }
+            None => self
+                .render_following(history, Vec::new(), new, tools, [guard, mark])?
+                .unwrap_or_default(),
         };
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
-        let context_text = if ended { self.without_end(&following) } else { &following };
+        let context_text = if ended { self.strip_turn_end(&following) } else { &following };
         let context_text = match rest {
             "" => context_text.to_owned(),
             rest => self.tokenizer().guard(rest, guard, true) + context_text,
@@ -117,9 +118,9 @@ impl Chat {
         Ok(self.tokenizer().encode_guarded(&context_text, Some(guard)))
     }
 
-    /// Returns the text after a neutral reply with these calls, or `None` if the template does not
-    /// end a turn with calls.
-    fn following(
+    /// Returns the text that the template prints after an assistant message with these calls.
+    /// Returns `None` if the template does not end a turn with calls.
+    fn render_following(
         &self,
         history: &[Message],
         calls: Vec<ToolCall>,
@@ -140,19 +141,20 @@ impl Chat {
                 false
             }
         };
-        let mut messages = self.neutral(history);
+        let mut messages = self.neutralize_messages(history);
         messages.push(assistant_message);
         messages.extend(new.iter().cloned());
-        let text = self.print(&messages, tools, true, guard)?;
+        let text = self.render_text(&messages, tools, true, guard)?;
         let (_, following) =
             text.rsplit_once(mark).ok_or_else(|| TextError::NoTurn { found: excerpt(&text) })?;
         // The text between the mark and the end-of-turn token closes the call.
-        let following = if is_call { self.since_end(following) } else { Some(following) };
+        let following = if is_call { self.text_from_turn_end(following) } else { Some(following) };
         Ok(following.map(str::to_owned))
     }
 
-    /// Returns the text after a reply without the end-of-turn token, which was sampled.
-    fn without_end<'a>(&self, following: &'a str) -> &'a str {
+    /// Removes the end-of-turn token from the text after an assistant message, because the model
+    /// has sampled this token.
+    fn strip_turn_end<'a>(&self, following: &'a str) -> &'a str {
         let rest = following.trim_start();
         match self.tokenizer().leading_special(rest) {
             Some((id, len)) if self.ends_turn(id) => &rest[len..],
@@ -166,8 +168,9 @@ impl Chat {
         id == self.end_of_turn() || self.tags().syntax.syntax_tags().stops.iter().any(is_stop)
     }
 
-    /// Returns the text from its first end-of-turn token on, or `None` if it has none.
-    fn since_end<'a>(&self, text: &'a str) -> Option<&'a str> {
+    /// Returns the part of a text from its first end-of-turn token on, or `None` if the text has no
+    /// such token.
+    fn text_from_turn_end<'a>(&self, text: &'a str) -> Option<&'a str> {
         text.char_indices()
             .map(|(at, _)| at)
             .find(|at| {
@@ -177,9 +180,9 @@ impl Chat {
             .map(|at| &text[at..])
     }
 
-    /// Returns the tag that closes the reasoning which the prompt for these messages leaves open,
-    /// or `None`. Templates of models that always reason open it. The model's earlier text has no
-    /// influence.
+    /// Returns the tag that closes the reasoning that the prompt for these messages leaves open, or
+    /// `None` if no reasoning is open. Templates of models that always reason open the reasoning.
+    /// The model's earlier text has no influence.
     ///
     /// # Errors
     /// Returns an error if the template raises one, or if it describes tools in an unsupported call
@@ -189,15 +192,15 @@ impl Chat {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Option<&str>, TextError> {
-        let messages: Vec<Message> = self.neutral(messages);
-        let [guard] = self.free_characters(&messages, tools)?;
-        let with = self.print(&messages, tools, true, guard)?;
+        let messages: Vec<Message> = self.neutralize_messages(messages);
+        let [guard] = self.find_unused_characters(&messages, tools)?;
+        let with = self.render_text(&messages, tools, true, guard)?;
         // Most templates end here: their text contains no such tag.
         if self.reasoning_tags().find_open(&with).is_none() {
             return Ok(None);
         }
         // Only the generation prompt counts, because a question may also contain tags.
-        let without = self.print(&messages, tools, false, guard).unwrap_or_default();
+        let without = self.render_text(&messages, tools, false, guard).unwrap_or_default();
         let common_len = with.char_indices().zip(without.chars()).find(|((_, a), b)| a != b);
         let common_len = common_len.map_or(with.len().min(without.len()), |((at, _), _)| at);
         let opened = match &with[common_len..] {

@@ -70,7 +70,7 @@ fn continue_history(chat: &Chat, completion: &str, new: &[Message]) -> String {
 }
 
 #[test]
-fn continuation_is_independent_of_reasoning() {
+fn continuation_tokens_do_not_depend_on_reasoning() {
     let tool = [Message::tool("2")];
     let user = [Message::user("2+2?")];
     assert_eq!(

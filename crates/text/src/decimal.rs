@@ -6,15 +6,15 @@
 
 use serde_json::Number;
 
-/// Returns a canonical text of a number: equal for all spellings of its value, and different for
-/// different values. The text is an integer without leading or trailing zeros, and a power of ten.
-/// If the exponent exceeds 64 bits, the text is the number as written.
+/// Returns a canonical text of a JSON number: equal for all spellings of its value, and different
+/// for different values. The text is an integer without leading or trailing zeros, and a power of
+/// ten. If the exponent exceeds 64 bits, the text is the number as it is written.
 pub fn canonical_number(number: &Number) -> String {
     canonical(number.as_str())
 }
 
-/// Returns the f64 that Python reads for a number with a point or an exponent. Returns `None` if
-/// the f64 does not exist, or if its shortest decimal, which Python prints, has another value than
+/// Returns the f64 that Python reads for a JSON number with a point or an exponent. Returns `None`
+/// if there is no such f64, or if its shortest decimal, which Python prints, has another value than
 /// the number.
 pub(crate) fn exact_float(number: &Number) -> Option<f64> {
     let float = number.as_f64().filter(|float| number.is_f64() && float.is_finite())?;
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_number_joins_spellings_of_one_value() {
+    fn canonical_number_is_equal_for_equal_values() {
         for spellings in [
             &["4", "4.0", "40e-1", "0.4e1", "4E+0"][..],
             &["0", "-0", "0.0", "0e5", "-0.000"],

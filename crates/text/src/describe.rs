@@ -11,16 +11,16 @@ use crate::{ToolSpec, python_json};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPrompt {
-    /// The complete JSON schema of every tool.
+    /// The prompt contains the complete JSON schema of every tool.
     #[default]
     Full,
-    /// One line per tool: its name, the names and types of its parameters, and its description.
-    /// Descriptions of parameters are omitted.
+    /// The prompt contains one line per tool: its name, the names and types of its parameters, and
+    /// its description. Descriptions of parameters are omitted.
     Compact,
 }
 
-/// Returns the section of the system prompt that describes tools and how to call them. `quote` is
-/// applied to the text that comes from the tools.
+/// Returns the section of the system prompt that describes the tools and how to call them. `quote`
+/// is applied to text that comes from the tools.
 pub(crate) fn describe_tools(
     tools: &[ToolSpec],
     tool_prompt: ToolPrompt,
@@ -31,7 +31,7 @@ pub(crate) fn describe_tools(
         ToolPrompt::Full => {
             tools.iter().map(|tool| python_json::dumps(&tool.to_openai())).collect()
         }
-        ToolPrompt::Compact => tools.iter().map(signature).collect(),
+        ToolPrompt::Compact => tools.iter().map(format_signature).collect(),
     };
     let lines = quote(&lines.join("\n"));
     let SyntaxTags { how, example, .. } = syntax.syntax_tags();
@@ -44,9 +44,9 @@ pub(crate) fn describe_tools(
     }
 }
 
-/// Returns `name(first: type, second?: type): description`, with a question mark after optional
-/// parameters.
-fn signature(tool: &ToolSpec) -> String {
+/// Returns the signature of a tool as `name(first: type, second?: type): description`, with a
+/// question mark after optional parameters.
+fn format_signature(tool: &ToolSpec) -> String {
     let required: Vec<&str> = tool.parameters["required"]
         .as_array()
         .into_iter()
@@ -66,8 +66,8 @@ fn signature(tool: &ToolSpec) -> String {
     if tool.description.is_empty() { head } else { format!("{head}: {}", tool.description) }
 }
 
-/// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise
-/// its type.
+/// Returns a short name for the type that a JSON schema describes: its allowed values if the schema
+/// lists them, otherwise its type.
 fn type_name(schema: &Value) -> String {
     match (&schema["enum"], &schema["type"]) {
         (Value::Array(values), _) => {
@@ -76,13 +76,13 @@ fn type_name(schema: &Value) -> String {
         (_, Value::String(kind)) if kind == "array" && schema["items"].is_object() => {
             format!("[{}]", type_name(&schema["items"]))
         }
-        (_, Value::Array(kinds)) => kinds.iter().map(word).collect::<Vec<_>>().join("|"),
+        (_, Value::Array(kinds)) => kinds.iter().map(plain_text).collect::<Vec<_>>().join("|"),
         (_, Value::String(kind)) => kind.clone(),
         _ => "any".into(),
     }
 }
 
-fn word(value: &Value) -> String {
+fn plain_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
 
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::calls::CallFormat;
-    use crate::calls::tests::read;
+    use crate::calls::tests::parse_completion;
 
     #[test]
     fn compact_tool_prompt_lists_signatures() {
@@ -114,10 +114,10 @@ mod tests {
         };
         let expected = "search(query: string, kind?: \"web\"|\"news\", sites?: [string], limit?: \
                         integer|null, more?: any): Finds pages.";
-        assert_eq!(signature(&tool), expected);
+        assert_eq!(format_signature(&tool), expected);
         let bare =
             ToolSpec { name: "now".into(), description: String::new(), parameters: Value::Null };
-        assert_eq!(signature(&bare), "now()");
+        assert_eq!(format_signature(&bare), "now()");
         let section =
             describe_tools(&[tool.clone(), bare], ToolPrompt::Compact, syntax, str::to_owned);
         assert!(section.starts_with(&format!("Tools:\n{expected}\nnow()\nCall: <tool_call>\n")));
@@ -127,7 +127,7 @@ mod tests {
             full.contains(&python_json::dumps(&tool.to_openai())) && full.len() > section.len()
         );
         // The example call is not a valid call itself, so that a model does not copy it verbatim.
-        let found = read(CallFormat::Hermes, &section, &[]);
+        let found = parse_completion(CallFormat::Hermes, &section, &[]);
         assert!(found.calls[0].is_err());
     }
 }

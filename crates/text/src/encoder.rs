@@ -6,7 +6,7 @@ use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
 
 use crate::TextError;
 
-/// Tokenizer of an encoder. It adds special tokens around every text, as its `tokenizer.json`
+/// Tokenizer of an encoder model. It adds special tokens around every text, as its `tokenizer.json`
 /// specifies.
 pub struct EncoderTokenizer {
     inner: tokenizers::Tokenizer,
@@ -46,7 +46,7 @@ impl EncoderTokenizer {
 }
 
 fn encoder_error(why: String) -> TextError {
-    TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"))
+    TextError::Tokenizer(format!("the encoder's tokenizer.json cannot be used: {why}"))
 }
 
 impl TextIds for EncoderTokenizer {
@@ -97,6 +97,6 @@ mod tests {
     fn encoder_rejects_invalid_file_or_limit() {
         assert!(EncoderTokenizer::new(b"{", 5).is_err());
         let error = EncoderTokenizer::new(SMALL.as_bytes(), 2).err().unwrap().to_string();
-        assert!(error.contains("tokenizer.json of the encoder"), "{error}");
+        assert!(error.contains("the encoder's tokenizer.json"), "{error}");
     }
 }

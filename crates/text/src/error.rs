@@ -12,17 +12,17 @@ pub enum TextError {
          a model that was trained with <|im_start|> and <|im_end|>"
     )]
     NoTemplate,
-    /// The chat template does not parse, or fails on these messages.
+    /// The chat template does not parse, or raises an error for these messages.
     #[error("chat template: {0}")]
     Template(String),
-    /// The template prints no special token after an assistant turn, so a completion would never
-    /// end.
+    /// The chat template prints no special token after an assistant turn, so a completion would
+    /// never end.
     #[error(
         "the chat template prints {found:?} after an assistant turn, where a special token of the \
          tokenizer should end it; does the template belong to this model?"
     )]
     NoEndOfTurn {
-        /// Text that the template prints instead.
+        /// Text that the chat template prints after an assistant turn.
         found: String,
     },
     /// A message contains a part that is not text.
@@ -31,12 +31,12 @@ pub enum TextError {
          parts of type \"text\""
     )]
     Part {
-        /// Role of the message.
+        /// Role of the message that contains the part.
         role: &'static str,
-        /// Type of the part.
+        /// Type of the part, such as `image_url`.
         kind: String,
     },
-    /// The template describes tools, but requests calls in an unsupported format.
+    /// The chat template describes tools, but requests tool calls in an unsupported format.
     #[error(
         "the chat template requests tool calls in a format that Levade does not support; set the \
          tool protocol to \"hermes\" to describe tools in the system prompt instead, or, if \
@@ -44,13 +44,13 @@ pub enum TextError {
          \"kimi\", \"minimax\" or \"harmony\""
     )]
     ForeignTools,
-    /// The template does not print the content of an assistant message.
+    /// The chat template does not print the content of an assistant message.
     #[error(
         "the chat template does not print the text of assistant messages (it prints {found:?}); \
          does it belong to a chat model?"
     )]
     NoTurn {
-        /// Text that the template prints instead.
+        /// Text that the chat template prints instead of the content.
         found: String,
     },
     /// A special token of the tokenizer prevents tool calls from being written or parsed.
@@ -61,7 +61,7 @@ pub enum TextError {
     CallToken {
         /// Text of the special token.
         token: String,
-        /// Effect of the token on calls.
+        /// Effect of the special token on tool calls.
         why: String,
     },
     /// A text is too long for the context, as its length in bytes proves.
@@ -73,13 +73,13 @@ pub enum TextError {
     TooLong {
         /// Length of the text, in bytes.
         bytes: usize,
-        /// Lower bound on the number of tokens of the text.
+        /// Lower bound on the number of tokens of the text, from its length in bytes.
         min_tokens: usize,
-        /// Maximum number of tokens that fit.
+        /// Maximum number of tokens that fit into the context.
         max_tokens: usize,
-        /// Maximum number of bytes of the kind `what` in one token.
+        /// Maximum number of bytes in one token, counting only bytes of the kind `what`.
         max_token_size: usize,
-        /// Kind of bytes that are counted, such as "letters and digits".
+        /// Kind of the counted bytes, such as "letters and digits".
         what: &'static str,
     },
 }

@@ -337,7 +337,7 @@ fn call_format_variants_parse_alike() {
         (
             ToolProtocol::QwenXml,
             "<tool_call><function=search>text=42</function></tool_call>",
-            "\"text=42\" stands where",
+            "expected <parameter=NAME>, but found \"text=42\"",
         ),
         (
             ToolProtocol::Glm,
@@ -347,12 +347,12 @@ fn call_format_variants_parse_alike() {
         (
             ToolProtocol::Glm,
             "<tool_call>search\n<arg_key>text</arg_key>42</tool_call>",
-            "\"42\" stands where <arg_value>",
+            "expected <arg_value>, but found \"42\"",
         ),
         (
             ToolProtocol::Minimax,
             "<minimax:tool_call>search</minimax:tool_call>",
-            "text stands where only calls",
+            "must contain only calls",
         ),
         (
             ToolProtocol::Minimax,

@@ -56,8 +56,8 @@ fn known_texts(chat: &Chat) -> Vec<String> {
         let call =
             ToolCall { id: "call_0".into(), name: "probe".into(), arguments: arguments.into() };
         known.extend([
-            syntax.render("", std::slice::from_ref(&call)),
-            syntax.render("Say", &[call.clone(), call]),
+            syntax.render_message("", std::slice::from_ref(&call)),
+            syntax.render_message("Say", &[call.clone(), call]),
         ]);
     }
     let more = [
@@ -117,8 +117,12 @@ fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_reasoning: bool) -> Result<(
     let completion = chat.decode_completion(&ids);
     let streamed = StreamedCompletion::collect_with_tools(chat, &ids, in_reasoning, &tools);
     prop_assert_eq!(&streamed.raw, &completion);
-    let (found, _) =
-        crate::completion_parser::Reader::read(chat.tags(), &completion, in_reasoning, &tools);
+    let (found, _) = crate::completion_parser::CompletionParser::parse_complete(
+        chat.tags(),
+        &completion,
+        in_reasoning,
+        &tools,
+    );
     // Reasoning that was never opened has already been reported as content by then.
     if !found.contains(&ParserEvent::Late) {
         let parsed = chat.parse(&completion, in_reasoning, &tools);

@@ -11,15 +11,15 @@ use serde_json::{Map, Value, json};
 
 use crate::TextError;
 
-/// Normalization and splitting of text before merges apply.
+/// A pre-tokenizer: the normalization and splitting of a text before merge rules apply.
 struct PreTokenizer {
     normalizer: Value,
     steps: Vec<Value>,
-    /// Whether a piece that is a complete token is used without merging.
+    /// Whether a piece of text that is a complete token is used without applying merge rules.
     ignore_merges: bool,
 }
 
-/// Returns the `tokenizer.json` of a GGUF tokenizer.
+/// Converts the tokenizer of a GGUF file to a `tokenizer.json`.
 ///
 /// # Errors
 /// Returns an error if the algorithm or the pre-tokenizer is unknown, or if the lists are
@@ -40,10 +40,10 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
             source.types.len()
         )));
     }
-    let pre = pre_tokenizer(source)?;
-    let vocab = vocabulary(source)?;
+    let pre = make_pre_tokenizer(source)?;
+    let vocab = parse_vocabulary(source)?;
     let added = added_tokens(source)?;
-    let merges = merges(source, &vocab, &added)?;
+    let merges = derive_merges(source, &vocab, &added)?;
     Ok(json!({
         "version": "1.0",
         "truncation": null,
@@ -68,7 +68,7 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }))
 }
 
-fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
+fn make_pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
     let Some(method) = SplitMethod::from_name(&source.pre) else {
         let names = SPLIT_METHODS.iter().flat_map(|(_, names)| *names).copied();
         let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
@@ -80,38 +80,47 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
         )));
     };
     Ok(match method {
-        SplitMethod::Gpt2 => unnormalized(vec![byte_level(source, true)], false),
-        SplitMethod::Digits => unnormalized(
-            vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(source, true)],
-            false,
-        ),
-        SplitMethod::Unnamed => unnormalized(
+        SplitMethod::Gpt2 => without_normalizer(vec![make_byte_level_step(source, true)], false),
+        SplitMethod::Digits => without_normalizer(
             vec![
-                isolate(r"[\p{P}\$\+<=>\^~\|]+"),
-                isolate(GPT2_PATTERN),
-                isolate(r"\p{N}+"),
-                isolate("[0-9][0-9][0-9]"),
-                byte_level(source, false),
+                json!({ "type": "Digits", "individual_digits": true }),
+                make_byte_level_step(source, true),
             ],
             false,
         ),
-        SplitMethod::Llama3 => {
-            unnormalized(vec![split_words(r"\p{N}{1,3}"), byte_level(source, false)], true)
-        }
-        SplitMethod::Llama3Merging => {
-            unnormalized(vec![split_words(r"\p{N}{1,3}"), byte_level(source, false)], false)
-        }
+        SplitMethod::Unnamed => without_normalizer(
+            vec![
+                make_split_step(r"[\p{P}\$\+<=>\^~\|]+"),
+                make_split_step(GPT2_PATTERN),
+                make_split_step(r"\p{N}+"),
+                make_split_step("[0-9][0-9][0-9]"),
+                make_byte_level_step(source, false),
+            ],
+            false,
+        ),
+        SplitMethod::Llama3 => without_normalizer(
+            vec![split_words(r"\p{N}{1,3}"), make_byte_level_step(source, false)],
+            true,
+        ),
+        SplitMethod::Llama3Merging => without_normalizer(
+            vec![split_words(r"\p{N}{1,3}"), make_byte_level_step(source, false)],
+            false,
+        ),
         SplitMethod::Qwen2 => PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
-            ..unnormalized(vec![split_words(r"\p{N}"), byte_level(source, false)], false)
+            ..without_normalizer(
+                vec![split_words(r"\p{N}"), make_byte_level_step(source, false)],
+                false,
+            )
         },
-        SplitMethod::Qwen2Uncomposed => {
-            unnormalized(vec![split_words(r"\p{N}"), byte_level(source, false)], false)
-        }
+        SplitMethod::Qwen2Uncomposed => without_normalizer(
+            vec![split_words(r"\p{N}"), make_byte_level_step(source, false)],
+            false,
+        ),
     })
 }
 
-fn byte_level(source: &GgufTokenizer, use_regex: bool) -> Value {
+fn make_byte_level_step(source: &GgufTokenizer, use_regex: bool) -> Value {
     json!({
         "type": "ByteLevel",
         "add_prefix_space": source.add_space_prefix,
@@ -120,8 +129,8 @@ fn byte_level(source: &GgufTokenizer, use_regex: bool) -> Value {
     })
 }
 
-/// Returns the split of Llama 3 and Qwen2, which differ only in the number of digits that stay
-/// together.
+/// Returns the pre-tokenizer step of Llama 3 and Qwen2, which differ only in the number of digits
+/// that stay together.
 fn split_words(digits: &str) -> Value {
     let pattern = format!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -129,39 +138,41 @@ fn split_words(digits: &str) -> Value {
     json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
 }
 
-fn isolate(pattern: &str) -> Value {
+fn make_split_step(pattern: &str) -> Value {
     json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
 }
 
-fn unnormalized(steps: Vec<Value>, ignore_merges: bool) -> PreTokenizer {
+fn without_normalizer(steps: Vec<Value>, ignore_merges: bool) -> PreTokenizer {
     PreTokenizer { normalizer: Value::Null, steps, ignore_merges }
 }
 
-/// GPT-2's word pattern, which `ByteLevel` has built in.
+/// GPT-2's pattern for splitting a text into words, which `ByteLevel` has built in.
 const GPT2_PATTERN: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Methods of splitting text. GGUF files name them after the first model that used the method, or
-/// after the model itself.
+/// Method by which a text is split into pieces before merge rules apply. GGUF files name a method
+/// after the first model that used it, or after the model itself.
 #[derive(Clone, Copy)]
 enum SplitMethod {
-    /// GPT-2's words.
+    /// Splits a text into GPT-2's words.
     Gpt2,
-    /// Single digits, then GPT-2's words.
+    /// Splits off single digits, then splits the remaining text into GPT-2's words.
     Digits,
-    /// For files without a name: punctuation, GPT-2's words, groups of three digits.
+    /// Splits off punctuation, GPT-2's words, and groups of three digits. For files that do not
+    /// name a method.
     Unnamed,
-    /// Llama 3's words. A piece that is a token is used without merging.
+    /// Splits a text into Llama 3's words. A piece that is a token is used without merging.
     Llama3,
-    /// Llama 3's words, always merged.
+    /// Splits a text into Llama 3's words, whose characters are always merged by the merge rules.
     Llama3Merging,
-    /// Single digits, otherwise Llama 3's words, after NFC normalization.
+    /// Splits off single digits, and otherwise splits into Llama 3's words, after NFC
+    /// normalization.
     Qwen2,
-    /// The split of `Qwen2` without normalization.
+    /// Splits a text like [`Qwen2`](Self::Qwen2), without normalization.
     Qwen2Uncomposed,
 }
 
-/// Names of each method in llama.cpp (`llama-vocab.cpp`).
+/// Names of each splitting method in llama.cpp (`llama-vocab.cpp`).
 const SPLIT_METHODS: [(SplitMethod, &[&str]); 7] = [
     (
         SplitMethod::Gpt2,
@@ -213,7 +224,7 @@ impl SplitMethod {
     }
 }
 
-pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
+pub(crate) fn parse_vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, TextError> {
     let mut vocab = Map::new();
     for (id, token) in source.tokens.iter().enumerate() {
         if let Some(first) = vocab.insert(token.clone(), json!(id)) {
@@ -226,8 +237,8 @@ pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, T
     Ok(vocab)
 }
 
-/// Returns the tokens that are matched before the algorithm runs. They stay in the vocabulary of
-/// the model, which determines their ids.
+/// Returns the added tokens of a GGUF tokenizer, which are matched before the merge algorithm runs.
+/// They stay in the vocabulary of the model, which determines their ids.
 pub(crate) fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     let mut kinds: HashMap<usize, bool> = HashMap::new();
     for (id, kind) in source.types.iter().enumerate() {
@@ -274,7 +285,7 @@ fn token_text<'a>(source: &'a GgufTokenizer, name: &str, id: u32) -> Result<&'a 
     })
 }
 
-fn merges(
+fn derive_merges(
     source: &GgufTokenizer,
     vocab: &Map<String, Value>,
     added: &[Value],
@@ -309,7 +320,7 @@ fn merges(
 }
 
 /// Returns a post-processor that inserts the start-of-text token before every text, for programs
-/// that read the file later.
+/// that read the `tokenizer.json` later.
 pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;
@@ -318,12 +329,12 @@ pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError>
     special.insert(text.to_string(), json!({ "id": text, "ids": [bos], "tokens": [text] }));
     Ok(json!({
         "type": "TemplateProcessing",
-        "single": [token, sequence("A", 0)],
-        "pair": [token, sequence("A", 0), { "SpecialToken": { "id": text, "type_id": 1 } }, sequence("B", 1)],
+        "single": [token, make_sequence_item("A", 0)],
+        "pair": [token, make_sequence_item("A", 0), { "SpecialToken": { "id": text, "type_id": 1 } }, make_sequence_item("B", 1)],
         "special_tokens": special,
     }))
 }
 
-fn sequence(name: &str, type_id: u32) -> Value {
+fn make_sequence_item(name: &str, type_id: u32) -> Value {
     json!({ "Sequence": { "id": name, "type_id": type_id } })
 }

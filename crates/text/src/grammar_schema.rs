@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::schema::Schema;
 use crate::vocabulary::{compile_error, with_large_stack};
 
-/// Restrictive keywords that llguidance does not enforce, some of them silently.
+/// Restrictive JSON Schema keywords that llguidance does not enforce, some of them silently.
 const NOT_FOLLOWED: [&str; 12] = [
     "not",
     "if",
@@ -35,7 +35,8 @@ const NOT_FOLLOWED: [&str; 12] = [
     "$recursiveRef",
 ];
 
-/// Keywords whose values are kept unchanged. A keyword comes before the keywords that depend on it.
+/// JSON Schema keywords whose values are kept unchanged. A keyword comes before the keywords that
+/// depend on it.
 const PLAIN: [&str; 17] = [
     "type",
     "const",
@@ -63,21 +64,21 @@ const FORMATS: [&str; 10] =
 /// Maximum number of definitions that are copied to distinguish the branches of `oneOf`.
 const MAX_COPIES: usize = 64;
 
-/// Maximum number of trial compilations to find the failing keywords of one schema.
+/// Maximum number of trial compilations that search for the failing keywords of one schema.
 const MAX_TRIALS: usize = 400;
 
-/// A schema keyword that a grammar cannot enforce.
+/// A keyword of a JSON schema that a grammar cannot enforce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OmittedKeyword {
     /// Name of the tool whose parameters the schema describes. Empty for a response format.
     pub tool: String,
     /// JSON pointer, within the document, of the schema that contains the keyword.
     pub path: String,
-    /// The keyword, or `schema` if the value at the path is not a schema.
+    /// Name of the keyword, or `schema` if the value at the path is not a schema.
     pub keyword: String,
 }
 
-/// A schema that a grammar can enforce.
+/// A JSON schema in a form that a grammar can enforce.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GrammarSchema {
     root: Value,
@@ -92,11 +93,11 @@ impl GrammarSchema {
     pub(crate) fn from_schema(schema: Schema<'_>, schema_pointer: &str) -> Self {
         let mut flattening = SchemaFlattener::default();
         let mut enforceable = GrammarSchema {
-            root: flattening.schema(schema, schema_pointer),
+            root: flattening.flatten_schema(schema, schema_pointer),
             ..GrammarSchema::default()
         };
         while let Some((name, schema, schema_pointer)) = flattening.pending.pop() {
-            let flat = flattening.schema(schema, &schema_pointer);
+            let flat = flattening.flatten_schema(schema, &schema_pointer);
             enforceable.definitions.insert(name, flat);
         }
         enforceable.omitted = flattening.omitted;
@@ -106,17 +107,17 @@ impl GrammarSchema {
         enforceable
     }
 
-    /// Returns the schema as a document.
+    /// Returns the schema as a JSON document, with its definitions.
     pub(crate) fn document(&self) -> Value {
         self.with_definitions(self.root.clone())
     }
 
-    /// Returns a document in which `embed` embeds this schema in another one.
+    /// Returns a JSON document in which `embed` embeds this schema in another schema.
     pub(crate) fn embed_in(&self, embed: impl FnOnce(Value) -> Value) -> Value {
         self.with_definitions(embed(self.root.clone()))
     }
 
-    /// Restricts the schema to objects if it does not already specify a type.
+    /// Restricts the schema to objects if it does not specify a type.
     pub(crate) fn restrict_to_object(mut self) -> Self {
         let is_open = match &mut self.root {
             Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => {
@@ -131,26 +132,26 @@ impl GrammarSchema {
         self
     }
 
-    /// Closes objects that list their properties and do not specify `additionalProperties`.
-    /// Otherwise an uncertain model would invent properties endlessly. Definitions that `allOf`
-    /// composes stay open.
+    /// Closes the schemas of objects that list their properties and do not specify
+    /// `additionalProperties`: only the listed properties are allowed. Otherwise an uncertain model
+    /// would invent properties endlessly. Definitions that `allOf` composes stay open.
     pub(crate) fn close_objects(self) -> Self {
         let mut closed = self.clone();
         let mut composed = Vec::new();
         for schema in closed.definitions.values_mut().chain([&mut closed.root]) {
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 let parts = fields.get("allOf").and_then(Value::as_array).into_iter().flatten();
                 composed.extend(
-                    parts.filter_map(|part| definition(part.get("$ref")?)).map(str::to_owned),
+                    parts.filter_map(|part| definition_name(part.get("$ref")?)).map(str::to_owned),
                 );
             });
         }
         for (_, schema) in
             closed.definitions.iter_mut().filter(|(name, _)| !composed.contains(name))
         {
-            close(schema);
+            close_schema(schema);
         }
-        close(&mut closed.root);
+        close_schema(&mut closed.root);
         if compile_error(&closed.document()).is_some() { self } else { closed }
     }
 
@@ -174,10 +175,10 @@ impl GrammarSchema {
         for name in &endless {
             let schema_pointer = paths.get(name).cloned().unwrap_or_default();
             let Some(schema) = self.definitions.get_mut(name) else { continue };
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 if fields
                     .get("$ref")
-                    .and_then(definition)
+                    .and_then(definition_name)
                     .is_some_and(|target| endless.contains(target))
                 {
                     fields.remove("$ref");
@@ -192,18 +193,18 @@ impl GrammarSchema {
         }
     }
 
-    /// Replaces references among the branches of `oneOf` with the definitions. llguidance
-    /// distinguishes the branches only then.
+    /// Replaces references among the branches of `oneOf` by copies of the definitions, because
+    /// llguidance distinguishes the branches only then.
     fn copy_branches(&mut self) {
         let definitions = self.definitions.clone();
         let mut copies = 0;
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 for branch in
                     fields.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten()
                 {
                     let target = branch.as_object().filter(|fields| fields.len() == 1);
-                    let target = target.and_then(|fields| definition(fields.get("$ref")?));
+                    let target = target.and_then(|fields| definition_name(fields.get("$ref")?));
                     if let Some(target) = target.and_then(|name| definitions.get(name))
                         && copies < MAX_COPIES
                     {
@@ -215,7 +216,7 @@ impl GrammarSchema {
         }
     }
 
-    /// Removes the keywords with which the schema does not compile.
+    /// Removes the keywords that prevent the schema from compiling.
     fn omit_failing(&mut self, schema_pointer: &str, paths: &HashMap<String, String>) {
         if compile_error(&self.document()).is_none() {
             return;
@@ -225,10 +226,10 @@ impl GrammarSchema {
         for name in names {
             let schema_pointer = paths.get(&name).cloned().unwrap_or_default();
             if let Some(schema) = self.definitions.get_mut(&name) {
-                cleaning.clean(schema, &schema_pointer);
+                cleaning.remove_failing_keywords(schema, &schema_pointer);
             }
         }
-        cleaning.clean(&mut self.root, schema_pointer);
+        cleaning.remove_failing_keywords(&mut self.root, schema_pointer);
         self.omitted.append(&mut cleaning.omitted);
         if compile_error(&self.document()).is_none() {
             return;
@@ -237,7 +238,7 @@ impl GrammarSchema {
         // sizes.
         let mut found = Vec::new();
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
-            each_schema(schema, &mut |fields| {
+            visit_schemas(schema, &mut |fields| {
                 if let Some(reference) = fields.get("$ref").cloned() {
                     found.extend(fields.keys().filter(|key| *key != "$ref").cloned());
                     *fields = Map::from_iter([("$ref".to_owned(), reference)]);
@@ -272,19 +273,19 @@ pub fn enforceable_schema(schema: &Value) -> Result<(Value, Vec<OmittedKeyword>)
     })
 }
 
-/// Collects a schema and everything that it references.
+/// Collects a schema and all definitions that it references into one flat document.
 #[derive(Default)]
 struct SchemaFlattener<'a> {
-    /// Names of definitions by the addresses of their schemas.
+    /// Names of definitions by the addresses of their schemas in memory.
     names: HashMap<*const Value, String>,
-    /// JSON pointers of definitions in the document.
+    /// JSON pointers of definitions in the original document, by name.
     paths: HashMap<String, String>,
     pending: Vec<(String, Schema<'a>, String)>,
     omitted: Vec<OmittedKeyword>,
 }
 
 impl<'a> SchemaFlattener<'a> {
-    fn omit(&mut self, schema_pointer: &str, keyword: &str) {
+    fn record_omitted(&mut self, schema_pointer: &str, keyword: &str) {
         self.omitted.push(OmittedKeyword {
             tool: String::new(),
             path: schema_pointer.into(),
@@ -292,10 +293,10 @@ impl<'a> SchemaFlattener<'a> {
         });
     }
 
-    fn schema(&mut self, schema: Schema<'a>, schema_pointer: &str) -> Value {
+    fn flatten_schema(&mut self, schema: Schema<'a>, schema_pointer: &str) -> Value {
         let Value::Object(fields) = schema.value else {
             if !schema.value.is_boolean() {
-                self.omit(schema_pointer, "schema");
+                self.record_omitted(schema_pointer, "schema");
             }
             return schema.value.as_bool().unwrap_or(true).into();
         };
@@ -309,9 +310,9 @@ impl<'a> SchemaFlattener<'a> {
                         .as_str()
                         .and_then(|reference| schema.resolve(reference).zip(Some(reference)))
                     {
-                        Some((target, reference)) => self.reference(target, reference).into(),
+                        Some((target, reference)) => self.add_definition(target, reference).into(),
                         None => {
-                            self.omit(schema_pointer, key);
+                            self.record_omitted(schema_pointer, key);
                             continue;
                         }
                     }
@@ -324,7 +325,10 @@ impl<'a> SchemaFlattener<'a> {
                                 child_pointer(),
                                 name.replace('~', "~0").replace('/', "~1")
                             );
-                            (name.clone(), self.schema(schema.at(of), &child_pointer))
+                            (
+                                name.clone(),
+                                self.flatten_schema(schema.subschema(of), &child_pointer),
+                            )
                         });
                         Value::Object(each.collect())
                     }
@@ -340,24 +344,29 @@ impl<'a> SchemaFlattener<'a> {
                     Value::Array(all) => {
                         let each = all.iter().enumerate();
                         each.map(|(at, of)| {
-                            self.schema(schema.at(of), &format!("{}/{at}", child_pointer()))
+                            self.flatten_schema(
+                                schema.subschema(of),
+                                &format!("{}/{at}", child_pointer()),
+                            )
                         })
                         .collect()
                     }
-                    Value::Object(_) => self.schema(schema.at(value), &child_pointer()),
+                    Value::Object(_) => {
+                        self.flatten_schema(schema.subschema(value), &child_pointer())
+                    }
                     other => other.clone(),
                 },
                 "format" if !FORMATS.iter().any(|known| *value == *known) => {
                     let types = schema.types();
                     if types.is_empty() || types.contains("string") {
-                        self.omit(schema_pointer, key);
+                        self.record_omitted(schema_pointer, key);
                     }
                     continue;
                 }
                 key if PLAIN.contains(&key) => value.clone(),
                 key => {
-                    if NOT_FOLLOWED.contains(&key) && restricts(key, value) {
-                        self.omit(schema_pointer, key);
+                    if NOT_FOLLOWED.contains(&key) && is_restrictive(key, value) {
+                        self.record_omitted(schema_pointer, key);
                     }
                     continue;
                 }
@@ -367,8 +376,8 @@ impl<'a> SchemaFlattener<'a> {
         flat.into()
     }
 
-    /// Returns the reference to the definition of a schema. Adds the definition if it is missing.
-    fn reference(&mut self, target: Schema<'a>, reference: &str) -> String {
+    /// Returns a reference to the definition of a schema. Adds the definition if it is missing.
+    fn add_definition(&mut self, target: Schema<'a>, reference: &str) -> String {
         let count = self.names.len();
         let name = self.names.entry(target.value).or_insert_with(|| format!("s{count}")).clone();
         if self.paths.len() < self.names.len() {
@@ -381,8 +390,8 @@ impl<'a> SchemaFlattener<'a> {
     }
 }
 
-/// Returns whether an unsupported keyword with this value restricts anything.
-fn restricts(keyword: &str, value: &Value) -> bool {
+/// Returns whether a keyword that cannot be enforced restricts anything with this value.
+fn is_restrictive(keyword: &str, value: &Value) -> bool {
     match keyword {
         "uniqueItems" | "not" => *value != false,
         "contains" | "$dynamicRef" | "$recursiveRef" => true,
@@ -391,19 +400,19 @@ fn restricts(keyword: &str, value: &Value) -> bool {
 }
 
 /// Returns the name of the definition that a reference points to.
-fn definition(reference: &Value) -> Option<&str> {
+fn definition_name(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/$defs/")
 }
 
-/// Returns whether a finite value can conform to a flat schema if no value conforms to the
-/// definitions in `endless`.
+/// Returns whether a finite value can conform to a schema if no value conforms to the definitions
+/// in `endless`.
 fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
     let Value::Object(fields) = schema else { return true };
     let all = |key: &str| {
         fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
     };
     let finite = |schema: &Value| is_finite(schema, endless);
-    fields.get("$ref").and_then(definition).is_none_or(|name| !endless.contains(name))
+    fields.get("$ref").and_then(definition_name).is_none_or(|name| !endless.contains(name))
         && all("allOf").iter().all(finite)
         && ["anyOf", "oneOf"].iter().all(|key| all(key).is_empty() || all(key).iter().any(finite))
         && all("required")
@@ -412,17 +421,18 @@ fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
             .all(finite)
 }
 
-/// Calls `visit` for a flat schema and each of its subschemas, inner schemas first.
-fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
+/// Calls `visit` for a schema and each of its subschemas, inner schemas first.
+fn visit_schemas(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
     let Value::Object(fields) = schema else { return };
     for (_, schema) in subschemas(fields) {
-        each_schema(schema, visit);
+        visit_schemas(schema, visit);
     }
     visit(fields);
 }
 
-/// Closes the flat schema of an object, and those of its properties, items and alternatives.
-fn close(schema: &mut Value) {
+/// Closes the schema of an object against unlisted properties, and the schemas of its properties,
+/// items and alternatives.
+fn close_schema(schema: &mut Value) {
     const COMPOSED: [&str; 2] = ["allOf", "$ref"];
     const OPEN: [&str; 3] = ["additionalProperties", "patternProperties", "minProperties"];
     let Value::Object(fields) = schema else { return };
@@ -443,11 +453,11 @@ fn close(schema: &mut Value) {
         fields.insert("additionalProperties".into(), false.into());
     }
     for (_, schema) in subschemas(fields) {
-        close(schema);
+        close_schema(schema);
     }
 }
 
-/// Returns the subschemas of a flat schema with their relative paths.
+/// Returns the subschemas of a schema, each with its path relative to the schema.
 fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     let mut found: Vec<(String, &mut Value)> = Vec::new();
     for (key, value) in fields {
@@ -470,28 +480,28 @@ fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     found
 }
 
-/// Finds the keywords that prevent schemas from compiling.
+/// Finds and removes the keywords that prevent schemas from compiling.
 struct SchemaCleaner {
     trials: usize,
     omitted: Vec<OmittedKeyword>,
 }
 
 impl SchemaCleaner {
-    /// Returns whether a flat schema does not compile, disregarding its references. Also true once
-    /// there were more than [`MAX_TRIALS`] trials.
-    fn fails(&mut self, fields: &Map<String, Value>) -> bool {
+    /// Returns whether a schema without its references does not compile. Also returns true after
+    /// more than [`MAX_TRIALS`] trials.
+    fn fails_to_compile(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
         self.trials > MAX_TRIALS
-            || compile_error(&without_references(&fields.clone().into())).is_some()
+            || compile_error(&remove_references(&fields.clone().into())).is_some()
     }
 
-    /// Removes keywords from a flat schema until it compiles by itself.
-    fn clean(&mut self, schema: &mut Value, schema_pointer: &str) {
+    /// Removes keywords from a schema until the schema compiles without its definitions.
+    fn remove_failing_keywords(&mut self, schema: &mut Value, schema_pointer: &str) {
         let Value::Object(fields) = schema else { return };
         for (child, schema) in subschemas(fields) {
-            self.clean(schema, &format!("{schema_pointer}{child}"));
+            self.remove_failing_keywords(schema, &format!("{schema_pointer}{child}"));
         }
-        if !self.fails(fields) {
+        if !self.fails_to_compile(fields) {
             return;
         }
         let mut keys: Vec<String> = fields.keys().cloned().collect();
@@ -500,7 +510,7 @@ impl SchemaCleaner {
         for key in keys {
             let Some(value) = fields.get(&key) else { continue };
             kept.insert(key.clone(), value.clone());
-            if !self.fails(&kept) {
+            if !self.fails_to_compile(&kept) {
                 continue;
             }
             kept.remove(&key);
@@ -512,7 +522,7 @@ impl SchemaCleaner {
             // Branches that may overlap are at least alternatives.
             if key == "oneOf" && !kept.contains_key("anyOf") {
                 kept.insert("anyOf".into(), value.clone());
-                if self.fails(&kept) {
+                if self.fails_to_compile(&kept) {
                     kept.remove("anyOf");
                 }
             }
@@ -530,15 +540,16 @@ fn keyword_rank(key: &str) -> usize {
     }
 }
 
-/// Returns a flat schema without references, so that anything is allowed in their place.
-fn without_references(schema: &Value) -> Value {
+/// Returns a schema in which every reference is replaced by a schema that allows any value.
+fn remove_references(schema: &Value) -> Value {
     match schema {
         Value::Object(fields) => {
-            let kept =
-                fields.iter().filter(|(key, value)| *key != "$ref" || definition(value).is_none());
-            kept.map(|(key, value)| (key.clone(), without_references(value))).collect()
+            let kept = fields
+                .iter()
+                .filter(|(key, value)| *key != "$ref" || definition_name(value).is_none());
+            kept.map(|(key, value)| (key.clone(), remove_references(value))).collect()
         }
-        Value::Array(items) => items.iter().map(without_references).collect(),
+        Value::Array(items) => items.iter().map(remove_references).collect(),
         other => other.clone(),
     }
 }

@@ -221,7 +221,7 @@ fn unsupported_keywords_are_omitted_and_listed() {
 }
 
 #[test]
-fn annotations_are_dropped_without_report() {
+fn schema_annotations_are_dropped_without_report() {
     let schema = json!({
         "$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://example.com/f.json", "title": "F",
         "type": "object", "x-order": 1, "x-guidance": { "lenient": true }, "examples": [{}], "deprecated": true,

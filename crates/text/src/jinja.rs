@@ -38,14 +38,14 @@ use crate::clock;
 pub(crate) use from_json::from_fields;
 pub(crate) use limits::STEPS;
 
-/// Variable from which filters read the guard character of a rendering.
+/// Name of the template variable from which filters read the guard character of a rendering.
 pub(crate) const GUARD: &str = "__levade_guard";
 
-/// Name of the only template of an environment.
+/// Name of the only template in a template environment.
 pub(crate) const NAME: &str = "chat";
 
-/// Creates an environment that contains `source`. The current time is always `now`, a Unix
-/// timestamp in seconds.
+/// Creates a template environment that contains the template `source`. The current time is always
+/// `now`, a Unix timestamp in seconds.
 ///
 /// # Errors
 /// Returns an error if the template does not parse.
@@ -63,20 +63,20 @@ pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>
             out.write_str(text).map_err(Error::from)
         }
         None => {
-            let text = repr::text(state, value)?;
+            let text = repr::python_str(state, value)?;
             out.write_str(&text).map_err(Error::from)
         }
     });
-    environment.set_unknown_method_callback(containers::method);
-    operators::install(&mut environment);
-    filters::install(&mut environment, now);
+    environment.set_unknown_method_callback(containers::call_method);
+    operators::register_operators(&mut environment);
+    filters::register_filters(&mut environment, now);
     tests_of_jinja(&mut environment);
     globals(&mut environment, now);
     environment.add_template_owned(NAME, translated)?;
     Ok(environment)
 }
 
-/// Returns the guard character of a rendering, or `None` if it has none.
+/// Returns the guard character of a rendering, or `None` if the rendering has none.
 fn guard(state: &State) -> Option<char> {
     state.lookup(GUARD).and_then(|guard| guard.as_str()?.chars().next())
 }
@@ -103,8 +103,8 @@ fn tests_of_jinja(environment: &mut Environment<'_>) {
             let by = by
                 .map(Value::from)
                 .or(other)
-                .ok_or_else(|| limits::failure("divisibleby: num is missing"))?;
-            Ok(operators::modulo(state, value, by)? == Value::from(wanted))
+                .ok_or_else(|| limits::template_error("divisibleby: num is missing"))?;
+            Ok(operators::modulo_values(state, value, by)? == Value::from(wanted))
         }
     };
     environment.add_test("divisibleby", remainder(None, 0));
@@ -112,7 +112,7 @@ fn tests_of_jinja(environment: &mut Environment<'_>) {
     environment.add_test("odd", remainder(Some(2), 1));
     let equal = |wanted: bool| {
         move |state: &mut State, left: &Value, right: &Value| {
-            limits::tick(state, 0).map(|_| (left == right) == wanted)
+            limits::start_iteration(state, 0).map(|_| (left == right) == wanted)
         }
     };
     for name in ["==", "eq", "equalto"] {
@@ -122,7 +122,7 @@ fn tests_of_jinja(environment: &mut Environment<'_>) {
         environment.add_test(name, equal(false));
     }
     environment.add_test("in", |state: &mut State, value: &Value, container: &Value| {
-        limits::tick(state, 0)?;
+        limits::start_iteration(state, 0)?;
         is_in(state, value, container)
     });
     for (operator, names) in [
@@ -133,7 +133,7 @@ fn tests_of_jinja(environment: &mut Environment<'_>) {
     ] {
         for name in names {
             environment.add_test(*name, move |left: Value, right: Value| {
-                operators::order(operator, left, right).map(|found| found.is_true())
+                operators::order_values(operator, left, right).map(|found| found.is_true())
             });
         }
     }
@@ -144,20 +144,20 @@ fn tests_of_jinja(environment: &mut Environment<'_>) {
 
 fn globals(environment: &mut Environment<'_>, now: u64) {
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
-        Err(limits::failure(message.to_string()))
+        Err(limits::template_error(message.to_string()))
     });
     environment.add_function("strftime_now", move |state: &mut State, format: String| {
         limits::spend_bytes(state, format.len())?;
-        let printed = clock::strftime(&format, now).map_err(limits::failure)?;
-        limits::text(state, printed)
+        let printed = clock::strftime(&format, now).map_err(limits::template_error)?;
+        limits::make_text(state, printed)
     });
     environment.add_function("dict", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
         let items = items_of("dict", &arguments.into_values())?;
-        limits::keep(state, Value::from_pairs(items))
+        limits::check_container(state, Value::from_pairs(items))
     });
     environment.add_function("namespace", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
         let items = items_of("namespace", &arguments.into_values())?;
-        let values = limits::keep(state, Value::from_pairs(items))?;
+        let values = limits::check_container(state, Value::from_pairs(items))?;
         let namespace = functions::namespace(Some(values.into()))?;
         limits::remember_namespace(state, &namespace);
         Ok(namespace)
@@ -167,25 +167,27 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
     environment.remove_global("debug");
 }
 
-/// Returns the keys and values for a call with the signature of Python's `dict`: a mapping or
-/// pairs, then keyword arguments.
+/// Returns the keys and values for a call of Python's `dict`: a mapping or pairs, then keyword
+/// arguments. `call` is the name in error messages.
 fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Error> {
     let (positional, named) = arguments::split_arguments(arguments)?;
     let mut items = Vec::new();
     match positional {
         [] => {}
-        [from] if from.kind() == ValueKind::Map => items.extend(limits::pairs(from)),
+        [from] if from.kind() == ValueKind::Map => items.extend(limits::mapping_pairs(from)),
         [from] => {
             for pair in from.try_iter()? {
                 let pair: Vec<Value> = pair.try_iter()?.collect();
                 let [key, item] = pair.as_slice() else {
-                    return Err(limits::failure(format!("{call}: an item is not a pair")));
+                    return Err(limits::template_error(format!(
+                        "{call}: every item of a list must be a pair of a key and a value"
+                    )));
                 };
                 items.push((key.clone(), item.clone()));
             }
         }
         _ => {
-            return Err(limits::failure(format!(
+            return Err(limits::template_error(format!(
                 "{call} takes at most one positional argument, and keyword arguments"
             )));
         }

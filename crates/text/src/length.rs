@@ -17,7 +17,8 @@ use tokenizers::NormalizerWrapper;
 
 use crate::TextError;
 
-/// Sizes of the longest tokens of a vocabulary. 0 means that there is no bound.
+/// Sizes of the longest tokens of a vocabulary, which bound the number of tokens of a text from
+/// below. 0 means that there is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TokenSizes {
     /// Largest number of ASCII letters and digits in one token.
@@ -28,51 +29,52 @@ pub(crate) struct TokenSizes {
 
 /// Effect of a normalizer on the length of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Effect {
-    /// The number of bytes does not decrease.
+enum NormalizerEffect {
+    /// The normalizer never decreases the number of bytes.
     Keeps,
-    /// Characters are composed, so the number of bytes can decrease.
+    /// The normalizer composes characters, so it can decrease the number of bytes.
     Composes,
-    /// Any effect.
+    /// The normalizer can have any effect on the length.
     Unknown,
 }
 
-fn effect(normalizer: &NormalizerWrapper) -> Effect {
+fn classify_normalizer(normalizer: &NormalizerWrapper) -> NormalizerEffect {
     match normalizer {
         NormalizerWrapper::NFD(_)
         | NormalizerWrapper::Prepend(_)
-        | NormalizerWrapper::ByteLevel(_) => Effect::Keeps,
-        NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => Effect::Composes,
+        | NormalizerWrapper::ByteLevel(_) => NormalizerEffect::Keeps,
+        NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => NormalizerEffect::Composes,
         NormalizerWrapper::Sequence(all) => {
-            all.as_ref().iter().map(effect).max().unwrap_or(Effect::Keeps)
+            all.as_ref().iter().map(classify_normalizer).max().unwrap_or(NormalizerEffect::Keeps)
         }
         // SentencePiece replaces a space with ▁.
         NormalizerWrapper::Replace(replace) => {
             let written = serde_json::to_value(replace).unwrap_or_default();
             let widens = written["pattern"]["String"] == " " && written["content"] == "\u{2581}";
-            if widens { Effect::Keeps } else { Effect::Unknown }
+            if widens { NormalizerEffect::Keeps } else { NormalizerEffect::Unknown }
         }
-        _ => Effect::Unknown,
+        _ => NormalizerEffect::Unknown,
     }
 }
 
-/// Returns the number of ASCII letters and digits in a text that no composition can change.
-fn letters(text: &[u8]) -> usize {
+/// Returns the number of ASCII letters and digits in a text that no composition of characters can
+/// change.
+fn count_letters(text: &[u8]) -> usize {
     let last = text.last().is_some_and(u8::is_ascii_alphanumeric);
     text.windows(2).filter(|pair| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii()).count()
         + usize::from(last)
 }
 
 impl TokenSizes {
-    /// Measures the tokens of a vocabulary. `absorbs_space` states whether a token absorbs adjacent
-    /// white space.
+    /// Measures the longest tokens of a vocabulary. `absorbs_space` is whether a token absorbs
+    /// adjacent white space.
     pub(crate) fn measure<'a>(
         tokens: impl IntoIterator<Item = &'a [u8]>,
         normalizer: Option<&NormalizerWrapper>,
         absorbs_space: bool,
     ) -> Self {
-        let effect = normalizer.map_or(Effect::Keeps, effect);
-        if effect == Effect::Unknown {
+        let effect = normalizer.map_or(NormalizerEffect::Keeps, classify_normalizer);
+        if effect == NormalizerEffect::Unknown {
             return TokenSizes::default();
         }
         let mut bytes = 0;
@@ -83,18 +85,24 @@ impl TokenSizes {
         }
         TokenSizes {
             letters,
-            bytes: if absorbs_space || effect == Effect::Composes { 0 } else { bytes },
+            bytes: if absorbs_space || effect == NormalizerEffect::Composes { 0 } else { bytes },
         }
     }
 
-    /// Rejects a text if its bytes show that it has more than `max_tokens` tokens.
+    /// Rejects a text if its length in bytes shows that it has more than `max_tokens` tokens.
     pub(crate) fn check(self, text: &str, max_tokens: usize) -> Result<(), TextError> {
         // Each token covers at least one byte of the text.
         if text.len() <= max_tokens {
             return Ok(());
         }
         check_count(text, max_tokens, text.len(), self.bytes, "bytes")?;
-        check_count(text, max_tokens, letters(text.as_bytes()), self.letters, "letters and digits")
+        check_count(
+            text,
+            max_tokens,
+            count_letters(text.as_bytes()),
+            self.letters,
+            "letters and digits",
+        )
     }
 }
 
@@ -128,7 +136,7 @@ mod tests {
         for (text, count) in
             [("abc 12", 5), ("e\u{301}a", 1), ("aé", 0), ("", 0), ("é1", 1), ("--", 0)]
         {
-            assert_eq!(letters(text.as_bytes()), count, "{text}");
+            assert_eq!(count_letters(text.as_bytes()), count, "{text}");
         }
     }
 

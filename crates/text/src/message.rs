@@ -11,15 +11,17 @@ use crate::{Content, python_json};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Instructions for the model.
+    /// The author gives instructions to the model.
     System,
-    /// Instructions under the role name that newer OpenAI models use.
+    /// The author gives instructions to the model, under the role name that newer OpenAI models
+    /// use.
     Developer,
-    /// The human user, or the task.
+    /// The author is the human user, or the task.
     User,
-    /// The model. Demonstrations also have this role.
+    /// The author is the model. Demonstrations also have this role.
     Assistant,
-    /// A tool result. OpenAI's first function-calling API names this role `function`.
+    /// The author is a tool, and the message is its result. OpenAI's first function-calling API
+    /// names this role `function`.
     #[serde(alias = "function")]
     Tool,
 }
@@ -30,7 +32,7 @@ impl Role {
         matches!(self, Role::System | Role::Developer)
     }
 
-    /// Returns the name of the role in templates.
+    /// Returns the name of the role in chat templates.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -54,7 +56,7 @@ impl Role {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireMessage")]
 pub struct Message {
-    /// Role of the author.
+    /// Role of the message's author.
     pub role: Role,
     /// Content of the message. Absent and `null` are read as empty.
     pub content: Content,
@@ -73,13 +75,14 @@ pub struct Message {
     pub name: Option<String>,
 }
 
-/// A message as clients send it.
+/// A message in the format that clients send.
 #[derive(Deserialize)]
 struct WireMessage {
     role: Role,
     #[serde(default)]
     content: Content,
-    /// Some servers, and the clients that copy them, send reasoning under both names.
+    /// Reasoning under its older name. Some servers, and the clients that copy them, send reasoning
+    /// under both names.
     reasoning_content: Option<String>,
     reasoning: Option<Value>,
     tool_calls: Option<Vec<ToolCall>>,
@@ -155,14 +158,14 @@ impl Message {
         match unreadable.next() {
             None => Ok(()),
             Some((call, text)) => Err(format!(
-                "tool call {:?}: \"arguments\" is {text}, not a JSON object",
+                "\"arguments\" of the tool call {:?} is {text}, but must be a JSON object",
                 call.name
             )),
         }
     }
 
-    /// Appends another message of the same turn. `separator` is inserted between the two contents
-    /// if both are non-empty.
+    /// Appends another message of the same turn to this message. `separator` is inserted between
+    /// the two contents if both are non-empty.
     pub fn append(&mut self, other: &Message, separator: &str) {
         if self.content.is_empty() {
             self.content.clone_from(&other.content);
@@ -181,7 +184,7 @@ impl Message {
     }
 }
 
-/// A tool call.
+/// A call of a tool by the model.
 ///
 /// Serialized in OpenAI's format: `{"id", "type": "function", "function": {"name", "arguments"}}`,
 /// with the arguments as a JSON string. Deserialized from the same format, with the arguments read
@@ -189,11 +192,11 @@ impl Message {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireCall", into = "WireCall")]
 pub struct ToolCall {
-    /// Id that links a tool result to this call. Unique within a conversation.
+    /// Id that links a tool result to this tool call. Unique within a conversation.
     pub id: String,
-    /// Name of the tool.
+    /// Name of the tool that is called.
     pub name: String,
-    /// Arguments by parameter name.
+    /// Arguments of the tool call by parameter name.
     pub arguments: Arguments,
 }
 
@@ -216,8 +219,8 @@ impl Arguments {
         self.unreadable.as_deref()
     }
 
-    /// Returns the arguments as text: the object as one line of JSON, as templates print it, or the
-    /// original text if it is not a JSON object.
+    /// Returns the arguments of the tool call as text: the object as one line of JSON, as templates
+    /// print it, or the original text if it is not a JSON object.
     pub fn to_text(&self) -> String {
         self.unreadable
             .clone()
@@ -249,7 +252,8 @@ impl From<Value> for Arguments {
 }
 
 impl From<Arguments> for Value {
-    /// Returns the object, or a string with the original text if the arguments are not an object.
+    /// Converts the arguments to JSON: the object, or a string with the original text if the
+    /// arguments are not an object.
     fn from(arguments: Arguments) -> Self {
         arguments.unreadable.map_or(Value::Object(arguments.object), Value::String)
     }
@@ -291,7 +295,7 @@ struct WireFunction {
     arguments: Value,
 }
 
-/// Deserializes an optional field; `null` counts as absent.
+/// Deserializes an optional text field; `null` counts as absent.
 fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
@@ -317,7 +321,7 @@ impl From<ToolCall> for WireCall {
 }
 
 impl WireFunction {
-    /// Converts the function into a call with this id.
+    /// Converts the function of a call in OpenAI's format into a tool call with this id.
     fn into_call(self, id: String) -> ToolCall {
         ToolCall { id, name: self.name, arguments: self.arguments.into() }
     }
@@ -329,7 +333,8 @@ impl From<WireCall> for ToolCall {
     }
 }
 
-/// Returns the arguments from an object, or from a string that contains an object as JSON.
+/// Parses the arguments of a tool call from a JSON object, or from a string that contains an object
+/// as JSON.
 pub(crate) fn arguments_object(arguments: Value) -> Result<Map<String, Value>, String> {
     match arguments {
         Value::Object(map) => Ok(map),
@@ -342,15 +347,15 @@ pub(crate) fn arguments_object(arguments: Value) -> Result<Map<String, Value>, S
     }
 }
 
-/// A tool as described to the model.
+/// A tool as it is described to the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
-    /// Name of the tool in calls.
+    /// Name under which the model calls the tool.
     pub name: String,
     /// Purpose of the tool, in one sentence. Empty by default.
     #[serde(default)]
     pub description: String,
-    /// JSON schema of the arguments, of type `object`. The default has no properties.
+    /// JSON schema of the tool's arguments, of type `object`. The default has no properties.
     #[serde(default = "no_parameters")]
     pub parameters: Value,
 }
@@ -360,7 +365,7 @@ fn no_parameters() -> Value {
 }
 
 impl ToolSpec {
-    /// Returns the tool in OpenAI's format, which templates expect.
+    /// Returns the description of the tool in OpenAI's format, which templates expect.
     pub fn to_openai(&self) -> Value {
         json!({
             "type": "function",

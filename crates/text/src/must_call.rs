@@ -6,10 +6,10 @@ use crate::calls::GrammarContext;
 use crate::vocabulary::with_large_stack;
 use crate::{Chat, OmittedKeyword, ToolSpec};
 
-/// A grammar of completions that call tools.
+/// A grammar of completions that consist of tool calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallGrammar {
-    /// The grammar, in the Lark dialect of llguidance.
+    /// Text of the grammar, in the Lark dialect of llguidance.
     pub lark: String,
     /// Keywords of the tools' schemas that the grammar does not enforce.
     pub omitted: Vec<OmittedKeyword>,
@@ -37,7 +37,7 @@ impl Chat {
                 tags: syntax.syntax_tags().tags,
                 omitted: &omitted,
             };
-            let lark = syntax.grammar(&forms)?;
+            let lark = syntax.call_grammar(&forms)?;
             Some(CallGrammar { lark, omitted: omitted.into_inner() })
         });
         compiled.ok().flatten()
@@ -142,7 +142,7 @@ mod tests {
             let several = chat.must_call(&tools, true).unwrap().lark;
             for arguments in &searches {
                 let calls = [call(0, "search", arguments.clone())];
-                let text = syntax.render("", &calls);
+                let text = syntax.render_message("", &calls);
                 assert!(keeps(&chat, &any, &text), "{protocol:?}: {text}\n{any}");
                 assert!(!keeps(&chat, &wait, &text), "{protocol:?}: {text}\n{wait}");
                 let read = chat.parse(&text, false, &tools).calls;
@@ -158,16 +158,17 @@ mod tests {
             }
             let tag = syntax.syntax_tags().tags.first().copied().unwrap_or_default();
             let tagged = json!({ "text": format!("a {tag} b"), "limit": 3 });
-            let text = syntax.render("", &[call(0, "search", tagged.clone())]);
+            let text = syntax.render_message("", &[call(0, "search", tagged.clone())]);
             let read = chat.parse(&text, false, &tools).calls;
             let reads =
                 matches!(&read[..], [Ok(call)] if call.arguments == *tagged.as_object().unwrap());
             assert!(reads || !keeps(&chat, &any, &text), "{protocol:?}: {text}");
-            let untyped = syntax.render("", &[call(0, "wait", json!({ "seconds": "soon" }))]);
+            let untyped =
+                syntax.render_message("", &[call(0, "wait", json!({ "seconds": "soon" }))]);
             assert!(!keeps(&chat, &wait, &untyped), "{protocol:?}: {untyped}");
             let both =
                 [call(0, "wait", json!({ "seconds": 1 })), call(1, "search", searches[0].clone())];
-            let text = syntax.render("", &both);
+            let text = syntax.render_message("", &both);
             assert!(!keeps(&chat, &any, &text), "{protocol:?}: {text}");
             // A gpt-oss completion ends with its first call.
             assert_eq!(

@@ -8,7 +8,9 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::calls::{RESPONSE, Syntax};
-use crate::completion_parser::{ParserEvent, Reader, SpanKind, Tags, collect_reasoning, spans};
+use crate::completion_parser::{
+    CompletionParser, ParserEvent, SpanKind, TagTables, collect_reasoning, split_at_tags,
+};
 use crate::describe::{ToolPrompt, describe_tools};
 use crate::protocol::ToolSupport;
 use crate::reasoning_tags::ReasoningTags;
@@ -18,77 +20,78 @@ use crate::{
     ToolSpec, python_json,
 };
 
-/// Messages and tools in the format that a template receives.
+/// Messages and tools in the format that a chat template receives.
 pub(crate) struct PreparedPrompt {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
 }
 
-/// Settings of the preparation.
+/// Settings that determine how messages and tools are prepared for a chat template.
 pub(crate) struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
-    pub tags: &'a Tags,
+    pub tags: &'a TagTables,
     pub tool_support: ToolSupport,
-    /// Whether the template prints messages of role `tool`.
+    /// Whether the chat template prints messages of role `tool`.
     pub tool_role: bool,
-    /// Message formats that the template supports.
+    /// Message formats that the chat template supports.
     pub message_format: &'a MessageFormat,
     pub tool_prompt: ToolPrompt,
     /// The character that prevents special tokens from starting in external text.
     pub guard: char,
 }
 
-/// Message formats that a template supports in addition to plain text.
+/// Message formats that a chat template supports in addition to plain text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MessageFormat {
-    /// Whether the template accepts message content as a list of text parts, and renders the list
-    /// like the concatenated text.
+    /// Whether the chat template accepts message content as a list of text parts, and renders the
+    /// list like the concatenated text.
     pub parts: bool,
-    /// Name of the message field from which the template reads reasoning, or `None` if it reads
-    /// none.
+    /// Name of the message field from which the chat template reads reasoning, or `None` if it
+    /// reads no such field.
     pub reasoning: Option<&'static str>,
-    /// Tags around reasoning in the content, used if the template does not read reasoning from a
-    /// field.
+    /// Tags around reasoning in the content, used if the chat template does not read reasoning from
+    /// a field.
     pub tags: Option<ReasoningTags>,
-    /// Whether no white space stands between these tags and the text around them.
+    /// Whether the chat template prints no white space between the reasoning tags and the text
+    /// around them.
     pub tight: bool,
-    /// Whether the template supports the role `developer`.
+    /// Whether the chat template supports the role `developer`.
     pub developer: bool,
-    /// Instruction messages that the template prints.
+    /// Positions at which the chat template prints instruction messages.
     pub systems: SystemMessageSupport,
-    /// Format in which the template takes calls. `None` if calls are rendered as text.
+    /// Format in which the chat template takes tool calls. `None` if calls are rendered as text.
     pub calls: Option<CallMessageFormat>,
-    /// Representation of calls whose arguments are not a JSON object. Used if the template prints
-    /// calls itself.
+    /// Representation of tool calls whose arguments are not a JSON object. Used if the chat
+    /// template prints calls itself.
     pub unreadable: UnreadableCallFormat,
 }
 
-/// Representation of a call whose arguments are not a JSON object, for a template that prints
-/// calls.
+/// Representation of a tool call whose arguments are not a JSON object, for a chat template that
+/// prints calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum UnreadableCallFormat {
-    /// The text stands in the place of the arguments.
+    /// The original text stands in the place of the arguments.
     #[default]
     Text,
-    /// The call is text of the message, in the call format.
+    /// The call is part of the message's text, in the tool-call format.
     Written,
-    /// The text is the only argument.
+    /// The original text is the value of the only argument.
     Entry,
-    /// The call has no arguments.
+    /// The call is rendered without arguments.
     Empty,
 }
 
-/// Format in which a template takes calls.
+/// Format in which a chat template takes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallMessageFormat {
-    /// Whether arguments must be a JSON string.
+    /// Whether arguments must be a JSON string rather than an object.
     text: bool,
-    /// Whether empty content must be `null`.
+    /// Whether the content of a message with calls must be `null` if it is empty.
     null: bool,
 }
 
 impl CallMessageFormat {
-    /// All call forms, the most common one first.
+    /// All formats in which templates take tool calls, the most common format first.
     pub(crate) const ALL: [CallMessageFormat; 4] = [
         CallMessageFormat { text: false, null: false },
         CallMessageFormat { text: true, null: false },
@@ -96,35 +99,36 @@ impl CallMessageFormat {
         CallMessageFormat { text: true, null: true },
     ];
 
-    /// Returns a call in the format that the template receives.
-    pub(crate) fn call(self, id: &str, name: &str, arguments: Value) -> Value {
+    /// Returns a tool call in the format that the chat template receives.
+    pub(crate) fn make_call(self, id: &str, name: &str, arguments: Value) -> Value {
         let is_object = arguments.is_object();
         let arguments =
             if self.text && is_object { python_json::dumps(&arguments).into() } else { arguments };
         json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
     }
 
-    /// Returns an assistant message with calls.
-    pub(crate) fn message(self, content: Value, calls: Vec<Value>) -> Value {
+    /// Returns an assistant message with tool calls in the format that the chat template receives.
+    pub(crate) fn make_message(self, content: Value, calls: Vec<Value>) -> Value {
         let is_empty = content.as_str().is_some_and(str::is_empty);
         let content = if self.null && is_empty { Value::Null } else { content };
         json!({ "role": "assistant", "content": content, "tool_calls": calls })
     }
 }
 
-/// Assigns call ids for a template that accepts only ids of its own format.
+/// Assigns ids to tool calls, for a chat template that accepts only ids of its own format.
 #[derive(Default)]
-struct Ids {
+struct CallIds {
     count: usize,
-    /// Ids of the calls of the last turn: the original id, and the id that the template receives.
+    /// Ids of the tool calls in the last turn: the original id, and the id that the template
+    /// receives.
     last: Vec<(String, String)>,
     num_results: usize,
 }
 
-impl Ids {
+impl CallIds {
     fn assign_ids(&mut self, calls: &[ToolCall], syntax: &dyn Syntax) -> Vec<String> {
         let call_ids = calls.iter().map(|call| {
-            let id = syntax.id(&call.name, self.count);
+            let id = syntax.call_id(&call.name, self.count);
             self.count += 1;
             id.unwrap_or_else(|| {
                 if call.id.is_empty() { format!("call_{}", self.count) } else { call.id.clone() }
@@ -137,8 +141,8 @@ impl Ids {
         call_ids
     }
 
-    /// Returns the id of the call that a tool result belongs to: the call with the id `id`, or else
-    /// the next call of the turn.
+    /// Returns the id of the tool call that a tool result belongs to: the call with the original id
+    /// `id`, or else the next call of the turn.
     fn next_call_id(&mut self, id: Option<&str>) -> Option<String> {
         let named = self.last.iter().find(|(known, _)| Some(known.as_str()) == id);
         let found = named.or(self.last.get(self.num_results)).map(|(_, call_ids)| call_ids.clone());
@@ -148,8 +152,7 @@ impl Ids {
 }
 
 impl MessageFormat {
-    /// Returns the message with its reasoning, in tags, at the start of its content, as models
-    /// write it.
+    /// Moves the reasoning of a message to the start of its content, in tags, as models write it.
     pub(crate) fn with_inline_reasoning<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
         let (Some(reasoning), Some(ReasoningTags { open, close })) =
             (&message.reasoning_content, &self.tags)
@@ -163,16 +166,16 @@ impl MessageFormat {
     }
 }
 
-/// A message whose text is prepared.
+/// A message whose content is prepared for the chat template.
 struct PreparedMessage<'a> {
     role: Role,
     content: Value,
-    /// Original message, or `None` if the text was generated here.
+    /// Original message, or `None` if the content was generated here.
     source: Option<Cow<'a, Message>>,
 }
 
 impl Preparation<'_> {
-    pub(crate) fn run(
+    pub(crate) fn prepare(
         &self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -238,13 +241,13 @@ impl Preparation<'_> {
                     let source = self.parse_assistant(message, tools);
                     let content = match message.role {
                         Role::Assistant if self.message_format.reasoning.is_some() => {
-                            self.print(&source).into()
+                            self.assistant_content(&source).into()
                         }
-                        Role::Assistant => {
-                            self.print(&self.message_format.with_inline_reasoning(&source)).into()
-                        }
+                        Role::Assistant => self
+                            .assistant_content(&self.message_format.with_inline_reasoning(&source))
+                            .into(),
                         Role::System | Role::Developer | Role::User | Role::Tool => {
-                            self.content(message)
+                            self.template_content(message)
                         }
                     };
                     prepared_messages.push(PreparedMessage {
@@ -256,9 +259,11 @@ impl Preparation<'_> {
             }
             results_open = is_result;
         }
-        let mut ids = Ids::default();
-        let messages =
-            prepared_messages.iter().map(|prepared| self.value(prepared, &mut ids)).collect();
+        let mut ids = CallIds::default();
+        let messages = prepared_messages
+            .iter()
+            .map(|prepared| self.template_message(prepared, &mut ids))
+            .collect();
         Ok(PreparedPrompt { messages, tools: native })
     }
 
@@ -272,7 +277,8 @@ impl Preparation<'_> {
         if self.message_format.calls.is_none() || message.role != Role::Assistant {
             return Cow::Borrowed(message);
         }
-        let (found, _) = Reader::read(self.tags, &message.content, false, tools);
+        let (found, _) =
+            CompletionParser::parse_complete(self.tags, &message.content, false, tools);
         let parsed = ParsedCompletion::from_events(found.clone());
         let parsed_reasoning = collect_reasoning(&found);
         let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
@@ -285,7 +291,7 @@ impl Preparation<'_> {
         // A template prints all text before all calls. Text is otherwise shown where it was
         // written, unless the template needs calls in their own field.
         let needs_calls = self.tags.syntax.syntax_tags().reasoning_tags.is_some()
-            || self.tags.syntax.id("", 0).is_some();
+            || self.tags.syntax.call_id("", 0).is_some();
         let is_text = |found: &ParserEvent| match found {
             ParserEvent::Text(SpanKind::Speech, text) => !text.trim().is_empty(),
             _ => false,
@@ -322,8 +328,9 @@ impl Preparation<'_> {
         })
     }
 
-    /// Returns the content of an assistant message, including its calls only if calls are text.
-    fn print(&self, message: &Message) -> String {
+    /// Returns the content of an assistant message, including its tool calls only if calls are
+    /// text.
+    fn assistant_content(&self, message: &Message) -> String {
         match self.message_format.calls.filter(|_| !self.writes_calls(message)) {
             Some(_) if self.tags.syntax.syntax_tags().reasoning_tags.is_some() => {
                 self.guard_text(&message.content)
@@ -333,15 +340,15 @@ impl Preparation<'_> {
         }
     }
 
-    /// Returns whether the calls of a message are part of its text.
+    /// Returns whether the tool calls of a message are part of its text.
     fn writes_calls(&self, message: &Message) -> bool {
         self.message_format.calls.is_none()
             || (self.message_format.unreadable == UnreadableCallFormat::Written
                 && message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some()))
     }
 
-    /// Returns the arguments of a call in the format that the template receives.
-    fn arguments(&self, arguments: &Arguments) -> Value {
+    /// Returns the arguments of a tool call in the format that the chat template receives.
+    fn template_arguments(&self, arguments: &Arguments) -> Value {
         match (arguments.unreadable(), self.message_format.unreadable) {
             (Some(text), UnreadableCallFormat::Text) => return self.guard_text(text).into(),
             (Some(text), UnreadableCallFormat::Entry) => {
@@ -359,7 +366,7 @@ impl Preparation<'_> {
         Value::Object(arguments.collect())
     }
 
-    fn value(&self, prepared: &PreparedMessage<'_>, ids: &mut Ids) -> Value {
+    fn template_message(&self, prepared: &PreparedMessage<'_>, ids: &mut CallIds) -> Value {
         let role = match prepared.role {
             Role::Developer if !self.message_format.developer => Role::System,
             role => role,
@@ -373,13 +380,13 @@ impl Preparation<'_> {
         if let Some(format) = calls {
             let call_ids = ids.assign_ids(&message.tool_calls, self.tags.syntax);
             let calls = message.tool_calls.iter().zip(&call_ids).map(|(call, id)| {
-                format.call(
+                format.make_call(
                     &self.guard_text(id),
                     &self.guard_text(&call.name),
-                    self.arguments(&call.arguments),
+                    self.template_arguments(&call.arguments),
                 )
             });
-            value = format.message(prepared.content.clone(), calls.collect());
+            value = format.make_message(prepared.content.clone(), calls.collect());
         }
         if let (Role::Assistant, Some(field), Some(reasoning)) =
             (message.role, self.message_format.reasoning, &message.reasoning_content)
@@ -397,9 +404,9 @@ impl Preparation<'_> {
         value
     }
 
-    /// Returns external content: a list of parts if the content is one and the template supports
-    /// lists, otherwise a text.
-    fn content(&self, message: &Message) -> Value {
+    /// Returns the guarded content of an external message: a list of parts if the content is one
+    /// and the template supports lists, otherwise a text.
+    fn template_content(&self, message: &Message) -> Value {
         match message.content.parts() {
             Some(parts) if self.message_format.parts => parts
                 .iter()
@@ -414,23 +421,23 @@ impl Preparation<'_> {
         }
     }
 
-    /// Returns external text, guarded so that no part of it becomes a special token.
+    /// Guards an external text, so that no part of it becomes a special token.
     fn guard_text(&self, text: &str) -> String {
         self.tokenizer.guard(text, self.guard, true)
     }
 
-    /// Returns the text of an assistant message. Reasoning and call tags in it become the tokens
+    /// Returns the text of an assistant message, in which reasoning and call tags become the tokens
     /// with which the model writes them.
     pub(crate) fn write_assistant(&self, message: &Message, in_reasoning: bool) -> String {
         self.mark_tags(
-            &self.tags.syntax.render(&message.content, &message.tool_calls),
+            &self.tags.syntax.render_message(&message.content, &message.tool_calls),
             in_reasoning,
         )
     }
 
-    /// Returns a text in which tags become the tokens with which the model writes them.
+    /// Marks the tags in a text, so that they become the tokens with which the model writes them.
     fn mark_tags(&self, text: &str, in_reasoning: bool) -> String {
-        let spans = spans(self.tags, text, in_reasoning);
+        let spans = split_at_tags(self.tags, text, in_reasoning);
         let shown = spans.into_iter().map(|(part, span)| match part {
             SpanKind::ReasoningTag | SpanKind::CallTag => span,
             SpanKind::Speech | SpanKind::Reasoning | SpanKind::Call => self.guard_text(&span),
@@ -443,9 +450,9 @@ impl Preparation<'_> {
         format!("{open}\n{}\n{close}", self.guard_text(content))
     }
 
-    /// Guards every string, including keys. Templates compare strings of a schema (`type ==
-    /// "array"`), so a string is changed only if it contains a complete special token. The quotes
-    /// around a string prevent it from being part of a longer token.
+    /// Guards every string in a JSON value, including keys. Templates compare strings of a schema
+    /// (`type == "array"`), so a string is changed only if it contains a complete special token.
+    /// The quotes around a string prevent it from being part of a longer token.
     fn guard_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.tokenizer.guard(text, self.guard, false).into(),

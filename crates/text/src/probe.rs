@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::calls::CallFormat;
-use crate::completion_parser::{Reader, Tags};
+use crate::completion_parser::{CompletionParser, TagTables};
 use crate::excerpt::excerpt;
 use crate::prepare::{CallMessageFormat, MessageFormat, UnreadableCallFormat};
 use crate::protocol::ToolSupport;
@@ -15,7 +15,7 @@ const PROBE_TOOL: &str = "levade_probe_tool";
 const PROBE_TEXT: &str = "LevadeProbeText";
 const PROBE_REASONING: &str = "LevadeProbeThought";
 
-/// Returns a tool with a string and an integer parameter.
+/// Returns a tool with a string parameter and an integer parameter, for probing a chat template.
 fn probe_tool() -> ToolSpec {
     let properties = json!({ "text": { "type": "string" }, "count": { "type": "integer" } });
     ToolSpec {
@@ -25,19 +25,19 @@ fn probe_tool() -> ToolSpec {
     }
 }
 
-/// Returns arguments for a call of the probe tool.
+/// Returns arguments for a call of the tool that probes a chat template.
 fn probe_arguments() -> Map<String, Value> {
     [("text".to_owned(), PROBE_REASONING.into()), ("count".to_owned(), 7.into())]
         .into_iter()
         .collect()
 }
 
-/// Returns the id of the probe call, as templates of a format accept it.
+/// Returns an id for the probe call that templates of the tool-call format accept.
 fn probe_id(format: CallFormat) -> String {
-    format.syntax().id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
+    format.syntax().call_id(PROBE_TOOL, 0).unwrap_or_else(|| "call_0".into())
 }
 
-/// The probe call as a template prints it, after the question.
+/// The probe call as a chat template prints it, after the question.
 struct PrintedCall {
     call_format: CallMessageFormat,
     id: String,
@@ -45,20 +45,20 @@ struct PrintedCall {
 }
 
 impl Chat {
-    /// Determines the message formats that the template supports. A template that prints only
+    /// Determines the message formats that the chat template supports. A template that prints only
     /// content parts will receive parts.
     pub(crate) fn probe_messages(&mut self) -> MessageFormat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
-        let text = self.print_of("content", PROBE_TEXT.into());
-        let listed = self.print_of("content", parts);
+        let text = self.render_probe("content", PROBE_TEXT.into());
+        let listed = self.render_probe("content", parts);
         self.template.lists = !prints_probe(&text) && prints_probe(&listed);
         let knows_developer = self.template.source().contains("developer")
-            && prints_probe(&self.print_of("role", Role::Developer.as_str().into()));
+            && prints_probe(&self.render_probe("role", Role::Developer.as_str().into()));
         let reasoning: Value = PROBE_REASONING.into();
         MessageFormat {
             parts: self.template.lists || (prints_probe(&text) && text == listed),
             reasoning: REASONING.into_iter().find(|field| {
-                self.print_of(field, reasoning.clone())
+                self.render_probe(field, reasoning.clone())
                     .is_some_and(|text| text.contains(PROBE_REASONING))
             }),
             tags: None,
@@ -70,9 +70,9 @@ impl Chat {
         }
     }
 
-    /// Renders a short conversation with `value` in the field `name` of its user message. Reasoning
-    /// fields are set in the assistant message instead. Returns `None` if rendering fails.
-    fn print_of(&self, name: &str, value: Value) -> Option<String> {
+    /// Renders a short conversation whose user message has `value` in the field `name`. A reasoning
+    /// field is set in the assistant message instead. Returns `None` if rendering fails.
+    fn render_probe(&self, name: &str, value: Value) -> Option<String> {
         let mut user = json!({ "role": "user", "content": PROBE_TEXT });
         let mut assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
         if REASONING.contains(&name) {
@@ -85,7 +85,7 @@ impl Chat {
         self.render(&messages, None, true, None).ok()
     }
 
-    /// Determines the text that the template prints around an assistant message.
+    /// Determines the text that the chat template prints around an assistant message.
     pub(crate) fn probe_turn(&mut self) -> Result<(), TextError> {
         let question = json!({ "role": "user", "content": "Hi" });
         let assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
@@ -108,21 +108,21 @@ impl Chat {
         Ok(())
     }
 
-    /// Returns whether the template prints a message of this role after an assistant message, and
-    /// in that order.
+    /// Returns whether the chat template prints a message of this role after an assistant message,
+    /// and in that order.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
         let mut later_message = json!({ "role": role.as_str(), "content": PROBE_TEXT });
-        let assistant_message = match self.takes_calls().filter(|_| role == Role::Tool) {
+        let assistant_message = match self.call_message_format().filter(|_| role == Role::Tool) {
             None => json!({ "role": "assistant", "content": PROBE_COMPLETION_TEXT }),
             Some(call_format) => {
                 let id = probe_id(self.format);
                 (later_message["tool_call_id"], later_message["name"]) =
                     (id.as_str().into(), PROBE_TOOL.into());
-                call_format.message(
+                call_format.make_message(
                     "".into(),
-                    vec![call_format.call(
+                    vec![call_format.make_call(
                         &id,
                         PROBE_TOOL,
                         json!({ "text": PROBE_COMPLETION_TEXT }),
@@ -137,8 +137,8 @@ impl Chat {
         })
     }
 
-    /// Checks that a call can be written and parsed again. Returns an error that names the token in
-    /// the way.
+    /// Checks that a tool call can be written and parsed again. Returns an error that names the
+    /// special token that prevents it.
     pub(crate) fn probe_call(&self) -> Result<(), TextError> {
         let call =
             ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new().into() };
@@ -161,9 +161,9 @@ impl Chat {
         Err(TextError::CallToken { token, why })
     }
 
-    /// Determines how the template receives calls whose arguments are not a JSON object. Chooses
-    /// the first form that the template prints with the text unchanged, or else the first form with
-    /// the text escaped.
+    /// Determines how the chat template receives tool calls whose arguments are not a JSON object.
+    /// Chooses the first representation that the template prints with the text unchanged, or else
+    /// the first representation with the text escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const TRUNCATED_ARGUMENTS: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
@@ -181,8 +181,8 @@ impl Chat {
             [Message::user("Hi"), Message::calls("", vec![call]), result, Message::user("Hi")];
         let mut printed = |call_format: UnreadableCallFormat| {
             self.message_format.unreadable = call_format;
-            let [guard] = self.free_characters(&messages, &[]).ok()?;
-            self.print(&messages, &[], true, guard).ok()
+            let [guard] = self.find_unused_characters(&messages, &[]).ok()?;
+            self.render_text(&messages, &[], true, guard).ok()
         };
         let forms = [
             UnreadableCallFormat::Text,
@@ -201,7 +201,7 @@ impl Chat {
             .unwrap_or(UnreadableCallFormat::Empty);
     }
 
-    /// Determines which instruction messages the template prints.
+    /// Determines which instruction messages the chat template prints.
     pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemMessageSupport {
         const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
         const PROBE_COMPLETION_TEXT: &str = "LevadeProbeReply";
@@ -238,7 +238,7 @@ impl Chat {
         self.render(&messages, None, true, None).unwrap_or_default()
     }
 
-    /// Determines the call format.
+    /// Determines the tool-call format of the chat template.
     ///
     /// Candidates, in order: the format in which a call that the template prints can be parsed; the
     /// format that the template's tool descriptions mention; the format that `protocol` selects. A
@@ -248,7 +248,7 @@ impl Chat {
             return;
         }
         let described = self.print_tools();
-        let marked = described.as_deref().and_then(|text| self.marked_format(text));
+        let marked = described.as_deref().and_then(|text| self.find_marked_format(text));
         let is_of =
             |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
         let prints = self.print_calls();
@@ -275,8 +275,8 @@ impl Chat {
             printed.map(|(_, call_format)| call_format).filter(|_| !is_text);
     }
 
-    /// Renders the start of a conversation with the probe tool. Returns `None` if the template does
-    /// not print the tool.
+    /// Renders the start of a conversation with the probe tool. Returns `None` if the chat template
+    /// does not print the tool.
     fn print_tools(&self) -> Option<String> {
         let messages = [
             json!({ "role": "system", "content": "Help." }),
@@ -289,8 +289,8 @@ impl Chat {
         text.filter(|text| text.contains(PROBE_TOOL))
     }
 
-    /// Renders the probe call in each call form and with each kind of id. Omits renderings without
-    /// the call.
+    /// Renders the probe call in each format in which a template takes calls, and with each kind of
+    /// id. Omits renderings without the call.
     fn print_calls(&self) -> Vec<PrintedCall> {
         let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
         ids.sort();
@@ -301,8 +301,8 @@ impl Chat {
             .flat_map(|call_format| ids.iter().map(move |id| (call_format, id)));
         forms
             .filter_map(|(call_format, id)| {
-                let call = call_format.call(id, PROBE_TOOL, probe_arguments().into());
-                let assistant_message = call_format.message("".into(), vec![call]);
+                let call = call_format.make_call(id, PROBE_TOOL, probe_arguments().into());
+                let assistant_message = call_format.make_message("".into(), vec![call]);
                 let text =
                     self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
                 let (_, text) = text.rsplit_once(PROBE_TEXT)?;
@@ -315,7 +315,8 @@ impl Chat {
             .collect()
     }
 
-    /// Returns whether a call that the template printed can be parsed in a format.
+    /// Returns whether a tool call that the chat template printed can be parsed in a tool-call
+    /// format.
     fn reads_call(&self, format: CallFormat, print: &PrintedCall) -> bool {
         let syntax = format.syntax();
         let text = print.text.as_str();
@@ -333,16 +334,16 @@ impl Chat {
                 return false;
             }
         }
-        let tags = Tags::new(&ReasoningTagSet::default(), syntax);
+        let tags = TagTables::new(&ReasoningTagSet::default(), syntax);
         let parsed = ParsedCompletion::from_events(
-            Reader::read(&tags, &text[start..], false, &[probe_tool()]).0,
+            CompletionParser::parse_complete(&tags, &text[start..], false, &[probe_tool()]).0,
         );
         syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if is_probe_call(call))
     }
 
-    /// Returns the format that a template mentions, judged by the tags in its tool description, in
-    /// its source and among the special tokens.
-    fn marked_format(&self, described: &str) -> Option<CallFormat> {
+    /// Returns the tool-call format that a chat template mentions, judged by the tags in its tool
+    /// description, in its source and among the special tokens.
+    fn find_marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();
         Some(if described.contains("<minimax:tool_call>") {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Protocol for describing and calling tools.
+/// Protocol by which tools are described to a model and called by it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolProtocol {
@@ -14,31 +14,31 @@ pub enum ToolProtocol {
     /// Tools are described in a section of the system prompt, whatever the template supports. Calls
     /// are JSON between `<tool_call>` tags.
     Hermes,
-    /// The tags of Qwen3-Coder: `<tool_call><function=…><parameter=…>`.
+    /// Calls are written with the tags of Qwen3-Coder: `<tool_call><function=…><parameter=…>`.
     QwenXml,
-    /// A completion in JSON, as in Llama 3.
+    /// A call is a completion that consists of JSON, as in Llama 3.
     Llama,
-    /// `[TOOL_CALLS]` and JSON.
+    /// Calls are `[TOOL_CALLS]` and JSON, as in Mistral's models.
     Mistral,
-    /// The special tokens of DeepSeek V3, R1 and V3.1.
+    /// Calls are written with the special tokens of DeepSeek V3, R1 and V3.1.
     Deepseek,
-    /// `<tool_call>` with `<arg_key>` and `<arg_value>`, as in GLM 4.5.
+    /// Calls are `<tool_call>` with `<arg_key>` and `<arg_value>`, as in GLM 4.5.
     Glm,
-    /// The special tokens of Kimi K2.
+    /// Calls are written with the special tokens of Kimi K2.
     Kimi,
-    /// `<minimax:tool_call>` with `<invoke>`, as in MiniMax M2.
+    /// Calls are `<minimax:tool_call>` with `<invoke>`, as in MiniMax M2.
     Minimax,
-    /// Messages on channels, as in gpt-oss.
+    /// Calls are messages on channels, as in gpt-oss.
     Harmony,
 }
 
-/// Tool support of a template.
+/// Tool support of a chat template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolSupport {
-    /// Prints tools and requests calls in a supported format.
+    /// The template prints tools and requests calls in a supported format.
     Native,
-    /// Prints tools and requests calls in an unsupported format.
+    /// The template prints tools and requests calls in an unsupported format.
     Foreign,
-    /// Ignores tools, or must not print them.
+    /// The template ignores tools, or must not print them.
     None,
 }

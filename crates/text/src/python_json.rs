@@ -6,48 +6,49 @@ use serde_json::Value;
 
 use crate::decimal::exact_float;
 
-/// Style of printed JSON. The default equals the style of `apply_chat_template`: one line, ", " and
-/// ": " as separators, no escapes beyond ASCII.
+/// Style in which JSON is printed. The default equals the style of `apply_chat_template`: one line,
+/// ", " and ": " as separators, no escapes beyond ASCII.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Style {
-    /// Whether to escape all non-ASCII characters except `guard`.
+pub(crate) struct JsonStyle {
+    /// Whether all non-ASCII characters except `guard` are escaped.
     pub ensure_ascii: bool,
-    /// Character that is printed unescaped even with `ensure_ascii`.
+    /// Character that is printed unescaped even with `ensure_ascii`. `None` makes no exception.
     pub guard: Option<char>,
-    /// Text of one indentation level. `None` prints on one line.
+    /// Text that indents each nesting level. `None` prints on one line.
     pub indent: Option<String>,
-    /// Separators between items, and between a key and its value.
+    /// Separators between items, and between a key and its value. `None` selects the separators of
+    /// Python's `json.dumps`.
     pub separators: Option<(String, String)>,
-    /// Whether to sort keys by their code points.
+    /// Whether keys of objects are sorted by their code points.
     pub sort_keys: bool,
 }
 
-/// Prints `value` on one line, as a model sees it.
+/// Prints `value` as JSON on one line, as a model sees it.
 pub(crate) fn dumps(value: &Value) -> String {
-    Style::default().dumps(value)
+    JsonStyle::default().dumps(value)
 }
 
-impl Style {
-    /// Prints `value` in this style.
+impl JsonStyle {
+    /// Prints `value` as JSON in this style.
     pub(crate) fn dumps(&self, value: &Value) -> String {
         let mut out = String::new();
-        self.write(value, 0, &mut out);
+        self.write_value(value, 0, &mut out);
         out
     }
 
-    fn write(&self, value: &Value, depth: usize, out: &mut String) {
+    fn write_value(&self, value: &Value, depth: usize, out: &mut String) {
         match value {
             Value::Null => out.push_str("null"),
             Value::Bool(true) => out.push_str("true"),
             Value::Bool(false) => out.push_str("false"),
             Value::Number(number) => match exact_float(number) {
-                Some(value) => out.push_str(&float(value)),
+                Some(value) => out.push_str(&format_float(value)),
                 None => out.push_str(number.as_str()),
             },
             Value::String(text) => self.write_string(text, out),
             Value::Array(items) => {
                 self.write_items('[', ']', items.iter(), depth, out, |item, out| {
-                    self.write(item, depth + 1, out)
+                    self.write_value(item, depth + 1, out)
                 });
             }
             Value::Object(map) => {
@@ -59,7 +60,7 @@ impl Style {
                 self.write_items('{', '}', entries.into_iter(), depth, out, |(key, item), out| {
                     self.write_string(key, out);
                     out.push_str(colon);
-                    self.write(item, depth + 1, out);
+                    self.write_value(item, depth + 1, out);
                 });
             }
         }
@@ -121,9 +122,9 @@ impl Style {
     }
 }
 
-/// Returns the shortest decimal that reads back as the same number. Uses an exponent where Python's
+/// Returns the shortest decimal that reads back as the same float. Uses an exponent where Python's
 /// `repr` does: below 1e-4 and from 1e16 on.
-pub(crate) fn float(value: f64) -> String {
+pub(crate) fn format_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
     let exponent: i32 = exponent.parse().unwrap_or(0);
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dumps_matches_python() {
+    fn json_output_matches_python_dumps() {
         // Expected strings are those of CPython's `json.dumps(…, ensure_ascii=False)`.
         let value = json!({"a": [1, 2.0, 1e-5, 1e16, 0.1, -0.0], "b": {}, "c": "é\"\\\n\u{7f}\u{1}", "d": null, "e": true});
         let expected = "{\"a\": [1, 2.0, 1e-05, 1e+16, 0.1, -0.0], \"b\": {}, \"c\": \"é\\\"\\\\\\n\u{7f}\\u0001\", \"d\": null, \"e\": true}";
@@ -150,19 +151,20 @@ mod tests {
     }
 
     #[test]
-    fn dumps_supports_indent_escapes_and_separators() {
+    fn json_output_supports_indent_escapes_and_separators() {
         let value = json!({"b": [1, []], "a": "é😀"});
-        let style = Style {
+        let style = JsonStyle {
             indent: Some("  ".into()),
             sort_keys: true,
             ensure_ascii: true,
-            ..Style::default()
+            ..JsonStyle::default()
         };
         assert_eq!(
             style.dumps(&value),
             "{\n  \"a\": \"\\u00e9\\ud83d\\ude00\",\n  \"b\": [\n    1,\n    []\n  ]\n}"
         );
-        let style = Style { separators: Some((",".into(), ":".into())), ..Style::default() };
+        let style =
+            JsonStyle { separators: Some((",".into(), ":".into())), ..JsonStyle::default() };
         assert_eq!(style.dumps(&value), "{\"b\":[1,[]],\"a\":\"é😀\"}");
     }
 }

@@ -6,23 +6,25 @@ use serde_json::{Map, Value, json};
 
 use crate::{ChatTemplate, TemplateInput, Tokenizer};
 
-/// A pair of tags around reasoning.
+/// A pair of tags around a model's reasoning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReasoningTags {
     pub open: String,
     pub close: String,
 }
 
-/// Tags that a prompt may request although neither the template nor the tokenizer contains them.
+/// Reasoning tags that a prompt may request although neither the template nor the tokenizer
+/// contains them.
 const USUAL: [(&str, &str); 2] = [("<think>", "</think>"), ("<thinking>", "</thinking>")];
 
-/// Tags that consist of several tokens, for models that have the token in the first column.
+/// Reasoning tags that consist of several tokens, for models that have the token in the first
+/// column.
 const COMPOUND: [(&str, &str, &str); 2] = [
     ("<|channel|>", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     ("<|channel>", "<|channel>thought", "<channel|>"),
 ];
 
-/// Closing tags of calls, whose content templates may drop like reasoning.
+/// Closing tags of tool calls, whose content templates may drop like reasoning.
 const CALLS: [&str; 2] = ["</tool_call>", "</minimax:tool_call>"];
 
 /// Message fields from which published templates read reasoning.
@@ -31,32 +33,33 @@ pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thin
 const PROBE_REASONING: &str = "LevadeProbeThought";
 const SPEECH: &str = "LevadeProbeSpeech";
 
-/// The reasoning tags of a model.
+/// The pairs of reasoning tags that a model uses.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReasoningTagSet(Vec<ReasoningTags>);
 
 impl ReasoningTagSet {
-    /// Finds the tags that a model uses: the usual tags, and certain pairs in the template or the
-    /// vocabulary.
+    /// Finds the pairs of reasoning tags that a model uses: the usual pairs, and certain pairs in
+    /// the template or the vocabulary.
     ///
     /// A pair is included if it is named after thinking, if the template prints it around
     /// reasoning, or if the template drops its contents from past turns.
-    pub(crate) fn find(
+    pub(crate) fn find_pairs(
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
         variables: &Map<String, Value>,
     ) -> Self {
-        let probe = Probe { template, variables };
+        let probe = ReasoningProbe { template, variables };
         let added = tokenizer.added_tokens();
-        let tokens: BTreeSet<String> = added.iter().flat_map(|token| tags_in(token)).collect();
-        let written: BTreeSet<String> = tags_in(template.source()).collect();
+        let tokens: BTreeSet<String> =
+            added.iter().flat_map(|token| find_bracketed_tags(token)).collect();
+        let written: BTreeSet<String> = find_bracketed_tags(template.source()).collect();
         let mut found = ReasoningTagSet::default();
         for (open, close) in USUAL {
-            found.add(open, close);
+            found.add_pair(open, close);
         }
         for (first, open, close) in COMPOUND {
             if template.source().contains(first) || added.iter().any(|token| token == first) {
-                found.add(open, close);
+                found.add_pair(open, close);
             }
         }
         for close in written.iter().chain(&tokens) {
@@ -74,37 +77,37 @@ impl ReasoningTagSet {
             let is_named = ["think", "thought", "reason"]
                 .iter()
                 .any(|part| open.to_lowercase().contains(part));
-            if is_named || (written.contains(close) && probe.drops(&open, close)) {
-                found.add(&open, close);
+            if is_named || (written.contains(close) && probe.drops_text(&open, close)) {
+                found.add_pair(&open, close);
             }
         }
         if let Some((open, close)) = probe.find_field_tags() {
-            found.add(&open, &close);
+            found.add_pair(&open, &close);
         }
         found
     }
 
-    /// Creates the tags of a format that defines how reasoning is written.
+    /// Creates the tag set of a tool-call format that defines how reasoning is written.
     pub(crate) fn from_pair([open, close]: [&str; 2]) -> Self {
         ReasoningTagSet(vec![ReasoningTags { open: open.into(), close: close.into() }])
     }
 
-    fn add(&mut self, open: &str, close: &str) {
+    fn add_pair(&mut self, open: &str, close: &str) {
         let tags = ReasoningTags { open: open.into(), close: close.into() };
         if !self.0.contains(&tags) {
             self.0.push(tags);
         }
     }
 
-    /// Removes each pair with a tag that ends a completion, because nothing could follow the
-    /// reasoning.
-    pub(crate) fn remove(&mut self, ends: &[String]) {
+    /// Removes each pair that contains a tag that ends a completion, because nothing could follow
+    /// the reasoning.
+    pub(crate) fn remove_pairs_with(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
-    /// Returns the tags around reasoning that comes from a separate field. Prefers a pair in the
-    /// template, then a pair of the tokenizer, then the usual pair.
-    pub(crate) fn preferred(
+    /// Returns the tags for writing reasoning that comes from a separate field. Prefers a pair in
+    /// the template, then a pair of the tokenizer, then the usual pair.
+    pub(crate) fn preferred_pair(
         &self,
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
@@ -117,27 +120,27 @@ impl ReasoningTagSet {
             .or(self.0.first())
     }
 
-    /// Returns the last closing tag in `text`.
-    pub(crate) fn last_close_in(&self, text: &str) -> Option<&str> {
+    /// Returns the last closing tag of reasoning in `text`, or `None` if there is none.
+    pub(crate) fn find_last_close(&self, text: &str) -> Option<&str> {
         let found =
             self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
         found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
     }
 
-    /// Returns `text` without the opening tag at its start that belongs to `close`.
-    pub(crate) fn without_open<'a>(&self, text: &'a str, close: &str) -> &'a str {
+    /// Removes the opening tag that belongs to the closing tag `close` from the start of `text`.
+    pub(crate) fn strip_open_tag<'a>(&self, text: &'a str, close: &str) -> &'a str {
         let tags = self.0.iter().find(|tags| tags.close == close);
         let rest = tags.and_then(|tags| text.trim_start().strip_prefix(tags.open.as_str()));
         rest.map_or(text, |rest| rest.trim_start_matches('\n'))
     }
 
-    /// Returns all pairs of tags, the usual ones first.
+    /// Returns all pairs of reasoning tags, the usual pairs first.
     pub(crate) fn pairs(&self) -> &[ReasoningTags] {
         &self.0
     }
 
-    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None`.
-    /// Assumes that no reasoning was open at its start.
+    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None` if no
+    /// reasoning is open. Assumes that no reasoning was open at the start of `text`.
     pub(crate) fn find_open(&self, text: &str) -> Option<&ReasoningTags> {
         let last_close = self.0.iter().filter_map(|tags| text.rfind(&tags.close)).max();
         let last_open = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.open)?, tags)));
@@ -146,14 +149,15 @@ impl ReasoningTagSet {
     }
 }
 
-/// Returns a closing tag such as `</x>` without its slash.
+/// Returns the opening tag `<x>` for a closing tag such as `</x>`, or `None` if the tag has no
+/// slash.
 fn without_slash(tag: &str) -> Option<String> {
     let at = tag.find('/').filter(|&at| tag[..at].chars().all(|c| "<[◁|".contains(c)))?;
     Some(format!("{}{}", &tag[..at], &tag[at + 1..]))
 }
 
-/// Returns the words in brackets that contain no white space.
-fn tags_in(text: &str) -> impl Iterator<Item = String> {
+/// Returns the words in brackets without white space, such as `<think>` and `[THINK]`.
+fn find_bracketed_tags(text: &str) -> impl Iterator<Item = String> {
     const MAX_TAG_LEN: usize = 40;
     text.char_indices().filter_map(move |(at, c)| {
         let end = match c {
@@ -171,13 +175,13 @@ fn tags_in(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Probes how a template treats reasoning.
-struct Probe<'a> {
+/// Probes how a chat template renders reasoning.
+struct ReasoningProbe<'a> {
     template: &'a ChatTemplate,
     variables: &'a Map<String, Value>,
 }
 
-impl Probe<'_> {
+impl ReasoningProbe<'_> {
     fn render(&self, messages: &[Value]) -> Option<String> {
         let variables = self.variables;
         let rendering =
@@ -185,9 +189,9 @@ impl Probe<'_> {
         self.template.render(rendering).ok()
     }
 
-    /// Returns whether the template drops the text between two tags once the conversation
+    /// Returns whether the chat template drops the text between two tags once the conversation
     /// continues.
-    fn drops(&self, open: &str, close: &str) -> bool {
+    fn drops_text(&self, open: &str, close: &str) -> bool {
         let content = format!("{open}{PROBE_REASONING}{close}{SPEECH}");
         let user = json!({ "role": "user", "content": "Hi" });
         let messages = [user.clone(), json!({ "role": "assistant", "content": content }), user];
@@ -195,8 +199,8 @@ impl Probe<'_> {
             .is_some_and(|text| text.contains(SPEECH) && !text.contains(PROBE_REASONING))
     }
 
-    /// Returns the tags that the template prints around reasoning from a separate field, unless it
-    /// also prints them elsewhere.
+    /// Returns the tags that the chat template prints around reasoning from a separate field,
+    /// unless it also prints these tags elsewhere.
     fn find_field_tags(&self) -> Option<(String, String)> {
         let user = json!({ "role": "user", "content": "Hi" });
         let plain = json!({ "role": "assistant", "content": SPEECH });
@@ -207,9 +211,10 @@ impl Probe<'_> {
             let text = self.render(&[user.clone(), assistant_message])?;
             let (before, after) = text.split_once(PROBE_REASONING)?;
             let between = after.split_once(SPEECH)?.0;
-            let open =
-                tags_in(before).last().filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
-            let close = tags_in(between)
+            let open = find_bracketed_tags(before)
+                .last()
+                .filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
+            let close = find_bracketed_tags(between)
                 .next()
                 .filter(|tag| between.trim_start().starts_with(tag.as_str()))?;
             (!past.contains(&open) && !past.contains(&close)).then_some((open, close))

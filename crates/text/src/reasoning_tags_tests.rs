@@ -6,7 +6,7 @@ use levade_model::TokenType;
 use proptest::prelude::*;
 
 use super::*;
-use crate::completion_parser::{ParserEvent, Reader, spans};
+use crate::completion_parser::{CompletionParser, ParserEvent, split_at_tags};
 use crate::testing::{IM_END, tiny_chat, tiny_gguf, tiny_tokenizer};
 use crate::{
     Chat, ChatOptions, CompletionDelta, MalformedCall, Message, TextError, TokenizerSource,
@@ -242,7 +242,7 @@ fn why_no_call_explains_missing_result() {
         chat.why_no_call(completion, in_reasoning, &[calculator()])
     };
     for (completion, want) in [
-        ("42", "it does not contain <tool_call>"),
+        ("42", "the completion does not contain <tool_call>"),
         ("<think> hm", "never closed"),
         (&format!("<think>{CALL}</think>42"), "inside the reasoning"),
         ("```json\n{\"name\": \"calculator\", \"arguments\": {}}\n```", "agent.bare_calls"),
@@ -345,17 +345,17 @@ impl StreamedCompletion {
 
 proptest! {
     #[test]
-    fn spans_concatenate_to_text(
+    fn split_spans_concatenate_to_text(
         text in "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ ]{0,5}){0,10}",
         in_reasoning: bool,
     ) {
         let chat = tiny_chat().unwrap();
-        let spans = spans(chat.tags(), &text, in_reasoning);
+        let spans = split_at_tags(chat.tags(), &text, in_reasoning);
         prop_assert_eq!(spans.into_iter().map(|(_, span)| span).collect::<String>(), text.as_str());
     }
 
     #[test]
-    fn stream_matches_complete_parse(
+    fn streamed_completion_matches_complete_parse(
         completion in prop_oneof![
             well_formed(),
             "(</?think>|</?tool_call>|\\{\"name\": \"a\"\\}|[a-z\"{}<>/ \n]{0,5}){0,10}",
@@ -368,7 +368,7 @@ proptest! {
         let completion = format!("{opened}{completion}{unclosed}");
         let streamed = StreamedCompletion::collect(&chat, &chat.tokenizer().encode(&completion), in_reasoning);
         prop_assert_eq!(&streamed.raw, &completion);
-        let (found, _) = Reader::read(chat.tags(), &completion, in_reasoning, &[]);
+        let (found, _) = CompletionParser::parse_complete(chat.tags(), &completion, in_reasoning, &[]);
         if !found.contains(&ParserEvent::Late) {
             let parsed = chat.parse(&completion, in_reasoning, &[]);
             prop_assert_eq!(streamed.speech, parsed.content);

@@ -9,10 +9,11 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Maximum number of schemas that are visited to compute one property of a schema.
+/// Maximum number of schemas that are visited to compute one property of a JSON schema.
 const MAX_STEPS: usize = 500;
 
-/// Prefixes of nonstandard type names, and the JSON Schema types that they stand for, as in vLLM.
+/// Prefixes of nonstandard type names, each with the JSON Schema type that it stands for, as in
+/// vLLM.
 const ALIASES: [(&str, &str); 14] = [
     ("str", "string"),
     ("text", "string"),
@@ -30,50 +31,52 @@ const ALIASES: [(&str, &str); 14] = [
     ("list", "array"),
 ];
 
-/// A schema within its document.
+/// A JSON schema within its document.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Schema<'a> {
     document: &'a Value,
-    /// The innermost resource around the schema. Pointers and anchors are resolved in it.
+    /// The innermost resource (a schema with an id) around the schema. Pointers and anchors are
+    /// resolved in it.
     resource: &'a Value,
-    /// The schema itself.
+    /// JSON value of the schema.
     pub value: &'a Value,
 }
 
 impl<'a> Schema<'a> {
-    /// Creates the schema that is the complete document.
+    /// Creates the schema that consists of the complete document.
     pub(crate) fn from_document(document: &'a Value) -> Self {
         Schema { document, resource: document, value: document }
     }
 
-    /// Returns a subschema of this schema.
-    pub(crate) fn at(self, value: &'a Value) -> Self {
-        let resource = if id(value).is_some() { value } else { self.resource };
+    /// Returns the subschema `value` of this schema, in the same document.
+    pub(crate) fn subschema(self, value: &'a Value) -> Self {
+        let resource = if resource_id(value).is_some() { value } else { self.resource };
         Schema { resource, value, ..self }
     }
 
-    /// Returns the schema that a reference points to, or `None` if the document does not contain
-    /// it.
+    /// Returns the schema that a `$ref` points to, or `None` if the document does not contain it.
     pub(crate) fn resolve(self, reference: &str) -> Option<Self> {
         let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let resource = match resource {
             "" => self.resource,
-            name => find(self.document, &|value| id(value).is_some_and(|id| is_named(id, name)))?,
+            name => find_object(self.document, &|value| {
+                resource_id(value).is_some_and(|id| is_named(id, name))
+            })?,
         };
-        let fragment = percent_decoded(fragment);
+        let fragment = decode_percent(fragment);
         let found = match fragment.as_str() {
             "" => resource,
             pointer if pointer.starts_with('/') => resource
                 .pointer(pointer)
                 .or_else(|| self.document.pointer(pointer))
                 .or((pointer == "/").then_some(resource))?,
-            anchor => find(resource, &|value| is_anchored(value, anchor))?,
+            anchor => find_object(resource, &|value| is_anchored(value, anchor))?,
         };
-        Some(Schema { resource, ..self }.at(found))
+        Some(Schema { resource, ..self }.subschema(found))
     }
 
     /// Returns the types that the schema allows, by their names in JSON Schema. Empty if the schema
-    /// does not restrict them. `nullable` adds `null`, as in OpenAPI.
+    /// does not restrict types. `nullable` adds `null`, as in OpenAPI.
     pub(crate) fn types(self) -> BTreeSet<&'a str> {
         let mut types = self.types_within(&mut MAX_STEPS.clone()).unwrap_or_default();
         if self.value["nullable"] == true && !types.is_empty() {
@@ -88,14 +91,14 @@ impl<'a> Schema<'a> {
         *steps = steps.checked_sub(1)?;
         let value = self.value;
         let named = match &value["type"] {
-            Value::String(name) => Some(BTreeSet::from([type_named(name)])),
+            Value::String(name) => Some(BTreeSet::from([normalize_type_name(name)])),
             Value::Array(names) => {
-                Some(names.iter().filter_map(Value::as_str).map(type_named).collect())
+                Some(names.iter().filter_map(Value::as_str).map(normalize_type_name).collect())
             }
             _ => None,
         };
         let constants = value["enum"].as_array().into_iter().flatten().chain(value.get("const"));
-        let constants: BTreeSet<&str> = constants.map(type_of).collect();
+        let constants: BTreeSet<&str> = constants.map(json_type).collect();
         let mut restrictions = vec![named, Some(constants)];
         if let Some(target) = value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
             restrictions.push(target.types_within(steps));
@@ -103,22 +106,22 @@ impl<'a> Schema<'a> {
         for key in ["anyOf", "oneOf"] {
             let branches = value[key].as_array().into_iter().flatten();
             let branches: Option<Vec<_>> =
-                branches.map(|value| self.at(value).types_within(steps)).collect();
+                branches.map(|value| self.subschema(value).types_within(steps)).collect();
             restrictions.push(branches.map(|types| types.into_iter().flatten().collect()));
         }
         for value in value["allOf"].as_array().into_iter().flatten() {
-            restrictions.push(self.at(value).types_within(steps));
+            restrictions.push(self.subschema(value).types_within(steps));
         }
         let restrictions = restrictions.into_iter().flatten().filter(|types| !types.is_empty());
         restrictions.reduce(|one, other| {
-            let both = common(&one, &other);
+            let both = intersect_types(&one, &other);
             // The schema contradicts itself: the first keyword counts.
             if both.is_empty() { one } else { both }
         })
     }
 
-    /// Returns the properties of an object by name, including those that references and combinators
-    /// add.
+    /// Returns the properties that the schema of an object names, including the properties that
+    /// references and combinators add.
     pub(crate) fn properties(self) -> Vec<(&'a str, Schema<'a>)> {
         let mut found = Vec::new();
         self.add_properties(&mut MAX_STEPS.clone(), &mut found);
@@ -131,7 +134,7 @@ impl<'a> Schema<'a> {
         let value = self.value;
         for (name, property) in value["properties"].as_object().into_iter().flatten() {
             if found.iter().all(|(known, _)| known != name) {
-                found.push((name, self.at(property)));
+                found.push((name, self.subschema(property)));
             }
         }
         if let Some(target) = value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
@@ -141,12 +144,12 @@ impl<'a> Schema<'a> {
             .iter()
             .flat_map(|key| value[*key].as_array().into_iter().flatten())
         {
-            self.at(branch).add_properties(steps, found);
+            self.subschema(branch).add_properties(steps, found);
         }
     }
 
-    /// Returns the names of the required properties of an object, including those that references
-    /// and `allOf` add.
+    /// Returns the names of an object's required properties, including those that references and
+    /// `allOf` add.
     pub(crate) fn required(self) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         self.add_required(&mut MAX_STEPS.clone(), &mut found);
@@ -165,12 +168,13 @@ impl<'a> Schema<'a> {
             target.add_required(steps, found);
         }
         for part in self.value["allOf"].as_array().into_iter().flatten() {
-            self.at(part).add_required(steps, found);
+            self.subschema(part).add_required(steps, found);
         }
     }
 
-    /// Returns the values that the schema lists, or `None` if it does not list them.
-    pub(crate) fn values(self) -> Option<&'a [Value]> {
+    /// Returns the values that the schema allows in a list (`enum` or `const`), or `None` if it has
+    /// no such list.
+    pub(crate) fn listed_values(self) -> Option<&'a [Value]> {
         let mut schema = self;
         for _ in 0..MAX_STEPS {
             if let Some(values) = schema.value["enum"].as_array() {
@@ -184,27 +188,28 @@ impl<'a> Schema<'a> {
         None
     }
 
-    /// Returns the strings that the schema lists, or `None` if it lists other values or none.
-    pub(crate) fn texts(self) -> Option<Vec<&'a str>> {
-        let texts: Option<Vec<_>> = self.values()?.iter().map(Value::as_str).collect();
+    /// Returns the strings that the schema allows in a list, or `None` if it lists other values or
+    /// has no list.
+    pub(crate) fn listed_strings(self) -> Option<Vec<&'a str>> {
+        let texts: Option<Vec<_>> = self.listed_values()?.iter().map(Value::as_str).collect();
         texts.filter(|all| !all.is_empty())
     }
 }
 
-/// Returns the types that two restrictions both allow. An integer is a number.
-fn common<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
-    shared_types(one, other).into_iter().chain(shared_types(other, one)).collect()
+/// Returns the JSON Schema types that two restrictions both allow. An integer is also a number.
+fn intersect_types<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
+    types_covered_by(one, other).into_iter().chain(types_covered_by(other, one)).collect()
 }
 
-fn shared_types<'a>(of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>) -> Vec<&'a str> {
+fn types_covered_by<'a>(of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>) -> Vec<&'a str> {
     of.iter()
         .filter(|name| by.contains(**name) || (**name == "integer" && by.contains("number")))
         .copied()
         .collect()
 }
 
-/// Returns the name of a value's type.
-pub(crate) fn type_of(value: &Value) -> &'static str {
+/// Returns the JSON Schema type of a value.
+pub(crate) fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -216,8 +221,9 @@ pub(crate) fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// Returns the JSON Schema type for a type name in a document.
-fn type_named(name: &str) -> &str {
+/// Returns the JSON Schema type for a type name in a document, which can be nonstandard, such as
+/// `str`.
+fn normalize_type_name(name: &str) -> &str {
     const NAMES: [&str; 7] = ["string", "integer", "number", "boolean", "array", "object", "null"];
     if NAMES.contains(&name) {
         return name;
@@ -229,14 +235,14 @@ fn type_named(name: &str) -> &str {
     ALIASES.into_iter().find(|(alias, _)| lower.starts_with(alias)).map_or(name, |(_, known)| known)
 }
 
-/// Returns the id of a resource, or `None` if the value is not a resource.
-fn id(value: &Value) -> Option<&str> {
+/// Returns the id of a schema resource, or `None` if the value is not a resource.
+fn resource_id(value: &Value) -> Option<&str> {
     let id = value.get("$id").or_else(|| value.get("id"))?.as_str()?;
     (!id.starts_with('#') && !id.is_empty()).then_some(id)
 }
 
-/// Returns whether `name` refers to the resource with this id. `name` may be relative to another
-/// id.
+/// Returns whether the reference `name` names the schema resource with this id. `name` may be
+/// relative to another id.
 fn is_named(id: &str, name: &str) -> bool {
     let id = id.trim_end_matches('#');
     id == name
@@ -253,18 +259,18 @@ fn is_anchored(value: &Value, anchor: &str) -> bool {
             .any(|key| names(key).and_then(|id| id.strip_prefix('#')) == Some(anchor))
 }
 
-/// Returns the first object within a value that fulfills a condition.
-fn find<'a>(value: &'a Value, condition: &dyn Fn(&Value) -> bool) -> Option<&'a Value> {
+/// Returns the first JSON object within a value for which `condition` returns true.
+fn find_object<'a>(value: &'a Value, condition: &dyn Fn(&Value) -> bool) -> Option<&'a Value> {
     match value {
         Value::Object(fields) if condition(value) => Some(value).filter(|_| !fields.is_empty()),
-        Value::Object(fields) => fields.values().find_map(|value| find(value, condition)),
-        Value::Array(items) => items.iter().find_map(|item| find(item, condition)),
+        Value::Object(fields) => fields.values().find_map(|value| find_object(value, condition)),
+        Value::Array(items) => items.iter().find_map(|item| find_object(item, condition)),
         _ => None,
     }
 }
 
 /// Decodes percent-encoded characters such as `%20` in URI fragments.
-fn percent_decoded(text: &str) -> String {
+fn decode_percent(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
@@ -302,11 +308,15 @@ mod tests {
             "definitions": { "Old": { "type": "integer" }, "Named": { "$id": "#old", "type": "object" } },
         });
         let root = Schema::from_document(&document);
-        root.at(&document["properties"]["v"]).types().into_iter().map(str::to_owned).collect()
+        root.subschema(&document["properties"]["v"])
+            .types()
+            .into_iter()
+            .map(str::to_owned)
+            .collect()
     }
 
     #[test]
-    fn types_follow_references_and_combinators() {
+    fn schema_types_follow_references_and_combinators() {
         for (schema, want) in [
             (json!({ "$ref": "#/$defs/Code" }), vec!["string"]),
             (json!({ "$ref": "#/$defs/Chain" }), vec!["string"]),
@@ -354,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_follow_references_and_combinators() {
+    fn schema_properties_follow_references_and_combinators() {
         let document = json!({
             "$ref": "#/$defs/Args",
             "$defs": {
@@ -376,7 +386,7 @@ mod tests {
             json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
         let texts = |schema: &Value| {
             Schema { value: schema, ..Schema::from_document(&document) }
-                .texts()
+                .listed_strings()
                 .map(|all| all.join(","))
         };
         assert_eq!(texts(&json!({ "$ref": "#/$defs/E" })).as_deref(), Some("a,b"));

@@ -10,59 +10,59 @@ use levade_model::{GgufTokenizer, TokenType};
 use serde_json::{Value, json};
 
 use crate::TextError;
-use crate::gguf::{added_tokens, post_processor, vocabulary};
+use crate::gguf::{added_tokens, parse_vocabulary, post_processor};
 
-/// The character that represents a space.
+/// The character that represents a space in SentencePiece vocabularies.
 const SPACE: char = '▁';
 
-/// Returns the bytes of a vocabulary token: one byte for `<0x0A>`, and spaces for `▁`.
+/// Returns the bytes of a SentencePiece token: one byte for `<0x0A>`, and spaces for `▁`.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
-    match byte(token) {
+    match parse_byte_token(token) {
         Some(byte) => vec![byte],
         None => token.replace(SPACE, " ").into_bytes(),
     }
 }
 
-/// Returns the byte of a token of the form `<0x0A>`.
-fn byte(token: &str) -> Option<u8> {
+/// Returns the byte that a token of the form `<0x0A>` stands for, or `None` for any other token.
+fn parse_byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     u8::from_str_radix(digits, 16).ok().filter(|byte| format!("{byte:02X}") == digits)
 }
 
-/// Checks that a `tokenizer.json` with byte fallback is of the supported kind.
+/// Checks that a `tokenizer.json` with byte fallback is of a supported kind.
 ///
 /// # Errors
 /// Returns an error that names the unsupported part.
-pub(crate) fn check(file: &Value) -> Result<(), TextError> {
+pub(crate) fn check_supported(file: &Value) -> Result<(), TextError> {
     let space = SPACE.to_string();
-    let normalizers = steps(file, "normalizer", "normalizers");
-    if !matches!(&normalizers[..], [one] if replaces(one, " ", &space)) {
-        let kinds: Vec<String> = normalizers.iter().map(kind).collect();
-        return unsupported(format!(
+    let normalizers = pipeline_steps(file, "normalizer", "normalizers");
+    if !matches!(&normalizers[..], [one] if is_replacement(one, " ", &space)) {
+        let kinds: Vec<String> = normalizers.iter().map(step_type).collect();
+        return unsupported_error(format!(
             "does not only replace spaces with {SPACE} (its normalizers are {kinds:?})"
         ));
     }
-    for step in steps(file, "pre_tokenizer", "pretokenizers") {
+    for step in pipeline_steps(file, "pre_tokenizer", "pretokenizers") {
         // No spaces are left to split at.
-        if kind(&step) != "Split" || step["pattern"]["String"] != " " {
-            return unsupported(format!("has the pre-tokenizer {:?}", kind(&step)));
+        if step_type(&step) != "Split" || step["pattern"]["String"] != " " {
+            return unsupported_error(format!("has the pre-tokenizer {:?}", step_type(&step)));
         }
     }
-    let decoders = steps(file, "decoder", "decoders");
-    let kinds: Vec<String> = decoders.iter().map(kind).collect();
-    if kinds != ["Replace", "ByteFallback", "Fuse"] || !replaces(&decoders[0], &space, " ") {
-        return unsupported(format!("has the decoders {kinds:?}"));
+    let decoders = pipeline_steps(file, "decoder", "decoders");
+    let kinds: Vec<String> = decoders.iter().map(step_type).collect();
+    if kinds != ["Replace", "ByteFallback", "Fuse"] || !is_replacement(&decoders[0], &space, " ") {
+        return unsupported_error(format!("has the decoders {kinds:?}"));
     }
     let vocabulary = &file["model"]["vocab"];
     match (0..=255u8).find(|byte| vocabulary.get(format!("<0x{byte:02X}>")).is_none()) {
-        Some(byte) => unsupported(format!(
+        Some(byte) => unsupported_error(format!(
             "has no token for the byte {byte}, so some texts cannot be encoded"
         )),
         None => Ok(()),
     }
 }
 
-fn steps(file: &Value, key: &str, list: &str) -> Vec<Value> {
+fn pipeline_steps(file: &Value, key: &str, list: &str) -> Vec<Value> {
     match file.get(key) {
         None | Some(Value::Null) => Vec::new(),
         Some(one) => {
@@ -71,22 +71,22 @@ fn steps(file: &Value, key: &str, list: &str) -> Vec<Value> {
     }
 }
 
-fn unsupported(what: String) -> Result<(), TextError> {
+fn unsupported_error(what: String) -> Result<(), TextError> {
     Err(TextError::Tokenizer(format!(
         "tokenizer.json {what}; only byte-level BPE and SentencePiece BPE as in Gemma are \
              supported"
     )))
 }
 
-fn kind(step: &Value) -> String {
+fn step_type(step: &Value) -> String {
     step.get("type").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-fn replaces(step: &Value, from: &str, to: &str) -> bool {
-    kind(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
+fn is_replacement(step: &Value, from: &str, to: &str) -> bool {
+    step_type(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
 }
 
-/// Returns the `tokenizer.json` of a GGUF tokenizer of the model `llama`.
+/// Converts a GGUF tokenizer of the model `llama` to a `tokenizer.json`.
 ///
 /// # Errors
 /// Returns an error if the tokenizer inserts a space before every text, or if the lists are
@@ -109,7 +109,7 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
              damaged?"
         )));
     }
-    let vocab = vocabulary(source)?;
+    let vocab = parse_vocabulary(source)?;
     let unknown = source.unknown.and_then(|id| source.tokens.get(id as usize));
     let space = SPACE.to_string();
     Ok(json!({
@@ -134,7 +134,7 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
             "byte_fallback": true,
             "ignore_merges": false,
             "vocab": vocab,
-            "merges": merges(source),
+            "merges": derive_merges(source),
         },
     }))
 }
@@ -143,9 +143,10 @@ fn replace_step(from: &str, to: &str) -> Value {
     json!({ "type": "Replace", "pattern": { "String": from }, "content": to })
 }
 
-/// Derives merge rules from scores. Pairs that form the token with the best score come first. Pairs
-/// of the same token are in transformers' order: the longest left part first.
-fn merges(source: &GgufTokenizer) -> Vec<Value> {
+/// Derives merge rules from the scores of tokens. Pairs that form the token with the best score
+/// come first. Pairs that form the same token are in transformers' order: the longest left part
+/// first.
+fn derive_merges(source: &GgufTokenizer) -> Vec<Value> {
     let plain = |id: &usize| source.types[*id] == TokenType::Normal;
     let ids: HashMap<&str, usize> =
         (0..source.tokens.len()).filter(plain).map(|id| (source.tokens[id].as_str(), id)).collect();
@@ -177,7 +178,7 @@ mod tests {
     use crate::Tokenizer;
 
     /// Returns bytes, letters, and some words with one score each. Runs of spaces are added tokens.
-    fn source() -> GgufTokenizer {
+    fn make_source() -> GgufTokenizer {
         let mut source = GgufTokenizer {
             model: "llama".into(),
             pre: "default".into(),
@@ -211,7 +212,7 @@ mod tests {
 
     #[test]
     fn sentencepiece_merges_by_score_with_byte_fallback() {
-        let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(source())).unwrap();
+        let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(make_source())).unwrap();
         assert_eq!(pieces(&tokenizer, "the the"), ["the", " the"], "no space comes before a text");
         assert_eq!(
             pieces(&tokenizer, "x  the\n"),
@@ -240,11 +241,11 @@ mod tests {
     #[test]
     fn sentencepiece_rejects_unsupported_variants() {
         assert_unsupported(
-            GgufTokenizer { add_space_prefix: true, ..source() },
+            GgufTokenizer { add_space_prefix: true, ..make_source() },
             "a space to every text",
         );
-        assert_unsupported(GgufTokenizer { scores: vec![0.0], ..source() }, "1 scores");
-        let file = tokenizer_json(&source()).unwrap();
+        assert_unsupported(GgufTokenizer { scores: vec![0.0], ..make_source() }, "1 scores");
+        let file = tokenizer_json(&make_source()).unwrap();
         let json = |change: &dyn Fn(&mut Value), expected: &str| {
             let mut file = file.clone();
             change(&mut file);

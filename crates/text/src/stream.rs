@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use levade_policy::TokenBytes;
 
-use crate::completion_parser::{ParserEvent, Reader, SpanKind, collect_reasoning};
+use crate::completion_parser::{CompletionParser, ParserEvent, SpanKind, collect_reasoning};
 use crate::{Chat, MalformedCall, Tokenizer, ToolCall, ToolSpec};
 
-/// Decodes a completion token by token. Never returns an incomplete character.
+/// Decodes the tokens of a completion one by one to text. Never returns an incomplete character.
 #[derive(Debug, Clone, Default)]
 pub struct StreamDecoder {
-    /// Bytes of the last character, which is still incomplete.
+    /// Bytes of the last character, which is still incomplete. Empty if there is none.
     pending: Vec<u8>,
     keep_special: bool,
 }
@@ -26,7 +26,7 @@ impl StreamDecoder {
         StreamDecoder { keep_special: true, ..Self::default() }
     }
 
-    /// Returns the text that the token `id` completes. It is often empty.
+    /// Returns the text that becomes complete with the token `id`. The text is often empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         self.push_bytes(if self.keep_special {
             tokenizer.bytes_with_special(id)
@@ -47,18 +47,19 @@ impl StreamDecoder {
         text
     }
 
-    /// Returns the remaining text: U+FFFD for an incomplete last character.
+    /// Returns the remaining text at the end of the completion: U+FFFD for an incomplete last
+    /// character.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }
 }
 
-/// A delta of a streamed completion.
+/// A delta of a streamed completion: new text of one kind, or a tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CompletionDelta {
-    /// Content for the client.
+    /// Content of the assistant message, which is sent to the client.
     Speech(String),
-    /// Reasoning, without tags.
+    /// Reasoning of the model, without its tags.
     Reasoning(String),
     /// Text of tags and calls, and white space around stretches of content and reasoning.
     Aside(String),
@@ -66,7 +67,7 @@ pub enum CompletionDelta {
     Call(Result<ToolCall, MalformedCall>),
 }
 
-/// Parses a completion while it is sampled.
+/// Parses a completion into reasoning, content and tool calls while it is sampled.
 ///
 /// The concatenated [`CompletionDelta::Speech`] deltas equal
 /// [`ParsedCompletion::content`](crate::ParsedCompletion::content), the concatenated
@@ -90,28 +91,28 @@ pub struct CompletionStream {
     chat: Arc<Chat>,
     tools: Arc<[ToolSpec]>,
     decoder: StreamDecoder,
-    reader: Reader,
-    speech: Stretch,
-    reasoning: Stretch,
-    /// Whether the text of calls is reported as content.
+    reader: CompletionParser,
+    speech: StretchTrimmer,
+    reasoning: StretchTrimmer,
+    /// Whether the text of tool calls is reported as content.
     calls_are_text: bool,
 }
 
-/// Trims one kind of text while it arrives in separate stretches.
+/// Trims the text of one kind, which arrives in separate stretches.
 #[derive(Debug, Clone, Default)]
-struct Stretch {
+struct StretchTrimmer {
     /// Whether an earlier stretch contained text.
     continues: bool,
-    /// Whether the current stretch has contained text.
+    /// Whether the current stretch has contained text so far.
     open: bool,
     /// White space that belongs to the stretch if more text follows.
     pending_space: String,
 }
 
-impl Stretch {
-    /// Appends `text` to the stretch. Returns the white space before its first word, and the text
-    /// that is now final.
-    fn push(&mut self, text: &str) -> (String, String) {
+impl StretchTrimmer {
+    /// Appends `text` to the current stretch. Returns the white space before the stretch's first
+    /// word, and the text that is now final.
+    fn push_text(&mut self, text: &str) -> (String, String) {
         let mut before = String::new();
         let mut output = String::new();
         let words = if self.open { text } else { text.trim_start() };
@@ -130,16 +131,17 @@ impl Stretch {
         (before, output)
     }
 
-    /// Ends the stretch and returns the trailing white space, which is not part of it.
-    fn end(&mut self) -> String {
+    /// Ends the current stretch, and returns its trailing white space, which is not part of the
+    /// stretch.
+    fn end_stretch(&mut self) -> String {
         self.open = false;
         std::mem::take(&mut self.pending_space)
     }
 }
 
 impl Chat {
-    /// Creates a parser for a streamed completion. `in_reasoning` states whether the prompt has
-    /// already opened the reasoning.
+    /// Creates a parser for a streamed completion. `in_reasoning` is whether the prompt has already
+    /// opened the reasoning.
     pub fn stream(
         self: &Arc<Self>,
         in_reasoning: bool,
@@ -148,7 +150,7 @@ impl Chat {
         CompletionStream::new(self.clone(), tools, in_reasoning)
     }
 
-    /// Returns a complete completion as deltas, in the order in which they were written.
+    /// Converts a complete completion to deltas, in the order in which they were written.
     ///
     /// Content, reasoning and calls are those of [`Chat::parse`] and [`Chat::reasoning`]: if a tag
     /// closes reasoning that was never opened, all text before the tag is reasoning.
@@ -160,7 +162,8 @@ impl Chat {
         tools: &Arc<[ToolSpec]>,
         calls_are_text: bool,
     ) -> Vec<CompletionDelta> {
-        let (mut found, _) = Reader::read(self.tags(), completion, in_reasoning, tools);
+        let (mut found, _) =
+            CompletionParser::parse_complete(self.tags(), completion, in_reasoning, tools);
         let mut stream = CompletionStream::new(self.clone(), tools.clone(), in_reasoning);
         if calls_are_text {
             stream.calls_are_text();
@@ -175,8 +178,8 @@ impl Chat {
             }
             found = rest;
         }
-        deltas.extend(stream.deltas(found));
-        deltas.extend(stream.ends());
+        deltas.extend(stream.convert_events(found));
+        deltas.extend(stream.end_stretches());
         deltas
     }
 }
@@ -187,52 +190,53 @@ impl CompletionStream {
             chat,
             tools,
             decoder: StreamDecoder::new(),
-            reader: Reader::new(in_reasoning),
-            speech: Stretch::default(),
-            reasoning: Stretch::default(),
+            reader: CompletionParser::new(in_reasoning),
+            speech: StretchTrimmer::default(),
+            reasoning: StretchTrimmer::default(),
             calls_are_text: false,
         }
     }
 
-    /// Reports the text of calls as content, and no calls. A format that writes content in tags of
-    /// its own keeps its calls.
+    /// Makes the parser report the text of tool calls as content, and no calls. A format that
+    /// writes content in tags of its own keeps its calls.
     pub fn calls_are_text(&mut self) {
         self.calls_are_text = self.chat.tags().syntax.syntax_tags().reasoning_tags.is_none();
     }
 
-    /// Returns the deltas that the token `id` completes. The list is often empty.
+    /// Returns the deltas that become complete with the token `id`. The list is often empty.
     pub fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         let text = self.decoder.push_bytes(self.chat.completion_bytes(id));
-        self.read(&text)
+        self.read_text(&text)
     }
 
     /// Returns the remaining deltas at the end of the completion.
     pub fn finish(mut self) -> Vec<CompletionDelta> {
         let text = std::mem::take(&mut self.decoder).finish();
-        let mut deltas = self.read(&text);
+        let mut deltas = self.read_text(&text);
         let mut found = Vec::new();
         self.reader.finish(self.chat.tags(), &self.tools, &mut found);
-        deltas.extend(self.deltas(found));
-        deltas.extend(self.ends());
+        deltas.extend(self.convert_events(found));
+        deltas.extend(self.end_stretches());
         deltas
     }
 
-    /// Ends both stretches and returns the white space that belongs to neither.
-    fn ends(&mut self) -> impl Iterator<Item = CompletionDelta> {
-        let rest = [self.speech.end(), self.reasoning.end()];
+    /// Ends the current stretches of content and reasoning, and returns the white space that
+    /// belongs to neither.
+    fn end_stretches(&mut self) -> impl Iterator<Item = CompletionDelta> {
+        let rest = [self.speech.end_stretch(), self.reasoning.end_stretch()];
         rest.into_iter().filter(|text| !text.is_empty()).map(CompletionDelta::Aside)
     }
 
-    fn read(&mut self, text: &str) -> Vec<CompletionDelta> {
+    fn read_text(&mut self, text: &str) -> Vec<CompletionDelta> {
         if text.is_empty() {
             return Vec::new();
         }
         let mut found = Vec::new();
         self.reader.push(self.chat.tags(), &self.tools, text, &mut found);
-        self.deltas(found)
+        self.convert_events(found)
     }
 
-    fn deltas(&mut self, found: Vec<ParserEvent>) -> Vec<CompletionDelta> {
+    fn convert_events(&mut self, found: Vec<ParserEvent>) -> Vec<CompletionDelta> {
         let mut deltas = Vec::new();
         for found in found {
             let (part, text) = match found {
@@ -251,10 +255,10 @@ impl CompletionStream {
                 SpanKind::Reasoning => (&mut self.reasoning, &mut self.speech),
                 _ => (&mut self.speech, &mut self.reasoning),
             };
-            let mut texts = vec![CompletionDelta::Aside(other.end())];
+            let mut texts = vec![CompletionDelta::Aside(other.end_stretch())];
             match part {
                 SpanKind::Speech | SpanKind::Reasoning => {
-                    let (before, message) = stretch.push(&text);
+                    let (before, message) = stretch.push_text(&text);
                     let message = if part == SpanKind::Speech {
                         CompletionDelta::Speech(message)
                     } else {
@@ -264,7 +268,7 @@ impl CompletionStream {
                 }
                 SpanKind::ReasoningTag | SpanKind::Call | SpanKind::CallTag => {
                     texts.extend([
-                        CompletionDelta::Aside(stretch.end()),
+                        CompletionDelta::Aside(stretch.end_stretch()),
                         CompletionDelta::Aside(text),
                     ]);
                 }

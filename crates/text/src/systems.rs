@@ -21,41 +21,44 @@ use crate::{Message, Role};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LateSystem {
-    /// The message is printed in its position, in a user message.
+    /// The late message is printed in its position, as a user message.
     #[default]
     User,
-    /// The message is appended to the first system message. This changes the start of the
-    /// conversation: a recorded conversation forks there.
+    /// The late message is appended to the first system message. This changes the start of the
+    /// conversation, so a recorded conversation forks there.
     Merge,
 }
 
-/// Instruction messages that a template prints.
+/// Positions at which a chat template prints instruction messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SystemMessageSupport {
-    /// Whether the template prints one leading instruction message.
+    /// Whether the chat template prints one instruction message at the start of a conversation.
     pub leading: bool,
-    /// Whether the template prints several leading instruction messages.
+    /// Whether the chat template prints several instruction messages at the start of a
+    /// conversation.
     pub several: bool,
-    /// Whether the template prints an instruction message after the first turn, in its position.
+    /// Whether the chat template prints an instruction message after the first turn, in its
+    /// position.
     pub late: bool,
-    /// Whether the template accepts two consecutive user messages.
+    /// Whether the chat template accepts two consecutive user messages.
     pub users: bool,
-    /// Handling of late messages that the template does not print.
+    /// Handling of instruction messages after the first turn that the chat template does not print.
     pub unprinted: LateSystem,
 }
 
 /// Number of instruction messages that are printed in another position or role than they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShiftedSystems {
-    /// Number of leading messages that were joined with the first one.
+    /// Number of leading instruction messages that were joined with the first one.
     pub joined: u32,
-    /// Number of messages that were printed in a user message or merged into the first one.
+    /// Number of instruction messages that were printed in a user message or merged into the first
+    /// message.
     pub moved: u32,
 }
 
 impl SystemMessageSupport {
-    /// Counts the changes that [`arrange`](Self::arrange) makes. `opens` states whether the
-    /// messages start a conversation.
+    /// Counts the changes that [`arrange`](Self::arrange) makes to instruction messages. `opens` is
+    /// whether the messages start a conversation.
     pub(crate) fn count_shifted(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         let instructing = messages.iter().filter(|message| message.role.instructs()).count() as u32;
         let leads = messages.iter().take_while(|message| message.role.instructs()).count() as u32;
@@ -67,8 +70,8 @@ impl SystemMessageSupport {
         }
     }
 
-    /// Returns the messages as the template prints them: leading instructions as one message,
-    /// joined by blank lines, and later ones in user messages.
+    /// Arranges messages as the chat template can print them: leading instructions as one message,
+    /// joined by blank lines, and later instructions in user messages.
     pub(crate) fn arrange<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
         if self.count_shifted(messages, true) == ShiftedSystems::default() {
             return Cow::Borrowed(messages);

@@ -242,7 +242,7 @@ fn call_grammar_enforces_schemas_with_references() {
         assert_eq!(omitted, [("search", "/properties/tags", "uniqueItems")], "{protocol:?}");
         let vocabulary = crate::Vocabulary::new(chat.tokenizer());
         let keeps = |arguments: Value| {
-            let completion = chat.format.syntax().render("", &[call(arguments)]);
+            let completion = chat.format.syntax().render_message("", &[call(arguments)]);
             let mut constraint = vocabulary.start(&Grammar::Lark(grammar.lark.clone())).unwrap();
             let follows = chat.tokenizer().encode_template(&completion).into_iter().all(|id| {
                 let allows = constraint.allowed().is_ok_and(|allowed| allowed.tokens.contains(id));

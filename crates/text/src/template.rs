@@ -21,7 +21,7 @@ use serde_json::Map;
 use crate::TextError;
 use crate::jinja::{self, GUARD, NAME};
 
-/// Plain ChatML, without a default system message or tools.
+/// Chat template of plain ChatML, without a default system message or tools.
 pub(crate) const CHATML: &str = "{%- for message in messages -%}\
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' -}}\
     {%- endfor -%}\
@@ -32,11 +32,12 @@ pub(crate) const CHATML: &str = "{%- for message in messages -%}\
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    /// Whether the template accepts only lists of parts, so that texts are converted to such lists.
+    /// Whether the template accepts content only as lists of parts, so that texts are converted to
+    /// such lists.
     pub(crate) lists: bool,
 }
 
-/// Variables of one rendering.
+/// Input of a chat template for one rendering.
 #[derive(Debug, Clone, Copy)]
 pub struct TemplateInput<'a> {
     /// Messages as objects: `role`, `content`, and any other field that the template reads.
@@ -44,15 +45,15 @@ pub struct TemplateInput<'a> {
     /// Tools in OpenAI's format. `None` if there are no tools, as in transformers, for which
     /// templates are written.
     pub tools: Option<&'a [serde_json::Value]>,
-    /// Whether the text ends with the generation prompt.
+    /// Whether the rendered text ends with the generation prompt.
     pub add_generation_prompt: bool,
     /// Additional variables, such as `bos_token` or `enable_thinking`.
     pub variables: &'a Map<String, serde_json::Value>,
 }
 
 impl ChatTemplate {
-    /// Compiles a template for which the current time is the time of this call. `"chatml"` selects
-    /// plain ChatML.
+    /// Compiles a chat template. It sees the time of this call as the current time. `"chatml"`
+    /// selects plain ChatML.
     ///
     /// # Errors
     /// Returns an error if the template does not parse.
@@ -62,7 +63,8 @@ impl ChatTemplate {
         Self::at(source, now)
     }
 
-    /// Compiles a template for which the current time is always `now`, a Unix timestamp in seconds.
+    /// Compiles a chat template that always sees `now`, a Unix timestamp in seconds, as the current
+    /// time.
     ///
     /// # Errors
     /// Returns an error if the template does not parse.
@@ -72,12 +74,12 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, source: source.to_string(), lists: false })
     }
 
-    /// Returns the source of the template.
+    /// Returns the Jinja source of the chat template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Renders messages.
+    /// Renders messages to text with the chat template.
     ///
     /// # Errors
     /// Returns an error if the template raises an error or cannot be rendered.
@@ -85,7 +87,7 @@ impl ChatTemplate {
         self.render_guarded(rendering, None)
     }
 
-    /// Renders messages in which the `guard` character must be preserved.
+    /// Renders messages to text, in which the `guard` character must be preserved.
     pub(crate) fn render_guarded(
         &self,
         rendering: TemplateInput<'_>,
@@ -114,7 +116,7 @@ impl ChatTemplate {
     }
 }
 
-/// Returns a message with its content as a list of parts.
+/// Returns a message whose content is converted to a list of parts.
 fn content_as_list(message: &serde_json::Value) -> serde_json::Value {
     let mut message = message.clone();
     if let Some(content) = message.get_mut("content").filter(|content| content.is_string()) {
@@ -126,10 +128,7 @@ fn content_as_list(message: &serde_json::Value) -> serde_json::Value {
 fn to_text_error(error: Error) -> TextError {
     let what = match error.kind() {
         ErrorKind::OutOfFuel => {
-            format!(
-                "it takes more than {} steps to render; is there an infinite loop?",
-                jinja::STEPS
-            )
+            format!("rendering takes more than {} steps; is there an infinite loop?", jinja::STEPS)
         }
         kind => error.detail().map_or_else(|| kind.to_string(), str::to_string),
     };

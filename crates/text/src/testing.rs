@@ -111,7 +111,7 @@ pub const HEADERS: &str = r#"{{ bos_token }}
 
 /// Returns the metadata of the tiny tokenizer, as in a GGUF file.
 pub fn tiny_gguf() -> GgufTokenizer {
-    let bytes = (0..=255).map(|byte| alphabet::to_char(byte).to_string());
+    let bytes = (0..=255).map(|byte| alphabet::byte_to_char(byte).to_string());
     let specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(String::from);
     GgufTokenizer {
         model: "gpt2".into(),

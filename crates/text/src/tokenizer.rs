@@ -22,12 +22,12 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 use crate::length::TokenSizes;
 use crate::{TextError, alphabet, gguf, sentencepiece};
 
-/// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must
-/// be at least a quarter as many tokens; otherwise the file is damaged. The token table has an
+/// Largest token id up to which a vocabulary may be sparse. If the largest id exceeds it, there
+/// must be at least a quarter as many tokens; otherwise the file is damaged. The token table has an
 /// entry for every id up to the largest one.
 const MAX_IDS: usize = 1 << 20;
 
-/// A special token and its matching rules.
+/// A special token, with the rules by which it matches text.
 #[derive(Debug, Clone)]
 struct SpecialToken {
     id: u32,
@@ -40,13 +40,13 @@ struct SpecialToken {
     single_word: bool,
 }
 
-/// A BPE tokenizer.
+/// A tokenizer for byte-pair encoding (BPE) of text.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// Bytes of each token by id; `None` for special tokens and unused ids.
     bytes: Vec<Option<Vec<u8>>>,
-    /// Special tokens by their first character, longest first.
+    /// Special tokens by their first character, the longest token first.
     specials: HashMap<char, Vec<SpecialToken>>,
     special_texts: HashMap<u32, String>,
     bos: Option<u32>,
@@ -77,15 +77,17 @@ impl Tokenizer {
         Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
     }
 
-    /// Parses the tokenizer and tries it out immediately. On some damaged files, the library panics
-    /// when it parses; on other damaged files, it panics only when it encodes.
+    /// Parses a `tokenizer.json` and tries the tokenizer out immediately. On some damaged files,
+    /// the tokenizers library panics when it parses; on other damaged files, it panics only when it
+    /// encodes.
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
         let tokenizer = catch_panic(|| Self::read_json(bytes)).map_err(panic_error)??;
         catch_panic(|| tokenizer.try_out()).map_err(panic_error)??;
         Ok(tokenizer)
     }
 
-    /// Encodes samples of many scripts, symbols and white space.
+    /// Encodes samples of many scripts, symbols and white space, to find out whether the tokenizer
+    /// works.
     fn try_out(&self) -> Result<(), TextError> {
         let ascii: String = (0..128).map(char::from).collect();
         let latin: String = ('\u{80}'..'\u{250}').collect();
@@ -168,7 +170,7 @@ impl Tokenizer {
         }
     }
 
-    /// Sets the tokens that start and end a text, as named in the model's configuration.
+    /// Sets the tokens at the start and the end of a text, as the model's configuration names them.
     #[must_use]
     pub fn with_ends(mut self, bos: Option<u32>, eos: &[u32]) -> Self {
         self.bos = bos;
@@ -176,9 +178,10 @@ impl Tokenizer {
         self
     }
 
-    /// Sets the tokens that start and end a text, from the names that templates use and the ids of
-    /// the configuration. The two may disagree: Qwen2.5 configures a start token that its templates
-    /// do not use. The names determine what templates print. All configured end tokens count.
+    /// Sets the tokens at the start and the end of a text, from the names that templates use and
+    /// the ids of the configuration. The two may disagree: Qwen2.5 configures a start token that
+    /// its templates do not use. The names determine what templates print. All configured end
+    /// tokens count.
     pub(crate) fn with_named_ends(
         self,
         names: &SpecialTokens,
@@ -197,12 +200,12 @@ impl Tokenizer {
         name.as_ref().and_then(|text| self.special(text))
     }
 
-    /// Returns the token that starts a text, or `None` if there is none.
+    /// Returns the id of the token that starts a text, or `None` if there is no such token.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// Returns the tokens that end a text, the main one first.
+    /// Returns the ids of the tokens that end a text, the main token first.
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
@@ -213,7 +216,7 @@ impl Tokenizer {
         self.bytes.len()
     }
 
-    /// Returns the id of a special token by its text.
+    /// Returns the id of the special token whose text is `text`, or `None` if there is none.
     pub fn special(&self, text: &str) -> Option<u32> {
         let group = self.specials.get(&text.chars().next()?)?;
         group.iter().find(|special| special.text == text).map(|special| special.id)
@@ -224,19 +227,19 @@ impl Tokenizer {
         self.special_texts.iter().map(|(id, text)| (*id, text.as_str()))
     }
 
-    /// Returns whether `id` is a special token.
+    /// Returns whether `id` is the id of a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_texts.contains_key(&id)
     }
 
-    /// Returns the texts of the added tokens, special or not. They are matched before all other
-    /// tokens.
+    /// Returns the texts of the added tokens, special or not. The tokenizer matches them before all
+    /// other tokens.
     pub(crate) fn added_tokens(&self) -> Vec<String> {
         self.inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect()
     }
 
-    /// Returns the text of a token: the name of a special token, or the decoded bytes of another
-    /// one. Incomplete characters become U+FFFD. Empty for ids out of range.
+    /// Returns the text of a token: the name of a special token, or the decoded bytes of any other
+    /// token. Incomplete characters become U+FFFD. Empty for ids out of range.
     pub fn token_text(&self, id: u32) -> String {
         match self.special_texts.get(&id) {
             Some(text) => text.clone(),
@@ -244,8 +247,8 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the ids of a text. Special tokens in it are encoded as plain characters, and no
-    /// tokens are added at either end.
+    /// Encodes a text to token ids. Special tokens in the text are encoded as plain characters, and
+    /// no tokens are added at either end.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         if text.is_empty() {
             return Vec::new();
@@ -257,13 +260,13 @@ impl Tokenizer {
         encoding.get_ids().to_vec()
     }
 
-    /// Returns the ids of a text in which special tokens count as themselves. Only for text from a
-    /// trusted template.
+    /// Encodes a text to token ids, in which special tokens count as themselves. Only for text from
+    /// a trusted template.
     pub fn encode_template(&self, text: &str) -> Vec<u32> {
         self.encode_guarded(text, None)
     }
 
-    /// Returns the ids of a complete document in the format that models were trained on: special
+    /// Encodes a complete document to token ids in the format that models were trained on: special
     /// tokens count as themselves, and the tokenizer's own start token comes first, if it adds one.
     /// For raw completions, not for messages.
     pub fn encode_document(&self, text: &str) -> Vec<u32> {
@@ -283,8 +286,8 @@ impl Tokenizer {
         ids
     }
 
-    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. This takes a
-    /// fraction of the time of [`encode`](Self::encode).
+    /// Rejects a text whose length in bytes shows that it has more than `max_tokens` tokens. The
+    /// check takes a fraction of the time of [`encode`](Self::encode).
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] if the text is rejected.
@@ -292,7 +295,7 @@ impl Tokenizer {
         self.token_sizes.check(text, max_tokens)
     }
 
-    /// Returns the ids of [`encode_template`](Self::encode_template), except that no special token
+    /// Encodes a text like [`encode_template`](Self::encode_template), except that no special token
     /// starts at a `guard` character or spans one. Guards are removed: the text around a guard is
     /// encoded as if the guard were absent.
     pub(crate) fn encode_guarded(&self, text: &str, guard: Option<char>) -> Vec<u32> {
@@ -327,8 +330,8 @@ impl Tokenizer {
         ids
     }
 
-    /// Returns the longest special token at the start of `text`. `before` is the preceding
-    /// character.
+    /// Returns the longest special token at the start of `text`, or `None` if there is none.
+    /// `before` is the character before `text`.
     fn special_at(&self, text: &str, before: Option<char>) -> Option<&SpecialToken> {
         let group = self.specials.get(&text.chars().next()?)?;
         group.iter().find(|special| {
@@ -339,12 +342,13 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the special token at the start of `text`, and its length in bytes.
+    /// Returns the id of the special token at the start of `text`, and its length in bytes.
     pub(crate) fn leading_special(&self, text: &str) -> Option<(u32, usize)> {
         self.special_at(text, None).map(|special| (special.id, special.text.len()))
     }
 
-    /// Inserts `guard` into an external text before every occurrence of a special token.
+    /// Inserts the character `guard` into an external text before every occurrence of a special
+    /// token, so that none is encoded.
     ///
     /// If `edges` is set, also inserts it before text that could form a special token together with
     /// the template's text before or after it.
@@ -371,14 +375,16 @@ impl Tokenizer {
         out
     }
 
-    /// Decodes ids, without special tokens and ids out of range. Invalid UTF-8 becomes U+FFFD.
+    /// Decodes token ids to text, without special tokens and ids out of range. Invalid UTF-8
+    /// becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> =
             ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Decodes ids. Special tokens in `kept` are printed by name; other special tokens are omitted.
+    /// Decodes token ids to text. Special tokens in `kept` are printed by name; other special
+    /// tokens are omitted.
     pub(crate) fn decode_keeping(&self, ids: &[u32], kept: &[u32]) -> String {
         let bytes: Vec<u8> =
             ids.iter().flat_map(|&id| self.bytes_keeping(id, kept)).copied().collect();
@@ -393,7 +399,7 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes ids and prints special tokens by name. Ids out of range are omitted.
+    /// Decodes token ids to text, and prints special tokens by name. Ids out of range are omitted.
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> =
             ids.iter().flat_map(|&id| self.bytes_with_special(id)).copied().collect();
@@ -407,8 +413,8 @@ impl Tokenizer {
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
     }
 
-    /// Returns a `tokenizer.json` that other programs can load to get the same ids.
-    /// `levade_model::write_tokenizer_config` writes the files that belong to it.
+    /// Converts the tokenizer to a `tokenizer.json` that other programs can load to get the same
+    /// ids. `levade_model::write_tokenizer_config` writes the files that belong to it.
     ///
     /// # Errors
     /// Returns an error if the tokenizer cannot be serialized as JSON.
@@ -457,7 +463,7 @@ fn check_supported(
             let file = serde_json::from_slice(bytes).map_err(|error| {
                 TextError::Tokenizer(format!("tokenizer.json cannot be parsed: {error}"))
             })?;
-            sentencepiece::check(&file)?;
+            sentencepiece::check_supported(&file)?;
             sentencepiece::token_to_bytes
         } else {
             return Err(TextError::Tokenizer(

@@ -19,28 +19,30 @@ use serde_json::{Value, json};
 
 use crate::Tokenizer;
 
-/// Maximum length of a grammar's text, in bytes.
+/// Maximum length of a grammar's source text, in bytes.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
-/// Maximum number of consecutive negations of one term.
+/// Maximum number of consecutive negations of one term in a grammar.
 const MAX_NEGATIONS: usize = 100;
-/// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less.
-/// Only the used part occupies memory.
+/// Stack size of the thread that recurses over a grammar, in bytes. The longest allowed grammar
+/// needs less. Only the used part occupies memory.
 const STACK: usize = 512 << 20;
 /// Maximum length of a token that a grammar can allow, in bytes. Longer tokens are not text that a
 /// model writes.
 const MAX_TOKEN_LEN: usize = 1000;
-/// Maximum number of lexer states per completion, each of 1 or 2 KB. Typical schemas need hundreds.
+/// Maximum number of lexer states of a grammar per completion, each of 1 or 2 KB. Typical schemas
+/// need hundreds.
 const MAX_STATES: usize = 50_000;
-/// Name of an additional last token that marks the end. No grammar can request it, because names of
-/// special tokens in grammars contain no spaces.
+/// Name of an additional last token that marks the end of a completion. No grammar can request it,
+/// because names of special tokens in grammars contain no spaces.
 const END: &str = "<|end of the grammar|>";
 
-/// The tokens of a tokenizer, prepared for sampling.
+/// The tokens of a tokenizer, prepared for grammar-constrained sampling.
 pub struct Vocabulary {
     /// Bytes of each token by id; `None` for special tokens and unused ids.
     bytes: Vec<Option<Vec<u8>>>,
     specials: Vec<(u32, String)>,
-    /// Created for the first grammar. Creation takes about as long as sampling one token.
+    /// Parser factory for grammars, created for the first grammar. Creation takes about as long as
+    /// sampling one token.
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
@@ -55,8 +57,8 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the largest id plus one. This is the id of the end for llguidance.
-    fn end(&self) -> u32 {
+    /// Returns the largest token id plus one. llguidance uses it as the id of the end token.
+    fn end_token_id(&self) -> u32 {
         self.bytes.len() as u32
     }
 
@@ -86,12 +88,12 @@ impl Vocabulary {
             words[*id as usize] = special_word(name);
         }
         words.push(special_word(END));
-        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end()), &words);
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, self.end_token_id()), &words);
         // Not canonical, so that llguidance never requires one specific tokenization.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
-            .map_err(|error| one_line(&error.to_string()))?;
+            .map_err(|error| flatten_error_message(&error.to_string()))?;
         let limits = factory.quiet().limits_mut();
         (limits.verbose_errors, limits.max_lexer_states) = (false, MAX_STATES);
         Ok(factory)
@@ -112,7 +114,10 @@ impl Grammars for Vocabulary {
     fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError> {
         let kind = grammar.kind();
         let wrong = |reason: &str| {
-            PolicyError::Invalid(format!("the {kind} cannot be compiled: {}", one_line(reason)))
+            PolicyError::Invalid(format!(
+                "the {kind} cannot be compiled: {}",
+                flatten_error_message(reason)
+            ))
         };
         let parsed = convert_grammar(grammar).map_err(|reason| wrong(&reason))?;
         let factory = self.factory()?;
@@ -122,7 +127,7 @@ impl Grammars for Vocabulary {
         let matcher = Matcher::new(Ok(compiled
             .and_then(|parser| parser)
             .map_err(|reason| wrong(&reason))?));
-        Ok(Box::new(GrammarConstraint { matcher, kind, end: self.end() }))
+        Ok(Box::new(GrammarConstraint { matcher, kind, end: self.end_token_id() }))
     }
 }
 
@@ -139,10 +144,10 @@ pub(crate) fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
     })
 }
 
-/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of
-/// [`with_large_stack`].
+/// Returns the reason why llguidance cannot compile a JSON schema, or `None` if it can. Needs the
+/// stack of [`with_large_stack`].
 pub(crate) fn compile_error(schema: &Value) -> Option<String> {
-    /// A vocabulary of single bytes, over which a grammar compiles in less than a millisecond.
+    /// A vocabulary of single bytes, with which a grammar compiles in less than a millisecond.
     static BYTES: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary {
         bytes: (0..=u8::MAX).map(|byte| Some(vec![byte])).collect(),
         specials: Vec::new(),
@@ -154,34 +159,40 @@ pub(crate) fn compile_error(schema: &Value) -> Option<String> {
     };
     let grammar = TopLevelGrammar::from_json_schema(schema.clone());
     match catch_panic(|| factory.create_parser(grammar)) {
-        Ok(compiled) => compiled.err().map(|error| one_line(&format!("{error:#}"))),
+        Ok(compiled) => compiled.err().map(|error| flatten_error_message(&format!("{error:#}"))),
         Err(panic) => Some(format!("llguidance panicked: {panic:?}")),
     }
 }
 
-/// Converts a grammar to llguidance's representation.
+/// Converts a grammar to llguidance's representation, or returns a message if the grammar is
+/// invalid.
 fn convert_grammar(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     if let Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) = grammar
         && text.len() > MAX_GRAMMAR_BYTES
     {
-        return Err(format!("it has {} bytes; the maximum is {MAX_GRAMMAR_BYTES}", text.len()));
+        return Err(format!(
+            "the text has {} bytes; the maximum is {MAX_GRAMMAR_BYTES}",
+            text.len()
+        ));
     }
     Ok(match grammar {
         Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
         Grammar::JsonSchema(text) => TopLevelGrammar::from_json_schema(
-            serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?,
+            serde_json::from_str(text)
+                .map_err(|error| format!("the schema is not JSON: {error}"))?,
         ),
         Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         Grammar::Lark(text) => {
             if max_negations(text) > MAX_NEGATIONS {
-                return Err(format!("it negates a term more than {MAX_NEGATIONS} times"));
+                return Err(format!("the grammar negates a term more than {MAX_NEGATIONS} times"));
             }
             TopLevelGrammar::from_lark(text.clone())
         }
     })
 }
 
-/// Returns the largest number of consecutive negations, which llguidance nests without a limit.
+/// Returns the largest number of consecutive negations in a grammar, which llguidance nests without
+/// a limit.
 fn max_negations(lark: &str) -> usize {
     let marks = lark.chars().filter(|c| !c.is_whitespace());
     let (_, max_run) = marks.fold((0, 0), |(row, max_run): (usize, usize), c| {
@@ -191,13 +202,13 @@ fn max_negations(lark: &str) -> usize {
     max_run
 }
 
-/// Returns llguidance's message on one line, without its state.
-fn one_line(text: &str) -> String {
+/// Returns an error message of llguidance on one line, without the parser's state.
+fn flatten_error_message(text: &str) -> String {
     let text = text.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
     text.split_whitespace().collect::<Vec<&str>>().join(" ")
 }
 
-/// Constrains one completion to a grammar.
+/// Constraint that restricts the tokens of one completion to a grammar.
 struct GrammarConstraint {
     matcher: Matcher,
     kind: &'static str,
@@ -209,7 +220,7 @@ impl GrammarConstraint {
         PolicyError::Invalid(format!(
             "the {} cannot constrain the completion any further: {}",
             self.kind,
-            one_line(&error.to_string())
+            flatten_error_message(&error.to_string())
         ))
     }
 }

@@ -154,7 +154,7 @@ fn invalid_grammar_error_names_reason() {
         (schema(&json!({"$ref": "https://example.com/schema"})), "ref"),
         (
             Grammar::JsonSchema("{".into()),
-            "the JSON schema cannot be compiled: it is not JSON: EOF",
+            "the JSON schema cannot be compiled: the schema is not JSON: EOF",
         ),
         (Grammar::Regex("(".into()), "the regular expression cannot be compiled: "),
         (Grammar::Lark("start: other".into()), "the Lark grammar cannot be compiled: "),

@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn byte_damage_never_panics(
+    fn damaged_tokenizer_bytes_never_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         truncation in prop::option::weighted(0.3, any::<prop::sample::Index>()),
         repeated in prop::option::weighted(0.3, (any::<prop::sample::Index>(), 1usize..64)),
@@ -120,7 +120,7 @@ proptest! {
 
     /// Valid JSON in which one value is replaced.
     #[test]
-    fn replaced_json_value_never_panics(
+    fn replaced_tokenizer_json_value_never_panics(
         which in any::<prop::sample::Index>(),
         value in prop::sample::select(vec![
             json!(null), json!(true), json!(-1), json!(0), json!(4_294_967_295u32), json!(1e300), json!(""), json!("é"), json!("BPE"),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt};
-use levade_rl::{Interval, mean_score, wilson};
+use levade_rl::{Interval, mean_score, wilson_interval};
 use levade_store::{Attempt, AttemptStart};
 use levade_tasks::Task;
 use levade_tree::{AttemptId, AttemptSlot, Outcome, Purpose, RunId};
@@ -81,7 +81,7 @@ pub async fn score_completions(
         success: if scores.is_empty() {
             None
         } else {
-            Some(wilson(num_correct, scores.len() as u64)?)
+            Some(wilson_interval(num_correct, scores.len() as u64)?)
         },
         score: if has_partial_scores { Some(mean_score(&scores, NUM_RESAMPLES, 0)?) } else { None },
         attempts,

@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use levade_rl::{Interval, best_of, majority_of, mean_score, wilson};
+use levade_rl::{
+    Interval, expected_best_score, expected_majority_score, mean_score, wilson_interval,
+};
 use levade_store::{Attempt, Status};
 use levade_tree::Outcome;
 use serde::{Deserialize, Serialize};
@@ -177,14 +179,14 @@ impl MetricsAtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
         let pass = tasks.iter().map(|attempts| {
             let flags = attempts.iter().map(|attempt| f64::from(u8::from(is_correct(attempt))));
-            best_of(&flags.collect::<Vec<_>>(), k)
+            expected_best_score(&flags.collect::<Vec<_>>(), k)
         });
-        let best = tasks.iter().map(|attempts| best_of(&scores(attempts), k));
+        let best = tasks.iter().map(|attempts| expected_best_score(&scores(attempts), k));
         let majority = (0..).zip(tasks).map(|(seed, attempts)| {
             let answers: Vec<Option<String>> =
                 attempts.iter().map(|attempt| final_answer(attempt)).collect();
             let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
-            majority_of(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
+            expected_majority_score(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
         });
         Ok(MetricsAtK {
             k,
@@ -222,7 +224,7 @@ impl TaskSliceResult {
             tasks: by_task.len() as u64,
             correct,
             success: if samples == 1 {
-                wilson(correct, attempts.len() as u64)?
+                wilson_interval(correct, attempts.len() as u64)?
             } else {
                 mean_over_tasks(
                     by_task
@@ -409,7 +411,7 @@ pub(crate) mod tests {
         };
         let wrong = slice_with_score(0.0);
         let all_correct = slice_with_score(1.0);
-        let unsure = wilson(0, 2).unwrap().high;
+        let unsure = wilson_interval(0, 2).unwrap().high;
         assert_eq!(
             (wrong.success.estimate, wrong.success.low, all_correct.success.high),
             (0.0, 0.0, 1.0)

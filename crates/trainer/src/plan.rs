@@ -494,7 +494,7 @@ pub(crate) fn draft_rl(
     let n = groups.len();
     let group_start = |i: usize| i * n / keys.mini_batches;
     // A critic learns from every rollout, whatever its advantage.
-    let train_all = keys.loss().moves_without_advantage() || keys.needs_critic();
+    let train_all = keys.loss().has_gradient_without_advantage() || keys.needs_critic();
     let normalizer = keys.normalizer(plan_input.constant_length);
     let mut high_entropy = (keys.high_entropy_fraction < 1.0).then(HighEntropy::default);
     let mut epoch_updates = Vec::with_capacity(keys.mini_batches);

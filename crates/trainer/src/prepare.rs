@@ -180,7 +180,7 @@ impl<'a> UpdatePreparer<'a> {
             .collect();
         match loss.policy {
             PolicyLoss::Gspo { .. } => {
-                points.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence))
+                points.iter_mut().for_each(|sequence| prepare::set_sequence_ratios(sequence))
             }
             PolicyLoss::GeometricMean { low, high } => {
                 points

@@ -34,7 +34,7 @@ pub(crate) fn shaped_reward(
         OverlongAttempts::Penalize { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
             let limit = limits.max_attempt_tokens(&attempt.task) as u64;
-            Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
+            Some((reward + shaping::overlong_penalty(tokens, limit, buffer, factor), true))
         }
     }
 }

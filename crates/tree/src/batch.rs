@@ -13,32 +13,32 @@ pub struct Term {
     /// Index of the sequence that trains the token, in the input of [`TreeBatch::merge`].
     #[serde(rename = "path")]
     pub sequence: u32,
-    /// Weight of this term in the sum.
+    /// Weight of this term in the batch's loss.
     pub weight: f32,
     /// Advantage of the token. Cross-entropy does not use it.
     pub advantage: f32,
     /// Target of a critic's value of the state before the token.
     #[serde(default)]
     pub returns: f32,
-    /// Critic's value when the batch was built. `None` unless a loss bounds the change of the
-    /// value.
+    /// Critic's value of the state before the token when the batch was built. `None` unless a loss
+    /// bounds the change of the value.
     #[serde(default)]
     pub value: Option<f32>,
-    /// Log-probability under the policy that sampled the token. `None` for demonstrations.
+    /// Log-probability of the token under the policy that sampled it. `None` for demonstrations.
     #[serde(rename = "behaviour")]
     pub behavior: Option<f32>,
-    /// Log-probability under the proximal policy. `None` unless a loss distinguishes it from the
-    /// behavior policy.
+    /// Log-probability of the token under the proximal policy. `None` unless a loss distinguishes
+    /// it from the behavior policy.
     pub proximal: Option<f32>,
-    /// Log-probability under the frozen reference. `None` unless a loss has a KL term.
+    /// Log-probability of the token under the frozen reference. `None` unless a loss has a KL term.
     pub reference: Option<f32>,
     /// Log-ratio of the complete sequence between the policy being trained and the old one. `None`
     /// unless a loss uses it.
     #[serde(default)]
     #[serde(rename = "path_log_ratio")]
     pub sequence_log_ratio: Option<f32>,
-    /// Whether the token was selected among those of its update, for losses that treat some tokens
-    /// differently.
+    /// Whether the token was selected among the tokens of its update, for losses that treat some
+    /// tokens differently.
     #[serde(default)]
     #[serde(rename = "marked")]
     pub selected: bool,
@@ -53,75 +53,78 @@ pub struct Term {
     pub version: u64,
 }
 
-/// A token of a sequence to train on.
+/// A token of a sequence to train on, with its loss term.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SequenceTarget {
-    /// Index of the token in its sequence, at least 1.
+    /// Index of the token in its sequence, at least 1, because the first token has no predecessor
+    /// that predicts it.
     pub index: u32,
     /// Temperature that divides the logits before the softmax, greater than 0.
     pub temperature: f32,
-    /// Weight, advantage and log-probabilities of the token.
+    /// Loss term of the token: its weight, advantage and log-probabilities.
     pub term: Term,
 }
 
-/// A sequence as input of a batch.
+/// A sequence of tokens with the tokens to train on, as input of [`TreeBatch::merge`].
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SequenceInput {
-    /// All tokens from the root to the leaf.
+    /// All tokens of the sequence, from the root to the leaf.
     pub tokens: Tokens,
-    /// Tokens to train on, by ascending index.
+    /// Tokens to train on, by ascending index in the sequence.
     pub targets: Vec<SequenceTarget>,
 }
 
 /// A run of tokens that belong to the same sequences: `tokens[start .. start + len]` of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Index of the node that this one continues, always smaller than the node's own. `None` for a
-    /// root.
+    /// Index of the node that this node continues, always smaller than this node's own index.
+    /// `None` for a root.
     pub parent: Option<u32>,
-    /// Index of the first token in the packed batch.
+    /// Index of the node's first token in the packed batch.
     pub start: u32,
-    /// Number of tokens, at least 1.
+    /// Number of tokens of the node, at least 1.
     pub len: u32,
-    /// Position of the first token in its sequences: the number of tokens in all ancestors.
+    /// Position of the node's first token in its sequences: the number of tokens in all ancestors.
     pub depth: u32,
 }
 
-/// A packed token to train on, with the range of its terms.
+/// A token of the packed batch to train on, with the range of its loss terms.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// Packed index of the target token.
+    /// Index of the target token in the packed batch.
     pub token: u32,
-    /// Packed index of the preceding token in the sequence, whose hidden state predicts the target.
+    /// Index in the packed batch of the token before the target in its sequence, whose hidden state
+    /// predicts the target.
     pub predictor: u32,
-    /// Temperature that divides the logits.
+    /// Temperature that divides the logits before the softmax, greater than 0.
     pub temperature: f32,
-    /// Index of the first of its terms.
+    /// Index of the target's first term in the batch's terms.
     pub first_term: u32,
-    /// Number of its terms, at least 1.
+    /// Number of the target's terms, at least 1.
     pub terms: u32,
 }
 
-/// Merged sequences: packed tokens, the forest over them, and the targets.
+/// A batch of sequences that are merged where they share a prefix: packed tokens, the forest over
+/// them, and the tokens to train on.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TreeBatch {
     /// Token ids of all nodes, in depth-first order.
     pub tokens: Vec<u32>,
     /// Nodes in depth-first order, parents before children.
     pub nodes: Vec<Node>,
-    /// Targets, by ascending token and temperature.
+    /// Tokens to train on, by ascending token index and temperature.
     pub targets: Vec<Target>,
     /// Terms of all targets, contiguous for each target and in the order of the sequences.
     pub terms: Vec<Term>,
     /// Number of merged sequences.
     #[serde(rename = "paths")]
     pub sequences: u32,
-    /// Number of tokens of all sequences before merging.
+    /// Total number of tokens of all sequences before merging.
     #[serde(rename = "path_tokens")]
     pub sequence_tokens: u64,
 }
 
-/// A node during the construction of the trie.
+/// A node of the trie, while the trie is built.
 struct NodeBuilder {
     tokens: Vec<u32>,
     children: Vec<usize>,
@@ -152,7 +155,7 @@ impl TreeBatch {
                     len: input.tokens.len(),
                 });
             }
-            insert(&mut arena, &mut roots, input.tokens.cursor());
+            insert_sequence(&mut arena, &mut roots, input.tokens.cursor());
         }
 
         let mut batch = TreeBatch {
@@ -214,7 +217,7 @@ impl TreeBatch {
     }
 
     /// Checks that nodes, targets and terms are consistent, as [`TreeBatch::merge`] builds them.
-    /// For batches from other sources.
+    /// For batches from other sources, such as a client.
     ///
     /// # Errors
     /// Returns [`TreeError::Malformed`] with the first inconsistency, if there is one.
@@ -225,12 +228,12 @@ impl TreeBatch {
         for (index, node) in self.nodes.iter().enumerate() {
             if node.len == 0 || u64::from(node.start) != end {
                 let Node { start, len, .. } = node;
-                return malformed(format!(
+                return malformed_error(format!(
                     "node {index} has {len} tokens from position {start}, but must be non-empty \
                      and start at {end}"
                 ));
             }
-            end = end_of(node);
+            end = node_end(node);
             while ancestors.last().copied() != node.parent && ancestors.pop().is_some() {}
             let Some(depth) = node.parent.map_or(Some(0), |parent| {
                 ancestors
@@ -238,13 +241,13 @@ impl TreeBatch {
                     .map(|_| self.nodes[parent as usize])
                     .and_then(|ancestors| ancestors.depth.checked_add(ancestors.len))
             }) else {
-                return malformed(format!(
+                return malformed_error(format!(
                     "the parent of node {index}, {:?}, is not an ancestor of the preceding node",
                     node.parent
                 ));
             };
             if node.depth != depth {
-                return malformed(format!(
+                return malformed_error(format!(
                     "node {index} starts at depth {}, but its parent ends at depth {depth}",
                     node.depth
                 ));
@@ -252,28 +255,28 @@ impl TreeBatch {
             ancestors.push(index as u32);
         }
         if end != self.tokens.len() as u64 {
-            return malformed(format!(
+            return malformed_error(format!(
                 "its nodes have {end} tokens, but the batch has {}",
                 self.tokens.len()
             ));
         }
         for (index, target) in self.targets.iter().enumerate() {
             let Target { token, predictor, first_term, terms, .. } = *target;
-            let at = self.nodes.partition_point(|node| end_of(node) <= u64::from(token));
+            let at = self.nodes.partition_point(|node| node_end(node) <= u64::from(token));
             let before = self.nodes.get(at).and_then(|node| match node.parent {
                 _ if token > node.start => Some(token - 1),
-                Some(parent) => Some(end_of(&self.nodes[parent as usize]) as u32 - 1),
+                Some(parent) => Some(node_end(&self.nodes[parent as usize]) as u32 - 1),
                 None => None,
             });
             if before != Some(predictor) {
-                return malformed(format!(
+                return malformed_error(format!(
                     "target {index} is token {token}, but its predictor {predictor} is not the \
                      token before it"
                 ));
             }
             if terms == 0 || u64::from(first_term) + u64::from(terms) > self.terms.len() as u64 {
                 let has = self.terms.len();
-                return malformed(format!(
+                return malformed_error(format!(
                     "target {index} has {terms} terms from {first_term}, but there are {has}"
                 ));
             }
@@ -281,13 +284,13 @@ impl TreeBatch {
         Ok(())
     }
 
-    /// Returns the terms of a target.
+    /// Returns the loss terms of a target.
     pub fn terms_of(&self, target: &Target) -> &[Term] {
         let first = target.first_term as usize;
         &self.terms[first..first + target.terms as usize]
     }
 
-    /// Returns the nodes from a root to `node`, in that order.
+    /// Returns the nodes on the path from a root to `node`, both included, in that order.
     pub fn ancestry(&self, node: u32) -> Vec<u32> {
         let mut sequence = vec![node];
         while let Some(parent) = self.nodes[sequence[sequence.len() - 1] as usize].parent {
@@ -297,8 +300,8 @@ impl TreeBatch {
         sequence
     }
 
-    /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie
-    /// node.
+    /// Returns the indices in the packed batch of a sequence's tokens. Every sequence ends at the
+    /// end of a trie node.
     fn packed_sequence(
         &self,
         arena: &[NodeBuilder],
@@ -312,23 +315,28 @@ impl TreeBatch {
         while let Some(next) = cursor.first() {
             let Some(&at) = candidates.iter().find(|&&c| arena[c].tokens[0] == next) else { break };
             let start = self.nodes[node_indices[at] as usize].start;
-            packed.extend((start..).take(cursor.step_along(&arena[at].tokens)));
+            packed.extend((start..).take(cursor.skip_common_prefix(&arena[at].tokens)));
             candidates = &arena[at].children;
         }
         packed
     }
 }
 
-fn malformed(what: String) -> Result<(), TreeError> {
+fn malformed_error(what: String) -> Result<(), TreeError> {
     Err(TreeError::Malformed(what))
 }
 
-fn end_of(node: &Node) -> u64 {
+fn node_end(node: &Node) -> u64 {
     u64::from(node.start) + u64::from(node.len)
 }
 
-/// Inserts the remaining tokens into the trie, splitting a node at the first different token.
-fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut cursor: TokenCursor<'_>) {
+/// Inserts the remaining tokens of a sequence into the trie. Splits a node at the first token that
+/// differs.
+fn insert_sequence(
+    arena: &mut Vec<NodeBuilder>,
+    roots: &mut Vec<usize>,
+    mut cursor: TokenCursor<'_>,
+) {
     let mut parent: Option<usize> = None;
     while let Some(next) = cursor.first() {
         let siblings = parent.map_or(&*roots, |p| &arena[p].children);
@@ -341,7 +349,7 @@ fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut cursor: Toke
             }
             return;
         };
-        let common_len = cursor.step_along(&arena[at].tokens);
+        let common_len = cursor.skip_common_prefix(&arena[at].tokens);
         if common_len < arena[at].tokens.len() {
             let tail = arena[at].tokens.split_off(common_len);
             let children = std::mem::take(&mut arena[at].children);

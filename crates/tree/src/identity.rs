@@ -17,27 +17,29 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Purpose of an attempt.
+/// Purpose for which an attempt is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// Written by another author, to be imitated.
+    /// The attempt was written by another author, to be imitated.
     Demonstration,
-    /// Sampled, to train on.
+    /// The attempt is sampled, to train on it.
     Train,
-    /// Sampled greedily, as a baseline for other attempts at the same task; never trained on.
+    /// The attempt is sampled greedily, as a baseline for other attempts at the same task; never
+    /// trained on.
     Baseline,
-    /// Sampled for an evaluation.
+    /// The attempt is sampled for an evaluation.
     Eval,
-    /// Sampled to improve a prompt: attempts with it, critiques of it, and new versions of it.
+    /// The attempt is sampled to improve a prompt: an attempt with the prompt, a critique of it, or
+    /// a new version of it.
     Prompt,
-    /// Made by an agent outside of the run, which joined by a session. Nothing plans, evaluates or
-    /// counts such attempts, until a recipe takes a copy of them.
+    /// The attempt is made by an agent outside of the run, which joined by a session. The run does
+    /// not plan, evaluate or count such attempts until a recipe takes a copy of them.
     Session,
 }
 
 impl Purpose {
-    /// All purposes.
+    /// All purposes of attempts.
     pub const ALL: [Purpose; 6] = [
         Purpose::Demonstration,
         Purpose::Train,
@@ -59,7 +61,7 @@ impl Purpose {
         }
     }
 
-    /// Returns the purpose with this stored name, or `None` if there is none.
+    /// Returns the purpose with the stored name `name`, or `None` if no purpose has this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.name() == name)
     }
@@ -74,18 +76,18 @@ pub struct AttemptSlot {
     pub purpose: Purpose,
     /// Index of the phase in the recipe, from 0.
     pub phase: u32,
-    /// Index of the step within the phase, from 0. For evaluations, the number of steps completed
-    /// before.
+    /// Index of the step within the phase, from 0. For evaluations, the number of steps that were
+    /// completed before.
     pub step: u32,
     /// Index of the task within the step, from 0.
     pub group: u32,
-    /// Index of the sample of this task, from 0.
+    /// Index of the attempt among the samples of this task, from 0.
     pub sample: u32,
 }
 
 impl AttemptSlot {
-    /// Returns the slot of a session: its numbers are the first 16 bytes of the SHA-256 hash of the
-    /// session's key, big-endian. The slot does not reveal the key.
+    /// Returns the attempt slot of a session: its numbers are the first 16 bytes of the SHA-256
+    /// hash of the session's key, big-endian. The slot does not reveal the key.
     pub fn for_session(key: &str) -> Self {
         let hash = Sha256::digest(key.as_bytes());
         let number = |index: usize| {
@@ -100,13 +102,14 @@ impl AttemptSlot {
         }
     }
 
-    /// Returns the short name, such as `train/1/3/0/2`.
+    /// Returns the short name of the attempt slot, such as `train/1/3/0/2`.
     pub fn name(&self) -> String {
         let AttemptSlot { purpose, phase, step, group, sample } = self;
         format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
     }
 
-    /// Parses a short name. Returns `None` if `name` is not one.
+    /// Parses the short name of an attempt slot, such as `train/1/3/0/2`. Returns `None` if `name`
+    /// is not a slot's name.
     pub fn parse(name: &str) -> Option<Self> {
         let parts: Vec<&str> = name.split('/').collect();
         let [purpose, phase, step, group, sample] = parts[..] else { return None };
@@ -132,7 +135,7 @@ impl fmt::Display for AttemptSlot {
     }
 }
 
-/// Name of the agent, and of the policy, if a recipe does not name them.
+/// Name of the agent and of the policy if a recipe does not name them.
 pub const DEFAULT: &str = "default";
 
 /// Name of a run, unique among the runs in a store.
@@ -146,14 +149,14 @@ impl fmt::Display for RunId {
     }
 }
 
-/// Name of an attempt: 128 bits, written as 32 hexadecimal digits.
+/// Identifier of an attempt: 128 bits, written as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AttemptId([u8; 16]);
 
 impl AttemptId {
-    /// Returns the name of try `number`, from 0, of a slot in a run: the first 16 bytes of a
-    /// SHA-256 hash of all three.
+    /// Returns the identifier of try `number`, from 0, of an attempt slot in a run: the first 16
+    /// bytes of a SHA-256 hash of run, slot and number.
     pub fn new(run: &RunId, slot: &AttemptSlot, number: u32) -> Self {
         let AttemptSlot { purpose, phase, step, group, sample } = *slot;
         let mut hash = Sha256::new();
@@ -171,12 +174,12 @@ impl AttemptId {
         AttemptId(id)
     }
 
-    /// Returns the bytes of the id.
+    /// Returns the 16 bytes of the attempt's identifier.
     pub fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// Creates an id from its bytes.
+    /// Creates an attempt's identifier from its 16 bytes.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         AttemptId(bytes)
     }
@@ -194,7 +197,7 @@ impl fmt::Debug for AttemptId {
     }
 }
 
-/// A text that is not an attempt id.
+/// Error for a text that is not an attempt's identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an attempt id, which has 32 hexadecimal digits")]
 pub struct InvalidAttemptId(String);
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn placement_name_round_trips() {
+    fn attempt_slot_name_round_trips() {
         assert_eq!(SLOT.name(), "train/1/2/3/4");
         assert_eq!(AttemptSlot::parse("train/1/2/3/4"), Some(SLOT));
         for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {

@@ -62,9 +62,9 @@ pub enum TreeError {
     /// A segment names a parent that is not in the trajectory.
     #[error("segment {segment} names parent {parent}, but the trajectory has only {len} segments")]
     NoParent {
-        /// The segment being added.
+        /// Index of the segment that is being added.
         segment: u32,
-        /// The parent that the segment names.
+        /// Index of the parent that the segment names.
         parent: u32,
         /// Number of segments in the trajectory.
         len: usize,
@@ -75,9 +75,9 @@ pub enum TreeError {
          {len} tokens"
     )]
     Fork {
-        /// The segment being added.
+        /// Index of the segment that is being added.
         segment: u32,
-        /// Number of parent tokens before the fork.
+        /// Number of parent tokens that precede the fork.
         after: usize,
         /// Number of tokens of the parent.
         len: usize,
@@ -85,32 +85,32 @@ pub enum TreeError {
     /// The per-token data of a segment does not match its tokens.
     #[error("segment {segment} has {tokens} tokens but {found} {what}")]
     Length {
-        /// The segment being added.
+        /// Index of the segment that is being added.
         segment: u32,
         /// Number of tokens of the segment.
         tokens: usize,
-        /// Number of values.
+        /// Number of values in the segment's per-token data.
         found: usize,
         /// Kind of the values, such as "log-probabilities".
         what: &'static str,
     },
-    /// A target has no preceding token, or an index beyond the end of its sequence.
+    /// A token to train on has no preceding token, or its index is beyond the end of its sequence.
     #[error("sequence {sequence} has a target at token {index}, but targets must be in 1..{len}")]
     Target {
-        /// Index of the sequence in the input.
+        /// Index of the sequence in the input of the merge.
         sequence: usize,
         /// Index of the target token in the sequence.
         index: u32,
         /// Number of tokens of the sequence.
         len: usize,
     },
-    /// The batch is not one that [`TreeBatch::merge`] returns.
+    /// The batch is inconsistent, so [`TreeBatch::merge`] cannot have returned it.
     #[error("the batch is malformed: {0}; create it with TreeBatch::merge, and send it unchanged")]
     Malformed(String),
-    /// A sequence has no tokens.
+    /// A sequence of the batch has no tokens.
     #[error("sequence {sequence} is empty")]
     EmptySequence {
-        /// Index of the sequence in the input.
+        /// Index of the sequence in the input of the merge.
         sequence: usize,
     },
 }

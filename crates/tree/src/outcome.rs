@@ -20,7 +20,7 @@ pub enum Finish {
     MaxTurns,
     /// The attempt was truncated at the limit of sampled tokens.
     MaxTokens,
-    /// The model's context is full.
+    /// The model's context is full, so that the model cannot continue.
     Context,
     /// The attempt exceeded its time limit.
     Deadline,
@@ -35,33 +35,34 @@ impl Finish {
     }
 }
 
-/// The end of an attempt.
+/// The end of an attempt: its final answer, rewards, counts and failures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Text of the final answer, or of the answer that the tool that ended the attempt accepted.
-    /// Empty if the attempt did not end with an answer: truncated text, or text next to a tool
-    /// call, is not an answer.
+    /// Text of the final answer, or of the answer that was accepted by the tool that ended the
+    /// attempt. Empty if the attempt did not end with an answer: truncated text, or text next to a
+    /// tool call, is not an answer.
     pub final_text: String,
     /// Reasoning of the final completion, which is not part of `final_text`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[serde(rename = "thought")]
     pub reasoning: String,
-    /// Components from the scorers, in the scorers' order. Those with a weight add up to the score.
+    /// Components of the reward that scorers returned, in the scorers' order. The components with a
+    /// weight add up to the attempt's score.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
     /// The part of the final text that was parsed as the answer, from the first scorer that reports
-    /// it.
+    /// it. `None` if no scorer does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
-    /// Why it ended.
+    /// Reason why the attempt ended.
     pub finish: Finish,
-    /// Number of sampled completions.
+    /// Number of completions that were sampled in the attempt.
     pub turns: u32,
-    /// Number of sampled tokens.
+    /// Number of tokens that were sampled in the attempt.
     pub sampled_tokens: usize,
-    /// Counts of tool calls by result.
+    /// Counts of the attempt's tool calls by result.
     pub calls: CallCounts,
-    /// Counts of tool calls by turn, for the turns that have calls, well-formed or malformed.
+    /// Counts of tool calls by turn, for the turns that contain calls, well-formed or malformed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_by_turn: Vec<(u32, CallCounts)>,
     /// Sums of rewards from tools by turn, for the turns that have such rewards.
@@ -72,19 +73,19 @@ pub struct Outcome {
     /// number of failed calls (`errors`), and metrics that tools report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_metrics: BTreeMap<String, f64>,
-    /// Data for scorers that toolboxes returned before they were closed, by the toolbox's name.
+    /// Data for scorers that toolboxes returned before they were closed, by toolbox name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[serde(rename = "evidence")]
     pub scorer_inputs: Map<String, Value>,
-    /// Positions at which the template renders recorded history differently, by the turn that
-    /// follows.
+    /// Positions at which the chat template renders recorded history differently, each with the
+    /// turn that follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<Drift>,
-    /// Whether the prompt was too long and was truncated.
+    /// Whether the task's prompt was too long and was truncated.
     #[serde(default, skip_serializing_if = "is_false")]
     #[serde(rename = "prompt_cut")]
     pub prompt_truncated: bool,
-    /// Prompts that the context policy shortened.
+    /// Prompts of the attempt that the context policy shortened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "cuts")]
     pub context_truncations: Vec<ContextTruncation>,
@@ -92,14 +93,15 @@ pub struct Outcome {
     /// Empty in records of older versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cast: BTreeMap<String, String>,
-    /// The error that ended the attempt. `None` if there was none.
+    /// Message of the error that ended the attempt. `None` if no error ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Failures around the model; only the first few are kept.
+    /// Failures of tools, scorers and other components during the attempt. Only the first few are
+    /// kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "troubles")]
     pub warnings: Vec<AttemptWarning>,
-    /// Times of the attempt's parts, in the process that made it. Never recorded.
+    /// Times of the attempt's parts, in the process that made the attempt. Never recorded.
     #[serde(skip)]
     pub timings: Timings,
 }
@@ -130,12 +132,12 @@ impl Outcome {
         }
     }
 
-    /// Creates the outcome of a demonstrated conversation that ends with this answer.
+    /// Creates the outcome of a demonstrated conversation whose final answer is `final_answer`.
     pub fn demonstrated(final_answer: impl Into<String>) -> Self {
         Outcome { final_text: final_answer.into(), finish: Finish::Answered, ..Outcome::initial() }
     }
 
-    /// Adds a failure, unless the maximum number of failures is recorded already.
+    /// Adds a failure to the outcome, unless the maximum number of failures is recorded already.
     pub fn add_warning(&mut self, source: impl Into<String>, why: impl Into<String>) {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(AttemptWarning { source: source.into(), message: why.into() });
@@ -143,16 +145,17 @@ impl Outcome {
     }
 }
 
-/// A turn before which the template renders the recorded conversation differently.
+/// A turn before which the chat template renders the recorded conversation differently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drift {
-    /// Number of the turn.
+    /// Number of the turn before which the rendering differs.
     pub turn: u32,
-    /// Recorded text, from the first difference.
+    /// Recorded text, from the first difference on.
     pub recorded: String,
-    /// Text that the template renders there, or its error if it renders nothing.
+    /// Text that the template renders instead of the recorded text, or its error if it renders
+    /// nothing.
     pub printed: String,
-    /// Whether the turn was sampled from the template's rendering, in a fork.
+    /// Whether the turn was sampled from the template's rendering, in a fork of the conversation.
     #[serde(default, skip_serializing_if = "is_false")]
     pub forked: bool,
 }
@@ -160,7 +163,7 @@ pub struct Drift {
 /// A prompt that exceeded its agent's context limit, and was shortened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextTruncation {
-    /// Number of the turn.
+    /// Number of the turn that the prompt starts.
     pub turn: u32,
     /// Name of the agent whose prompt was shortened.
     pub agent: String,
@@ -173,10 +176,10 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Maximum number of recorded failures of an attempt.
+/// Maximum number of failures that are recorded for an attempt.
 const MAX_WARNINGS: usize = 8;
 
-/// A failure around the model.
+/// A failure of a tool, a scorer or another component during an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptWarning {
     /// Source of the failure: the name of a tool, the scorer, or the attempt itself.
@@ -189,19 +192,19 @@ pub struct AttemptWarning {
 /// Counts of an attempt's tool calls by result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallCounts {
-    /// Calls that returned a result.
+    /// Number of calls that returned a result.
     pub ok: u32,
-    /// Calls that could not be parsed.
+    /// Number of calls that could not be parsed.
     pub malformed: u32,
-    /// Calls of a tool that does not exist.
+    /// Number of calls of a tool that does not exist.
     pub unknown_tool: u32,
-    /// Calls whose arguments do not match the tool's parameters.
+    /// Number of calls whose arguments do not match the tool's parameters.
     pub bad_arguments: u32,
-    /// Calls that failed.
+    /// Number of calls that failed in the tool.
     pub failed: u32,
-    /// Calls that timed out.
+    /// Number of calls that timed out.
     pub timeout: u32,
-    /// Number of all these calls that were written without tags.
+    /// Number of calls, among all of the above, that the model wrote without tags.
     #[serde(default, skip_serializing_if = "is_0")]
     pub bare: u32,
 }
@@ -211,7 +214,7 @@ fn is_0(count: &u32) -> bool {
 }
 
 impl CallCounts {
-    /// Returns the counts added since `before`.
+    /// Returns the counts of the calls that were added since `before`.
     pub fn subtract(&self, before: &Self) -> Self {
         CallCounts {
             ok: self.ok - before.ok,
@@ -224,7 +227,7 @@ impl CallCounts {
         }
     }
 
-    /// Returns the sum of both counts.
+    /// Returns the sums of the two counts, field by field.
     #[must_use]
     pub fn sum_with(&self, other: &Self) -> Self {
         CallCounts {
@@ -238,12 +241,12 @@ impl CallCounts {
         }
     }
 
-    /// Returns the number of all calls.
+    /// Returns the number of all tool calls.
     pub fn total(&self) -> u32 {
         self.ok + self.errors()
     }
 
-    /// Returns the number of calls without a result.
+    /// Returns the number of tool calls that returned no result.
     pub fn errors(&self) -> u32 {
         self.malformed + self.unknown_tool + self.bad_arguments + self.failed + self.timeout
     }

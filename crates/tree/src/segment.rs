@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DEFAULT, TreeError};
 
-/// Index of a segment in its trajectory.
+/// Index of a segment in its trajectory, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SegmentId(pub u32);
@@ -29,28 +29,30 @@ pub struct SegmentId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Context of the model: prompt, tool result, template boundary. Never a target.
+    /// The tokens are context of the model: prompt, tool result, template boundary. They are never
+    /// trained on.
     #[serde(rename = "given")]
     Context,
-    /// Sampled from the model, with a log-probability and a weight version for every token.
+    /// The tokens were sampled from the model, each with a log-probability and a weight version.
     Sampled,
-    /// Written by another author, to be imitated: a target of cross-entropy, never of a policy
-    /// loss.
+    /// The tokens were written by another author, to be imitated: targets of cross-entropy, never
+    /// of a policy loss.
     Demonstrated,
 }
 
-/// Reason why sampled tokens are not targets: their log-probabilities are not those of the
+/// Reason why sampled tokens are not trained on: their log-probabilities do not describe the
 /// distribution that they were sampled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MaskReason {
-    /// Decoded greedily, at temperature 0.
+    /// The tokens were decoded greedily, at temperature 0.
     Greedy,
-    /// Sampled from a restricted or changed distribution: filters, penalties, biases.
+    /// The tokens were sampled from a restricted or changed distribution: filters, penalties,
+    /// biases.
     Filtered,
 }
 
 impl MaskReason {
-    /// All reasons.
+    /// All reasons why sampled tokens are not trained on.
     pub const ALL: [MaskReason; 2] = [MaskReason::Greedy, MaskReason::Filtered];
 
     /// Returns the name of the reason in metrics.
@@ -71,29 +73,29 @@ impl fmt::Display for MaskReason {
     }
 }
 
-/// A run of tokens sampled under one version of the weights.
+/// Consecutive tokens that were sampled under one version of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionRun {
-    /// Version of the weights.
+    /// Version of the weights that sampled the tokens.
     pub version: u64,
-    /// Number of consecutive tokens sampled under this version.
+    /// Number of consecutive tokens that were sampled under this version.
     pub len: u32,
 }
 
-/// A run of tokens with one origin.
+/// Consecutive tokens with one origin: context, sampled or demonstrated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Index in the trajectory.
+    /// Index of the segment in its trajectory.
     pub id: SegmentId,
-    /// Segment that this one continues. `None` for a root.
+    /// Segment that this segment continues. `None` for a root.
     pub parent: Option<SegmentId>,
     /// Number of parent tokens that precede the fork. `None` if the segment continues at the
     /// parent's end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
-    /// Origin of the tokens.
+    /// Origin of the segment's tokens.
     pub kind: Kind,
-    /// Token ids.
+    /// Token ids of the segment.
     pub tokens: Vec<u32>,
     /// Behavior log-probability of each token, in nats: log-softmax(logits / temperature) over the
     /// full vocabulary. Empty unless the kind is `Sampled`.
@@ -102,15 +104,15 @@ pub struct Segment {
     /// log-probabilities are at temperature 1.
     pub temperature: f32,
     /// Whether sampling was restricted (top-p, top-k, min-p) or changed (penalties, biases), so
-    /// that `logprobs` does not describe the distribution of the tokens. Such a segment is not a
-    /// target.
+    /// that `logprobs` does not describe the distribution of the tokens. Such a segment is not
+    /// trained on.
     pub filtered: bool,
     /// Weight versions of the tokens, in order. Empty unless the kind is `Sampled`.
     pub versions: Vec<VersionRun>,
     /// Name of the agent whose conversation contains the segment.
     pub agent: String,
-    /// Name of the policy that was called. `versions` counts versions of its weights, and `tokens`
-    /// are ids of its vocabulary.
+    /// Name of the policy whose call recorded the segment. `versions` counts versions of its
+    /// weights, and `tokens` are ids of its vocabulary.
     pub policy: String,
     /// Model call that the segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
@@ -144,8 +146,8 @@ impl Segment {
         }
     }
 
-    /// Returns why the sampled tokens are not targets. Returns `None` if they are targets, and for
-    /// other kinds.
+    /// Returns why the segment's sampled tokens are not trained on. Returns `None` if they are
+    /// trained on, and for segments of other kinds.
     pub fn mask_reason(&self) -> Option<MaskReason> {
         if self.kind != Kind::Sampled {
             None
@@ -156,13 +158,13 @@ impl Segment {
         }
     }
 
-    /// Returns whether the segment has tokens to train on: sampled tokens whose log-probabilities
-    /// are those of the distribution they were sampled from, or demonstrated tokens.
+    /// Returns whether the segment has tokens to train on: demonstrated tokens, or sampled tokens
+    /// whose log-probabilities describe the distribution that they were sampled from.
     pub fn is_target(&self) -> bool {
         self.kind != Kind::Context && !self.tokens.is_empty() && self.mask_reason().is_none()
     }
 
-    /// Sets the id of the segment to `id`, after checking it against its parent, which has
+    /// Sets the id of the segment to `id`, after checking the segment against its parent, which has
     /// `parent_len` tokens.
     ///
     /// # Errors
@@ -196,34 +198,36 @@ impl Segment {
         Ok(())
     }
 
-    /// Returns the weight version of each token. Empty unless the kind is `Sampled`.
+    /// Returns the weight version of each of the segment's tokens. Empty unless the kind is
+    /// `Sampled`.
     pub fn token_versions(&self) -> impl Iterator<Item = u64> + '_ {
         self.versions.iter().flat_map(|run| std::iter::repeat_n(run.version, run.len as usize))
     }
 }
 
-/// The tokens of a segment that belong to a sequence: all of them, or those before a fork.
+/// The tokens of a segment that belong to a sequence: all of them, or the tokens before a fork.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part<'a> {
-    /// The segment.
+    /// The segment that contains the tokens.
     pub segment: &'a Segment,
-    /// Number of the segment's tokens in the sequence.
+    /// Number of the segment's tokens that belong to the sequence.
     pub len: usize,
 }
 
 impl<'a> Part<'a> {
-    /// Returns the tokens of the segment that are in the sequence.
+    /// Returns the tokens of the segment that belong to the sequence.
     pub fn tokens(&self) -> &'a [u32] {
         &self.segment.tokens[..self.len]
     }
 
-    /// Returns whether all tokens of the segment are in the sequence.
+    /// Returns whether all tokens of the segment belong to the sequence.
     pub fn is_complete(&self) -> bool {
         self.len == self.segment.tokens.len()
     }
 }
 
-/// The forest of segments of one attempt, parents before children. Segments are only added.
+/// The forest of segments of one attempt, with parents before children. Segments are added, but
+/// never changed or removed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Trajectory {
@@ -236,12 +240,12 @@ impl Trajectory {
         Self::default()
     }
 
-    /// Returns all segments. A segment's id is its index.
+    /// Returns all segments of the trajectory. A segment's id is its index.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Appends a segment, and sets its id. Other segments do not change.
+    /// Appends a segment to the trajectory, and sets its id. The existing segments do not change.
     ///
     /// # Errors
     /// Returns an error if the parent is not in the trajectory or has too few tokens, or if the
@@ -254,14 +258,14 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
-    /// Sets the agent of a segment. Has no effect if the segment does not exist.
+    /// Sets the agent's name of a segment. Has no effect if the segment does not exist.
     pub fn assign(&mut self, segment: SegmentId, agent: &str) {
         if let Some(segment) = self.segments.get_mut(segment.0 as usize) {
             agent.clone_into(&mut segment.agent);
         }
     }
 
-    /// Sets agent and policy of all segments.
+    /// Sets the names of the agent and the policy of all segments.
     #[must_use]
     pub fn with_names(mut self, agent: &str, policy: &str) -> Self {
         for segment in &mut self.segments {
@@ -270,8 +274,8 @@ impl Trajectory {
         self
     }
 
-    /// Returns the parts of segments from a root to the end of `leaf`. Empty if `leaf` is not in
-    /// the trajectory.
+    /// Returns the parts of segments that form the sequence from a root to the end of `leaf`. Empty
+    /// if `leaf` is not in the trajectory.
     pub fn sequence(&self, leaf: SegmentId) -> Vec<Part<'_>> {
         let mut sequence = Vec::new();
         let mut next = Some((leaf, None));
@@ -289,7 +293,8 @@ impl Trajectory {
         sequence
     }
 
-    /// Returns the segments that no other segment continues at their end, in order.
+    /// Returns the leaves of the trajectory: the segments that no other segment continues at their
+    /// end, in order.
     pub fn leaves(&self) -> Vec<SegmentId> {
         let mut continued = vec![false; self.segments.len()];
         for segment in &self.segments {
@@ -304,7 +309,7 @@ impl Trajectory {
     }
 
     /// Returns, for each segment, the first leaf whose sequence contains the segment completely.
-    /// Work grows with the number of segments, not with their depth.
+    /// The run time grows with the number of segments, not with their depth.
     pub fn owners(&self) -> Vec<SegmentId> {
         let mut owners: Vec<Option<SegmentId>> = vec![None; self.segments.len()];
         for leaf in self.leaves() {
@@ -330,7 +335,7 @@ impl Trajectory {
             .collect()
     }
 
-    /// Returns the token ids of the sequence to `leaf`.
+    /// Returns the token ids of the sequence from a root to the end of `leaf`.
     pub fn sequence_tokens(&self, leaf: SegmentId) -> Vec<u32> {
         self.sequence(leaf).iter().flat_map(|part| part.tokens().iter().copied()).collect()
     }
@@ -394,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_cover_every_segment() {
+    fn every_segment_has_an_owner() {
         let mut trajectory = Trajectory::new();
         let mut push = |parent: Option<u32>, fork_offset| {
             let segment = Segment {

@@ -5,62 +5,62 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Start and duration of something that happened.
+/// Start and duration of a part of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TimeInterval {
-    /// Start as a Unix timestamp, in nanoseconds.
+    /// Start of the interval as a Unix timestamp, in nanoseconds.
     pub start: u64,
-    /// Duration in nanoseconds.
+    /// Duration of the interval, in nanoseconds.
     pub duration: u64,
 }
 
 impl TimeInterval {
-    /// Returns the end as a Unix timestamp, in nanoseconds.
+    /// Returns the end of the interval as a Unix timestamp, in nanoseconds.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.duration)
     }
 }
 
-/// Part of an attempt that was timed.
+/// Part of an attempt whose time is measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimedPart {
     /// The agent loop, from its first message to its outcome.
     Attempt,
-    /// A model call that is recorded in tokens.
+    /// A model call whose tokens are recorded.
     Call {
-        /// Turn of its segments.
+        /// Turn of the segments that the call recorded.
         turn: u32,
     },
-    /// A call of a chat API, which is recorded in messages.
+    /// A call of a chat API, whose messages are recorded instead of tokens.
     External {
         /// Index among the attempt's calls of chat APIs, from 0.
         index: u32,
     },
-    /// A tool call, without the wait for a permit.
+    /// A tool call, without the wait for a concurrency permit.
     Tool {
         /// Turn of the completion that contains the call.
         turn: u32,
-        /// Index of the call in the completion, from 0.
+        /// Index of the tool call in the completion, from 0.
         index: u32,
-        /// Name of the result's category: `ok`, `failed` and so on.
+        /// Name of the result's category, such as `ok` or `failed`.
         result: String,
     },
-    /// All scorers of the attempt.
+    /// The scoring of the attempt, by all scorers together.
     Scoring,
 }
 
-/// Times of a part of an attempt.
+/// A part of an attempt, with its start and duration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// The part.
+    /// Part of the attempt that was timed.
     pub part: TimedPart,
-    /// Start and duration of the part.
+    /// Start and duration of the attempt's part.
     pub interval: TimeInterval,
 }
 
-/// Times of an attempt's parts, in the order in which the parts ended. All values are equal: what
-/// an attempt is does not depend on when it happened.
+/// Times of an attempt's parts, in the order in which the parts ended. All values compare as equal,
+/// because the identity of an attempt does not depend on when it happened.
 #[derive(Debug, Clone, Default)]
 pub struct Timings(pub Vec<Timing>);
 
@@ -71,18 +71,18 @@ impl PartialEq for Timings {
 }
 
 impl Timings {
-    /// Adds a part.
+    /// Adds the time of a part of the attempt.
     pub fn add(&mut self, part: TimedPart, interval: TimeInterval) {
         self.0.push(Timing { part, interval });
     }
 
-    /// Returns the interval of the first part that `is_meant` accepts.
+    /// Returns the interval of the first part for which `is_meant` returns true.
     pub fn find(&self, is_meant: impl Fn(&TimedPart) -> bool) -> Option<TimeInterval> {
         self.0.iter().find(|timing| is_meant(&timing.part)).map(|timing| timing.interval)
     }
 
-    /// Returns the times with all turns raised by `turns`, without parts that have no turn: the
-    /// times of a conversation that becomes a branch of another one.
+    /// Returns the times of a conversation that becomes a branch of another conversation: all turns
+    /// are raised by `turns`, and parts without a turn are dropped.
     pub fn as_branch(self, turns: u32) -> impl Iterator<Item = Timing> {
         self.0.into_iter().filter_map(move |mut timing| match &mut timing.part {
             TimedPart::Call { turn } | TimedPart::Tool { turn, .. } => {

@@ -8,49 +8,51 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Token ids of a sequence from its root, in pieces. Sequences of one trajectory share the pieces
-/// of its segments. Compares and serializes like the flat list.
+/// Token ids of a sequence from its root, stored in chunks. Sequences of one trajectory share the
+/// chunks of its segments. The tokens compare and serialize like a flat list.
 #[derive(Clone, Default)]
 pub struct Tokens {
-    /// Non-empty pieces.
-    chunks: Vec<Chunk>,
+    /// Chunks of token ids, none of them empty.
+    chunks: Vec<TokenChunk>,
     len: usize,
 }
 
-/// The first `len` tokens of a shared allocation.
+/// The first `len` tokens of a shared allocation of token ids.
 #[derive(Clone)]
-struct Chunk {
+struct TokenChunk {
     tokens: Arc<[u32]>,
     len: usize,
 }
 
-impl Chunk {
+impl TokenChunk {
     fn tokens(&self) -> &[u32] {
         &self.tokens[..self.len]
     }
 }
 
 impl Tokens {
-    /// Returns the number of tokens.
+    /// Returns the number of tokens in the sequence.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no tokens.
+    /// Returns whether the sequence has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends the first `len` tokens of a piece, or all if it has fewer. Does not copy the tokens.
+    /// Appends the first `len` tokens of a chunk, or all if it has fewer. Shares the allocation
+    /// instead of copying the tokens.
     pub fn push(&mut self, tokens: Arc<[u32]>, len: usize) {
         let len = len.min(tokens.len());
         if len > 0 {
             self.len += len;
-            self.chunks.push(Chunk { tokens, len });
+            self.chunks.push(TokenChunk { tokens, len });
         }
     }
 
-    /// Keeps the first `len` tokens. Has no effect if there are fewer.
+    /// Keeps the first `len` tokens of the sequence. Has no effect if the sequence has fewer
+    /// tokens.
     pub fn truncate(&mut self, len: usize) {
         while self.len > len
             && let Some(last) = self.chunks.last_mut()
@@ -66,39 +68,41 @@ impl Tokens {
         }
     }
 
-    /// Returns the token ids in order.
+    /// Returns the token ids of the sequence in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
         self.chunks.iter().flat_map(|chunk| chunk.tokens().iter().copied())
     }
 
-    /// Returns the token ids as one list.
+    /// Returns the token ids of the sequence as one flat list.
     pub fn to_vec(&self) -> Vec<u32> {
         self.iter().collect()
     }
 
-    /// Returns a cursor at the first token.
+    /// Returns a cursor at the first token of the sequence.
     pub(crate) fn cursor(&self) -> TokenCursor<'_> {
         TokenCursor { chunks: &self.chunks, offset: 0 }
     }
 }
 
-/// A cursor over the remaining tokens of a sequence.
+/// A cursor over the tokens of a sequence that remain to be read.
 #[derive(Clone, Copy)]
 pub(crate) struct TokenCursor<'a> {
-    /// Pieces from the one with the next token.
-    chunks: &'a [Chunk],
+    /// Chunks of the sequence, starting with the chunk that contains the next token.
+    chunks: &'a [TokenChunk],
     /// Offset of the next token in the first of `chunks`.
     offset: usize,
 }
 
 impl<'a> TokenCursor<'a> {
-    /// Returns the next token without advancing, or `None` at the end of the sequence.
+    /// Returns the next token of the sequence without advancing, or `None` at the end of the
+    /// sequence.
     pub fn first(&self) -> Option<u32> {
         self.chunks.first().map(|chunk| chunk.tokens[self.offset])
     }
 
-    /// Advances past the tokens that are equal to a prefix of `other_tokens`. Returns their number.
-    pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
+    /// Advances past the tokens that are equal to a prefix of `other_tokens`. Returns the number of
+    /// tokens passed.
+    pub fn skip_common_prefix(&mut self, other_tokens: &[u32]) -> usize {
         let mut common_len = 0;
         while let Some(chunk) = self.chunks.first() {
             let own_tokens = &chunk.tokens()[self.offset..];
@@ -114,7 +118,7 @@ impl<'a> TokenCursor<'a> {
         common_len
     }
 
-    /// Returns all remaining tokens.
+    /// Returns all remaining tokens of the sequence.
     pub fn to_vec(self) -> Vec<u32> {
         let mut skip = self.offset;
         let mut tokens = Vec::new();
@@ -204,7 +208,7 @@ mod tests {
     proptest! {
         /// Pieces are read, truncated, compared and serialized like the flat list.
         #[test]
-        fn chunks_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
+        fn token_chunks_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
             let (mut tokens, mut plain) = chunked_tokens(&ours);
             let (other, other_plain) = chunked_tokens(&theirs);
             prop_assert_eq!(tokens == other, plain == other_plain);
@@ -224,7 +228,7 @@ mod tests {
             let (tokens, plain) = chunked_tokens(&ours);
             let mut rest = tokens.cursor();
             let shared = plain.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-            prop_assert_eq!(rest.step_along(&theirs), shared);
+            prop_assert_eq!(rest.skip_common_prefix(&theirs), shared);
             prop_assert_eq!(rest.first(), plain.get(shared).copied());
             prop_assert_eq!(rest.to_vec(), &plain[shared..]);
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use levade_rl::correction::{Bound, Correction, Level};
+use levade_rl::correction::{Bound, Correction, RatioLevel};
 use serde::{Deserialize, Serialize};
 
 /// `[cluster.samplers]`: inference servers that sample, by `kind`.
@@ -107,7 +107,7 @@ impl CorrectionDefault {
     /// Returns the importance correction that this value selects, or `None` for no correction.
     pub fn correction(self) -> Option<Correction> {
         let to_correction =
-            |bound| Some(Correction { level: Level::Token, bound, normalize: false });
+            |bound| Some(Correction { level: RatioLevel::Token, bound, normalize: false });
         match self {
             CorrectionDefault::Tis => to_correction(Bound::Clamp { low: 0.0, high: 2.0 }),
             CorrectionDefault::Icepop => to_correction(Bound::Mask { low: 0.5, high: 5.0 }),

@@ -5,20 +5,20 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::options::Options;
+use super::options::ChoiceOptions;
 use super::patterns::SENTENCE_END;
 use super::words::{BEFORE_OPTION, FALSE_IS, IS_DENIED, IS_TRUE, WORKS};
 use crate::pattern::pattern;
 
-/// The index of an option, and the text that named it.
+/// The index of an option, and the part of the text that names the option.
 type NamedOption = (usize, String);
 
 /// Returns the only option that a text calls right, false or true, depending on what the question
-/// asks for, with the end of the statement. `letter` returns the option of a letter, and
-/// `is_stated` returns whether the text before a statement leaves it stated.
-pub(super) fn only_called(
+/// asks for, with the end of the statement. `letter` returns the option of a letter. `is_stated`
+/// returns whether the text before a statement lets the statement count.
+pub(super) fn find_option_called_right(
     text: &str,
-    options: &Options,
+    options: &ChoiceOptions,
     letter: impl Fn(&str) -> Option<NamedOption>,
     is_stated: impl Fn(&str) -> bool,
 ) -> Option<(usize, NamedOption)> {
@@ -47,14 +47,17 @@ pub(super) fn only_called(
     // "Plan B works" names no option.
     only(&IS_TRUE, None)
         .or_else(|| only(&WORKS, Some(&BEFORE_OPTION)))
-        .or_else(|| only_text(text, options))
+        .or_else(|| find_option_text_called_right(text, options))
 }
 
-/// Returns the only option whose text fills a sentence with "is the answer" or "is correct".
-fn only_text(text: &str, options: &Options) -> Option<(usize, NamedOption)> {
+/// Returns the only option whose text precedes "is the answer" or "is correct" in a sentence.
+fn find_option_text_called_right(
+    text: &str,
+    options: &ChoiceOptions,
+) -> Option<(usize, NamedOption)> {
     let mut called = SENTENCE_END.split(text).filter_map(|sentence| {
         let name = TEXT_IS_RIGHT.captures(sentence)?.get(1)?;
-        let option = super::option_of(name.as_str(), &options.texts)?;
+        let option = super::find_option_by_text(name.as_str(), &options.texts)?;
         let end = sentence.as_ptr() as usize - text.as_ptr() as usize + sentence.len();
         Some((end, (option, name.as_str().to_owned())))
     });
@@ -62,7 +65,7 @@ fn only_text(text: &str, options: &Options) -> Option<(usize, NamedOption)> {
     called.all(|(_, (other, _))| other == only.1.0).then_some(only)
 }
 
-/// A sentence "Paris is the answer", with the text of the option in group 1.
+/// Matches a sentence such as "Paris is the answer", with the text of the option in group 1.
 static TEXT_IS_RIGHT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_\x22\s]*(?:(?:so|thus|therefore|hence),?\s+)?([^,;:]{1,200}?)[*_\x22]*\s+is\s+",
@@ -75,10 +78,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_called_requires_one_option() {
-        let options = Options {
+    fn judgment_must_name_one_option() {
+        let options = ChoiceOptions {
             texts: ["London", "Paris", "Rome"].map(str::to_owned).to_vec(),
-            ..Options::default()
+            ..ChoiceOptions::default()
         };
         let letter = |name: &str| {
             let at = "ABC".find(name)?;
@@ -99,7 +102,7 @@ mod tests {
             ("Old Paris is the answer.", None),
             ("Paris is the wrong answer.", None),
         ] {
-            let found = only_called(text, &options, letter, |_| true);
+            let found = find_option_called_right(text, &options, letter, |_| true);
             assert_eq!(found.map(|(_, (option, _))| option), want, "{text}");
         }
     }

@@ -1,13 +1,13 @@
 //! Generates texts that state options among other sentences. No wrong option may be found, and
 //! nearly all of the right ones must be.
 
-use super::Options;
-use super::named::find_named;
+use super::ChoiceOptions;
+use super::named::find_named_option;
 
 /// Options of the generated questions. Models may also use their texts as ordinary words.
-fn options() -> Options {
+fn options() -> ChoiceOptions {
     let texts = ["11 cm", "cheesecake", "-84", "Paris"].map(str::to_owned);
-    Options { texts: texts.into(), ..Options::default() }
+    ChoiceOptions { texts: texts.into(), ..ChoiceOptions::default() }
 }
 
 /// Sentences in which models state an option. `@` is replaced by its letter.
@@ -284,7 +284,7 @@ const FILLER_SENTENCES: [&str; 16] = [
 
 /// Returns the letter of the option that a text names.
 fn named_letter(text: &str) -> Option<char> {
-    let (number, _) = find_named(text, 4, &options())?;
+    let (number, _) = find_named_option(text, 4, &options())?;
     "ABCD".chars().nth(number)
 }
 
@@ -352,7 +352,7 @@ fn unstated_option_is_not_found() {
 }
 
 #[test]
-fn later_statement_wins_and_denial_keeps_earlier() {
+fn later_choice_replaces_earlier_but_denial_does_not() {
     let mut count = 0;
     let mut lost = 0;
     for first in STATED.iter().chain(&ELSEWHERE) {

@@ -16,7 +16,7 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use self::options::Options;
+use self::options::ChoiceOptions;
 pub use self::options::{OPTION_LABELS, OPTION_TEXTS, split_letters};
 use crate::pattern::pattern;
 use crate::scorer::{answer_components, expected};
@@ -38,24 +38,24 @@ impl Default for ChoiceScorer {
     }
 }
 
-/// Maximum number of options without labels: one for each letter.
+/// Maximum number of options without labels: one for each letter of the alphabet.
 const LETTERS: usize = 26;
 
 #[async_trait]
 impl Scorer for ChoiceScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        let options = Options::from_task(task);
+        let options = ChoiceOptions::from_task(task);
         self.grade("", expected(task), &options).map(drop)
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let options = Options::from_task(&input.task);
+        let options = ChoiceOptions::from_task(&input.task);
         answer_components(input, self.grade(input.text(), input.expected(), &options))
     }
 }
 
-/// Converts a value to text. A string is trimmed, and other values become JSON.
-fn plain(value: &Value) -> String {
+/// Converts a JSON value to text. A string is trimmed, and any other value becomes JSON text.
+fn value_to_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned())
 }
 
@@ -81,10 +81,10 @@ impl ChoiceScorer {
         &self,
         text: &str,
         expected: &Value,
-        options: &Options,
+        options: &ChoiceOptions,
     ) -> Result<Score, ScoreError> {
         self.check()?;
-        let count = options.count(self.options);
+        let count = options.count_or(self.options);
         let want = match expected {
             Value::Number(number) => {
                 let is_numbered = options.labels.iter().any(|label| label.parse::<f64>().is_ok());
@@ -95,8 +95,8 @@ impl ChoiceScorer {
                 let bare = text.trim().trim_matches(['(', ')', '.']).trim();
                 // Datasets store numbers as text.
                 let number = || bare.parse::<usize>().ok().filter(|_| options.labels.is_empty());
-                let label = options.index_of_label(bare).or_else(|| options.letter(bare));
-                label.or_else(|| option_of(bare, &options.texts)).or_else(number)
+                let label = options.index_of_label(bare).or_else(|| options.index_of_letter(bare));
+                label.or_else(|| find_option_by_text(bare, &options.texts)).or_else(number)
             }
             _ => None,
         };
@@ -106,26 +106,28 @@ impl ChoiceScorer {
                 if options.labels.is_empty() { "letter" } else { "label" }
             ))
         })?;
-        let Some((found, extracted)) = named::find_named(text, count, options) else {
+        let Some((found, extracted)) = named::find_named_option(text, count, options) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
         Ok(Score { value: f64::from(u8::from(found == want)), extracted: Some(extracted) })
     }
 }
 
-/// Returns the index of an option from its letter. The letter must be the complete text.
-fn letter(text: &str) -> Option<usize> {
+/// Returns the index of the option that a letter names: 0 for A. Returns `None` unless the text is
+/// a single letter.
+fn letter_index(text: &str) -> Option<usize> {
     let mut chars = text.chars();
     let first = chars.next()?.to_ascii_uppercase();
     (first.is_ascii_uppercase() && chars.next().is_none()).then(|| (first as u8 - b'A') as usize)
 }
 
-/// Returns the index of the option with this text, if there is exactly one.
-fn option_of(text: &str, options: &[String]) -> Option<usize> {
+/// Returns the index of the option whose text equals `text`, if there is exactly one such option.
+fn find_option_by_text(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalize(text);
-    let exact = with_signs(text);
+    let exact = normalize_number_text(text);
     // "C++" and "C" are equal after normalization.
-    let mut written = options.iter().enumerate().filter(|(_, option)| with_signs(option) == exact);
+    let mut written =
+        options.iter().enumerate().filter(|(_, option)| normalize_number_text(option) == exact);
     if let (Some((found, _)), None) = (written.next().filter(|_| !exact.is_empty()), written.next())
     {
         return Some(found);
@@ -133,7 +135,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let is_same = |option: &String| {
         // Signs and decimal points, which normalization removes, belong to numbers.
         let has_digits = option.contains(|c: char| c.is_ascii_digit());
-        normalize(option) == normal && (!has_digits || with_signs(option) == exact)
+        normalize(option) == normal && (!has_digits || normalize_number_text(option) == exact)
     };
     let mut same = options.iter().enumerate().filter(|(_, option)| is_same(option));
     let found = same.next().filter(|_| !normal.is_empty())?;
@@ -141,12 +143,12 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
 }
 
 /// Returns the index of the only option that consists of this number and a unit, if all options are
-/// numbers with the same unit: 20 is "20 m".
-fn option_of_number(text: &str, options: &[String]) -> Option<usize> {
+/// numbers with the same unit: 20 names the option "20 m".
+fn find_option_by_number(text: &str, options: &[String]) -> Option<usize> {
     let is_digit = |c: char| c.is_ascii_digit() || matches!(c, '-' | '.');
-    let number = with_signs(text);
+    let number = normalize_number_text(text);
     let split = |option: &String| {
-        let option = with_signs(option);
+        let option = normalize_number_text(option);
         let end = option.find(|c: char| !is_digit(c))?;
         Some((option[..end].to_owned(), option[end..].to_owned()))
     };
@@ -162,7 +164,7 @@ fn option_of_number(text: &str, options: &[String]) -> Option<usize> {
 
 /// Returns a text in lower case, without thousands separators, without spaces (except between
 /// digits), and without characters that mean nothing next to a number.
-fn with_signs(text: &str) -> String {
+fn normalize_number_text(text: &str) -> String {
     let text = text.trim().trim_end_matches('.').replace(['−', '–'], "-").to_lowercase();
     let text = THOUSANDS.replace_all(&text, |found: &Captures<'_>| found[0].replace(',', ""));
     let kept = text.char_indices().filter(|(at, c)| {

@@ -8,24 +8,24 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
-use super::{LETTERS, letter, plain};
+use super::{LETTERS, letter_index, value_to_text};
 use crate::pattern::pattern;
 use crate::scorer::task_field;
 
-/// Fields that can hold the label of an option that is an object. The first one that is present is
+/// Names of the JSON fields that can contain an option's label. The first field that is present is
 /// used.
 pub const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
-/// Fields that can hold the text of an option that is an object. The first one that is present is
+/// Names of the JSON fields that can contain an option's text. The first field that is present is
 /// used.
 pub const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
-/// The options of a task.
+/// The options of a multiple-choice task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Options {
+pub(crate) struct ChoiceOptions {
     /// Texts of all options; empty if the task does not list its options.
     pub texts: Vec<String>,
-    /// Labels of all options, if they differ from A, B, C… in this order; else empty. If present,
-    /// only labels name options.
+    /// Labels of all options, if they differ from A, B, C… in this order; otherwise empty. If there
+    /// are labels, only they name options.
     pub labels: Vec<String>,
     /// Whether the question asks for the wrong option ("all of these EXCEPT").
     pub wants_wrong_option: bool,
@@ -33,9 +33,9 @@ pub(crate) struct Options {
     pub wants_false_statement: bool,
 }
 
-impl Options {
+impl ChoiceOptions {
     /// Parses the options in the field `choices` or `options` of a task. The field is a list of
-    /// texts, a list of objects with a label and a text, an object from labels to texts, or an
+    /// texts, a list of objects with a label and a text, an object that maps labels to texts, or an
     /// object with the lists `text` and `label`, as in published datasets.
     pub fn from_task(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
@@ -52,11 +52,11 @@ impl Options {
         let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
         let wants_wrong_option = WRONG_OPTION_WANTED.is_match(question);
         let wants_false_statement = FALSE_STATEMENT_WANTED.is_match(question);
-        Options { wants_wrong_option, wants_false_statement, texts, labels }
+        ChoiceOptions { wants_wrong_option, wants_false_statement, texts, labels }
     }
 
     /// Returns the number of options, or `unlisted` if the task does not list its options.
-    pub fn count(&self, unlisted: usize) -> usize {
+    pub fn count_or(&self, unlisted: usize) -> usize {
         match self.texts.len() {
             0 => unlisted,
             count if self.labels.is_empty() => count.min(LETTERS),
@@ -64,15 +64,15 @@ impl Options {
         }
     }
 
-    /// Returns the index of the option that a single letter names: by its label if the options have
-    /// labels, else by its position in the alphabet.
-    pub fn letter(&self, text: &str) -> Option<usize> {
-        let position = letter(text)?;
+    /// Returns the index of the option that a single letter names: by the option's label if the
+    /// options have labels, otherwise by the letter's position in the alphabet.
+    pub fn index_of_letter(&self, text: &str) -> Option<usize> {
+        let position = letter_index(text)?;
         if self.labels.is_empty() { Some(position) } else { self.index_of_label(text) }
     }
 
-    /// Returns the index of the only option with this label. If no label matches exactly, ignores
-    /// case.
+    /// Returns the index of the only option with the label `name`. If no label matches exactly, the
+    /// comparison ignores case.
     pub fn index_of_label(&self, name: &str) -> Option<usize> {
         let only = |is_it: &dyn Fn(&str) -> bool| {
             let mut found =
@@ -83,24 +83,25 @@ impl Options {
             .or_else(|| only(&|label| label.to_lowercase() == name.to_lowercase()))
     }
 
-    /// Returns the index of the option with this label, if the label is not a single letter. ARC
-    /// has questions with options from 1 to 4.
-    pub fn non_letter_label(&self, name: &str) -> Option<usize> {
-        self.index_of_label(name).filter(|_| letter(name).is_none())
+    /// Returns the index of the option with the label `name`, unless the label is a single letter.
+    /// ARC has questions with options from 1 to 4.
+    pub fn index_of_non_letter_label(&self, name: &str) -> Option<usize> {
+        self.index_of_label(name).filter(|_| letter_index(name).is_none())
     }
 }
 
-/// Returns the texts of options, and their labels if they have any.
+/// Returns the texts of a task's options, and their labels if they have any.
 fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
-    let texts = |list: &[Value]| -> Vec<String> { list.iter().map(plain).collect() };
+    let texts = |list: &[Value]| -> Vec<String> { list.iter().map(value_to_text).collect() };
     match options {
         Value::Array(list) => {
             let field = |item: &Value, names: &[&str]| {
                 let scalar = |value: &&Value| value.is_string() || value.is_number();
-                names.iter().find_map(|name| item.get(*name).filter(scalar)).map(plain)
+                names.iter().find_map(|name| item.get(*name).filter(scalar)).map(value_to_text)
             };
-            let shown =
-                list.iter().map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| plain(item)));
+            let shown = list
+                .iter()
+                .map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| value_to_text(item)));
             let labels: Option<Vec<String>> =
                 list.iter().map(|item| field(item, &OPTION_LABELS)).collect();
             (shown.collect(), labels.unwrap_or_default())
@@ -114,7 +115,7 @@ fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
                 by_label.sort_by(|a, b| a.0.cmp(b.0));
                 by_label
                     .into_iter()
-                    .map(|(label, text)| (plain(text), label.trim().to_owned()))
+                    .map(|(label, text)| (value_to_text(text), label.trim().to_owned()))
                     .unzip()
             }
         },
@@ -122,8 +123,8 @@ fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
     }
 }
 
-/// Splits the texts of options into their letters and the remaining texts, such as `B) 21` into `B`
-/// and `21`. Returns `None` unless each text starts with a letter and the letters differ.
+/// Splits texts of options into their letters and the remaining texts, such as `B) 21` into `B` and
+/// `21`. Returns `None` unless each text starts with a letter and the letters differ.
 pub fn split_letters(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     let label = |text: &String| Some(LETTERED.captures(text)?[1].to_owned());
     let labels: Vec<String> = texts.iter().map(label).collect::<Option<_>>()?;
@@ -132,7 +133,7 @@ pub fn split_letters(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     is_distinct.then(|| (labels, rest.collect()))
 }
 
-/// Returns the letter at an index of the alphabet, from 0.
+/// Returns the capital letter at an index of the alphabet, from 0.
 fn letter_at(at: usize) -> Option<String> {
     u8::try_from(at)
         .ok()
@@ -160,7 +161,7 @@ mod tests {
 
     /// Labels can be in any order and script.
     #[test]
-    fn only_row_labels_name_options() {
+    fn only_labels_of_task_row_select_options() {
         let listed = |labels: &[&str]| {
             let texts = ["red", "green", "blue", "grey"];
             json!({ "text": &texts[..labels.len()], "label": labels })
@@ -208,7 +209,7 @@ mod tests {
             (json!(["B) 21", "A) 22"]), "B", "22", Some(0.0)),
             (json!({"A": "red", "B": "green"}), "B", "B", Some(1.0)),
         ] {
-            let options = Options::from_task(&json!({ "row": { "choices": &choices } }));
+            let options = ChoiceOptions::from_task(&json!({ "row": { "choices": &choices } }));
             let text = format!("The answer is {stated}.");
             let score = ChoiceScorer::default().grade(&text, &json!(expected), &options);
             assert_eq!(
@@ -219,7 +220,7 @@ mod tests {
         }
         // An expected number is a label if the labels are numbers, else an index.
         let number = |choices: Value| {
-            let options = Options::from_task(&json!({ "choices": choices }));
+            let options = ChoiceOptions::from_task(&json!({ "choices": choices }));
             ChoiceScorer::default().grade("green", &json!(1), &options).unwrap().value
         };
         assert_eq!(number(json!({"1": "red", "2": "green"})), 0.0);

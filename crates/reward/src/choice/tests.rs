@@ -5,12 +5,15 @@ use serde_json::json;
 
 use super::*;
 
-fn texts(all: &[&str]) -> Options {
-    Options { texts: all.iter().map(|text| (*text).to_owned()).collect(), ..Options::default() }
+fn texts(all: &[&str]) -> ChoiceOptions {
+    ChoiceOptions {
+        texts: all.iter().map(|text| (*text).to_owned()).collect(),
+        ..ChoiceOptions::default()
+    }
 }
 
 #[test]
-fn grade_finds_option_by_letter_or_text() {
+fn chosen_option_is_found_by_letter_or_text() {
     let options = texts(&["a dog", "a cat", "the fish", "none"]);
     for (text, want) in [
         ("The answer is (B).", Some("B")),
@@ -42,12 +45,12 @@ fn grade_finds_option_by_letter_or_text() {
 }
 
 #[test]
-fn grade_matches_handwritten_pairs() {
+fn choice_grades_match_handwritten_pairs() {
     let scorer = ChoiceScorer { options: 10 };
     let mut wrong = Vec::new();
     for line in include_str!("../../tests/data/choice_pairs.jsonl").lines() {
         let row: Value = serde_json::from_str(line).unwrap();
-        let options = Options::from_task(&row);
+        let options = ChoiceOptions::from_task(&row);
         let score = scorer.grade(row["text"].as_str().unwrap(), &row["answer"], &options).unwrap();
         if Some(score.value) != row["right"].as_f64() {
             wrong.push(format!("{line}  got {} for {:?}", score.value, score.extracted));
@@ -57,7 +60,7 @@ fn grade_matches_handwritten_pairs() {
 }
 
 #[test]
-fn grade_uses_last_stated_option() {
+fn last_stated_option_is_graded() {
     let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
     let mut failures = Vec::new();
     for (text, want) in [
@@ -217,7 +220,7 @@ fn grade_uses_last_stated_option() {
 }
 
 #[test]
-fn grade_ignores_reported_and_conditional_options() {
+fn reported_and_conditional_options_are_not_graded() {
     let options = texts(&["iron", "gold", "zinc", "lead"]);
     let mut failures = Vec::new();
     for (text, want) in [
@@ -285,8 +288,12 @@ fn grade_ignores_reported_and_conditional_options() {
 #[test]
 fn option_called_false_answers_question_for_false() {
     let named = |question: &str, text: &str| {
-        named::find_named(text, 4, &Options::from_task(&json!({ "question": question, "row": {} })))
-            .is_some()
+        named::find_named_option(
+            text,
+            4,
+            &ChoiceOptions::from_task(&json!({ "question": question, "row": {} })),
+        )
+        .is_some()
     };
     for (text, taken_back) in [
         ("Answer: B\n\nB is false, since iron is a metal.", false),
@@ -326,7 +333,8 @@ fn long_options_are_compared_in_full() {
 fn option_text_is_not_read_as_letter() {
     let named = |all: &[&str], text: &str| {
         let choices = json!({ "row": { "choices": all } });
-        named::find_named(text, all.len(), &Options::from_task(&choices)).map(|(number, _)| number)
+        named::find_named_option(text, all.len(), &ChoiceOptions::from_task(&choices))
+            .map(|(number, _)| number)
     };
     for (all, text, want) in [
         (&["D. pulex", "C. elegans", "D. rerio", "yeast"][..], "The answer is D. rerio.", Some(2)),
@@ -342,7 +350,7 @@ fn option_text_is_not_read_as_letter() {
     }
     // Numeric labels.
     let choices = json!({ "text": ["red", "green", "blue"], "label": ["1", "2", "3"] });
-    let options = Options::from_task(&json!({ "row": { "choices": choices } }));
+    let options = ChoiceOptions::from_task(&json!({ "row": { "choices": choices } }));
     for (text, want) in [
         ("Answer: 2", Some(1)),
         ("(2) green", Some(1)),
@@ -351,7 +359,11 @@ fn option_text_is_not_read_as_letter() {
         ("2. Then we add.", None),
         ("2 colors are left.", None),
     ] {
-        assert_eq!(named::find_named(text, 3, &options).map(|(number, _)| number), want, "{text}");
+        assert_eq!(
+            named::find_named_option(text, 3, &options).map(|(number, _)| number),
+            want,
+            "{text}"
+        );
     }
 }
 
@@ -374,7 +386,7 @@ fn expected_option_accepts_letter_index_or_text() {
 #[test]
 fn numeric_labels_select_expected_option() {
     let choices = json!({ "text": ["10 g", "2 kg", "3"], "label": ["1", "2", "3"] });
-    let options = Options::from_task(&json!({ "row": { "choices": choices } }));
+    let options = ChoiceOptions::from_task(&json!({ "row": { "choices": choices } }));
     for (text, want) in [
         ("The answer is (2)", 1.0),
         ("The answer is 2.", 1.0),
@@ -393,8 +405,9 @@ fn numeric_labels_select_expected_option() {
     }
     // Letters are labels in any order.
     let letters = json!({ "row": { "choices": { "text": ["x", "y"], "label": ["A", "B"] } } });
-    let score =
-        ChoiceScorer::default().grade("b", &json!("B"), &Options::from_task(&letters)).unwrap();
+    let score = ChoiceScorer::default()
+        .grade("b", &json!("B"), &ChoiceOptions::from_task(&letters))
+        .unwrap();
     assert_eq!(score.value, 1.0);
 }
 
@@ -405,12 +418,12 @@ fn options_parse_dataset_formats() {
         json!({"row": {"options": {"B": "y", "A": "x"}}}),
         json!({"row": {"choices": {"label": ["A", "B"], "text": ["x", "y"]}}}),
     ] {
-        assert_eq!(Options::from_task(&task).texts, ["x", "y"], "{task}");
+        assert_eq!(ChoiceOptions::from_task(&task).texts, ["x", "y"], "{task}");
     }
 }
 
 #[test]
-fn grade_is_linear_in_line_length() {
+fn choice_grading_time_is_linear_in_line_length() {
     let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
     let started = std::time::Instant::now();
     for text in [
@@ -437,7 +450,7 @@ fn grade_is_linear_in_line_length() {
 
 proptest! {
     #[test]
-    fn grade_never_panics(text: String) {
+    fn choice_grading_never_panics(text: String) {
         ChoiceScorer::default().grade(&text, &json!("A"), &texts(&["é"])).unwrap();
     }
 }

@@ -6,8 +6,8 @@ use regex::Regex;
 
 use crate::pattern::pattern;
 
-/// Matches "The answer is", "answer:" and "a good choice here is", up to the option. Group 1 holds
-/// the words in between.
+/// Matches the announcement of an answer up to the option: "The answer is", "answer:", "a good
+/// choice here is". Group 1 contains the words inside the announcement.
 pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b|_)(?:answer|ans|option|choice|letter|solution|(?:correct|right|best)\s+(?:one|response|statement)|(?:my|final)\s+(?:pick|guess|selection|vote))",
@@ -19,8 +19,8 @@ pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches "I choose", "I'd say", "so it is" and "matches". After these, only a capital letter is
-/// an option.
+/// Matches the words with which a model chooses an option: "I choose", "I'd say", "so it is",
+/// "matches". After these words, only a capital letter is an option.
 pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?im)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer",
@@ -35,7 +35,7 @@ pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches "B is correct", with the letter in group 1.
+/// Matches a sentence such as "B is correct", with the letter in group 1.
 pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be)",
@@ -46,8 +46,8 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches words for "answer" in other languages, up to and including the option, a capital letter.
-/// Group 1 or 2 ends with it.
+/// Matches an announcement of the answer in languages other than English, including the option's
+/// capital letter. Group 1 or 2 ends with the letter.
 pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         // Languages with spaces between words: an adjective, a verb and an article may follow.
@@ -71,7 +71,8 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches "B is correct" in languages other than English, with the letter in group 1.
+/// Matches a sentence such as "B is correct" in languages other than English, with the letter in
+/// group 1.
 pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|(?:正确|正確)(?:[。.,;!]|$|\n)|が(?:正解|正しい)",
@@ -80,7 +81,7 @@ pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches what can follow an option in languages other than English.
+/// Matches text that can follow an option in languages other than English.
 pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^\s*(?:(?:です|だ|である|になります|となります|でした|。|입니다|이다|예요|이에요|번|है|हैं|হবে|选项|選項|项|項|吧|번입니다|번이다|。)",
@@ -89,7 +90,8 @@ pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches words before a statement, in the same clause, that make it state nothing.
+/// Matches words that prevent a following statement in their clause from stating an option: "if",
+/// "never".
 pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|suppose|supposing|assum\w+|whether|unless|not|never|\w+n't|cannot|doubt|doubtful|neither|nor|wrong",
@@ -103,7 +105,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches words directly before "answer" that make it a different answer: "the other answer".
+/// Matches words directly before "answer" that refer to a different answer: "the other answer".
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)오\s*$|\bleast\s+\w+\s*$|\b(?:they|he|she|who|someone|everyone|first|initial|other|another|second|third|(?:second|next|third)[\s-]best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
@@ -111,14 +113,14 @@ pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches a negation after an option.
+/// Matches a negation after the letter of an option.
 pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?(?:\s+be)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
         r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely|fails?)\b",
     ))
 });
-/// Matches a negation before an option.
+/// Matches a negation before the letter of an option.
 pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:not|cannot\s+be|can't\s+be|isn't|neither|nor|eliminate[sd]?|exclude[sd]?|rules?\s+out|ruled\s+out|reject(?:ed|s)?",
@@ -127,8 +129,8 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches a condition or a doubt after an option: "B, unless x is 0", "B is correct only if",
-/// "B, perhaps".
+/// Matches a condition or a doubt after the letter of an option: "B, unless x is 0", "B is correct
+/// only if", "B, perhaps".
 pub(super) static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[\W_]*(?:is\s+(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice))?[\W_]*)?",
@@ -137,8 +139,8 @@ pub(super) static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
         r"|^[\s,*_$}]*(?:is\s+(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice))?[\s,*_]*)?(?:if|assuming|provided)\b",
     ))
 });
-/// Matches another option directly after an option, with its letter in group 1: "B or C", "B, C",
-/// "B/C".
+/// Matches a second option directly after an option, with the second letter in group 1: "B or C",
+/// "B, C", "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,、/&|+]|\s?[-–—−]|,?\s*\b(?i:or|and|as\s+well\s+as|(?:along|together)\s+with|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
@@ -147,7 +149,8 @@ pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Matches text after an option that calls it wrong: "B, which is wrong", "B. This is incorrect."
+/// Matches text after an option that calls the option wrong: "B, which is wrong", "B. This is
+/// incorrect."
 pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:hmm+|but|actually|however|wait|oops|sorry|oh|no|hold\s+on)\b\W*)*(?:(?:which|that|this|it)(?:(?:'s|\s+is|\s+was)\s+(?:not|wrong|incorrect|false)",
@@ -155,8 +158,8 @@ pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s+(?:correct|right|true|so|it|fit|work))?(?:\s+though)?\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b)|\(\s*(?:wrong|incorrect|no|not)\s*\))",
     ))
 });
-/// Matches a later sentence or clause that consists of a label, which is in one of the groups:
-/// "Sorry, C.", "Edit: C".
+/// Matches a later sentence or clause that only names another option: "Sorry, C.", "Edit: C". One
+/// of the groups contains the label.
 pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?:^|[,:;(—–…]|\s-|\b(?i:hmm|reflection|mean|rather|actually|correction|wait|believe|think|now|possibly|maybe|perhaps|probably|that|is|be|so|it's|c'est|doch|option|answer|choice|also|to|alternatively|truth\s+is))",
@@ -165,8 +168,9 @@ pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         r"|\b([A-Z])[)\]*_\x22'`]*\s+(?i:is|are|seems|looks|fits|would\s+be|could\s+be|may\s+be)\s+(?i:also|equally|just\s+as|likewise|better)\b",
     ))
 });
-/// Matches another label in the sentence of a stated option. One of the groups holds it: "B (ice)
-/// or C (sand)", "B for even n and C for odd n", "B, though it could also be C".
+/// Matches another option's label in the sentence that states an option: "B (ice) or C (sand)", "B
+/// for even n and C for odd n", "B, though it could also be C". One of the groups contains the
+/// label.
 pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i:[^\w]\b(?:or|alternatively|rather|mean|wait|sorry),?)\s+(?:(?i:option|rather)\s+)?[(\[*]*([A-Z])\b(?:[)\].,;!(*]|\s*$|\s+\(|\s+(?i:for|if|when|in)\b)",
@@ -178,8 +182,8 @@ pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
         r"|\d\s*%[)\s,;/]*(?i:(?:and|or)\s+)?\(?([A-Z])\b",
     ))
 });
-/// Matches the attribution of an answer to a speaker, who is in group 1 or 2: "The user says: the
-/// answer is", "One would think that the answer is".
+/// Matches words that attribute an answer to a speaker: "The user says: the answer is", "One would
+/// think that the answer is". The speaker is in group 1 or 2.
 pub(super) static REPORTED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(\w+)\s+(?:\w+ly\s+)?(?:says|said|writes|wrote|claims|claimed|argues|argued|thinks|believes|believed|suggests|suggested|assumes|assumed|guesses|guessed)",
@@ -187,7 +191,7 @@ pub(super) static REPORTED: LazyLock<Regex> = LazyLock::new(|| {
         r"\s*[:,]?\s*[\x22']?\s*(?:that\s+)?(?:(?:the|my)\s+)?(?:(?:correct|right|final)\s+)?$",
     ))
 });
-/// Subjects that make a statement the speaker's own: "I would say that", "This suggests that".
+/// Subjects whose statements count as the speaker's own: "I would say that", "This suggests that".
 pub(super) const OWN_SUBJECTS: [&str; 12] = [
     "i",
     "we",
@@ -210,46 +214,50 @@ pub(super) static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
         r"|^\W*(?:if|unless|assum\w+)\b(?:[^,]|,\s*\W*$)*$",
     ))
 });
-/// Matches words that distinguish "B is the correct answer" from "B is true".
+/// Matches words such as "answer" or "option", which distinguish "B is the correct answer" from "B
+/// is true".
 pub(super) static NAMES_ANSWER: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:answer|option|choice|one)\b"));
-/// Matches a sentence that negates an option, whose letter is in group 1: "B is wrong".
+/// Matches a sentence that calls an option wrong, with its letter in group 1: "B is wrong".
 pub(super) static IS_DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:the\s+)?(?:not\s+(?:the\s+)?(?:correct|right|answer|true)",
         r"|wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out)|can't\s+be|cannot\s+be)\b",
     ))
 });
-/// Matches a sentence that calls a statement false. Its letter is in group 1: "The false statement
-/// is B".
+/// Matches a sentence that calls a statement false, with the statement's letter in group 1: "The
+/// false statement is B".
 pub(super) static FALSE_IS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:false|incorrect|wrong|untrue)\s+(?:statement|option|claim|one)\s+is\s*:?\s*[(*_]*((?-i:[A-Z]))\b",
     )
 });
-/// Matches a sentence that calls a statement true. Its letter is in group 1: "B is true".
+/// Matches a sentence that calls a statement true, with the statement's letter in group 1: "B is
+/// true".
 pub(super) static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*\s+is\s+(?:clearly\s+|therefore\s+)?true[\x22'*_`]*(?:[.,;!]|\s*$|\s*\n)",
     )
 });
-/// Matches words with which a sentence states the option in brackets: "the capital is Paris (D)".
+/// Matches words of a sentence that states the option in brackets: "the capital is Paris (D)".
 pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:is|are|be|equals?|gives?|get|yields?|option|choice|thus|so|hence|therefore)\b|=",
     )
 });
-/// Matches "B works". Group 1 is the letter, and group 2 the rest of the sentence.
+/// Matches a sentence such as "B works". Group 1 is the letter of the option, and group 2 the rest
+/// of the sentence.
 pub(super) static WORKS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*[ \t]+(?:also[ \t]+)?(?:works|fits)\b([^.!\n]*)")
 });
-/// Matches nouns before a letter in brackets that is not an option: "equation (B)".
+/// Matches nouns before a letter in brackets that does not name an option: "equation (B)".
 pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:equations?|eq\.?|figure|fig\.?|lemma|theorem|part|case|step|line|point|section|but|copyright|see|by|in|of)(?:\s+is)?\s*$",
     )
 });
-/// Matches what can precede "answer": nothing, punctuation, or one of these words.
+/// Matches text that can precede the word "answer": nothing, punctuation, or an adjective such as
+/// "final".
 pub(super) static OWN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:^|[^a-z'\s-]|\b(?:the|an?|my|our|final|correct|right|best|better|most\s+\w+|only|single|good|true|real|actual|proper",
@@ -263,8 +271,8 @@ pub(super) static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|、|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
     )
 });
-/// Matches what can precede the letter of "B is correct". A noun such as in "vitamin B" is
-/// excluded.
+/// Matches text that can precede the letter of an option in "B is correct". A noun, as in "vitamin
+/// B", does not match.
 pub(super) static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|antwort|respuesta|réponse|risposta|resposta|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",

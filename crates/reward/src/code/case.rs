@@ -6,16 +6,17 @@ use super::packed;
 use crate::json;
 use crate::scorer::{expected, task_field};
 
-/// A test of a program.
+/// A test of a program that a model wrote.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Case {
+pub(super) enum TestCase {
     /// The program reads `input` and must print `output`.
     Prints { input: String, output: String },
-    /// Code that runs after the program in the same namespace, and raises if the program is wrong.
+    /// The code `code` runs after the program in the same namespace, and raises an exception if the
+    /// program is wrong.
     Asserts {
         code: String,
-        /// Code of the row that the program completes, and the name of the function that this code
-        /// defines.
+        /// Code of the task's row that the program completes, and the name of the function that
+        /// this code defines.
         start: Option<(String, String)>,
     },
     /// A function of the program, or a method of its class `Solution`, must return one of `values`.
@@ -26,9 +27,10 @@ pub(super) enum Case {
 ///
 /// # Errors
 /// Returns a message if a test cannot be parsed, or if there are no tests.
-pub(super) fn parse_cases(task: &Value, field: &str) -> Result<Vec<Case>, String> {
+pub(super) fn parse_cases(task: &Value, field: &str) -> Result<Vec<TestCase>, String> {
     let tests = task_field(task, field).unwrap_or_else(|| expected(task));
-    let cases = parse_tests(tests, task).map_err(|why| format!("the tests of the task {why}"))?;
+    let cases = parse_tests(tests, task)
+        .map_err(|why| format!("the tests of the task are invalid: {why}"))?;
     if cases.is_empty() {
         return Err(format!(
             "the task has no tests, neither in its field {field:?} nor as its answer"
@@ -37,47 +39,46 @@ pub(super) fn parse_cases(task: &Value, field: &str) -> Result<Vec<Case>, String
     Ok(cases)
 }
 
-fn parse_tests(value: &Value, task: &Value) -> Result<Vec<Case>, String> {
+fn parse_tests(value: &Value, task: &Value) -> Result<Vec<TestCase>, String> {
     match value {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => match json::parse(text) {
             // Tabular data sets store tests as JSON text.
             Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
             _ if text.trim().is_empty() => Ok(Vec::new()),
-            _ if packed::is_packed(text) => {
-                let tests = packed::unpack(text).and_then(|json| {
-                    json::parse(&json).map_err(|error| {
-                        format!("packed, but the unpacked text is not JSON: {error}")
-                    })
+            _ if packed::looks_packed(text) => {
+                let tests = packed::unpack_tests(text).and_then(|json| {
+                    json::parse(&json)
+                        .map_err(|error| format!("the unpacked text is not JSON: {error}"))
                 });
                 match tests {
                     Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
                     Ok(other) => Err(format!(
-                        "are packed, but contain {}, which is neither a list nor an object",
+                        "the packed tests contain {}, which is neither a list nor an object",
                         excerpt(&other)
                     )),
                     Err(why) => Err(format!(
-                        "are {}, which is {why}; give code, JSON, or tests that are packed as in \
-                         LiveCodeBench",
+                        "cannot unpack the tests {}: {why}; give code, JSON, or tests that are \
+                         packed as in LiveCodeBench",
                         excerpt(value)
                     )),
                 }
             }
-            _ => Ok(vec![asserts(with_setup(text, task), task)]),
+            _ => Ok(vec![assertion_test(add_test_setup(text, task), task)]),
         },
         Value::Array(items) => items.iter().map(|item| parse_test(item, task)).collect(),
-        Value::Object(fields) => parse_fields(fields, task),
-        other => Err(format!("are {}: give a list, an object or code", excerpt(other))),
+        Value::Object(fields) => parse_test_fields(fields, task),
+        other => Err(format!("expected a list, an object or code, but found {}", excerpt(other))),
     }
 }
 
 /// Parses an item of a list of tests: code, or an input with its output.
-fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
+fn parse_test(item: &Value, task: &Value) -> Result<TestCase, String> {
     match item {
-        Value::String(code) => Ok(asserts(with_setup(code, task), task)),
+        Value::String(code) => Ok(assertion_test(add_test_setup(code, task), task)),
         Value::Object(fields) => {
             let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
-                return Err(format!("have {}, which lacks `input` or `output`", excerpt(item)));
+                return Err(format!("the test {} lacks `input` or `output`", excerpt(item)));
             };
             let is =
                 |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
@@ -85,28 +86,28 @@ fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
             let is_functional = is("testtype", "functional");
             let is_call = is("type", "function_call");
             if !is_functional && !is_call {
-                return prints(input, output);
+                return parse_output_test(input, output);
             }
             let text_field =
                 |name: &&str| fields.get(*name).or_else(|| task_field(task, name))?.as_str();
             let function = ["fn_name", "func_name"].iter().find_map(text_field).map(str::to_owned);
-            let function = function.or_else(|| function_name(fields.get("metadata")?));
-            match function.or_else(|| function_name(task_field(task, "metadata")?)) {
-                Some(function) => call_case(&function, input, output, is_call),
+            let function = function.or_else(|| function_name_in_metadata(fields.get("metadata")?));
+            match function.or_else(|| function_name_in_metadata(task_field(task, "metadata")?)) {
+                Some(function) => parse_call_test(&function, input, output, is_call),
                 None => Err(
-                    "are `functional`, but neither the row nor its `metadata` has a `fn_name` or \
-                             `func_name` to call"
+                    "a functional test has no function to call: set `fn_name` or `func_name` in \
+                             the row or its `metadata`"
                         .into(),
                 ),
             }
         }
-        other => Err(format!("have {}, which is neither code nor an object", excerpt(other))),
+        other => Err(format!("the test {} is neither code nor an object", excerpt(other))),
     }
 }
 
-/// Returns the function that `metadata` names. LiveCodeBench has metadata once per row, as JSON
+/// Returns the function's name from `metadata`. LiveCodeBench has metadata once per row, as JSON
 /// text, and DeepCoder has it in each test.
-fn function_name(metadata: &Value) -> Option<String> {
+fn function_name_in_metadata(metadata: &Value) -> Option<String> {
     let parsed = metadata.as_str().and_then(|text| json::parse(text).ok());
     let facts = parsed.as_ref().unwrap_or(metadata);
     ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
@@ -114,12 +115,14 @@ fn function_name(metadata: &Value) -> Option<String> {
 
 /// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without
 /// a function to call, or a list of assertions.
-fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
+fn parse_test_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<TestCase>, String> {
     let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
     if let Some(Value::Array(list)) = fields.get("assert_case") {
         let assertion = |item: &Value| match item.as_str() {
-            Some(code) => Ok(asserts(format!("{before}\n{}", with_setup(code, task)), task)),
-            None => Err(format!("have the assertion {}, which is not code", excerpt(item))),
+            Some(code) => {
+                Ok(assertion_test(format!("{before}\n{}", add_test_setup(code, task)), task))
+            }
+            None => Err(format!("the assertion {} is not code", excerpt(item))),
         };
         return list.iter().map(assertion).collect();
     }
@@ -134,36 +137,39 @@ fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, 
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
         let names: Vec<&str> = fields.keys().map(String::as_str).collect();
         return Err(format!(
-            "have {}, but neither `inputs` with `outputs` nor `assert_case`",
+            "expected the fields `inputs` and `outputs`, or `assert_case`, but found {}",
             names.join(", ")
         ));
     };
     if inputs.len() != outputs.len() {
-        return Err(format!("have {} inputs and {} outputs", inputs.len(), outputs.len()));
+        return Err(format!("there are {} inputs, but {} outputs", inputs.len(), outputs.len()));
     }
     let function = fields.get("fn_name").and_then(Value::as_str).filter(|name| !name.is_empty());
     let case = |(input, output): (&Value, &Value)| match function {
-        Some(function) => call_case(function, input, output, true),
-        None => prints(input, output),
+        Some(function) => parse_call_test(function, input, output, true),
+        None => parse_output_test(input, output),
     };
     inputs.iter().zip(outputs).map(case).collect()
 }
 
-/// Creates a test of printed output.
+/// Creates a test that compares the program's printed output.
 ///
 /// # Errors
 /// Returns a message if the output is null, which does not mean empty, or is an object or a
 /// Boolean, which can be printed in several ways.
-fn prints(input: &Value, output: &Value) -> Result<Case, String> {
+fn parse_output_test(input: &Value, output: &Value) -> Result<TestCase, String> {
     match output {
         Value::Null => {
-            Err("have an output that is null, although they expect printed output".into())
+            Err("an output is null, but the test compares printed output: give a string".into())
         }
         Value::Object(_) | Value::Bool(_) => Err(format!(
-            "have the output {}, which cannot be compared with printed output: give it as a string",
+            "the output {} cannot be compared with printed output: give it as a string",
             excerpt(output)
         )),
-        _ => Ok(Case::Prints { input: text(input), output: text(output) }),
+        _ => Ok(TestCase::Prints {
+            input: value_to_input_text(input),
+            output: value_to_input_text(output),
+        }),
     }
 }
 
@@ -178,10 +184,14 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
 ///
 /// # Errors
 /// Returns a message if an argument is not JSON.
-fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
+fn parse_call_test(
+    function: &str,
+    input: &Value,
+    output: &Value,
+    wrapped: bool,
+) -> Result<TestCase, String> {
     let parsed = |line: &str| {
-        json::parse(line)
-            .map_err(|error| format!("have the argument {line:?}, which is not JSON: {error}"))
+        json::parse(line).map_err(|error| format!("the argument {line:?} is not JSON: {error}"))
     };
     let arguments = match input {
         Value::Array(arguments) => arguments.clone(),
@@ -200,13 +210,13 @@ fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Re
     };
     let inner = value.as_array().and_then(|items| items.first()).filter(|_| wrapped).cloned();
     let values = [value].into_iter().chain(inner).collect();
-    Ok(Case::Returns { function: function.to_owned(), arguments, values })
+    Ok(TestCase::Returns { function: function.to_owned(), arguments, values })
 }
 
-/// Creates a test from assertions. If the row's `prompt` is code that defines the function
+/// Creates a test from Python assertions. If the row's `prompt` is code that defines the function
 /// `entry_point` up to its docstring, as in HumanEval, the test gets this code as the start of the
 /// program.
-fn asserts(code: String, task: &Value) -> Case {
+fn assertion_test(code: String, task: &Value) -> TestCase {
     let field = |name: &str| task_field(task, name).and_then(Value::as_str);
     let entry = field("entry_point").map(str::trim).filter(|entry| {
         !entry.is_empty() && entry.chars().all(|c| c.is_alphanumeric() || c == '_')
@@ -220,18 +230,19 @@ fn asserts(code: String, task: &Value) -> Case {
         };
         prompt.lines().any(defines)
     });
-    Case::Asserts {
+    TestCase::Asserts {
         code,
         start: start.map(|(entry, prompt)| (prompt.to_owned(), entry.to_owned())),
     }
 }
 
 /// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP).
-/// If the code defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is
-/// appended.
-fn with_setup(code: &str, task: &Value) -> String {
-    let lines =
-        |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
+/// If the code defines `check(candidate)` (HumanEval), a call of `check` with the row's
+/// `entry_point` is appended.
+fn add_test_setup(code: &str, task: &Value) -> String {
+    let lines = |name: &str| {
+        task_field(task, name).map(value_to_input_text).filter(|lines| !lines.trim().is_empty())
+    };
     let before = ["test_imports", "test_setup_code"].into_iter().filter_map(lines);
     let mut parts: Vec<String> = before.collect();
     parts.push(code.to_owned());
@@ -242,12 +253,12 @@ fn with_setup(code: &str, task: &Value) -> String {
     parts.join("\n")
 }
 
-/// Returns an input or output as text. The items of a list become lines.
-fn text(value: &Value) -> String {
+/// Converts the input or output of a test to text. The items of a list become lines.
+fn value_to_input_text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
-        Value::Array(lines) => lines.iter().map(text).collect::<Vec<_>>().join("\n"),
+        Value::Array(lines) => lines.iter().map(value_to_input_text).collect::<Vec<_>>().join("\n"),
         other => other.to_string(),
     }
 }

@@ -10,15 +10,15 @@ fn read(json: &str) -> Value {
 }
 
 fn values(found: &str, want: &str) -> bool {
-    same_value(&read(found), &read(want), EXACT)
+    values_match(&read(found), &read(want), EXACT)
 }
 
 fn outputs(found: &str, want: &str) -> bool {
-    same_output(found, want, EXACT)
+    outputs_match(found, want, EXACT)
 }
 
 #[test]
-fn same_output_compares_words_of_each_line() {
+fn program_outputs_are_compared_by_words_of_each_line() {
     for (found, want, same) in [
         ("3\n", "3", true),
         ("1  2 \n3\n\n", "1 2\n3", true),
@@ -102,14 +102,14 @@ fn tolerance_is_absolute_unless_relative_is_set() {
         ("0.1", "0.1000000000000000055511151231257827", true, true),
     ] {
         assert_eq!(outputs(found, want), absolute, "{found} {want}");
-        assert_eq!(same_output(found, want, relative), by_ratio, "{found} {want}");
+        assert_eq!(outputs_match(found, want, relative), by_ratio, "{found} {want}");
     }
     assert!(values("0.30000000000000004", "0.3") && values("3", "3.0") && !values("3.1", "3.0"));
     assert!(!values("123456790.0", "123456789.5"));
 }
 
 #[test]
-fn same_output_compares_long_numbers_in_bounded_time() {
+fn outputs_with_long_numbers_are_compared_in_bounded_time() {
     let start = std::time::Instant::now();
     assert!(!outputs("1e2000000000", "0.5") && !outputs("0.5", "-1e2000000000"));
     assert!(start.elapsed().as_secs() < 1, "no power of ten is written out");
@@ -118,7 +118,7 @@ fn same_output_compares_long_numbers_in_bounded_time() {
 }
 
 #[test]
-fn same_value_matches_python_equality() {
+fn value_comparison_matches_python_equality() {
     for (found, want, same) in [
         ("1", "true", true),
         ("true", "1", true),
@@ -186,8 +186,8 @@ fn generated_outputs_and_values_are_distinguished() {
     let mut wrong = 0;
     // Numbers have at most six decimals, so the tolerance is below a change of the last digit.
     let tolerance = Tolerance { absolute: 1e-9, relative: 0.0 };
-    let accepts = |found: &str, want: &str| same_output(found, want, tolerance);
-    let valued = |found: &str, want: &str| same_value(&read(found), &read(want), tolerance);
+    let accepts = |found: &str, want: &str| outputs_match(found, want, tolerance);
+    let valued = |found: &str, want: &str| values_match(&read(found), &read(want), tolerance);
     for _ in 0..6_000 {
         let number = dice.number(40);
         let frame = frames[dice.below(frames.len())];

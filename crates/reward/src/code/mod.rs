@@ -21,10 +21,10 @@ use tokio::sync::OnceCell;
 
 use crate::answer::text_in_tag;
 use crate::{Component, ScoreError, Scorer, ScorerInput, blocks};
-use case::Case;
+use case::TestCase;
 use compare::Tolerance;
 
-/// Options of the scorer `kind = "code"`.
+/// Recipe keys of a scorer of kind `code`, which runs the tests of a program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CodeKeys {
@@ -34,7 +34,7 @@ pub struct CodeKeys {
     /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a
     /// service may support more. Tests that are code are always Python.
     pub language: String,
-    /// Score of a program that passes some of the tests.
+    /// Rule that maps the number of passed tests to the score.
     pub value: TestScoring,
     /// Maximum number of tests that run, in the order of the task. 0 (the default) runs all.
     #[serde(alias = "most_tests")]
@@ -87,19 +87,19 @@ impl Default for CodeKeys {
 
 const PYTHON: &str = "python";
 
-/// Score of a program that passes some of its tests.
+/// Rule that maps the number of passed tests to the score of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TestScoring {
-    /// 1 if all tests pass, else 0. Testing stops at the first failure.
+    /// The score is 1 if all tests pass, else 0. Testing stops at the first failure.
     #[default]
     All,
-    /// The fraction of tests that pass.
+    /// The score is the fraction of tests that pass.
     #[serde(alias = "share")]
     Fraction,
 }
 
-/// Isolation of the sandbox that runs programs.
+/// Isolation that the sandbox must provide to the programs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Isolation {
@@ -110,7 +110,7 @@ pub enum Isolation {
     BestEffort,
 }
 
-/// A program for a [`Runner`] to run once.
+/// A program that a [`Runner`] runs once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
     /// Language of the code, as named in the recipe: `python` or `bash`, for example.
@@ -130,18 +130,18 @@ pub struct ProgramResult {
     pub stdout: String,
     /// Whether `stdout` is complete.
     pub is_complete: bool,
-    /// How the program ended.
+    /// Reason why the program ended.
     pub end: ProgramEnd,
 }
 
-/// How a program ended.
+/// Reason why a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramEnd {
-    /// It exited with this code. A negative code means that a signal ended it.
+    /// The program exited with this code. A negative code means that a signal ended the program.
     Exit(i32),
-    /// It exceeded the time limit.
+    /// The program exceeded its time limit.
     TimeLimit,
-    /// It exceeded the memory limit.
+    /// The program exceeded its memory limit.
     MemoryLimit,
 }
 
@@ -163,31 +163,31 @@ pub trait Runner: Debug + Send + Sync {
     async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError>;
 }
 
-/// Scorer of programs, with the runner for its tests.
+/// Scorer that runs the tests of a program in a sandbox.
 #[derive(Debug)]
 pub struct CodeScorer {
     keys: CodeKeys,
     runner: Arc<dyn Runner>,
-    /// Validations of tests that are code, by the hash of the code.
+    /// Results of validating tests that are code, by the hash of the code.
     checks: Mutex<HashMap<u64, Arc<TestCheck>>>,
 }
 
-/// Validation of a test that is code, once it has run: the reason why the test is unusable, or
-/// `None`.
+/// Result of validating a test that is code: the reason why the test is unusable, or `None` if it
+/// is usable. Unset until the test has run.
 type TestCheck = OnceCell<Option<String>>;
 
-/// Maximum number of validations that are kept; when it is reached, all are dropped.
+/// Maximum number of validation results that are kept. When it is reached, all results are dropped.
 const MAX_CHECKS: usize = 1 << 14;
 
-/// Name of the component with the fraction of tests that passed.
+/// Name of the score component with the fraction of tests that passed.
 const PASSED: &str = "passed";
-/// Name of the component that is 1 if a time or memory limit was exceeded, else 0.
+/// Name of the score component that is 1 if a time or memory limit was exceeded, else 0.
 const LIMIT_EXCEEDED: &str = "limited";
 
-/// Minimum size of a test's output that is kept, in bytes.
+/// Minimum number of bytes of a test's output that are kept.
 const MIN_OUTPUT_BYTES: usize = 64 << 10;
 
-/// Word with which `runner.py` reports that the tests, and not the program, are at fault.
+/// Word with which `runner.py` reports that the tests, rather than the program, are at fault.
 const UNUSABLE: &str = "unusable";
 
 const RUNNER: &str = include_str!("runner.py");
@@ -232,17 +232,17 @@ impl CodeKeys {
 }
 
 impl CodeScorer {
-    /// Creates a scorer whose tests run in `runner`.
+    /// Creates a scorer that runs tests in `runner`.
     pub fn new(keys: CodeKeys, runner: Arc<dyn Runner>) -> Arc<Self> {
         Arc::new(CodeScorer { keys, runner, checks: Mutex::default() })
     }
 
-    fn cases(&self, task: &Value) -> Result<Vec<Case>, ScoreError> {
+    fn parse_task_tests(&self, task: &Value) -> Result<Vec<TestCase>, ScoreError> {
         let mut cases = case::parse_cases(task, &self.keys.tests).map_err(ScoreError::Unusable)?;
         if self.keys.max_tests > 0 {
             cases.truncate(self.keys.max_tests);
         }
-        let prints = |case: &Case| matches!(case, Case::Prints { .. });
+        let prints = |case: &TestCase| matches!(case, TestCase::Prints { .. });
         if self.keys.language != PYTHON && !cases.iter().all(prints) {
             return Err(ScoreError::Unusable(format!(
                 "a test of the task is Python code, but programs are in {}: give inputs and \
@@ -258,8 +258,8 @@ impl CodeScorer {
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the test passes nevertheless, or cannot be run.
-    async fn check_test(&self, case: &Case) -> Result<(), ScoreError> {
-        let Case::Asserts { code, start } = case else { return Ok(()) };
+    async fn validate_test(&self, case: &TestCase) -> Result<(), ScoreError> {
+        let TestCase::Asserts { code, start } = case else { return Ok(()) };
         let mut hasher = DefaultHasher::new();
         (code, start).hash(&mut hasher);
         let check = {
@@ -275,7 +275,7 @@ impl CodeScorer {
             test["control"] = true.into();
             let result =
                 self.runner.run(&runner_program(test, "", token, MIN_OUTPUT_BYTES)).await?;
-            Ok::<_, ScoreError>(unusable(&result, token))
+            Ok::<_, ScoreError>(unusable_test_reason(&result, token))
         };
         check
             .get_or_try_init(run)
@@ -286,30 +286,30 @@ impl CodeScorer {
 
     /// Runs a test, and returns whether it passed and how the program ended. `token` marks the
     /// runner's own output, so it must be unknown to the program.
-    async fn passes(
+    async fn run_test(
         &self,
         code: &str,
-        case: &Case,
+        case: &TestCase,
         token: &str,
     ) -> Result<(bool, ProgramEnd), ScoreError> {
         let program = match case {
-            Case::Prints { input, output } => Program {
+            TestCase::Prints { input, output } => Program {
                 language: self.keys.language.clone(),
                 code: if self.keys.language == PYTHON {
-                    with_memory_limit(code)
+                    raise_interpreter_limits(code)
                 } else {
                     code.to_owned()
                 },
                 stdin: input.clone(),
                 output_bytes: MIN_OUTPUT_BYTES.max(2 * output.len()),
             },
-            Case::Asserts { code: tests, start } => runner_program(
+            TestCase::Asserts { code: tests, start } => runner_program(
                 assertion_input(tests, start.as_ref()),
                 code,
                 token,
                 MIN_OUTPUT_BYTES,
             ),
-            Case::Returns { function, arguments, values } => {
+            TestCase::Returns { function, arguments, values } => {
                 // Half of the kept output is its end, and escapes take up to three times as many
                 // bytes.
                 let max_length =
@@ -319,7 +319,7 @@ impl CodeScorer {
             }
         };
         let result = self.runner.run(&program).await?;
-        if let Some(why) = unusable(&result, token) {
+        if let Some(why) = unusable_test_reason(&result, token) {
             return Err(ScoreError::Unusable(why));
         }
         let ProgramResult { stdout, is_complete, end } = result;
@@ -327,13 +327,13 @@ impl CodeScorer {
             Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
-                Case::Prints { output, .. } => {
-                    is_complete && compare::same_output(&stdout, output, tolerance)
+                TestCase::Prints { output, .. } => {
+                    is_complete && compare::outputs_match(&stdout, output, tolerance)
                 }
-                Case::Asserts { .. } => stdout.trim_end().ends_with(token),
-                Case::Returns { values, .. } => {
+                TestCase::Asserts { .. } => stdout.trim_end().ends_with(token),
+                TestCase::Returns { values, .. } => {
                     returned_value(&stdout, token).is_some_and(|found| {
-                        values.iter().any(|want| compare::same_value(&found, want, tolerance))
+                        values.iter().any(|want| compare::values_match(&found, want, tolerance))
                     })
                 }
             };
@@ -341,7 +341,7 @@ impl CodeScorer {
     }
 }
 
-/// Returns the runner's input for a test that is code.
+/// Returns the JSON input of `runner.py` for a test that is code.
 fn assertion_input(code: &str, start: Option<&(String, String)>) -> Value {
     let mut test = json!({ "asserts": code });
     if let Some((start, entry)) = start {
@@ -362,8 +362,8 @@ fn runner_program(mut test: Value, code: &str, token: &str, output_bytes: usize)
     }
 }
 
-/// Returns why the tests are unusable, or `None` if the runner did not report that they are.
-fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
+/// Returns the reason why the tests are unusable, or `None` if `runner.py` reported none.
+fn unusable_test_reason(result: &ProgramResult, token: &str) -> Option<String> {
     let (_, why) = result.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
     Some(format!(
         "the tests of the task cannot be used: {}",
@@ -371,7 +371,7 @@ fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
     ))
 }
 
-/// Returns the value that the runner prints after the token.
+/// Returns the JSON value that `runner.py` prints after the token, or `None` if it printed none.
 fn returned_value(stdout: &str, token: &str) -> Option<Value> {
     let (_, after) = stdout.rsplit_once(token)?;
     crate::json::parse(after.lines().next()?).ok()
@@ -379,7 +379,7 @@ fn returned_value(stdout: &str, token: &str) -> Option<Value> {
 
 /// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000
 /// digits can be parsed and printed, and the recursion limit is 50,000.
-fn with_memory_limit(code: &str) -> String {
+fn raise_interpreter_limits(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
     // Imports from `__future__` must come first.
@@ -393,29 +393,30 @@ fn with_memory_limit(code: &str) -> String {
 #[async_trait]
 impl Scorer for CodeScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.cases(task).map(drop)
+        self.parse_task_tests(task).map(drop)
     }
 
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.runner.ready().await?;
         // Whether tests that are code can be used is known only after they ran in the sandbox.
-        let cases = self.cases(task).unwrap_or_default();
-        match cases.iter().find(|case| matches!(case, Case::Asserts { .. })) {
-            Some(case) => self.check_test(case).await,
+        let cases = self.parse_task_tests(task).unwrap_or_default();
+        match cases.iter().find(|case| matches!(case, TestCase::Asserts { .. })) {
+            Some(case) => self.validate_test(case).await,
             None => Ok(()),
         }
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let cases = self.cases(&input.task)?;
-        let code = program_in(input.text(), &self.keys.language).filter(|_| input.is_answered());
+        let cases = self.parse_task_tests(&input.task)?;
+        let code =
+            extract_program(input.text(), &self.keys.language).filter(|_| input.is_answered());
         let mut passed = 0;
         let mut limited = false;
         for (number, case) in cases.iter().enumerate() {
             let Some(code) = &code else { break };
-            self.check_test(case).await?;
+            self.validate_test(case).await?;
             let token = format!("passed {} {number}", input.attempt);
-            let (ok, end) = self.passes(code, case, &token).await?;
+            let (ok, end) = self.run_test(code, case, &token).await?;
             passed += usize::from(ok);
             limited = !matches!(end, ProgramEnd::Exit(_));
             // A program that exceeds a limit in one test would probably do so in every test.
@@ -434,25 +435,25 @@ impl Scorer for CodeScorer {
     }
 }
 
-/// Returns the program in a text or, if present, in its `<answer>` tag: the last code block in
-/// `language`, or the complete text if it has no code block.
-fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
+/// Returns the program in a completion: the last code block in `language`, or the complete text if
+/// it has no code block. If the text has an `<answer>` tag, only the tag's content counts.
+fn extract_program<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     let names: &[&str] = match language {
         "python" => &["python", "py", "python3"],
         "bash" => &["bash", "sh", "shell"],
         other => &[other],
     };
     let answer = text_in_tag(text, "answer").unwrap_or(text);
-    let code = if blocks::has_fence(answer) && !is_bare_python(answer, language) {
-        blocks::last_in(answer, names)
+    let code = if blocks::has_code_fence(answer) && !is_bare_python(answer, language) {
+        blocks::last_code_block(answer, names)
     } else {
         Some(answer.into())
     };
     code.filter(|code| !code.trim().is_empty())
 }
 
-/// Returns whether a text is a Python program without a fence around it. Its string literals may
-/// contain backticks.
+/// Returns whether a text is a Python program without a code fence around it. String literals of
+/// the program may contain backticks.
 fn is_bare_python(text: &str, language: &str) -> bool {
     let first = text.trim_start().lines().next().unwrap_or_default();
     let starts_like_python = ["import ", "def ", "class ", "async def ", "@", "#!"]

@@ -9,16 +9,16 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use flate2::read::ZlibDecoder;
 
-/// Maximum size of unpacked tests, in bytes.
+/// Maximum size of the unpacked tests of a task, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// Minimum length of packed tests, in characters. Code that consists only of base64 characters is
 /// shorter.
 const MIN_CHARS: usize = 24;
 
-/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the
+/// Returns whether a text consists only of base64, on one line or on lines of equal length (the
 /// last one may be shorter).
-pub(super) fn is_packed(text: &str) -> bool {
+pub(super) fn looks_packed(text: &str) -> bool {
     let is_base64 = |word: &str| {
         let body = word.trim_end_matches('=');
         word.len() - body.len() <= 2
@@ -35,13 +35,15 @@ pub(super) fn is_packed(text: &str) -> bool {
     first.len() >= MIN_CHARS && is_base64(first) && is_wrapped
 }
 
-/// Unpacks tests to JSON text. The pickle layer, or the zlib and pickle layers, may be missing.
+/// Unpacks the tests of a task to JSON text. The tests are base64 of zlib of a pickle. The pickle
+/// layer, or the zlib and pickle layers, may be missing.
 ///
 /// # Errors
 /// Returns a message that names the layer that is invalid or too large.
-pub(super) fn unpack(text: &str) -> Result<String, String> {
+pub(super) fn unpack_tests(text: &str) -> Result<String, String> {
     let joined: String = text.split_whitespace().collect();
-    let bytes = STANDARD.decode(joined).map_err(|error| format!("not base64: {error}"))?;
+    let bytes =
+        STANDARD.decode(joined).map_err(|error| format!("the text is not base64: {error}"))?;
     // JSON directly in base64.
     if let Ok(text) = std::str::from_utf8(&bytes)
         && text.trim_start().starts_with(['[', '{'])
@@ -50,9 +52,9 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
     }
     let mut pickle = Vec::new();
     let read = ZlibDecoder::new(&bytes[..]).take(MAX_BYTES + 1).read_to_end(&mut pickle);
-    read.map_err(|error| format!("base64, but its content is not zlib: {error}"))?;
+    read.map_err(|error| format!("the content of the base64 text is not zlib: {error}"))?;
     if pickle.len() as u64 > MAX_BYTES {
-        return Err(format!("larger than {} MiB once it is unpacked", MAX_BYTES >> 20));
+        return Err(format!("the unpacked tests are larger than {} MiB", MAX_BYTES >> 20));
     }
     match pickled_text(&pickle) {
         Some(text) => Ok(text),
@@ -60,36 +62,38 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
             .ok()
             .filter(|text| text.trim_start().starts_with(['[', '{']))
             .ok_or_else(|| {
-                "base64 of zlib, but its content is neither JSON nor a pickle of one string"
-                    .to_owned()
+                "the decompressed content is neither JSON nor a pickle of one string".to_owned()
             }),
     }
 }
 
-/// Returns the string in a pickle, or `None` if the pickle contains anything except one string.
+/// Returns the string in a Python pickle, or `None` if the pickle contains anything except one
+/// string.
 fn pickled_text(pickle: &[u8]) -> Option<String> {
     let mut rest = pickle;
     let mut text = None;
     loop {
-        let code = take(&mut rest, 1)?[0];
+        let code = split_off_bytes(&mut rest, 1)?[0];
         let length = match code {
             // PROTO and FRAME.
-            0x80 => take(&mut rest, 1).map(|_| None)?,
-            0x95 => take(&mut rest, 8).map(|_| None)?,
+            0x80 => split_off_bytes(&mut rest, 1).map(|_| None)?,
+            0x95 => split_off_bytes(&mut rest, 8).map(|_| None)?,
             // SHORT_BINUNICODE, BINUNICODE, BINUNICODE8.
-            0x8C => Some(u64::from(take(&mut rest, 1)?[0])),
-            b'X' => Some(u64::from(u32::from_le_bytes(take(&mut rest, 4)?.try_into().ok()?))),
-            0x8D => Some(u64::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?)),
+            0x8C => Some(u64::from(split_off_bytes(&mut rest, 1)?[0])),
+            b'X' => {
+                Some(u64::from(u32::from_le_bytes(split_off_bytes(&mut rest, 4)?.try_into().ok()?)))
+            }
+            0x8D => Some(u64::from_le_bytes(split_off_bytes(&mut rest, 8)?.try_into().ok()?)),
             // MEMOIZE, BINPUT, LONG_BINPUT.
             0x94 if text.is_some() => None,
-            b'q' if text.is_some() => take(&mut rest, 1).map(|_| None)?,
-            b'r' if text.is_some() => take(&mut rest, 4).map(|_| None)?,
+            b'q' if text.is_some() => split_off_bytes(&mut rest, 1).map(|_| None)?,
+            b'r' if text.is_some() => split_off_bytes(&mut rest, 4).map(|_| None)?,
             // STOP.
             b'.' if rest.is_empty() => return text,
             _ => return None,
         };
         if let Some(length) = length {
-            let bytes = take(&mut rest, usize::try_from(length).ok()?)?;
+            let bytes = split_off_bytes(&mut rest, usize::try_from(length).ok()?)?;
             let read = String::from_utf8(bytes.to_vec()).ok()?;
             if text.replace(read).is_some() {
                 return None;
@@ -98,9 +102,9 @@ fn pickled_text(pickle: &[u8]) -> Option<String> {
     }
 }
 
-/// Removes the first `count` bytes from `rest` and returns them, or returns `None` if there are
-/// fewer.
-fn take<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
+/// Removes the first `count` bytes from `rest` and returns them. Returns `None` if `rest` has fewer
+/// bytes.
+fn split_off_bytes<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
     let (taken, after) = rest.split_at_checked(count)?;
     *rest = after;
     Some(taken)
@@ -115,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn packed(pickle: &[u8]) -> String {
+    fn pack_tests(pickle: &[u8]) -> String {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(pickle).unwrap();
         STANDARD.encode(encoder.finish().unwrap())
@@ -141,17 +145,17 @@ mod tests {
     #[test]
     fn unpack_reads_pickled_and_plain_json() {
         for pickle in pickles(JSON) {
-            let blob = packed(&pickle);
-            assert!(is_packed(&blob));
-            assert_eq!(unpack(&blob).unwrap(), JSON);
+            let blob = pack_tests(&pickle);
+            assert!(looks_packed(&blob));
+            assert_eq!(unpack_tests(&blob).unwrap(), JSON);
             // Lines of equal length, as `base64.encodebytes` writes them.
             let lines: Vec<&str> =
                 blob.as_bytes().chunks(40).map(|c| std::str::from_utf8(c).unwrap()).collect();
-            assert!(is_packed(&lines.join("\n")));
-            assert_eq!(unpack(&lines.join("\n")).unwrap(), JSON);
+            assert!(looks_packed(&lines.join("\n")));
+            assert_eq!(unpack_tests(&lines.join("\n")).unwrap(), JSON);
         }
-        assert_eq!(unpack(&packed(JSON.as_bytes())).unwrap(), JSON);
-        assert_eq!(unpack(&STANDARD.encode(JSON)).unwrap(), JSON);
+        assert_eq!(unpack_tests(&pack_tests(JSON.as_bytes())).unwrap(), JSON);
+        assert_eq!(unpack_tests(&STANDARD.encode(JSON)).unwrap(), JSON);
     }
 
     #[test]
@@ -173,10 +177,14 @@ mod tests {
         damaged.extend((0..short.len()).map(|end| short[..end].to_vec()));
         for pickle in damaged {
             assert_eq!(pickled_text(&pickle), None, "{pickle:?}");
-            assert!(unpack(&packed(&pickle)).unwrap_err().contains("neither JSON nor a pickle"));
+            assert!(
+                unpack_tests(&pack_tests(&pickle))
+                    .unwrap_err()
+                    .contains("neither JSON nor a pickle")
+            );
         }
-        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFF").unwrap_err().contains("not zlib"));
-        assert!(unpack("AAAABBBBCCCCDDDDEEEEFFFFG").unwrap_err().contains("not base64"));
+        assert!(unpack_tests("AAAABBBBCCCCDDDDEEEEFFFF").unwrap_err().contains("not zlib"));
+        assert!(unpack_tests("AAAABBBBCCCCDDDDEEEEFFFFG").unwrap_err().contains("not base64"));
     }
 
     #[test]
@@ -190,7 +198,7 @@ mod tests {
             "import math\nassert f(1)",
             "x=1",
         ] {
-            assert!(!is_packed(code), "{code}");
+            assert!(!looks_packed(code), "{code}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn program_in_finds_last_code_block() {
+fn program_is_last_code_block_of_completion() {
     for (text, want) in [
         ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("x = 1\n")),
         ("```py\nx\n``` and <answer>```python\ny\n```</answer>", Some("y\n")),
@@ -24,11 +24,11 @@ fn program_in_finds_last_code_block() {
         ("```\n\n```", None),
         ("", None),
     ] {
-        assert_eq!(program_in(text, "python").as_deref(), want, "{text}");
+        assert_eq!(extract_program(text, "python").as_deref(), want, "{text}");
     }
     let both = "```python\nprint(1)\n``` in Python, and\n```sh\necho 1\n``` gives\n```\n1\n```";
-    assert_eq!(program_in(both, "bash").as_deref(), Some("echo 1\n"));
-    assert_eq!(program_in(both, "lua").as_deref(), Some("1\n"));
+    assert_eq!(extract_program(both, "bash").as_deref(), Some("echo 1\n"));
+    assert_eq!(extract_program(both, "lua").as_deref(), Some("1\n"));
 }
 
 #[test]
@@ -36,15 +36,18 @@ fn invalid_tests_and_keys_are_rejected() {
     let (_, scorer) = scorer(TestScoring::All);
     for (task, want) in [
         (json!({}), "the task has no tests, neither in its field \"tests\" nor as its answer"),
-        (json!({ "answer": 5 }), "the tests of the task are 5"),
-        (json!({ "tests": [{ "input": "x" }] }), "which lacks `input` or `output`"),
-        (json!({ "tests": { "inputs": ["1"], "outputs": [] } }), "have 1 inputs and 0 outputs"),
-        (json!({ "tests": { "input": "1" } }), "have input, but neither `inputs` with `outputs`"),
-        (json!({ "tests": [{ "input": "1", "output": null }] }), "have an output that is null"),
+        (json!({ "answer": 5 }), "expected a list, an object or code, but found 5"),
+        (json!({ "tests": [{ "input": "x" }] }), "lacks `input` or `output`"),
+        (
+            json!({ "tests": { "inputs": ["1"], "outputs": [] } }),
+            "there are 1 inputs, but 0 outputs",
+        ),
+        (json!({ "tests": { "input": "1" } }), "or `assert_case`, but found input"),
+        (json!({ "tests": [{ "input": "1", "output": null }] }), "an output is null"),
         (json!({ "tests": [{ "input": "1", "output": { "a": 1 } }] }), "give it as a string"),
         (
             json!({ "tests": { "fn_name": "f", "inputs": ["x"], "outputs": ["1"] } }),
-            "the argument \"x\", which is not JSON",
+            "the argument \"x\" is not JSON",
         ),
     ] {
         let error = scorer.check_task(&task).unwrap_err().to_string();

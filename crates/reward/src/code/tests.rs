@@ -251,7 +251,7 @@ async fn tests_can_patch_builtins_of_program() {
 }
 
 #[tokio::test]
-async fn cases_parse_primeintellect_and_codecontests_formats() {
+async fn test_cases_parse_primeintellect_and_codecontests_formats() {
     let (_, scorer) = scorer(TestScoring::All);
     let add = "```python\ndef add(a, b):\n    return a + b\n```";
     let call = json!({ "type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3] });

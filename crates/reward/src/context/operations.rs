@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Returns whether a text ends with a relation sign, a root or a logarithm. Arrows and tags do not
-/// count.
-pub(crate) fn is_relation(text: &str) -> bool {
+/// Returns whether a text ends with a relation sign, a root or a logarithm. Arrows and equation
+/// tags do not count.
+pub(crate) fn ends_with_relation(text: &str) -> bool {
     let ends = [
         "≤",
         "≥",
@@ -51,9 +51,9 @@ pub(crate) fn is_relation(text: &str) -> bool {
     !is_tag && !before.trim_end().is_empty() && !before.ends_with(['-', '=', '>'])
 }
 
-/// Returns whether a text ends with an operand and an operator. `negative` is whether the number
-/// after the text has a minus sign; the result is then false.
-pub(super) fn is_operand(text: &str, negative: bool) -> bool {
+/// Returns whether a text ends with an operand and an operator, so that the number after the text
+/// is an operand. `negative` is whether this number has a minus sign; the result is then false.
+pub(super) fn ends_with_operand(text: &str, negative: bool) -> bool {
     let operators = [
         "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times",
         "\\cdot", "\\div", "^", " x",
@@ -74,9 +74,9 @@ pub(super) fn is_operand(text: &str, negative: bool) -> bool {
     !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(prefix))
 }
 
-/// Returns whether a text ends with the name of a function, such as `log`. The number is then its
-/// argument.
-pub(super) fn is_function(text: &str) -> bool {
+/// Returns whether a text ends with the name of a function, such as `log`, so that the number after
+/// the text is its argument.
+pub(super) fn ends_with_function(text: &str) -> bool {
     let name = text.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
     ["log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sqrt", "arcsin", "arccos", "arctan"]
         .contains(&name)
@@ -85,7 +85,7 @@ pub(super) fn is_function(text: &str) -> bool {
 /// Returns whether a text ends with the left side of an equation that is not solved for its only
 /// unknown: `2x =`, `x/2 =`, `-x =`. Returns false if the left side is only an unknown: `x =`, `x_1
 /// =`, `f(2) =`.
-pub(super) fn is_multiple(text: &str) -> bool {
+pub(super) fn ends_with_unsolved_side(text: &str) -> bool {
     let Some(prefix) = text.strip_suffix('=') else { return false };
     let prefix = prefix
         .rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$'])
@@ -96,7 +96,7 @@ pub(super) fn is_multiple(text: &str) -> bool {
             || token.contains('(')
     };
     // Exponents and subscripts in braces belong to the unknown before them.
-    let prefix = without_groups(prefix);
+    let prefix = strip_braced_groups(prefix);
     let terms: Vec<&str> =
         prefix.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
     let terms: Vec<char> = terms.into_iter().rev().collect::<Vec<_>>().join(" ").chars().collect();
@@ -121,8 +121,8 @@ pub(super) fn is_multiple(text: &str) -> bool {
     unknowns.len() == 1 && is_changed
 }
 
-/// Removes braces and the text in them.
-fn without_groups(text: &str) -> String {
+/// Removes braces and the text inside them.
+fn strip_braced_groups(text: &str) -> String {
     let mut depth = 0usize;
     let is_outside = |c: &char| {
         depth += usize::from(*c == '{');
@@ -133,8 +133,8 @@ fn without_groups(text: &str) -> String {
     text.chars().filter(is_outside).collect()
 }
 
-/// Returns whether a text starts with a factor of the number directly before it, or with the `+` of
-/// a bound (`5+`).
+/// Returns whether a text after a number starts with a factor of the number, or with the `+` of a
+/// bound (`5+`).
 pub(crate) fn starts_factor(text: &str) -> bool {
     let symbols = ["π", "√", "\\pi", "\\sqrt"];
     let mut chars = text.chars();
@@ -156,16 +156,16 @@ pub(crate) fn starts_factor(text: &str) -> bool {
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
-/// Returns the denominator of a fraction in words, such as 100 for "hundredths". Only words in
-/// `ths` count, because "seconds" is a unit of time.
+/// Returns the denominator of a fraction in words, such as 100 for "hundredths". Only words that
+/// end in `ths` count, because "seconds" is a unit of time.
 pub(super) fn denominator_in_words(word: &str) -> Option<i64> {
-    let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
+    let bottom = words::denominator_of_word(word).filter(|_| word.ends_with("ths"))?;
     i64::try_from(bottom).ok()
 }
 
-/// Returns whether a text starts with the suffix of an ordinal number and a word: the "nd term" of
-/// "the 42nd term".
-pub(super) fn is_ordinal(text: &str) -> bool {
+/// Returns whether a text after a number starts with the suffix of an ordinal number and a noun:
+/// the "nd term" of "the 42nd term".
+pub(super) fn starts_with_ordinal_suffix(text: &str) -> bool {
     ["st", "nd", "rd", "th"].iter().any(|ending| {
         // Without a word after it, "The 42nd" can be a day of the month.
         text.strip_prefix(ending)
@@ -174,7 +174,7 @@ pub(super) fn is_ordinal(text: &str) -> bool {
     })
 }
 
-/// Returns whether a text starts with an operator and a number or variable.
+/// Returns whether a text starts with an arithmetic operator and a number or variable.
 pub(crate) fn starts_operation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$', ')']);
     let signs = [
@@ -249,8 +249,9 @@ pub(crate) fn without_latex(text: &str) -> String {
     marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "))
 }
 
-/// Adds the units at the start of a text to `about`: `cm^2`, `square miles per hour`, `m/s`.
-pub(super) fn note_units(text: &str, about: &mut About) {
+/// Adds the units at the start of a text to the description `about` of a number: `cm^2`, `square
+/// miles per hour`, `m/s`.
+pub(super) fn add_leading_units(text: &str, about: &mut NumberDescription) {
     let mut rest = text.trim_start();
     let mut sign = 1;
     let mut square = 1;
@@ -278,9 +279,9 @@ pub(super) fn note_units(text: &str, about: &mut About) {
                         about.add_unit("degree", -1);
                         vec![(heat, 1)]
                     }
-                    None => match words::units(&word) {
+                    None => match words::parse_units(&word) {
                         Some(units) => units,
-                        None => match words::letter(&word)
+                        None => match words::unit_of_letter(&word)
                             .filter(|_| !rest.trim_start().starts_with(char::is_alphabetic))
                         {
                             Some(unit) => vec![(unit, 1)],

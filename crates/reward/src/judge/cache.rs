@@ -3,8 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-/// A bounded cache of verdicts by prompt, which removes the oldest entries first. Each scorer has
-/// its own cache, because the key contains neither the model nor the sampling parameters.
+/// A bounded cache of a judge's verdicts by prompt, which removes the oldest entries first. Each
+/// scorer has its own cache, because the key contains neither the model nor the sampling
+/// parameters.
 #[derive(Debug)]
 pub(super) struct Cache<T> {
     max_entries: usize,
@@ -18,7 +19,7 @@ struct CacheEntries<T> {
     bytes: usize,
 }
 
-/// Maximum total size of the cached prompts, in bytes.
+/// Maximum total size of the prompts in the cache, in bytes.
 const BYTES: usize = 64 << 20;
 
 impl<T: Clone> Cache<T> {

@@ -5,11 +5,11 @@
 /// The marker depends only on the prompt, so that the same answer yields the same prompt and can be
 /// cached. An answer cannot contain its own marker: the digits depend on each byte of the answer,
 /// and digits that occur in the prompt are skipped.
-pub(super) fn fence(prompt: &str) -> String {
+pub(super) fn unique_fence(prompt: &str) -> String {
     let mut hash =
         prompt.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
     loop {
-        let digits = format!("{:016x}", mixed(hash));
+        let digits = format!("{:016x}", mix_hash_bits(hash));
         if !prompt.contains(&digits) {
             return format!("====={digits}=====");
         }
@@ -17,12 +17,13 @@ pub(super) fn fence(prompt: &str) -> String {
     }
 }
 
-/// Offset basis and prime of FNV-1a with 64 bits.
+/// Offset basis and prime of the 64-bit hash function FNV-1a.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0100_0000_01b3;
 
-/// Applies the finalizer of splitmix64, so that a small difference changes all bits.
-fn mixed(state: u64) -> u64 {
+/// Mixes the bits of a hash with the finalizer of splitmix64, so that a small difference changes
+/// all bits.
+fn mix_hash_bits(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     state ^ (state >> 31)
@@ -34,13 +35,13 @@ mod tests {
 
     #[test]
     fn fence_is_deterministic_and_absent_from_prompt() {
-        let first = fence("5");
-        assert_eq!((fence("5"), first.len()), (first.clone(), 26));
-        assert_ne!(fence("6"), first);
+        let first = unique_fence("5");
+        assert_eq!((unique_fence("5"), first.len()), (first.clone(), 26));
+        assert_ne!(unique_fence("6"), first);
         // The answer contains the markers of its own prefixes.
         let mut answer = String::from("5");
         for _ in 0..20 {
-            let marker = fence(&answer);
+            let marker = unique_fence(&answer);
             assert!(!answer.contains(&marker));
             answer.push_str(&marker);
         }
@@ -50,7 +51,8 @@ mod tests {
     /// tested only through `mixed`, which gives each retry other digits.
     #[test]
     fn mixed_hashes_are_distinct() {
-        let mut all: Vec<u64> = (0..1000u64).map(|more| mixed(OFFSET.wrapping_add(more))).collect();
+        let mut all: Vec<u64> =
+            (0..1000u64).map(|more| mix_hash_bits(OFFSET.wrapping_add(more))).collect();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 1000);

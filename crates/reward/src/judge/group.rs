@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::number::to_fraction;
-use super::verdict::json_values;
+use super::verdict::find_json_values;
 
-/// Returns a permutation of 0..n that depends only on `seed`.
+/// Returns a pseudorandom permutation of 0..n that depends only on `n` and `seed`.
 pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     let mut state = seed;
@@ -20,13 +20,13 @@ pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Returns the scores of `n` answers from the ranking in a completion: 1 for the best down to 0 for
-/// the worst.
+/// Parses a judge's ranking of `n` answers, and returns the answers' scores: 1 for the best down to
+/// 0 for the worst.
 ///
 /// The ranking is the last line that contains each answer's number (1 to `n`) exactly once, best
 /// first, and otherwise only a label: `3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`. A single answer
 /// scores 0.5. Returns `None` if there is no such line.
-pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
+pub(super) fn parse_ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
     completion.lines().rev().find_map(|line| {
         let line = line.trim().trim_start_matches(['*', '_', '`', '#', ' ']);
         let line = match line.split_once([':', '：']) {
@@ -57,13 +57,13 @@ pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
     })
 }
 
-/// Returns the scores of `n` answers from a list of numbers in a completion, one per answer in
-/// prompt order.
+/// Parses a judge's list of numbers, and returns the scores of `n` answers, in the order of the
+/// prompt.
 ///
 /// The list is the last one on a line of its own. If there is none, it is the only list in the
 /// completion; equal lists count as one. The range from `min` to `max` is mapped to 0..=1. Returns
 /// `None` if no list is found, if its length is not `n`, or if a number is out of range.
-pub(super) fn scores(completion: &str, n: usize, min: f64, max: f64) -> Option<Vec<f64>> {
+pub(super) fn parse_score_list(completion: &str, n: usize, min: f64, max: f64) -> Option<Vec<f64>> {
     let numbers = |value: Value| -> Option<Vec<f64>> {
         value.as_array()?.iter().map(Value::as_f64).collect()
     };
@@ -73,7 +73,7 @@ pub(super) fn scores(completion: &str, n: usize, min: f64, max: f64) -> Option<V
     };
     let list = completion.lines().rev().find_map(parse_line).or_else(|| {
         let mut lists =
-            json_values(completion, '[').into_iter().filter_map(|(.., value)| numbers(value));
+            find_json_values(completion, '[').into_iter().filter_map(|(.., value)| numbers(value));
         let first = lists.next()?;
         lists.all(|other| other == first).then_some(first)
     })?;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shuffled_is_deterministic_and_reaches_all_orders() {
+    fn shuffle_is_deterministic_and_reaches_all_orders() {
         assert_eq!(permutation(8, 1), permutation(8, 1));
         let mut seen: Vec<Vec<usize>> = (0..200).map(|seed| permutation(3, seed)).collect();
         seen.sort();
@@ -113,14 +113,14 @@ mod tests {
             ("1 > 2 > 4", None),
             ("", None),
         ] {
-            assert_eq!(ranking(completion, 3), want, "{completion}");
+            assert_eq!(parse_ranking(completion, 3), want, "{completion}");
         }
-        assert_eq!(ranking("1", 1), Some(vec![0.5]));
-        assert_eq!(scores("so [1, 2, 3] or [10, 0]", 3, 0.0, 10.0), None);
-        assert_eq!(scores("so\n[10, 0, 5]", 3, 0.0, 10.0), Some(vec![1.0, 0.0, 0.5]));
+        assert_eq!(parse_ranking("1", 1), Some(vec![0.5]));
+        assert_eq!(parse_score_list("so [1, 2, 3] or [10, 0]", 3, 0.0, 10.0), None);
+        assert_eq!(parse_score_list("so\n[10, 0, 5]", 3, 0.0, 10.0), Some(vec![1.0, 0.0, 0.5]));
         let explained = "[10, 0, 5]\nThe steps of the first are [1, 2, 3].";
-        assert_eq!(scores(explained, 3, 0.0, 10.0), Some(vec![1.0, 0.0, 0.5]));
-        assert_eq!(scores("So [10, 0, 5] and not [1, 2, 3].", 3, 0.0, 10.0), None);
-        assert_eq!(scores("[11, 0, 5]", 3, 0.0, 10.0), None);
+        assert_eq!(parse_score_list(explained, 3, 0.0, 10.0), Some(vec![1.0, 0.0, 0.5]));
+        assert_eq!(parse_score_list("So [10, 0, 5] and not [1, 2, 3].", 3, 0.0, 10.0), None);
+        assert_eq!(parse_score_list("[11, 0, 5]", 3, 0.0, 10.0), None);
     }
 }

@@ -8,10 +8,11 @@ use regex::{Captures, Regex};
 use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Removes tags, LaTeX commands and decoration around words. An opening tag that names a verdict
-/// becomes a label: `<score>7</score>` becomes the line "score: 7". Full-width digits become ASCII
-/// digits. Deleted text keeps its tags, so that it is not read as a verdict.
-pub(super) fn without_marks(completion: &str) -> String {
+/// Removes tags, LaTeX commands and decoration around the words of a judge's completion. An opening
+/// tag that names a verdict becomes a label: `<score>7</score>` becomes the line "score: 7".
+/// Full-width digits become ASCII digits. Deleted text keeps its tags, so that it is not parsed as
+/// a verdict.
+pub(super) fn strip_verdict_markup(completion: &str) -> String {
     let text = COMMAND.replace_all(completion, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
     let narrow = |c: char| match c {
@@ -23,9 +24,9 @@ pub(super) fn without_marks(completion: &str) -> String {
     TAG.replace_all(&text, "").chars().map(narrow).collect()
 }
 
-/// Removes quotations: lines that start with ">", and text in quotation marks that contains a
-/// label, as in "the student wrote 'Score: 10'".
-pub(super) fn without_quotations(completion: &str) -> String {
+/// Removes quotations from a judge's completion: lines that start with ">", and text in quotation
+/// marks that contains a label, as in "the student wrote 'Score: 10'".
+pub(super) fn strip_quotations(completion: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
     let lines: String = completion.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
     let own = |found: &Captures<'_>| {
@@ -38,43 +39,43 @@ pub(super) fn without_quotations(completion: &str) -> String {
     QUOTED.replace_all(&lines, own).into_owned()
 }
 
-/// Returns whether a label that follows this text introduces the judge's own verdict. The label
+/// Returns whether a label after the text `before` introduces the judge's own verdict. The label
 /// must start its sentence or the clause after a comma, except for a few leading words ("so my"),
 /// or be a JSON key.
-pub(super) fn is_own(before: &str) -> bool {
+pub(super) fn is_own_verdict(before: &str) -> bool {
     let (above, line) = before.split_at(before.rfind('\n').map_or(0, |at| at + 1));
     let start = SENTENCE.find_iter(line).last().map_or(0, |end| end.end());
     let sentence = &line[start..];
     let (clause, rest) = sentence.rsplit_once([',', '→']).unwrap_or(("", sentence));
     LEADS.is_match(rest)
-        && (start > 0 || !continues(above))
-        && !is_example(before)
-        && !is_supposed(clause)
+        && (start > 0 || !continues_on_next_line(above))
+        && !ends_with_example_phrase(before)
+        && !is_foreign_or_hypothetical(clause)
         && !CONDITION.is_match(clause)
 }
 
-/// Returns whether a text ends in words that introduce an example: "e.g.".
-pub(super) fn is_example(before: &str) -> bool {
+/// Returns whether a text ends with words that introduce an example, such as "e.g.".
+pub(super) fn ends_with_example_phrase(before: &str) -> bool {
     EXAMPLE.is_match(before)
 }
 
-/// Returns whether a clause before a verdict makes the verdict hypothetical, denied or another
-/// person's.
-pub(super) fn is_supposed(clause: &str) -> bool {
+/// Returns whether the clause before a verdict makes the verdict hypothetical, denies it, or
+/// attributes it to another person.
+pub(super) fn is_foreign_or_hypothetical(clause: &str) -> bool {
     SUPPOSED.is_match(clause)
 }
 
-/// Returns whether the next line continues the sentence at the end of `above`, or is quoted by that
-/// sentence: "It is not", "It claims:".
-pub(super) fn continues(above: &str) -> bool {
-    let last = above.lines().rfind(|line| !is_mark(line)).unwrap_or_default();
+/// Returns whether the sentence at the end of `above` continues on the next line ("It is not") or
+/// quotes the next line ("It claims:").
+pub(super) fn continues_on_next_line(above: &str) -> bool {
+    let last = above.lines().rfind(|line| !lacks_words(line)).unwrap_or_default();
     let is_adjacent = above.trim_end_matches([' ', '\n']).len() + 2 > above.len();
-    DANGLES.is_match(last) || is_quotation(last) || (is_adjacent && MENTIONS.is_match(last))
+    DANGLES.is_match(last) || introduces_quotation(last) || (is_adjacent && MENTIONS.is_match(last))
 }
 
 /// Returns whether a line introduces the next line as a quotation. Such a line opens a tag such as
 /// `<answer>`, or ends with a colon that belongs neither to a label nor to the judge's own words.
-pub(super) fn is_quotation(line: &str) -> bool {
+pub(super) fn introduces_quotation(line: &str) -> bool {
     QUOTES.is_match(line)
         || OPENING_TAG.is_match(line)
         || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
@@ -82,23 +83,23 @@ pub(super) fn is_quotation(line: &str) -> bool {
 
 /// Returns whether the text after a verdict makes the verdict a quotation or part of a sentence:
 /// "is what the student wrote", or a line "if the sign were right".
-pub(super) fn is_mentioned(behind: &str) -> bool {
+pub(super) fn only_mentions_verdict(behind: &str) -> bool {
     MENTIONED.is_match(behind) || CONTINUES.is_match(behind)
 }
 
-/// Returns the part of a completion after its last retraction, such as "I take that back."; the
-/// complete text if there is none.
-pub(super) fn since_retraction(completion: &str) -> &str {
+/// Returns the part of a judge's completion after its last retraction, such as "I take that back.",
+/// or the complete text if it retracts nothing.
+pub(super) fn text_after_retraction(completion: &str) -> &str {
     RETRACTS.find_iter(completion).last().map_or(completion, |found| &completion[found.end()..])
 }
 
 /// Returns whether the text after a verdict retracts the verdict.
-pub(super) fn takes_back(behind: &str) -> bool {
+pub(super) fn retracts_verdict(behind: &str) -> bool {
     RETRACTS.is_match(behind) || RECONSIDERS.is_match(behind)
 }
 
 /// Returns whether a text contains no letters and no digits.
-pub(super) fn is_mark(text: &str) -> bool {
+pub(super) fn lacks_words(text: &str) -> bool {
     !text.chars().any(char::is_alphanumeric)
 }
 
@@ -119,7 +120,8 @@ static QUOTED: LazyLock<Regex> =
 static LABELLED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\w[^\w\n]*[:：=]|\bis\b|\w/\d"));
 static SENTENCE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\s|[。！？；|]|[{,]\s*""#));
-/// Words before a label in its sentence that do not attribute the verdict to another person.
+/// Matches words before a label in its sentence that do not attribute the verdict to another
+/// person.
 static LEADS: LazyLock<Regex> = LazyLock::new(|| {
     const ALLOWED_WORDS: &str = concat!(
         r"(?:(?:so|thus|therefore|hence|and|then|overall|finally|my|our|the|this|that|final|in|conclusion|summary|short",
@@ -143,7 +145,7 @@ static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static COLON: LazyLock<Regex> = LazyLock::new(|| pattern(r"[:：][*_\s]*$"));
-/// Lines with a colon that introduce the judge's own verdict on the next line.
+/// Matches lines with a colon that introduce the judge's own verdict on the next line.
 static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:\b(?:so|thus|therefore|hence|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|result|score|rating",
@@ -153,7 +155,8 @@ static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
 static OPENING_TAG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)<(?:answer|response|reply|student|submission|quote|text|output)\w*>\s*$")
 });
-/// Lines without final punctuation that refer to the next line: "The answer contains the line".
+/// Matches lines without final punctuation that refer to the next line: "The answer contains the
+/// line".
 static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:tells?|asks?|wants?|demands?|instructs?|contains?|has|tries|reads?|prints?|injects?|says?|said|writes?|wrote",
@@ -165,7 +168,7 @@ static MENTIONED: LazyLock<Regex> = LazyLock::new(|| {
         r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b",
     )
 });
-/// A line below a verdict that continues the verdict's sentence or rejects the verdict.
+/// Matches a line below a verdict that continues the verdict's sentence or rejects the verdict.
 static CONTINUES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^[^\w\n]*\n\s*(?:(?:which|that|is|was|if|unless|but|and|as)\b",
@@ -193,7 +196,7 @@ static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
         r"|says?|wrote|writes|claims?|demands?|asks?|wants?|tells?|begs?|requests?|example|\w+n't)\b|^\W*an?\s+(?:\w+\s+)?(?:answer|response|reply|solution)\b",
     ))
 });
-/// Words that make a clause before a verdict a condition.
+/// Matches words that turn a clause before a verdict into a condition.
 static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:with|without|for|once|when|would|should|others|asks?|demands?|must)\b")
 });

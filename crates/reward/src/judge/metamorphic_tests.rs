@@ -117,7 +117,7 @@ fn count(verdict: &Verdict, completions: &[(String, Option<f64>)]) -> (usize, us
     let mut none = 0;
     let mut wrong = 0;
     for (completion, want) in completions {
-        match (verdict.read(completion), want) {
+        match (verdict.parse_verdict(completion), want) {
             (found, want)
                 if found.map(|v| (v * 1e6).round()) == want.map(|v| (v * 1e6).round()) =>
             {

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns the score on a scale from 0 to 10, rounded to 5 decimals.
 fn read(completion: &str) -> Option<f64> {
-    verdict(completion, 0.0, 10.0).map(|fraction| (fraction * 1e6).round() / 1e5)
+    parse_number_verdict(completion, 0.0, 10.0).map(|fraction| (fraction * 1e6).round() / 1e5)
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn number_in_explanation_gives_no_verdict() {
 
 #[test]
 fn other_scale_is_converted_only_if_min_is_zero() {
-    let five = |completion| verdict(completion, 1.0, 5.0);
+    let five = |completion| parse_number_verdict(completion, 1.0, 5.0);
     for (completion, want) in [
         ("4/5", Some(0.75)),
         ("Score: 4/10", None),
@@ -192,7 +192,7 @@ fn other_scale_is_converted_only_if_min_is_zero() {
     ] {
         assert_eq!(five(completion), want, "{completion}");
     }
-    assert_eq!(verdict("Score: 0.25", 0.0, 1.0), Some(0.25));
-    assert_eq!(verdict("Score: 80/100", 0.0, 1.0), Some(0.8));
-    assert_eq!(verdict("Score: -1", -1.0, 1.0), Some(0.0));
+    assert_eq!(parse_number_verdict("Score: 0.25", 0.0, 1.0), Some(0.25));
+    assert_eq!(parse_number_verdict("Score: 80/100", 0.0, 1.0), Some(0.8));
+    assert_eq!(parse_number_verdict("Score: -1", -1.0, 1.0), Some(0.0));
 }

@@ -2,19 +2,19 @@
 
 use serde_json::Value;
 
-/// A parsed template.
+/// A parsed prompt template: literal text and variables.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Template(Vec<TemplatePart>);
+pub(super) struct PromptTemplate(Vec<TemplatePart>);
 
 #[derive(Debug, Clone, PartialEq)]
 enum TemplatePart {
     Text(String),
-    /// Variable, as the names of nested fields from the outermost to the innermost.
+    /// A variable, as the names of nested fields from the outermost to the innermost.
     Hole(Vec<String>),
 }
 
-impl Template {
-    /// Parses a template whose variables start with one of the `known` names.
+impl PromptTemplate {
+    /// Parses a prompt template whose variables start with one of the names in `known`.
     ///
     /// # Errors
     /// Returns an error if a `{{` is not closed, or if a variable starts with another name.
@@ -36,15 +36,16 @@ impl Template {
             rest = after;
         }
         parts.push(TemplatePart::Text(rest.to_owned()));
-        Ok(Template(parts))
+        Ok(PromptTemplate(parts))
     }
 
-    /// Returns the prompt with the values of its variables: strings verbatim, all other values as
-    /// JSON. Inserted text is not expanded again, so an answer cannot introduce a variable.
+    /// Returns the prompt with the values of the template's variables: strings verbatim, all other
+    /// values as JSON. Inserted text is not expanded again, so an answer cannot introduce a
+    /// variable.
     ///
     /// # Errors
     /// Returns an error that names the variable if a value is missing.
-    pub fn fill(&self, values: &Value) -> Result<String, String> {
+    pub fn fill_template(&self, values: &Value) -> Result<String, String> {
         let mut prompt = String::new();
         for part in &self.0 {
             match part {
@@ -71,25 +72,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fill_does_not_expand_inserted_text() {
-        let template = Template::new(
+    fn template_does_not_expand_inserted_text() {
+        let template = PromptTemplate::new(
             "Q: {{question}} A: {{ task.row.n }}{{ list }}",
             &["question", "task", "list"],
         );
         let values =
             json!({ "question": "{{ task }}?", "task": { "row": { "n": 5 } }, "list": ["a"] });
-        assert_eq!(template.unwrap().fill(&values).unwrap(), "Q: {{ task }}? A: 5[\"a\"]");
+        assert_eq!(template.unwrap().fill_template(&values).unwrap(), "Q: {{ task }}? A: 5[\"a\"]");
     }
 
     #[test]
     fn template_errors_name_invalid_variable() {
-        assert_eq!(Template::new("{{ a", &["a"]).unwrap_err(), "a {{ is not closed by }}");
+        assert_eq!(PromptTemplate::new("{{ a", &["a"]).unwrap_err(), "a {{ is not closed by }}");
         assert_eq!(
-            Template::new("{{ b }}", &["a", "c"]).unwrap_err(),
+            PromptTemplate::new("{{ b }}", &["a", "c"]).unwrap_err(),
             "{{ b }} is not a variable of the template; use one of a, c"
         );
-        let error =
-            Template::new("{{ a.b }}", &["a"]).unwrap().fill(&json!({ "a": {} })).unwrap_err();
+        let error = PromptTemplate::new("{{ a.b }}", &["a"])
+            .unwrap()
+            .fill_template(&json!({ "a": {} }))
+            .unwrap_err();
         assert_eq!(error, "the template variable a.b has no value");
     }
 }

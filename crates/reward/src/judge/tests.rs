@@ -197,7 +197,7 @@ fn invalid_templates_and_keys_are_rejected() {
 }
 
 #[test]
-fn note_warns_about_template_without_fence() {
+fn template_without_fence_causes_warning() {
     let note = |template: Option<&str>| {
         JudgeKeys { template: template.map(Into::into), ..keys() }.warning()
     };

@@ -6,69 +6,72 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::marks::{continues, is_example, is_mentioned, is_quotation, takes_back};
-use super::number::{to_fraction, verdict as number};
+use super::marks::{
+    continues_on_next_line, ends_with_example_phrase, introduces_quotation, only_mentions_verdict,
+    retracts_verdict,
+};
+use super::number::{parse_number_verdict as number, to_fraction};
 use super::word;
 use crate::pattern::pattern;
 
-/// Rule that parses a judge's completion. If the rule does not apply, the completion has no
-/// verdict.
+/// Rule that parses a verdict from a judge's completion. If the rule does not apply, the completion
+/// has no verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Verdict {
-    /// The words "correct" (1) and "incorrect" (0), case-insensitive, at a position where they are
-    /// the verdict.
+    /// The judge writes the word "correct" (1) or "incorrect" (0), case-insensitive, at a position
+    /// where the word is the verdict.
     #[default]
     Correct,
-    /// The last match of two regular expressions: 1 if it is a match of `right`, 0 if it is one of
-    /// `wrong`.
+    /// The last match of two regular expressions decides: 1 if it is a match of `right`, 0 if it is
+    /// a match of `wrong`.
     Pattern {
-        /// Regular expression for a correct answer.
+        /// Regular expression that matches if the judge calls the answer correct.
         right: String,
-        /// Regular expression for a wrong answer. It has priority if both matches end at the same
-        /// position.
+        /// Regular expression that matches if the judge calls the answer wrong. It has priority if
+        /// both matches end at the same position.
         wrong: String,
     },
     /// The number that the completion marks as its score. The range from `min` to `max` is mapped
     /// to 0..=1. A number on another scale is converted only if `min` is 0: with `max = 10`, "4/5"
     /// yields 8.
     Number {
-        /// Number that is mapped to 0.
+        /// Number of the judge that is mapped to score 0.
         #[serde(alias = "least")]
         min: f64,
-        /// Number that is mapped to 1.
+        /// Number of the judge that is mapped to score 1.
         #[serde(alias = "most")]
         max: f64,
     },
-    /// A field of the first JSON object in the completion that contains the field. The value is a
-    /// number from `min` to `max`, which can also be a string, or true (1) or false (0).
+    /// A field of the first JSON object in the completion that contains the field. Its value is a
+    /// number from `min` to `max`, possibly as a string, or true (1) or false (0).
     Json {
-        /// Name of the field.
+        /// Name of the JSON field that contains the verdict.
         field: String,
-        /// Number that is mapped to 0. The default is 0.
+        /// Number of the judge that is mapped to score 0. The default is 0.
         #[serde(default)]
         #[serde(alias = "least")]
         min: f64,
-        /// Number that is mapped to 1. The default is 1.
-        #[serde(default = "one")]
+        /// Number of the judge that is mapped to score 1. The default is 1.
+        #[serde(default = "default_max")]
         #[serde(alias = "most")]
         max: f64,
     },
 }
 
-fn one() -> f64 {
+fn default_max() -> f64 {
     1.0
 }
 
 impl Verdict {
-    /// Checks the settings.
+    /// Checks the settings of the verdict rule.
     ///
     /// # Errors
     /// Returns a message if a regular expression is invalid, or if `min` and `max` are not a range.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Verdict::Correct => Ok(()),
-            Verdict::Pattern { right, wrong } => expressions(right, wrong).map(drop),
+            Verdict::Pattern { right, wrong } => compile_expressions(right, wrong).map(drop),
             Verdict::Number { min, max } | Verdict::Json { min, max, .. } => {
                 let is_range = min.is_finite() && max.is_finite() && min < max;
                 if is_range {
@@ -83,20 +86,20 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict of a complete completion, from 0 to 1; `None` if it has none. The
-    /// judge's reasoning between `<think>` and `</think>` is ignored.
-    pub(super) fn read(&self, completion: &str) -> Option<f64> {
+    /// Parses the verdict in a complete completion of the judge, from 0 to 1. Returns `None` if the
+    /// completion has no verdict. The judge's reasoning between `<think>` and `</think>` is
+    /// ignored.
+    pub(super) fn parse_verdict(&self, completion: &str) -> Option<f64> {
         let completion = without_reasoning(completion)?;
         match self {
-            Verdict::Correct => {
-                word::verdict(completion).map(|is_correct| f64::from(u8::from(is_correct)))
-            }
+            Verdict::Correct => word::parse_word_verdict(completion)
+                .map(|is_correct| f64::from(u8::from(is_correct))),
             Verdict::Pattern { right, wrong } => {
-                let (right, wrong) = expressions(right, wrong).ok()?;
-                last_match(completion, &right, &wrong)
+                let (right, wrong) = compile_expressions(right, wrong).ok()?;
+                verdict_of_last_match(completion, &right, &wrong)
             }
             Verdict::Number { min, max } => number(completion, *min, *max),
-            Verdict::Json { field, min, max } => match field_of(completion, field)? {
+            Verdict::Json { field, min, max } => match find_verdict_field(completion, field)? {
                 Value::Bool(yes) => Some(f64::from(u8::from(yes))),
                 Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
                     "true" | "yes" => Some(1.0),
@@ -109,13 +112,14 @@ impl Verdict {
     }
 }
 
-/// Returns the part of a completion after its last `</think>`; `None` if a `<think>` is not closed.
+/// Returns the part of a completion after its last `</think>`, or `None` if a `<think>` is not
+/// closed.
 fn without_reasoning(completion: &str) -> Option<&str> {
     let rest = completion.rsplit_once("</think>").map_or(completion, |(_, rest)| rest);
     (!rest.contains("<think>")).then_some(rest)
 }
 
-fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
+fn compile_expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     let compile = |name: &str, pattern: &str| {
         Regex::new(pattern)
             .map_err(|error| format!("verdict.{name} is not a valid regular expression: {error}"))
@@ -123,9 +127,10 @@ fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     Ok((compile("right", right)?, compile("wrong", wrong)?))
 }
 
-/// Returns 1 if the last match is one of `right`, and 0 if it is one of `wrong`; 0 also if both end
-/// at the same position ("not correct"). Returns `None` if neither matches.
-fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
+/// Returns the verdict of the last match of two regular expressions: 1 for `right`, 0 for `wrong`.
+/// If the last matches of both end at the same position ("not correct"), the verdict is 0. Returns
+/// `None` if neither matches.
+fn verdict_of_last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     let end = |expression: &Regex| expression.find_iter(completion).last().map(|found| found.end());
     match (end(right), end(wrong)) {
         (None, None) => None,
@@ -136,16 +141,16 @@ fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
 /// Maximum number of positions in a completion at which JSON parsing is attempted.
 const MAX_STARTS: usize = 256;
 
-/// Returns all outermost JSON values in a completion that start with `open`, in text order. Each
-/// comes with its start and end byte offsets.
-pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
+/// Returns the outermost JSON values in a completion that start with `open`, in text order, each
+/// with the byte offsets of its start and end.
+pub(super) fn find_json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
     let mut found = Vec::new();
     let mut end = 0;
     for (start, _) in completion.match_indices(open).take(MAX_STARTS) {
         if start < end {
             continue;
         }
-        let text = without_control_characters(&completion[start..]);
+        let text = blank_control_characters(&completion[start..]);
         let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
         if let Some(Ok(value)) = values.next() {
             end = start + values.byte_offset();
@@ -155,9 +160,9 @@ pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Va
     found
 }
 
-/// Replaces control characters within JSON strings by spaces. Models write them, but JSON forbids
-/// them. Byte offsets are preserved.
-fn without_control_characters(text: &str) -> String {
+/// Replaces control characters within JSON strings by spaces. JSON forbids such characters, but
+/// models write them. Byte offsets are preserved.
+fn blank_control_characters(text: &str) -> String {
     let mut is_string = false;
     let mut is_escaped = false;
     let replace = |c: char| {
@@ -173,12 +178,12 @@ fn without_control_characters(text: &str) -> String {
 /// Returns `None` if the object is quoted, part of a sentence, or taken back later. Unless the
 /// completion starts with the object, returns `None` also if another object gives the field another
 /// value.
-fn field_of(completion: &str, field: &str) -> Option<Value> {
+fn find_verdict_field(completion: &str, field: &str) -> Option<Value> {
     let mut found = Vec::new();
     let key = pattern(&format!(r#"(?:^|[^\\])"{}"\s*:"#, regex::escape(field)));
-    for (start, end, value) in json_values(completion, '{') {
+    for (start, end, value) in find_json_values(completion, '{') {
         let mut all = Vec::new();
-        fields(&value, field, false, &mut all);
+        collect_field_values(&value, field, false, &mut all);
         if all.is_empty() {
             continue;
         }
@@ -194,12 +199,12 @@ fn field_of(completion: &str, field: &str) -> Option<Value> {
     let is_first = lead.is_empty() || lead == "json";
     let above = lead.lines().last().unwrap_or_default().trim();
     let is_quoted = REPORTS.is_match(above)
-        || is_quotation(above)
+        || introduces_quotation(above)
         || [">", "//", "#", "["].iter().any(|mark| above.ends_with(mark));
     let behind = &completion[end..];
     if is_within_sentence(&completion[..start], behind)
-        || is_mentioned(behind)
-        || takes_back(behind)
+        || only_mentions_verdict(behind)
+        || retracts_verdict(behind)
     {
         return None;
     }
@@ -208,9 +213,9 @@ fn field_of(completion: &str, field: &str) -> Option<Value> {
         .flatten()
 }
 
-/// Returns whether words of the same sentence directly precede or follow a JSON object: "It asks
-/// for {…}", "{…} if complete". After a colon, the end of a sentence or a mark without letters, the
-/// object is separate.
+/// Returns whether the sentence around a JSON object includes the object: "It asks for {…}", "{…}
+/// if complete". After a colon, the end of a sentence or a mark without letters, the object is
+/// separate.
 fn is_within_sentence(before: &str, behind: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or_default();
     let line = BRACES.replace_all(line, "");
@@ -219,36 +224,43 @@ fn is_within_sentence(before: &str, behind: &str) -> bool {
         lead.ends_with(|c: char| c.is_alphanumeric() || c == ',') && !lead.ends_with("json");
     let behind = behind.trim_start_matches(|c: char| "`*_\"' \t".contains(c));
     let continues_behind = behind.starts_with(|c: char| c.is_lowercase() || c == '?');
-    is_led || continues_behind || continues(before) || is_example(&line)
+    is_led || continues_behind || continues_on_next_line(before) || ends_with_example_phrase(&line)
 }
 
 /// Collects all values of a field in a JSON value, at any depth. The `bool` is true if the field is
-/// in a list or in an object whose key does not name a verdict; such a field is not the judge's
-/// own.
-fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v Value, bool)>) {
+/// in a list, or in an object whose key does not name a verdict; the field is then not the judge's
+/// own verdict.
+fn collect_field_values<'v>(
+    value: &'v Value,
+    field: &str,
+    in_list: bool,
+    found: &mut Vec<(&'v Value, bool)>,
+) {
     match value {
         Value::Object(map) => {
             found.extend(map.get(field).map(|value| (value, in_list)));
             // An object under a key such as "student_wrote" is not the judge's own, like an object
             // in a list.
             map.iter().for_each(|(key, value)| {
-                fields(value, field, in_list || !OWN.is_match(key), found)
+                collect_field_values(value, field, in_list || !OWN.is_match(key), found)
             });
         }
-        Value::Array(list) => list.iter().for_each(|value| fields(value, field, true, found)),
+        Value::Array(list) => {
+            list.iter().for_each(|value| collect_field_values(value, field, true, found))
+        }
         _ => {}
     }
 }
 
-/// A JSON object within a line.
+/// Matches a JSON object within a line.
 static BRACES: LazyLock<Regex> = LazyLock::new(|| pattern(r"\{[^{}]*\}"));
-/// Keys of objects whose fields are the judge's own.
+/// Matches keys of objects whose fields are the judge's own verdict.
 static OWN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:final|overall|my)?[_ ]?(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result|score|rating|output|data)s?$",
     )
 });
-/// Words before a JSON object that introduce text that is not the judge's own.
+/// Matches words before a JSON object that introduce text of another author.
 static REPORTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:wrote|writes|says?|said|claims?|claimed|contains?|ends\s+with|begins\s+with|example|such\s+as|if|would)\b[^.!?]*$",
@@ -265,7 +277,7 @@ mod tests {
         for line in include_str!("../../tests/data/judge_completions.jsonl").lines() {
             let row: Value = serde_json::from_str(line).unwrap();
             let verdict: Verdict = serde_json::from_value(row["verdict"].clone()).unwrap();
-            let found = verdict.read(row["text"].as_str().unwrap());
+            let found = verdict.parse_verdict(row["text"].as_str().unwrap());
             let is_same = match (found, row["right"].as_f64()) {
                 (Some(found), Some(right)) => (found - right).abs() < 1e-9,
                 (found, right) => found == right,
@@ -343,7 +355,7 @@ mod tests {
             (&json, "```json {\"score\": 9}```", Some(0.9)),
             (&json, "{\"score\": 9} The sum holds.", Some(0.9)),
         ] {
-            assert_eq!(verdict.read(completion), want, "{completion}");
+            assert_eq!(verdict.parse_verdict(completion), want, "{completion}");
         }
         let wrong = Verdict::Number { min: 1.0, max: 1.0 };
         assert!(wrong.check().unwrap_err().contains("min must be less than max"));

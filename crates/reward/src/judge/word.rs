@@ -16,18 +16,18 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::marks::{
-    continues, is_mark, is_mentioned, is_own, is_quotation, takes_back, without_marks,
-    without_quotations,
+    continues_on_next_line, introduces_quotation, is_own_verdict, lacks_words,
+    only_mentions_verdict, retracts_verdict, strip_quotations, strip_verdict_markup,
 };
 use crate::pattern::pattern;
 
-/// Returns whether a completion calls the answer correct, or `None` if it has no verdict.
-pub(super) fn verdict(completion: &str) -> Option<bool> {
-    let plain = without_quotations(&without_marks(completion));
+/// Returns whether a judge's completion calls the answer correct, or `None` if it has no verdict.
+pub(super) fn parse_word_verdict(completion: &str) -> Option<bool> {
+    let plain = strip_quotations(&strip_verdict_markup(completion));
     let mut explicit = ExplicitVerdict::default();
     let mut offset = 0;
     for line in plain.split_inclusive('\n') {
-        explicit.take_line(line, offset, &plain);
+        explicit.add_line(line, offset, &plain);
         offset += line.len();
     }
     let sentences = sentences(&plain);
@@ -57,8 +57,8 @@ pub(super) fn verdict(completion: &str) -> Option<bool> {
             statements.iter().any(|(_, at, other)| *at > position && *other != is_correct);
         let rest = &plain[position..];
         let behind = rest.find('\n').map_or("", |end| &rest[end..]);
-        let is_undone = takes_back(rest)
-            || is_mentioned(behind)
+        let is_undone = retracts_verdict(rest)
+            || only_mentions_verdict(behind)
             || (is_correct && (IS_WRONG.is_match(rest) || HEADING.is_match(behind)));
         return (!is_denied && !is_undone).then_some(is_correct);
     }
@@ -72,8 +72,8 @@ pub(super) fn verdict(completion: &str) -> Option<bool> {
     (agree && counts && !is_contradicted).then_some(is_correct)
 }
 
-/// The last explicit verdict: its byte offset, and the verdict. The inner `None` means that it is
-/// ambiguous.
+/// The last explicit verdict of a judge: its byte offset, and whether the answer is correct. The
+/// inner `None` means that the verdict is ambiguous.
 #[derive(Default)]
 struct ExplicitVerdict {
     last: Option<(usize, Option<bool>)>,
@@ -86,14 +86,15 @@ impl ExplicitVerdict {
         }
     }
 
-    /// Adds the verdicts of a line that starts at byte `offset` of the completion.
-    fn take_line(&mut self, line: &str, offset: usize, completion: &str) {
+    /// Adds the verdicts of a line, which starts at byte `offset` of the judge's completion.
+    fn add_line(&mut self, line: &str, offset: usize, completion: &str) {
         let text = line.trim();
-        let before = completion[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
+        let before =
+            completion[..offset].lines().rfind(|line| !lacks_words(line)).unwrap_or_default();
         if let Some(is_correct) = leading_verdict(text, true)
             && !SPEAKS.is_match(before)
-            && !is_quotation(before)
-            && !continues(&completion[..offset])
+            && !introduces_quotation(before)
+            && !continues_on_next_line(&completion[..offset])
         {
             // Two adjacent lines with different verdicts list the possible verdicts.
             let is_list =
@@ -103,8 +104,8 @@ impl ExplicitVerdict {
         // "correct: yes", as the judges of HLE write.
         if let Some(field) = FIELD.captures(text)
             && !SPEAKS.is_match(before)
-            && !is_quotation(before)
-            && !continues(&completion[..offset])
+            && !introduces_quotation(before)
+            && !continues_on_next_line(&completion[..offset])
         {
             self.add(offset, Some(field.get(1).is_some()));
         }
@@ -116,15 +117,15 @@ impl ExplicitVerdict {
             // "Step 1 result" is not the verdict.
             let is_part =
                 label.get(2).is_some() && line[..all.start()].contains(char::is_alphanumeric);
-            if is_of_another || is_part || !is_own(&completion[..offset + all.start()]) {
+            if is_of_another || is_part || !is_own_verdict(&completion[..offset + all.start()]) {
                 continue;
             }
             // The verdict can be on the next line.
             let behind = &line[all.end()..];
-            let behind = if is_mark(behind) {
+            let behind = if lacks_words(behind) {
                 completion[offset + all.end()..]
                     .lines()
-                    .find(|line| !is_mark(line))
+                    .find(|line| !lacks_words(line))
                     .unwrap_or_default()
             } else {
                 behind
@@ -138,8 +139,8 @@ impl ExplicitVerdict {
     }
 }
 
-/// Returns the verdict at the start of a text. If `is_exclusive`, the text must contain nothing
-/// else.
+/// Returns the verdict at the start of a text: whether the answer is correct. If `is_exclusive`,
+/// the text must contain only the verdict.
 fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     let start = text.trim_start();
     // List items and headings are not verdicts.
@@ -208,8 +209,8 @@ fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(is_correct)
 }
 
-/// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in
-/// the `first` sentence.
+/// Returns the verdict of a sentence that states only whether the answer is correct. Pronouns refer
+/// to the answer only in the `first` sentence.
 fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     if let Some(marked) = MARKED.captures(sentence.trim()) {
         return Some(marked.get(1).is_none());
@@ -223,8 +224,8 @@ fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     (!is_correct || !is_limited).then_some(is_correct)
 }
 
-/// Splits a text into sentences with their byte offsets. A sentence ends at a final mark before
-/// white space, at a semicolon or at the end of a line.
+/// Splits a text into sentences, with their byte offsets. A sentence ends at a final mark before
+/// white space, at a semicolon, or at the end of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
@@ -242,7 +243,7 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
         };
         if ends {
             let end = at + c.len_utf8();
-            if !is_mark(&text[start..end]) {
+            if !lacks_words(&text[start..end]) {
                 all.push((start, &text[start..end]));
             }
             start = end;
@@ -251,24 +252,24 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
     all
 }
 
-/// Marks that can precede (`OPENING_MARKS`) and follow (`CLOSING_MARKS`) a word.
+/// Marks that can precede (`OPENING_MARKS`) or follow (`CLOSING_MARKS`) a verdict's word.
 const OPENING_MARKS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
 const CLOSING_MARKS: [char; 13] =
     ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
-/// Marks that end a verdict.
+/// Punctuation marks that end a verdict.
 const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
-/// Signs that decorate a verdict "correct" (`YES`) or "incorrect" (`NO`).
+/// Signs that accompany the verdict "correct" (`YES`) or "incorrect" (`NO`).
 const YES: [char; 4] = ['✅', '✔', '☑', '✓'];
 const NO: [char; 4] = ['❌', '✗', '✘', '✖'];
 
-/// A line that consists of the field `correct` with "yes" or "true" (group 1), or "no" or "false".
+/// Matches a line that is the field `correct` with "yes" or "true" (group 1), or "no" or "false".
 static FIELD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r#"(?i)^[*_\x22'`{\s]*(?:is[_ ])?correct["'*_`]*\s*[:：=]["'*_`\s]*(?:(yes|true)|no|false)[*_\x22'`}.,!\s]*$"#,
     )
 });
-/// A label of a verdict. If group 1 matches, the verdict is not the judge's. A label in group 2
-/// counts only at the start of its line.
+/// Matches a verdict's label. If group 1 matches, the verdict is not the judge's. A label in group
+/// 2 counts only at the start of its line.
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b(?:expected|reference|previous|initial|first|original|if\s+the|\w+'s)\s+)?",
@@ -279,7 +280,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// "correct". A match of group 1 (`in`) or group 2 (`not`) negates the word.
+/// Matches "correct" or "incorrect". A match of group 1 (`in`) or group 2 (`not`) negates it.
 static WORD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely|100\s*%)\s+)?",
@@ -290,22 +291,22 @@ static AGREES: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^(?:(yes)|no)\s*
 static ANY: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)correct|\bwrong\b|\bright\b|\bpartial|\bhalf\b"));
 
-/// Text that can follow a verdict within its sentence.
+/// Matches text that can follow a verdict within its sentence.
 static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)^\s*(?:[,;，；]|\(|[-–—]+\s+(?:[^0-9\s])|\b(?:because|since|as|given\s+that)\b)")
 });
-/// Words that limit the verdict "correct".
+/// Pattern of words that limit the verdict "correct".
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost|vs",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
     r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|i\s+guess|as\s+(?:far|long)\s+as|albeit|reservations?)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
-/// Words that leave the verdict "incorrect" open.
+/// Matches words after which the verdict "incorrect" remains open.
 static LEAVES_OPEN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:otherwise|unless|if|or\s+correct|partial|partially|partly|half)\b")
 });
-/// Sentences directly after an initial verdict that retract it.
+/// Matches sentences directly after an initial verdict that retract the verdict.
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:but|however|although|though|except|only|partially|partly|mostly|almost|wait|actually|or)\b",
@@ -313,28 +314,28 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
         r"|^[^.]*\b(?:partially|partly|would\s+be)\b",
     ))
 });
-/// Lines that introduce text that is not the judge's own: "The student wrote:".
+/// Matches lines that introduce another author's text: "The student wrote:".
 static SPEAKS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|would|student|wrote|writes|says?|said|claims?|states?|stated|example|expected|reference|instead",
         r"|given|answer|response|output|question|options?|reply|one\s+of|either)\b[^.!?]*[:：][*_\s]*$",
     ))
 });
-/// An explanation after "INCORRECT:".
+/// Matches the start of an explanation after "INCORRECT".
 static EXPECTED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)^:\s*(?:the\s+)?(?:correct|expected|reference)\s+(?:answer|value)\b")
 });
-/// A sentence after "correct" that states the opposite.
+/// Matches a sentence after the verdict "correct" that states the opposite.
 static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;\n][\s*_(]*(?:(?:it|this|that|the\s+(?:answer|student|response)(?:'s\s+\w+)?)(?:\s+is|'s|\s+was)\s+(?:not\s+(?:correct|right)|wrong|incorrect|false)",
         r"|(?:only\s+)?except\b|(?:however|but|incorrect|wrong|false|mismatch)\b|(?:they\s+(?:do\s+)?|does\s+|do\s+)?not\s+(?:match\w*|correct|equal|the\s+same)\b)",
     ))
 });
-/// A line directly below "Correct" that contains only a number, so that the word is a heading.
+/// Matches a line below "Correct" that contains only a number, so that the word is a heading.
 static HEADING: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
-/// Words in other sentences that contradict the statement that the answer is correct.
+/// Matches words in other sentences that contradict the verdict "correct".
 static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:incorrect|wrong|partial|partially|partly|mostly|nearly|almost|half|however|but|although|though",
@@ -343,7 +344,7 @@ static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// A sentence such as "I mark this as correct". Group 1 negates.
+/// Matches a sentence such as "I mark this as correct". Group 1 negates the verdict.
 static MARKED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall),?\s+)?i\s+(?:(?:would|will)\s+)?(?:mark|grade|judge|rate|consider|deem)\s+",
@@ -351,8 +352,8 @@ static MARKED: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// A statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate, and
-/// group 4 is a reason.
+/// Matches a statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate
+/// the statement, and group 4 is a reason.
 static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall|yes|no|finally|clearly|in\s+(?:conclusion|summary|short|total)",
@@ -459,8 +460,8 @@ mod tests {
             ("I would grade the answer as incorrect.", false),
             ("My verdict is that the answer is correct.", true),
         ] {
-            if verdict(completion) != Some(want) {
-                failures.push((completion, verdict(completion)));
+            if parse_word_verdict(completion) != Some(want) {
+                failures.push((completion, parse_word_verdict(completion)));
             }
         }
         assert!(failures.is_empty(), "{failures:#?}");
@@ -590,8 +591,8 @@ mod tests {
             "Correct\n8\nStudent\n9",
             "Correct\n\nThe reply: 9. The key: 8. Not matching.",
         ] {
-            if verdict(completion).is_some() {
-                failures.push((completion, verdict(completion)));
+            if parse_word_verdict(completion).is_some() {
+                failures.push((completion, parse_word_verdict(completion)));
             }
         }
         assert!(failures.is_empty(), "{failures:#?}");

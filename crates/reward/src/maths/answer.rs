@@ -2,63 +2,66 @@
 
 mod relations;
 
-use self::relations::relation;
+use self::relations::parse_relation;
 use super::approximate;
 use super::expression::Expr;
-use super::field::{Point, rational};
-use super::lexer::{Token, tokens};
-use super::matrix::{Rows, matrix};
-use super::parser::{ITEMS, cells, closing, expression, rows, split};
-use super::phrases::phrases;
-use super::plus_minus::spread;
-use super::quantity::{Quantity, quantity, strip_modifiers};
-use super::time::{Ratio, ratio};
-use crate::words::{self, About};
+use super::field::{EvaluationPoint, to_exact_rational};
+use super::lexer::{Token, tokenize};
+use super::matrix::{Rows, parse_matrix};
+use super::parser::{
+    ITEMS, closing_bracket_index, parse_expression, split_matrix_rows, split_outside_brackets,
+    split_row_cells,
+};
+use super::phrases::replace_phrases;
+use super::plus_minus::expand_plus_minus;
+use super::quantity::{Quantity, parse_quantity, strip_modifiers};
+use super::time::{Ratio, parse_ratio};
+use crate::words::{self, NumberDescription};
 
-/// A parsed answer.
+/// A parsed mathematical answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum ParsedAnswer {
     Value(Quantity),
     Words(String),
-    /// Several answers in any order.
-    List(Vec<Answer>),
-    Set(Vec<Answer>),
-    /// Items in order, in brackets `(` or `[`. A tuple of two items can be an interval.
+    /// Several answers, whose order does not matter.
+    List(Vec<ParsedAnswer>),
+    Set(Vec<ParsedAnswer>),
+    /// Items in brackets `(` or `[`, whose order matters. A tuple of two items can be an interval.
     Tuple {
         open: char,
         close: char,
-        items: Vec<Answer>,
+        items: Vec<ParsedAnswer>,
     },
     /// An answer with the name before it: A(1, 2), "vertex (1, 2)", B: 4.
-    Labeled(String, Box<Answer>),
-    /// A tuple with names for its members: (a, b) = (1, 2).
-    Named(Vec<Expr>, Vec<Answer>),
-    /// Sets combined by `∪`, `∩` or `∖`, or operands of a logical or other operator that is not
-    /// evaluated.
-    Combined(char, Vec<Answer>),
-    /// Conditions that must all hold.
-    All(Vec<Answer>),
+    Labeled(String, Box<ParsedAnswer>),
+    /// A tuple that names its members: (a, b) = (1, 2).
+    Named(Vec<Expr>, Vec<ParsedAnswer>),
+    /// Sets that are combined by `∪`, `∩` or `∖`, or operands of a logical or other operator that
+    /// is not evaluated.
+    Combined(char, Vec<ParsedAnswer>),
+    /// Conditions that must all hold, as in a system of equations.
+    All(Vec<ParsedAnswer>),
     Matrix(Rows),
-    /// Expressions, and the relations `= ≈ < > ≤ ≥ ≠` between each expression and the next. `About`
-    /// describes the last expression.
-    Relation(Vec<Expr>, Vec<char>, About),
+    /// A chain of expressions, with the relations `= ≈ < > ≤ ≥ ≠` between each expression and the
+    /// next. `NumberDescription` describes the last expression.
+    Relation(Vec<Expr>, Vec<char>, NumberDescription),
     Ratio(Ratio),
-    /// A value modulo another value.
+    /// A value modulo another value, such as 468 mod 1000.
     Residue(Expr, Expr),
 }
 
-/// Maximum nesting depth of answers.
+/// Maximum nesting depth of a mathematical answer.
 const DEPTH: u32 = 8;
 
-/// Parses a text as an answer in every plausible way, in order of preference. If all commas of the
-/// text can separate thousands, it is a number. Otherwise a comma before three digits separates
-/// either thousands or items. A letter in brackets at the start names a choice, and the text after
-/// it may also be the answer.
-pub(super) fn readings(text: &str) -> Vec<Answer> {
-    let rewritten = with_outer_brackets(text);
+/// Parses a text as a mathematical answer in every plausible way, in order of preference. If all
+/// commas of the text can separate thousands, the first interpretation is a number. Otherwise a
+/// comma before three digits separates either thousands or items. A letter in brackets at the start
+/// names a choice, and the text after it may also be the answer.
+pub(super) fn parse_interpretations(text: &str) -> Vec<ParsedAnswer> {
+    let rewritten = rewrite_outer_brackets(text);
     let text = rewritten.as_deref().unwrap_or(text);
-    let mut read: Vec<Answer> = Vec::new();
-    let mut add = |found: Option<Answer>| {
+    let mut read: Vec<ParsedAnswer> = Vec::new();
+    let mut add = |found: Option<ParsedAnswer>| {
         if let Some(found) = found
             && !read.contains(&found)
         {
@@ -66,14 +69,14 @@ pub(super) fn readings(text: &str) -> Vec<Answer> {
         }
     };
     for thousands in [true, false] {
-        let Some(mut tokens) = tokens(text, thousands).map(phrases) else { continue };
+        let Some(mut tokens) = tokenize(text, thousands).map(replace_phrases) else { continue };
         while tokens.last() == Some(&Token::Row) {
             tokens.pop();
         }
-        add(answer(&tokens, 0));
-        if let Some((letter, rest)) = choice(&tokens) {
+        add(parse_answer(&tokens, 0));
+        if let Some((letter, rest)) = split_choice(&tokens) {
             add(Some(letter));
-            add(answer(rest, 0));
+            add(parse_answer(rest, 0));
         }
         if !tokens.contains(&Token::Separator) {
             break;
@@ -83,7 +86,7 @@ pub(super) fn readings(text: &str) -> Vec<Answer> {
 }
 
 /// Rewrites an interval in the notation of ISO 80000-2, `]a, b[`, as `(a, b)`.
-fn with_outer_brackets(text: &str) -> Option<String> {
+fn rewrite_outer_brackets(text: &str) -> Option<String> {
     let plain = text.replace("\\left", "").replace("\\right", "");
     let inner = plain.trim().trim_matches('$').trim();
     let is_left_open = inner.starts_with(']');
@@ -96,8 +99,9 @@ fn with_outer_brackets(text: &str) -> Option<String> {
     })
 }
 
-/// Splits a choice such as `(B) 5` or `B: 5` into its letter and the tokens after it.
-fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
+/// Splits an answer such as `(B) 5` or `B: 5` into the letter of the choice and the tokens after
+/// it.
+fn split_choice(tokens: &[Token]) -> Option<(ParsedAnswer, &[Token])> {
     let (letter, rest) = match tokens {
         [Token::Open('('), Token::Letter(letter), Token::Close(')'), rest @ ..] => (letter, rest),
         [Token::Letter(letter), Token::Close(')') | Token::Sign(':'), rest @ ..] => (letter, rest),
@@ -115,22 +119,23 @@ fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
     };
     let is_one = !rest.windows(3).any(is_label);
     let is_choice = is_one && letter.len() == 1 && ("A"..="J").contains(&letter.as_str());
-    is_choice.then(|| (Answer::Value(Quantity::plain(Expr::Symbol(letter.clone()))), rest))
+    is_choice
+        .then(|| (ParsedAnswer::Value(Quantity::from_value(Expr::Symbol(letter.clone()))), rest))
 }
 
-fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
+fn parse_answer(tokens: &[Token], depth: u32) -> Option<ParsedAnswer> {
     if depth == DEPTH {
         return None;
     }
     // Braces around the complete answer.
     if let [Token::GroupOpen, inner @ .., Token::GroupClose] = tokens
-        && closing(tokens)? + 1 == tokens.len()
+        && closing_bracket_index(tokens)? + 1 == tokens.len()
     {
-        return answer(inner, depth + 1);
+        return parse_answer(inner, depth + 1);
     }
-    let tokens = without_integer_condition(tokens);
-    if let Some(words) = text(tokens) {
-        return Some(Answer::Words(words));
+    let tokens = strip_integer_condition(tokens);
+    if let Some(words) = join_words(tokens) {
+        return Some(ParsedAnswer::Words(words));
     }
     // The order of quantifiers matters.
     let is_quantifier = |token: &Token| matches!(token, Token::Command(name) if name == "forall" || name == "exists");
@@ -139,27 +144,27 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
             Token::Number { digits, scale, .. } => format!("{digits}e{scale}"),
             other => format!("{other:?}"),
         };
-        return Some(Answer::Words(tokens.iter().map(token).collect()));
+        return Some(ParsedAnswer::Words(tokens.iter().map(token).collect()));
     }
     // ℝ except for some points.
     if let [Token::Letter(reals), Token::Text(except), points @ ..] = tokens
         && reals == "\\mathbb{R}"
         && ["except", "but", "excluding", "without"].contains(&except.to_lowercase().as_str())
     {
-        let points = match answer(points, depth + 1)? {
-            Answer::List(points) | Answer::Set(points) => points,
+        let points = match parse_answer(points, depth + 1)? {
+            ParsedAnswer::List(points) | ParsedAnswer::Set(points) => points,
             point => vec![point],
         };
-        let reals = Answer::Value(Quantity::plain(Expr::Symbol(reals.clone())));
-        return Some(Answer::Combined('∖', vec![reals, Answer::Set(points)]));
+        let reals = ParsedAnswer::Value(Quantity::from_value(Expr::Symbol(reals.clone())));
+        return Some(ParsedAnswer::Combined('∖', vec![reals, ParsedAnswer::Set(points)]));
     }
     // All real numbers greater than 1.
     if let [Token::Letter(reals), bound @ ..] = tokens
         && reals == "\\mathbb{R}"
-        && let Some(quantity) = quantity(bound)
+        && let Some(quantity) = parse_quantity(bound)
         && quantity.about.bounds.len() == 1
     {
-        return Some(Answer::Value(quantity));
+        return Some(ParsedAnswer::Value(quantity));
     }
     // All real numbers x such that x > 1.
     if let [Token::Letter(reals), rest @ ..] = tokens
@@ -171,42 +176,45 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         let such = |pair: &[Token]| matches!(pair, [Token::Text(a), Token::Text(b)] if a == "such" && b == "that");
         let start = rest.windows(2).position(such).map_or(0, |at| at + 2);
-        return answer(&rest[start..], depth + 1)
-            .filter(|found| matches!(found, Answer::Relation(..) | Answer::All(_)));
+        return parse_answer(&rest[start..], depth + 1)
+            .filter(|found| matches!(found, ParsedAnswer::Relation(..) | ParsedAnswer::All(_)));
     }
-    let parts = split(tokens, Token::is_separator);
+    let parts = split_outside_brackets(tokens, Token::is_separator);
     if parts.len() == 1 {
-        return item(tokens, depth);
+        return parse_item(tokens, depth);
     }
     // "1, 2, and 3" has an extra separator.
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     match parts[..] {
         [] => None,
-        [one] => item(one, depth),
+        [one] => parse_item(one, depth),
         _ if parts.len() > ITEMS => None,
         _ => {
-            let items: Option<Vec<Answer>> = parts.iter().map(|part| item(part, depth)).collect();
+            let items: Option<Vec<ParsedAnswer>> =
+                parts.iter().map(|part| parse_item(part, depth)).collect();
             let flat = items?.into_iter().flat_map(|item| match item {
-                Answer::List(items) => items,
+                ParsedAnswer::List(items) => items,
                 item => vec![item],
             });
-            let items = with_name(flat.collect());
-            let is_and = split(tokens, |token| *token == Token::And).len() == parts.len();
-            let bounds =
-                |item: &Answer| matches!(item, Answer::Relation(_, signs, _) if !equates(signs));
-            let is_or = split(tokens, |token| *token == Token::Or).len() == parts.len();
+            let items = distribute_name(flat.collect());
+            let is_and =
+                split_outside_brackets(tokens, |token| *token == Token::And).len() == parts.len();
+            let bounds = |item: &ParsedAnswer| matches!(item, ParsedAnswer::Relation(_, signs, _) if !are_all_equalities(signs));
+            let is_or =
+                split_outside_brackets(tokens, |token| *token == Token::Or).len() == parts.len();
             Some(match items.iter().all(bounds) {
-                true if is_and => Answer::All(items),
-                true if is_or => Answer::Combined('∪', items),
-                _ => Answer::List(items),
+                true if is_and => ParsedAnswer::All(items),
+                true if is_or => ParsedAnswer::Combined('∪', items),
+                _ => ParsedAnswer::List(items),
             })
         }
     }
 }
 
-/// Removes the condition that a variable of the answer is an integer: `2k\pi, k \in \mathbb{Z}`. An
-/// inequality keeps the condition, because it has other solutions without it.
-fn without_integer_condition(tokens: &[Token]) -> &[Token] {
+/// Removes the condition that a variable of the answer is an integer, as in
+/// `2k\pi, k \in \mathbb{Z}`. An inequality keeps the condition, because it has other solutions
+/// without it.
+fn strip_integer_condition(tokens: &[Token]) -> &[Token] {
     let is_set = |set: &str| ["\\mathbb{Z}", "Z", "ℤ"].contains(&set);
     let is_article = |word: &str| word == "an";
     let (body, name) = match tokens {
@@ -241,19 +249,19 @@ fn without_integer_condition(tokens: &[Token]) -> &[Token] {
     if is_variable && !body.iter().any(is_bound) { body } else { tokens }
 }
 
-/// Adds the name in an equation to the values after it: x = 1, 2 becomes x = 1, x = 2.
-fn with_name(items: Vec<Answer>) -> Vec<Answer> {
-    let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else {
+/// Adds the name in an equation to the values after it: the list x = 1, 2 becomes x = 1, x = 2.
+fn distribute_name(items: Vec<ParsedAnswer>) -> Vec<ParsedAnswer> {
+    let Some((ParsedAnswer::Relation(parts, signs, _), values)) = items.split_first() else {
         return items;
     };
-    let is_value = |item: &Answer| matches!(item, Answer::Value(_));
+    let is_value = |item: &ParsedAnswer| matches!(item, ParsedAnswer::Value(_));
     let ([name @ Expr::Symbol(_), _], true, true) =
-        (&parts[..], equates(signs), !values.is_empty() && values.iter().all(is_value))
+        (&parts[..], are_all_equalities(signs), !values.is_empty() && values.iter().all(is_value))
     else {
         return items;
     };
-    let named = |item: &Answer| match item {
-        Answer::Value(value) => Answer::Relation(
+    let named = |item: &ParsedAnswer| match item {
+        ParsedAnswer::Value(value) => ParsedAnswer::Relation(
             vec![name.clone(), value.value.clone()],
             vec!['='],
             value.about.clone(),
@@ -263,13 +271,13 @@ fn with_name(items: Vec<Answer>) -> Vec<Answer> {
     items[..1].iter().cloned().chain(values.iter().map(named)).collect()
 }
 
-/// Returns whether the signs make all sides of a relation equal.
-pub(super) fn equates(signs: &[char]) -> bool {
+/// Returns whether the signs of a relation make all of its sides equal.
+pub(super) fn are_all_equalities(signs: &[char]) -> bool {
     signs.iter().all(|sign| matches!(sign, '=' | '≈'))
 }
 
 /// Returns the text of an answer that consists of words only.
-fn text(tokens: &[Token]) -> Option<String> {
+fn join_words(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
         Token::Letter(letter) if ["a", "A", "I"].contains(&letter.as_str()) => {
@@ -288,8 +296,8 @@ fn text(tokens: &[Token]) -> Option<String> {
     Some(if words == "dne" { "does not exist".into() } else { words })
 }
 
-/// Returns the name that tokens spell, if all of them are words or letters.
-fn label(tokens: &[Token]) -> Option<String> {
+/// Returns the name that tokens spell, or `None` unless all of them are words or letters.
+fn join_label_words(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
         Token::Letter(letter) => Some(letter.clone()),
@@ -299,24 +307,25 @@ fn label(tokens: &[Token]) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-fn with_label(name: Option<String>, answer: Answer) -> Answer {
+fn attach_label(name: Option<String>, answer: ParsedAnswer) -> ParsedAnswer {
     match name {
-        Some(name) => Answer::Labeled(name, Box::new(answer)),
+        Some(name) => ParsedAnswer::Labeled(name, Box::new(answer)),
         None => answer,
     }
 }
 
-/// Converts the lines of an environment to a list: `\begin{aligned} x &= 1 \\ y &= 2
-/// \end{aligned}`. A line that starts with a relation sign continues the preceding line.
-fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
+/// Converts the lines of a LaTeX environment to a list:
+/// `\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}`. A line that starts with a relation sign
+/// continues the preceding line.
+fn parse_environment_lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
     let is_sign =
         |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
-    let rows: Vec<&[Token]> = rows(inner).collect();
+    let rows: Vec<&[Token]> = split_matrix_rows(inner).collect();
     let is_relation = |row: &&[Token]| row.iter().any(is_sign);
     let is_lines = match name {
         "aligned" | "align" | "gathered" | "gather" | "split" => true,
         "cases" | "array" => {
-            rows.iter().all(|row| cells(row).len() == 1)
+            rows.iter().all(|row| split_row_cells(row).len() == 1)
                 && (rows.len() == 1 || rows.iter().all(is_relation))
         }
         _ => false,
@@ -332,104 +341,108 @@ fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
     is_lines.then_some(joined)
 }
 
-fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
+fn parse_item(tokens: &[Token], depth: u32) -> Option<ParsedAnswer> {
     if depth == DEPTH {
         return None;
     }
     if let [Token::GroupOpen, inner @ .., Token::GroupClose] = tokens
-        && closing(tokens)? + 1 == tokens.len()
+        && closing_bracket_index(tokens)? + 1 == tokens.len()
     {
-        return answer(inner, depth + 1);
+        return parse_answer(inner, depth + 1);
     }
-    if let Some(words) = text(tokens) {
-        return Some(Answer::Words(words));
+    if let Some(words) = join_words(tokens) {
+        return Some(ParsedAnswer::Words(words));
     }
     if let [Token::Begin(name), inner @ .., Token::End] = tokens
-        && closing(tokens)? + 1 == tokens.len()
-        && let Some(lines) = lines(name, inner)
+        && closing_bracket_index(tokens)? + 1 == tokens.len()
+        && let Some(lines) = parse_environment_lines(name, inner)
     {
-        return answer(&lines, depth + 1);
+        return parse_answer(&lines, depth + 1);
     }
     // 3 R 4: a quotient with its remainder.
     if let [quotient @ Token::Number { .. }, Token::Letter(sign) | Token::Text(sign), rest] = tokens
         && ["R", "r", "remainder"].contains(&sign.as_str())
         && matches!(rest, Token::Number { .. })
     {
-        let items = [quotient, rest].map(|number| item(std::slice::from_ref(number), depth + 1));
+        let items =
+            [quotient, rest].map(|number| parse_item(std::slice::from_ref(number), depth + 1));
         let items = items.into_iter().collect::<Option<_>>()?;
-        return Some(Answer::Tuple { open: '(', close: ')', items });
+        return Some(ParsedAnswer::Tuple { open: '(', close: ')', items });
     }
     if let [Token::Letter(name), Token::Sign(':'), value @ ..] = tokens
         && ("A"..="Z").contains(&name.as_str())
         && matches!(value.first(), Some(Token::Number { .. } | Token::Open(_) | Token::Sign('-')))
     {
-        return Some(with_label(Some(name.clone()), item(value, depth + 1)?));
+        return Some(attach_label(Some(name.clone()), parse_item(value, depth + 1)?));
     }
     if let [Token::Sign('→'), value @ ..] = tokens {
-        return item(value, depth + 1);
+        return parse_item(value, depth + 1);
     }
     // The premise is left of the sign. Between propositions only, the sign is a part of the answer.
-    if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
+    if let [first, .., last] =
+        split_outside_brackets(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
         && (first.is_empty()
             || first.iter().any(|t| !matches!(t, Token::Letter(_) | Token::Command(_))))
     {
-        return answer(last, depth + 1);
+        return parse_answer(last, depth + 1);
     }
-    if let Some(found) = logical(tokens, depth) {
+    if let Some(found) = parse_logical_operands(tokens, depth) {
         return Some(found);
     }
     // The name of the value is outside of these tokens, in words or in another formula.
     if let [Token::Sign('=' | '≈'), value @ ..] = tokens {
-        return item(value, depth + 1);
+        return parse_item(value, depth + 1);
     }
     if let [Token::Command(name)] = tokens
         && name == "emptyset"
     {
-        return Some(Answer::Set(vec![]));
+        return Some(ParsedAnswer::Set(vec![]));
     }
     // In `x \in [0, 1)`, the answer is the set.
-    if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..] {
+    if let [first, .., last] =
+        split_outside_brackets(tokens, |token| matches!(token, Token::Sign('∈')))[..]
+    {
         let is_letter =
             |of: &[Token]| matches!(of, [Token::Letter(name)] if !name.starts_with('\\'));
         if is_letter(first) && is_letter(last) {
-            let items = [first, last].map(|side| item(side, depth + 1));
-            return Some(Answer::Combined('∈', items.into_iter().collect::<Option<_>>()?));
+            let items = [first, last].map(|side| parse_item(side, depth + 1));
+            return Some(ParsedAnswer::Combined('∈', items.into_iter().collect::<Option<_>>()?));
         }
-        return answer(last, depth + 1);
+        return parse_answer(last, depth + 1);
     }
-    if let Some(found) = combined(tokens, depth) {
+    if let Some(found) = parse_set_operation(tokens, depth) {
         return Some(found);
     }
-    if let Some(found) = bracketed(tokens, depth) {
+    if let Some(found) = parse_bracketed(tokens, depth) {
         let before = tokens.iter().position(|token| matches!(token, Token::Open(_))).unwrap_or(0);
-        return Some(with_label(label(&tokens[..before]), found));
+        return Some(attach_label(join_label_words(&tokens[..before]), found));
     }
-    if let Some(found) = ratio(tokens) {
-        return Some(Answer::Ratio(found));
+    if let Some(found) = parse_ratio(tokens) {
+        return Some(ParsedAnswer::Ratio(found));
     }
     let is_relation =
         |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
-    let sides = split(tokens, is_relation);
+    let sides = split_outside_brackets(tokens, is_relation);
     if sides.len() > 1 {
-        return relation(tokens, &sides, depth);
+        return parse_relation(tokens, &sides, depth);
     }
-    if let Some(rows) = matrix(tokens) {
-        return Some(Answer::Matrix(rows));
+    if let Some(rows) = parse_matrix(tokens) {
+        return Some(ParsedAnswer::Matrix(rows));
     }
-    if let Some(found) = residue(tokens) {
+    if let Some(found) = parse_residue(tokens) {
         return Some(found);
     }
-    let found = quantity(tokens)?;
-    let with = |value: Expr| Answer::Value(Quantity { value, ..found.clone() });
-    let mut several = spread(&found.value);
+    let found = parse_quantity(tokens)?;
+    let with = |value: Expr| ParsedAnswer::Value(Quantity { value, ..found.clone() });
+    let mut several = expand_plus_minus(&found.value);
     Some(match several.len() {
         1 => with(several.remove(0)),
-        _ => Answer::List(several.into_iter().map(with).collect()),
+        _ => ParsedAnswer::List(several.into_iter().map(with).collect()),
     })
 }
 
-/// Parses a residue: `468 \pmod{1000}`, `468 (mod 1000)`.
-fn residue(tokens: &[Token]) -> Option<Answer> {
+/// Parses a value modulo another value: `468 \pmod{1000}`, `468 (mod 1000)`.
+fn parse_residue(tokens: &[Token]) -> Option<ParsedAnswer> {
     let modulus =
         |token: &Token| matches!(token, Token::Command(name) if name == "pmod" || name == "mod");
     let at = tokens.iter().position(modulus)?;
@@ -438,92 +451,93 @@ fn residue(tokens: &[Token]) -> Option<Answer> {
         (value, [Token::Command(name), modulus @ ..]) if name == "pmod" => (value, modulus),
         _ => return None,
     };
-    Some(Answer::Residue(quantity(value)?.value, expression(modulus)?))
+    Some(ParsedAnswer::Residue(parse_quantity(value)?.value, parse_expression(modulus)?))
 }
 
-/// Parses operands of a logical operator, of a relation between figures, or of an operation that is
-/// not evaluated.
-fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
+/// Parses the operands of a logical operator, of a relation between figures, or of an operation
+/// that is not evaluated.
+fn parse_logical_operands(tokens: &[Token], depth: u32) -> Option<ParsedAnswer> {
     ['⇒', '→', '∨', '∧', '≅', '∼', '∘', '⋆'].into_iter().find_map(|sign| {
-        let parts = split(tokens, |token| *token == Token::Sign(sign));
+        let parts = split_outside_brackets(tokens, |token| *token == Token::Sign(sign));
         let is_joined =
             (2..=ITEMS).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
-        let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
-        is_joined.then(items).flatten().map(|items| Answer::Combined(sign, items))
+        let items =
+            || parts.iter().map(|part| parse_item(part, depth + 1)).collect::<Option<Vec<_>>>();
+        is_joined.then(items).flatten().map(|items| ParsedAnswer::Combined(sign, items))
     })
 }
 
 /// Parses sets combined by `∪`, `∩` or `∖`, from the left.
-fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
+fn parse_set_operation(tokens: &[Token], depth: u32) -> Option<ParsedAnswer> {
     let is_reals =
         |tokens: &[Token]| matches!(tokens, [Token::Letter(name)] if name == "\\mathbb{R}");
     for sign in ['∪', '∩', '∖', '-'] {
-        let parts = split(tokens, |token| *token == Token::Sign(sign));
+        let parts = split_outside_brackets(tokens, |token| *token == Token::Sign(sign));
         let is_set = sign != '-'
             || (is_reals(parts[0])
                 && parts[1..].iter().all(|p| p.first() == Some(&Token::Open('{'))));
         if parts.len() > 1 && parts.len() <= ITEMS && is_set {
-            let mut parts: Vec<Answer> =
-                parts.iter().map(|part| item(part, depth + 1)).collect::<Option<_>>()?;
+            let mut parts: Vec<ParsedAnswer> =
+                parts.iter().map(|part| parse_item(part, depth + 1)).collect::<Option<_>>()?;
             // Excluded points can be in plain braces: ℝ∖{2}.
             let is_difference = matches!(sign, '∖' | '-');
             for part in parts[1..].iter_mut().filter(|_| is_difference) {
                 match part {
-                    Answer::Value(point) if point.value.is_fixed() => {
-                        *part = Answer::Set(vec![part.clone()])
+                    ParsedAnswer::Value(point) if point.value.is_fixed() => {
+                        *part = ParsedAnswer::Set(vec![part.clone()])
                     }
-                    Answer::List(points) => *part = Answer::Set(std::mem::take(points)),
+                    ParsedAnswer::List(points) => *part = ParsedAnswer::Set(std::mem::take(points)),
                     _ => {}
                 }
             }
-            return Some(Answer::Combined(if sign == '-' { '∖' } else { sign }, parts));
+            return Some(ParsedAnswer::Combined(if sign == '-' { '∖' } else { sign }, parts));
         }
     }
     None
 }
 
-/// Parses a set, a tuple or an interval.
-fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
-    let tokens = bracket_of(tokens)?;
+/// Parses a set, a tuple or an interval, which is in brackets.
+fn parse_bracketed(tokens: &[Token], depth: u32) -> Option<ParsedAnswer> {
+    let tokens = find_bracketed_part(tokens)?;
     let (Token::Open(open), Some(Token::Close(close))) = (tokens.first()?, tokens.last()) else {
         return None;
     };
-    if closing(tokens)? + 1 != tokens.len() {
+    if closing_bracket_index(tokens)? + 1 != tokens.len() {
         return None;
     }
     let inner = &tokens[1..tokens.len() - 1];
-    if let ('{', Some(condition)) = (open, condition(inner)) {
-        return match answer(condition, depth + 1)? {
-            Answer::List(all) | Answer::All(all) => Some(Answer::All(all)),
-            one @ Answer::Relation(..) => Some(Answer::All(vec![one])),
+    if let ('{', Some(condition)) = (open, find_set_condition(inner)) {
+        return match parse_answer(condition, depth + 1)? {
+            ParsedAnswer::List(all) | ParsedAnswer::All(all) => Some(ParsedAnswer::All(all)),
+            one @ ParsedAnswer::Relation(..) => Some(ParsedAnswer::All(vec![one])),
             other => Some(other),
         };
     }
-    let parts = split(inner, Token::is_separator);
+    let parts = split_outside_brackets(inner, Token::is_separator);
     if parts.len() > ITEMS || depth + 1 >= DEPTH {
         return None;
     }
-    let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
+    let items = || parts.iter().map(|part| parse_item(part, depth + 1)).collect::<Option<Vec<_>>>();
     match (open, close) {
-        ('{', '}') if inner.is_empty() => Some(Answer::Set(vec![])),
+        ('{', '}') if inner.is_empty() => Some(ParsedAnswer::Set(vec![])),
         ('{', '}') => {
             let flat = items()?.into_iter().flat_map(|item| match item {
-                Answer::List(several) => several,
+                ParsedAnswer::List(several) => several,
                 item => vec![item],
             });
-            Some(Answer::Set(flat.collect()))
+            Some(ParsedAnswer::Set(flat.collect()))
         }
-        ('⟨', '⟨') => Some(Answer::Tuple { open: '(', close: ')', items: items()? }),
+        ('⟨', '⟨') => Some(ParsedAnswer::Tuple { open: '(', close: ')', items: items()? }),
         ('(' | '[', ')' | ']') if parts.len() > 1 => {
-            Some(Answer::Tuple { open: *open, close: *close, items: items()? })
+            Some(ParsedAnswer::Tuple { open: *open, close: *close, items: items()? })
         }
         _ => None,
     }
 }
 
-/// Returns the bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`. Returns all
-/// tokens if they have another form, and `None` if the words negate the bracket.
-fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
+/// Returns the bracketed part of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`. Returns
+/// all tokens if they have another form, and `None` if the words negate the bracket.
+fn find_bracketed_part(tokens: &[Token]) -> Option<&[Token]> {
     let is_word = |token: &&Token| matches!(token, Token::Text(_));
     let before = tokens.iter().take_while(is_word).count();
     let name = match tokens.get(before..) {
@@ -534,7 +548,8 @@ fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
     };
     let start = before + name;
     let is_bracket = matches!(tokens.get(start), Some(Token::Open('(' | '[')));
-    let Some(length) = tokens.get(start..).and_then(closing).filter(|_| is_bracket) else {
+    let Some(length) = tokens.get(start..).and_then(closing_bracket_index).filter(|_| is_bracket)
+    else {
         return Some(tokens);
     };
     let inner = &tokens[start..=start + length];
@@ -549,12 +564,12 @@ fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
         .filter_map(|token| if let Token::Text(word) = token { Some(word.as_str()) } else { None })
         .collect();
     let denies = words.iter().any(|word| word.eq_ignore_ascii_case("outside"))
-        || (0..words.len()).any(|at| words::bound(&words[at..], false).is_some());
+        || (0..words.len()).any(|at| words::parse_bound(&words[at..], false).is_some());
     (!denies).then_some(inner)
 }
 
-/// Returns the condition of `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
-fn condition(inner: &[Token]) -> Option<&[Token]> {
+/// Returns the condition of a set such as `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
+fn find_set_condition(inner: &[Token]) -> Option<&[Token]> {
     let (before, condition) = match inner {
         [before @ Token::Letter(_), Token::Sign(':' | '|'), condition @ ..] => (before, condition),
         [

@@ -3,10 +3,10 @@
 
 use num_integer::Integer;
 
-use super::expression::{Constant, Expr, Function};
-use super::field::{Point, rational};
+use super::expression::{Expr, MathConstant, MathFunction};
+use super::field::{EvaluationPoint, to_exact_rational};
 
-/// A complex number.
+/// A complex number in floating point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Complex {
     pub re: f64,
@@ -14,7 +14,7 @@ pub(super) struct Complex {
 }
 
 impl Complex {
-    pub fn real(re: f64) -> Self {
+    pub fn from_real(re: f64) -> Self {
         Complex { re, im: 0.0 }
     }
 
@@ -50,11 +50,11 @@ impl Complex {
     fn power(self, exponent: Complex) -> Self {
         if exponent.im == 0.0 && exponent.re.fract() == 0.0 && exponent.re.abs() < 1e6 {
             if self.im == 0.0 {
-                return Complex::real(self.re.powi(exponent.re as i32));
+                return Complex::from_real(self.re.powi(exponent.re as i32));
             }
             let mut remaining = exponent.re.abs() as u32;
             let mut base = self;
-            let mut product = Complex::real(1.0);
+            let mut product = Complex::from_real(1.0);
             while remaining > 0 {
                 if remaining & 1 == 1 {
                     product = product.times(base);
@@ -62,10 +62,14 @@ impl Complex {
                 base = base.times(base);
                 remaining >>= 1;
             }
-            return if exponent.re < 0.0 { Complex::real(1.0).divide(product) } else { product };
+            return if exponent.re < 0.0 {
+                Complex::from_real(1.0).divide(product)
+            } else {
+                product
+            };
         }
         if self.im == 0.0 && self.re >= 0.0 && exponent.im == 0.0 {
-            return Complex::real(self.re.powf(exponent.re));
+            return Complex::from_real(self.re.powf(exponent.re));
         }
         self.ln().times(exponent).exp()
     }
@@ -78,62 +82,65 @@ impl Complex {
     }
 }
 
-/// Returns the value of an expression at a point, or `None` if it is undefined or too large.
-pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
+/// Returns the floating-point value of an expression at a point, or `None` if it is undefined or
+/// too large.
+pub(super) fn evaluate(expression: &Expr, at: EvaluationPoint) -> Option<Complex> {
     let found = match expression {
         Expr::Number(literal) => {
-            Complex::real(format!("{}e{}", literal.digits, literal.scale).parse().ok()?)
+            Complex::from_real(format!("{}e{}", literal.digits, literal.scale).parse().ok()?)
         }
         // In −3..=3, and not close to 0.
         Expr::Symbol(name) | Expr::Unit(name) => {
-            let hash = at.hash(name);
+            let hash = at.hash_name(name);
             let size = 0.25 + 2.75 * (hash >> 11) as f64 / (1u64 << 53) as f64;
             // The first points are positive, because more expressions have values there.
-            Complex::real(if at.0 % 4 >= 2 && hash & 1 == 1 { -size } else { size })
+            Complex::from_real(if at.0 % 4 >= 2 && hash & 1 == 1 { -size } else { size })
         }
         Expr::Constant(constant) => match constant {
-            Constant::Pi => Complex::real(std::f64::consts::PI),
-            Constant::E => Complex::real(std::f64::consts::E),
-            Constant::I => Complex { re: 0.0, im: 1.0 },
-            Constant::Degree => Complex::real(std::f64::consts::PI / 180.0),
-            Constant::Infinity => return None,
+            MathConstant::Pi => Complex::from_real(std::f64::consts::PI),
+            MathConstant::E => Complex::from_real(std::f64::consts::E),
+            MathConstant::I => Complex { re: 0.0, im: 1.0 },
+            MathConstant::Degree => Complex::from_real(std::f64::consts::PI / 180.0),
+            MathConstant::Infinity => return None,
         },
-        Expr::Negative(inner) => value(inner, at)?.times(Complex::real(-1.0)),
+        Expr::Negative(inner) => evaluate(inner, at)?.times(Complex::from_real(-1.0)),
         Expr::Sum(parts) => parts
             .iter()
-            .try_fold(Complex::real(0.0), |sum, part| Some(sum.plus(value(part, at)?)))?,
-        Expr::Product(parts) => parts
-            .iter()
-            .try_fold(Complex::real(1.0), |product, part| Some(product.times(value(part, at)?)))?,
+            .try_fold(Complex::from_real(0.0), |sum, part| Some(sum.plus(evaluate(part, at)?)))?,
+        Expr::Product(parts) => {
+            parts.iter().try_fold(Complex::from_real(1.0), |product, part| {
+                Some(product.times(evaluate(part, at)?))
+            })?
+        }
         Expr::Power(base, exponent) => {
-            let base = value(base, at)?;
+            let base = evaluate(base, at)?;
             // Takes the real root of odd degree, so that √[3]{−8} is −2.
             if base.im == 0.0
                 && base.re < 0.0
-                && let Some(fraction) = rational(exponent)
+                && let Some(fraction) = to_exact_rational(exponent)
                 && fraction.denominator().is_odd()
                 && !fraction.is_integer()
             {
                 let sign = if fraction.numerator().is_even() { 1.0 } else { -1.0 };
-                Complex::real(sign * (-base.re).powf(fraction.to_f64()))
+                Complex::from_real(sign * (-base.re).powf(fraction.to_f64()))
             } else {
-                base.power(value(exponent, at)?)
+                base.power(evaluate(exponent, at)?)
             }
         }
         Expr::Call(function, arguments) => {
             let arguments: Option<Vec<Complex>> =
-                arguments.iter().map(|argument| value(argument, at)).collect();
-            call(*function, &arguments?)?
+                arguments.iter().map(|argument| evaluate(argument, at)).collect();
+            call_function(*function, &arguments?)?
         }
         Expr::PlusMinus(_) => return None,
     };
     (found.re.is_finite() && found.im.is_finite()).then_some(found)
 }
 
-fn call(function: Function, arguments: &[Complex]) -> Option<Complex> {
-    use Function as F;
+fn call_function(function: MathFunction, arguments: &[Complex]) -> Option<Complex> {
+    use MathFunction as F;
     if let (F::Abs, [argument]) = (function, arguments) {
-        return Some(Complex::real(argument.size()));
+        return Some(Complex::from_real(argument.size()));
     }
     if let (F::Ln, [argument]) = (function, arguments) {
         return Some(argument.ln());
@@ -174,5 +181,5 @@ fn call(function: Function, arguments: &[Complex]) -> Option<Complex> {
         }
         _ => return None,
     };
-    Some(Complex::real(value))
+    Some(Complex::from_real(value))
 }

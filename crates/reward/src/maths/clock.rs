@@ -1,10 +1,10 @@
 //! Parses times of day in tokens: noon, midnight, o'clock, 13h05, 13.05 Uhr, 5月3日, 下午3点.
 
 use super::lexer::Token;
-use super::phrases::Reader;
+use super::phrases::PhraseReader;
 use crate::words;
 
-/// Words for a part of the day before a time in Chinese and Japanese.
+/// Words for parts of the day before a time, in Chinese and Japanese, each with "am" or "pm".
 const DAY_PARTS: [(&str, &str); 9] = [
     ("上午", "am"),
     ("早上", "am"),
@@ -17,9 +17,10 @@ const DAY_PARTS: [(&str, &str); 9] = [
     ("午前", "am"),
 ];
 
-impl Reader<'_> {
-    /// Parses 下午3点, 上午9:15 and 14时30分.
-    fn chinese_time(&mut self) -> bool {
+impl PhraseReader<'_> {
+    /// Replaces a time in Chinese or Japanese, such as 下午3点, 上午9:15 or 14时30分. Returns whether
+    /// there was one.
+    fn replace_chinese_time(&mut self) -> bool {
         let rest = &self.tokens[self.at..];
         let part = match rest.first() {
             Some(Token::Text(word)) => {
@@ -56,12 +57,13 @@ impl Reader<'_> {
         let clock =
             [Token::integer(hour), Token::Sign(':'), Token::integer(format!("{minutes:0>2}"))];
         let half = part.filter(|_| hour <= 12).map(|half| Token::Text(half.into()));
-        self.replace(before + taken, clock.into_iter().chain(half))
+        self.replace_tokens(before + taken, clock.into_iter().chain(half))
     }
 
-    /// Parses times and dates, including noon, midnight, o'clock and 5月3日.
-    pub(super) fn time(&mut self) -> bool {
-        if self.chinese_time() {
+    /// Replaces a time or date, such as noon, midnight, 3 o'clock or 5月3日. Returns whether there
+    /// was one.
+    pub(super) fn replace_time(&mut self) -> bool {
+        if self.replace_chinese_time() {
             return true;
         }
         if let [
@@ -72,9 +74,9 @@ impl Reader<'_> {
             ..,
         ] = &self.tokens[self.at..]
             && (m == "月" && ["日", "号"].contains(&d.as_str()))
-            && let Some(month) = digits.parse().ok().and_then(words::month)
+            && let Some(month) = digits.parse().ok().and_then(words::month_name)
         {
-            return self.replace(4, [Token::Text(month.into()), day.clone()]);
+            return self.replace_tokens(4, [Token::Text(month.into()), day.clone()]);
         }
         // 13h05, 13.05 Uhr. "1 h 20 min" is a duration.
         let is_hour =
@@ -88,7 +90,7 @@ impl Reader<'_> {
                 Token::Number { digits, scale: 0, .. },
             ] if is_hour(h) && is_hours(hours) && of_minutes(digits) => {
                 let tokens = [Token::integer(hours), Token::Sign(':'), Token::integer(digits)];
-                return self.replace(3, tokens);
+                return self.replace_tokens(3, tokens);
             }
             [Token::Number { digits, scale: -2, decimal: true, .. }, Token::Text(uhr)]
                 if uhr == "Uhr" && digits.len() > 2 =>
@@ -96,7 +98,7 @@ impl Reader<'_> {
                 let (hours, minutes) = digits.split_at(digits.len() - 2);
                 if is_hours(hours) && of_minutes(minutes) {
                     let tokens = [Token::integer(hours), Token::Sign(':'), Token::integer(minutes)];
-                    return self.replace(2, tokens);
+                    return self.replace_tokens(2, tokens);
                 }
             }
             _ => {}
@@ -108,15 +110,15 @@ impl Reader<'_> {
             && word == "clock"
             && self.follows_value()
         {
-            return self.replace(3, clock("00").split_off(1));
+            return self.replace_tokens(3, clock("00").split_off(1));
         }
-        let noon = match self.word(0).as_deref() {
+        let noon = match self.word_ahead(0).as_deref() {
             Some("noon") => "pm",
             Some("midnight") => "am",
             _ => return false,
         };
         let is_complete_answer = !self.follows_value() && self.tokens.len() == 1;
         is_complete_answer
-            && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
+            && self.replace_tokens(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
     }
 }

@@ -4,27 +4,27 @@ use num_bigint::BigInt;
 
 use crate::Rational;
 
-/// A mathematical expression in its written form.
+/// A mathematical expression in the form in which it was written.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Expr {
-    Number(Literal),
+    Number(NumberLiteral),
     /// A variable with its subscript.
     Symbol(String),
-    /// Words next to the mathematics, usually a unit.
+    /// Words next to a mathematical value, usually a unit.
     Unit(String),
-    Constant(Constant),
+    Constant(MathConstant),
     Sum(Vec<Expr>),
     Product(Vec<Expr>),
     Power(Box<Expr>, Box<Expr>),
     Negative(Box<Expr>),
-    Call(Function, Vec<Expr>),
+    Call(MathFunction, Vec<Expr>),
     /// Both signs of a value: ±x.
     PlusMinus(Box<Expr>),
 }
 
-/// Digits in their written form: `digits` × 10^`scale`.
+/// A number in the form in which it was written: `digits` × 10^`scale`.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Literal {
+pub(super) struct NumberLiteral {
     pub digits: String,
     pub scale: i32,
     /// Whether the number has a decimal point, so that it may be rounded.
@@ -32,18 +32,18 @@ pub(super) struct Literal {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Constant {
+pub(super) enum MathConstant {
     Pi,
     E,
     I,
     Infinity,
-    /// π / 180.
+    /// The degree sign, whose value is π / 180.
     Degree,
 }
 
-/// Functions that are evaluated.
+/// Functions that are evaluated by the comparison of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Function {
+pub(super) enum MathFunction {
     Factorial,
     Binomial,
     Abs,
@@ -72,13 +72,13 @@ pub(super) enum Function {
     Modulo,
 }
 
-impl Literal {
+impl NumberLiteral {
     /// Creates an integer literal from its digits.
     pub fn integer(digits: impl Into<String>) -> Self {
-        Literal { digits: digits.into(), scale: 0, decimal: false }
+        NumberLiteral { digits: digits.into(), scale: 0, decimal: false }
     }
 
-    /// Returns the exact value, or `None` if it exceeds the bounds of [`Rational`].
+    /// Returns the exact value of the literal, or `None` if it exceeds the bounds of [`Rational`].
     pub fn rational(&self) -> Option<Rational> {
         Rational::parse(&format!("{}e{}", self.digits, self.scale))
     }
@@ -89,7 +89,7 @@ impl Literal {
         let base =
             u32::try_from(base).ok().filter(|base| self.is_integer() && (2..=36).contains(base))?;
         let value = BigInt::parse_bytes(self.digits.as_bytes(), base)?;
-        Some(Expr::Number(Literal::integer(value.to_string())))
+        Some(Expr::Number(NumberLiteral::integer(value.to_string())))
     }
 
     /// Returns whether the literal has neither a decimal point nor an exponent.
@@ -99,31 +99,31 @@ impl Literal {
 }
 
 impl Expr {
-    /// Creates an integer.
+    /// Creates an expression that is an integer.
     pub fn integer(value: u32) -> Expr {
-        Expr::Number(Literal::integer(value.to_string()))
+        Expr::Number(NumberLiteral::integer(value.to_string()))
     }
 
-    /// Returns 1 / self.
+    /// Returns the expression 1 / self.
     pub fn inverse(self) -> Expr {
         Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::integer(1)))))
     }
 
-    /// Returns a / b.
+    /// Returns the expression a / b.
     pub fn quotient(a: &Expr, b: &Expr) -> Expr {
         Expr::Product(vec![a.clone(), b.clone().inverse()])
     }
 
-    /// Returns the sign of an infinity, or `None` for any other expression.
+    /// Returns the sign of an infinite value, or `None` for any other expression.
     pub fn infinity_sign(&self) -> Option<i8> {
         match self {
-            Expr::Constant(Constant::Infinity) => Some(1),
+            Expr::Constant(MathConstant::Infinity) => Some(1),
             Expr::Negative(inner) => inner.infinity_sign().map(|sign| -sign),
             _ => None,
         }
     }
 
-    /// Returns the direct subexpressions.
+    /// Returns the direct subexpressions of the expression.
     pub fn parts(&self) -> Vec<&Expr> {
         match self {
             Expr::Number(_) | Expr::Symbol(_) | Expr::Unit(_) | Expr::Constant(_) => vec![],
@@ -145,7 +145,7 @@ impl Expr {
         1 + self.parts().into_iter().map(Expr::size).sum::<usize>()
     }
 
-    /// Appends the names of the variables to `names`, each once.
+    /// Appends the names of the expression's variables to `names`, each name once.
     pub fn variables<'e>(&'e self, names: &mut Vec<&'e str>) {
         match self {
             Expr::Symbol(name) if !names.contains(&name.as_str()) => names.push(name),
@@ -158,7 +158,7 @@ impl Expr {
         !self.any(&mut |expr| matches!(expr, Expr::Symbol(_) | Expr::Unit(_)))
     }
 
-    /// Returns whether `is` holds for the expression or any node below it.
+    /// Returns whether `is` returns true for the expression or any of its subexpressions.
     pub fn any(&self, is: &mut impl FnMut(&Expr) -> bool) -> bool {
         is(self) || self.parts().into_iter().any(|part| part.any(is))
     }

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::statement::{last_value, statement};
+use super::statement::{extract_last_value, extract_statement};
 use crate::answer::text_in_tag;
-use crate::bounds::bound;
-use crate::box_context::{answer_in_context, is_retracted};
-use crate::boxed::last_box_and_range;
-use crate::characters::spelled;
-use crate::chunks::without_marks;
+use crate::bounds::parse_bound;
+use crate::box_context::{answer_in_context, is_boxed_answer_retracted};
+use crate::boxed::last_box_with_range;
+use crate::characters::normalize_characters;
+use crate::chunks::strip_text_markup;
 use crate::context::{is_one_of_several, without_latex};
-use crate::retraction::retracts;
+use crate::retraction::starts_with_retraction;
 use crate::unsettled::{is_unsettled_after, is_unsettled_before};
 use crate::{doubts, numbers};
 
@@ -29,7 +29,7 @@ pub enum MathsLocation {
     Text,
 }
 
-/// Phrases that announce an answer.
+/// Phrases that announce an answer, such as "answer is".
 const ANNOUNCEMENTS: [&str; 26] = [
     "answer is",
     "answer:",
@@ -59,40 +59,40 @@ const ANNOUNCEMENTS: [&str; 26] = [
     "答えは",
 ];
 
-/// Minimum number of words that make a text prose.
+/// Minimum number of words with which a text counts as prose.
 const PROSE: usize = 3;
 
 /// Opening and closing delimiters of a LaTeX formula on lines of its own.
 const DISPLAYS: [(&str, &str); 2] = [("$$", "$$"), ("\\[", "\\]")];
 
-/// LaTeX markup between boxes that has no meaning.
+/// LaTeX markup between two boxes that has no meaning.
 const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;", "}"];
 
-/// Maximum number of adjacent boxes.
+/// Maximum number of adjacent boxes that form one answer.
 const BOXES: usize = 20;
 
 impl MathsLocation {
-    /// Returns the answer in a text.
-    pub(super) fn find(self, text: &str) -> Option<String> {
-        let spaced = with_spaces(text);
-        let text: &str = &spelled(&spaced);
+    /// Returns the mathematical answer in a text, or `None` if the text states no answer.
+    pub(super) fn extract_answer(self, text: &str) -> Option<String> {
+        let spaced = space_full_width_punctuation(text);
+        let text: &str = &normalize_characters(&spaced);
         match self {
-            MathsLocation::Boxed => stated_boxes(text)?.ok(),
+            MathsLocation::Boxed => answer_in_boxes(text)?.ok(),
             MathsLocation::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
             MathsLocation::Last => {
-                let text: &str = &spread(text);
+                let text: &str = &space_cjk_punctuation(text);
                 // A box before the tag was a preliminary answer.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
-                let tagged = || text_in_tag(last, "answer").and_then(tagged);
+                let tagged = || text_in_tag(last, "answer").and_then(answer_in_tag);
                 let boxed = |text| {
-                    stated_boxes(text)
-                        .map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok())
+                    answer_in_boxes(text)
+                        .map(|found| found.or_else(|rest| answer_without_box(rest).ok_or(())).ok())
                 };
                 match boxed(last) {
                     Some(found) => found,
                     None => match tagged() {
                         Some(found) => Some(found),
-                        None => boxed(text).unwrap_or_else(|| unboxed(text)),
+                        None => boxed(text).unwrap_or_else(|| answer_without_box(text)),
                     },
                 }
             }
@@ -100,26 +100,27 @@ impl MathsLocation {
     }
 }
 
-/// Returns the answer of the last boxes together with the text around them. Returns `Err` with the
-/// text that retracts the answer, or with an empty text if the surrounding text shows that the box
-/// is not an answer.
-fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
-    let inside = boxes(text)?;
-    let (last, range) = last_box_and_range(text)?;
-    if is_retracted(text, &range) {
+/// Returns the answer in the last `\boxed{…}` of a text and the boxes adjacent to it, together with
+/// the surrounding text. Returns `Err` with the text that retracts the answer, or with an empty
+/// text if the surrounding text shows that the box is not an answer.
+fn answer_in_boxes(text: &str) -> Option<Result<String, &str>> {
+    let inside = last_boxes_content(text)?;
+    let (last, range) = last_box_with_range(text)?;
+    if is_boxed_answer_retracted(text, &range) {
         return Some(Err(&text[range.end..]));
     }
     // Several boxes form a list.
     let stated =
         if inside == last.trim() { answer_in_context(text, &inside, &range) } else { Some(inside) };
     // Struck text is no answer.
-    let stated = stated.filter(|stated| !without_marks(stated).starts_with("~~"));
+    let stated = stated.filter(|stated| !strip_text_markup(stated).starts_with("~~"));
     Some(stated.ok_or(""))
 }
 
-/// Returns the content of the last box, and of the boxes adjacent to it.
-pub(crate) fn boxes(text: &str) -> Option<String> {
-    let (last, range) = last_box_and_range(text)?;
+/// Returns the content of the last `\boxed{…}` of a text, and of the boxes adjacent to it, as a
+/// list.
+pub(crate) fn last_boxes_content(text: &str) -> Option<String> {
+    let (last, range) = last_box_with_range(text)?;
     // The name of a solution, as in x=.
     let is_name = |word: &str| {
         let name = word.strip_suffix('=').unwrap_or(word);
@@ -128,7 +129,7 @@ pub(crate) fn boxes(text: &str) -> Option<String> {
     let mut found = vec![last.trim()];
     let mut start = range.start;
     while found.len() < BOXES {
-        let Some((inside, range)) = last_box_and_range(&text[..start]) else { break };
+        let Some((inside, range)) = last_box_with_range(&text[..start]) else { break };
         let between = SPACES
             .iter()
             .fold(text[range.end..start].to_owned(), |text, space| text.replace(space, " "));
@@ -146,37 +147,37 @@ pub(crate) fn boxes(text: &str) -> Option<String> {
     Some(found.join(", "))
 }
 
-/// Returns the answer in a tag: the text after "answer is", else a formula, else the complete text,
-/// or the last number if the text is prose.
-fn tagged(inside: &str) -> Option<String> {
+/// Returns the answer in an `<answer>` tag: the text after "answer is", else a formula, else the
+/// complete text, or the last number if the text is prose.
+fn answer_in_tag(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
     let rest = || {
         if inside.split_whitespace().filter(is_word).count() >= PROSE {
-            last_value_of(inside)
+            find_last_value(inside)
         } else {
             Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty())
         }
     };
-    match announced_answer(inside) {
+    match find_announced_answer(inside) {
         Some(Ok(stated)) => Some(stated),
-        Some(Err(rest)) => unboxed(rest),
-        None => formula(inside).unwrap_or_else(rest),
+        Some(Err(rest)) => answer_without_box(rest),
+        None => answer_in_last_formula(inside).unwrap_or_else(rest),
     }
 }
 
-fn unboxed(text: &str) -> Option<String> {
+fn answer_without_box(text: &str) -> Option<String> {
     if let Some(at) = text.rfind("####") {
-        return line(&text[at + "####".len()..]);
+        return answer_on_first_line(&text[at + "####".len()..]);
     }
-    match announced_answer(text) {
+    match find_announced_answer(text) {
         Some(Ok(stated)) => Some(stated),
-        Some(Err(rest)) => unboxed(rest),
-        None => formula(text).unwrap_or_else(|| last_value_of(text)),
+        Some(Err(rest)) => answer_without_box(rest),
+        None => answer_in_last_formula(text).unwrap_or_else(|| find_last_value(text)),
     }
 }
 
-/// Words that can precede an announcement in its clause. Any other word may negate or suppose the
-/// answer.
+/// Words that can precede an announcement of the answer in its clause. Any other word may negate or
+/// suppose the answer.
 const LEADS: &str = "the a an our my your final correct right exact required desired numerical \
                      numeric simplified complete full best only approximate closest total \
                      question's problem's overall so thus therefore hence then and \
@@ -192,30 +193,30 @@ const LEADS: &str = "the a an our my your final correct right exact required des
     a o portanto logo assim então e resposta final итак значит правильный окончательный \
     следовательно ergo quindi dunque by up all these together adding combining simplifying";
 
-/// Maximum number of characters before an announcement that are examined.
+/// Maximum number of characters before an announcement of the answer that are examined.
 const MAX_LEAD: usize = 200;
-/// Maximum number of announcements that are examined.
+/// Maximum number of announcements of an answer that are examined, from the last one.
 const MAX_ANNOUNCEMENTS: usize = 50;
 
-/// Parts of words that negate or suppose in scripts without spaces.
+/// Parts of words that negate or suppose a statement, in scripts without spaces.
 const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", "仮", "もし"];
 
-/// Words that start a phrase about how an answer was found: by Vieta, from equation 3. Participles
-/// do so as well.
+/// Words that start a phrase about how an answer was found, such as "by Vieta" and "from equation
+/// 3". Participles do so as well.
 const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon \
                         on to at given through via under counting following";
 
-/// Participles that suppose or doubt, and words that attribute the answer to another person or call
-/// it wrong.
+/// Participles that express a supposition or doubt, and words that attribute the answer to another
+/// person or call it wrong.
 const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying \
                         claiming believing thinking hoping if unless were had would could might \
                         when whether wrong mistake mistaken mistakenly error claim \
     claims claimed says said believes believed thinks thought argues according someone people \
     students naive popular hypothetical another other every any most many few some";
 
-/// Returns whether the words before an announcement describe how the answer was found: "by Vieta
-/// the", "solving for x our final".
-fn is_adjunct(words: &[String]) -> bool {
+/// Returns whether the words before the announcement of an answer describe how the answer was
+/// found: "by Vieta the", "solving for x our final".
+fn is_how_found(words: &[String]) -> bool {
     let has = |list: &str, word: &str| list.split_whitespace().any(|own| own == word);
     let Some((head, rest)) = words.split_first() else { return false };
     let is_head = has(ADJUNCTS, head)
@@ -228,35 +229,36 @@ fn is_adjunct(words: &[String]) -> bool {
     let rest_words: Vec<&str> = rest.iter().map(String::as_str).collect();
     let doubts = |at: usize| {
         has(UNSTATED, rest_words[at])
-            || bound(&rest_words[at..], true)
+            || parse_bound(&rest_words[at..], true)
                 .is_some_and(|(sign, _)| ["≠", "maybe", "might", "supposed"].contains(&sign))
     };
     rest[article..].iter().all(|word| has(LEADS, word)) && !(0..rest.len()).any(doubts)
 }
 
-/// Returns the index of the word that draws a conclusion from the words before it: "Bob pays 12
-/// dollars, so the". Returns `None` if a word before it supposes, doubts or negates.
-fn consequence(words: &[String]) -> Option<usize> {
+/// Returns the index of the word that draws a conclusion from the words before it: the "so" of "Bob
+/// pays 12 dollars, so the". Returns `None` if a word before it supposes, doubts or negates.
+fn conclusion_index(words: &[String]) -> Option<usize> {
     let is_joint =
         |word: &String| ["so", "and", "thus", "hence", "therefore"].contains(&word.as_str());
     let at = words.iter().rposition(is_joint)?;
     let before: Vec<&str> = words[..at].iter().map(String::as_str).collect();
     let is_open = |at: usize| {
         UNSTATED.split_whitespace().any(|word| word == before[at])
-            || bound(&before[at..], false)
+            || parse_bound(&before[at..], false)
                 .is_some_and(|(sign, _)| ["≠", "maybe", "might", "supposed"].contains(&sign))
     };
     (!(0..before.len()).any(is_open)).then_some(at)
 }
 
-/// Returns whether an announcement states an answer, judging by the words before it.
-fn is_stated(before: &str) -> bool {
+/// Returns whether the announcement of an answer states the answer, judging by the words before the
+/// announcement.
+fn announces_answer(before: &str) -> bool {
     let near = before.char_indices().rev().nth(MAX_LEAD).map_or(0, |(at, _)| at);
     let sentence = before[near..].rsplit(['.', ';', '!', '?', '\n']).next().unwrap_or_default();
     let clause = sentence.rsplit([',', ':']).next().unwrap_or_default();
     let clause = if clause.trim_start().starts_with("that ") { sentence } else { clause };
     // "Suppose, the answer is": words before the clause can make it hypothetical.
-    if doubts::is_supposed(&sentence[..sentence.len() - clause.len()]) {
+    if doubts::ends_with_supposition(&sentence[..sentence.len() - clause.len()]) {
         return false;
     }
     // Formulas do not negate.
@@ -266,10 +268,10 @@ fn is_stated(before: &str) -> bool {
         .filter(|word| !word.is_empty())
         .map(str::to_lowercase)
         .collect();
-    if is_adjunct(&words) {
+    if is_how_found(&words) {
         return true;
     }
-    let words = match consequence(&words) {
+    let words = match conclusion_index(&words) {
         Some(at) => &words[at..],
         None => &words,
     };
@@ -288,7 +290,7 @@ fn is_stated(before: &str) -> bool {
 }
 
 /// Adds spaces at full-width punctuation, which is written without spaces.
-fn with_spaces(text: &str) -> String {
+fn space_full_width_punctuation(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -303,14 +305,14 @@ fn with_spaces(text: &str) -> String {
     out
 }
 
-/// Returns a text in the spelling that the parsers accept, with spaces between its sentences in any
-/// script.
-pub(crate) fn to_readable(text: &str) -> String {
-    spread(&spelled(&with_spaces(text)))
+/// Returns a text in the spelling that the number parsers accept, with spaces between its sentences
+/// in any script.
+pub(crate) fn to_readable_text(text: &str) -> String {
+    space_cjk_punctuation(&normalize_characters(&space_full_width_punctuation(text)))
 }
 
 /// Adds a space between punctuation and a following Chinese, Japanese or Korean character.
-fn spread(text: &str) -> String {
+fn space_cjk_punctuation(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if ('\u{3000}'..'\u{e000}').contains(&c) && out.ends_with([',', '.', ';', ':', '!', '?']) {
@@ -322,9 +324,9 @@ fn spread(text: &str) -> String {
 }
 
 /// Returns the answer after the last announcement that is not hypothetical. Returns `Err` with the
-/// text that retracts it, or with the text after the last announcement if all announcements are
-/// hypothetical.
-fn announced_answer(text: &str) -> Option<Result<String, &str>> {
+/// text that retracts the answer, or, if all announcements are hypothetical, with the text after
+/// the last announcement.
+fn find_announced_answer(text: &str) -> Option<Result<String, &str>> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
     let announcements = ANNOUNCEMENTS.iter().flat_map(|phrase| lower.match_indices(phrase));
@@ -336,7 +338,7 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
         .into_iter()
         .rev()
         .take(MAX_ANNOUNCEMENTS)
-        .find(|(start, end)| is_stated(&text[..*start]) && !is_unreal(text, *end))
+        .find(|(start, end)| announces_answer(&text[..*start]) && !is_hypothetical(text, *end))
     else {
         // Only another clause can contain the answer.
         let rest = &text[last..];
@@ -347,10 +349,11 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
         return Some(Err(stop.map_or("", |stop| &rest[stop + 1..])));
     };
     let rest = &text[end..];
-    let found = line(rest)?;
+    let found = answer_on_first_line(rest)?;
     // A question followed by a value does not state the answer, and "wait" or "no" retracts it.
     let own = rest.trim_start_matches([':', ' ', '*', '_', '\n']);
-    let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
+    let sentence =
+        own.lines().next().and_then(|line| split_sentences(line).next()).unwrap_or_default();
     let after = &own[sentence.len()..];
     let is_question = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
     let located = own.find(&found).map(|at| &own[at + found.len()..]);
@@ -361,10 +364,10 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     }
     if is_question
         || found.starts_with("~~")
-        || retracts(after)
-        || doubts::is_taken_back(behind, false)
-        || doubts::is_doubted(behind)
-        || doubts::gives_up(before)
+        || starts_with_retraction(after)
+        || doubts::is_retracted_after(behind, false)
+        || doubts::is_doubted_after(behind)
+        || doubts::states_failure_before(before)
     {
         Some(Err(after))
     } else {
@@ -372,8 +375,8 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     }
 }
 
-/// Returns the text after the last "answer is" that states an answer.
-pub(crate) fn stated_answer(text: &str) -> Option<&str> {
+/// Returns the text after the last "answer is" that states an answer, or `None` if there is none.
+pub(crate) fn text_after_announcement(text: &str) -> Option<&str> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
     let is_verb = |phrase: &&&str| !phrase.contains([':', '*', '=']) || phrase.starts_with("答案");
@@ -383,42 +386,43 @@ pub(crate) fn stated_answer(text: &str) -> Option<&str> {
         matches.map(|(start, phrase)| (start, start + phrase.len())).collect();
     matches.sort_unstable();
     let mut last = matches.into_iter().rev().take(MAX_ANNOUNCEMENTS);
-    last.find(|(start, end)| is_stated(&text[..*start]) && !is_unreal(text, *end))
+    last.find(|(start, end)| announces_answer(&text[..*start]) && !is_hypothetical(text, *end))
         .map(|(_, end)| &text[end..])
 }
 
 /// Returns whether the announcement that ends at `end` depends on a condition after the answer:
 /// "The answer would be 5 if it rained".
-fn is_unreal(text: &str, end: usize) -> bool {
+fn is_hypothetical(text: &str, end: usize) -> bool {
     is_unsettled_before(&text[..end])
         || text[..end].to_ascii_lowercase().ends_with("would be")
-            && doubts::is_condition(&text[..end], &text[end..])
+            && doubts::is_number_supposed(&text[..end], &text[end..])
 }
 
 /// Returns the first sentence of a line.
-pub(crate) fn first_sentence(line: &str) -> &str {
-    sentences(line).next().unwrap_or_default()
+pub(crate) fn first_sentence_of_line(line: &str) -> &str {
+    split_sentences(line).next().unwrap_or_default()
 }
 
 /// Returns the answer in the first sentence of the first line of a text, without the reasons for
 /// it. If the text starts with a display formula, returns that formula.
-fn line(text: &str) -> Option<String> {
+fn answer_on_first_line(text: &str) -> Option<String> {
     let own = text.trim_start_matches([':', ' ', '*']).trim_start();
     if let Some((open, close)) = DISPLAYS.iter().find(|(open, _)| own.starts_with(open)) {
         let inside = own[open.len()..].split(close).next()?.trim();
         return Some(inside.to_owned()).filter(|inside| !inside.is_empty());
     }
     let line = text.lines().next()?.trim_start_matches([':', ' ', '*', '_']);
-    let sentence = sentences(line).next()?;
-    Some(statement(sentence)).filter(|stated| !stated.is_empty())
+    let sentence = split_sentences(line).next()?;
+    Some(extract_statement(sentence)).filter(|stated| !stated.is_empty())
 }
 
 /// Returns the last value of a text, from the last sentence that has a number and is not a
 /// question.
-fn last_value_of(text: &str) -> Option<String> {
-    let sentences: Vec<&str> = text.lines().flat_map(sentences).collect();
+fn find_last_value(text: &str) -> Option<String> {
+    let sentences: Vec<&str> = text.lines().flat_map(split_sentences).collect();
     let mut stated = sentences.into_iter().rev().filter(|sentence| !sentence.ends_with('?'));
-    let (sentence, value) = stated.find_map(|sentence| Some((sentence, last_value(sentence)?)))?;
+    let (sentence, value) =
+        stated.find_map(|sentence| Some((sentence, extract_last_value(sentence)?)))?;
     if value.starts_with("~~") {
         return None;
     }
@@ -429,19 +433,20 @@ fn last_value_of(text: &str) -> Option<String> {
     let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
     let offset = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
     let offset = offset.or_else(|| sentence.rfind(digits))?;
-    if doubts::is_condition(&text[..start + offset], &text[start + offset + digits.len()..]) {
+    if doubts::is_number_supposed(&text[..start + offset], &text[start + offset + digits.len()..]) {
         return None;
     }
-    let found =
-        numbers::stated_at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
+    let found = numbers::stated_number_at(text, start + offset)
+        .filter(|_| is_bare && numbers::count_numbers(&value) == 1);
     match found {
         Some(found) if found.value.is_none() => None,
         _ => Some(value),
     }
 }
 
-/// Splits a line into sentences. A period before the first digit may belong to an abbreviation.
-fn sentences(line: &str) -> impl Iterator<Item = &str> {
+/// Splits a line of text into sentences. A period before the first digit may belong to an
+/// abbreviation.
+fn split_sentences(line: &str) -> impl Iterator<Item = &str> {
     let is_digit = |c: char| c.is_ascii_digit();
     let first = line.find(is_digit).unwrap_or(0);
     let last = line.rfind(is_digit).unwrap_or(0);
@@ -460,21 +465,22 @@ fn sentences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the last delimited formula, and the offset of its end.
-fn last_formula(text: &str) -> Option<(usize, &str)> {
+/// Returns the last formula of a text that has delimiters such as `$`, and the offset of the
+/// formula's end.
+fn find_last_formula(text: &str) -> Option<(usize, &str)> {
     let marked = |open: &str, close: &str| {
         let end = text.rfind(close)?;
         let start = text[..end].rfind(open)? + open.len();
         Some((end, text[start..end].trim())).filter(|(_, inside)| !inside.is_empty())
     };
-    let all = [dollars(text), marked("\\(", "\\)"), marked("\\[", "\\]")];
+    let all = [find_last_dollar_formula(text), marked("\\(", "\\)"), marked("\\[", "\\]")];
     all.into_iter().flatten().max_by_key(|(end, _)| *end)
 }
 
-/// Returns the answer that the last formula states together with the text around it. Returns
-/// `Some(None)` if the formula is hypothetical, one of several answers, or an operand.
-fn formula(text: &str) -> Option<Option<String>> {
-    let (_, inside) = last_formula(text)?;
+/// Returns the answer that the last formula of a text states together with the surrounding text.
+/// Returns `Some(None)` if the formula is hypothetical, one of several answers, or an operand.
+fn answer_in_last_formula(text: &str) -> Option<Option<String>> {
+    let (_, inside) = find_last_formula(text)?;
     let start = inside.as_ptr() as usize - text.as_ptr() as usize;
     let end = start + inside.len();
     let name = inside.rfind('=').map_or(0, |at| at + 1);
@@ -482,7 +488,7 @@ fn formula(text: &str) -> Option<Option<String>> {
     let before = text[..start].trim_end_matches(marks);
     let after = text[end..].trim_start_matches(marks);
     let led = format!("{before} {}", &inside[..name]);
-    if doubts::is_condition(&led, after) || is_one_of_several(&led) {
+    if doubts::is_number_supposed(&led, after) || is_one_of_several(&led) {
         return Some(None);
     }
     let open = before.len();
@@ -497,9 +503,10 @@ fn formula(text: &str) -> Option<Option<String>> {
     Some(answer_in_context(&spaced, inside, &range))
 }
 
-/// Returns the last formula between single or double dollar signs, and the offset of its end. A
-/// dollar sign is currency if it is escaped, or if it would end a formula directly before a digit.
-fn dollars(text: &str) -> Option<(usize, &str)> {
+/// Returns the last formula of a text between single or double dollar signs, and the offset of the
+/// formula's end. A dollar sign is currency if it is escaped, or if it would end a formula directly
+/// before a digit.
+fn find_last_dollar_formula(text: &str) -> Option<(usize, &str)> {
     let signs = text.match_indices('$').map(|(at, _)| at).filter(|at| !text[..*at].ends_with('\\'));
     let signs: Vec<usize> = signs.collect();
     signs.windows(2).rev().find_map(|pair| {
@@ -515,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn location_finds_stated_answer() {
+    fn stated_answer_is_located() {
         for (text, want) in [
             ("so \\boxed{\\frac{1}{2}} and 5", Some("\\frac{1}{2}")),
             ("$\\boxed{2}$ and $\\boxed{3}$.", Some("2, 3")),
@@ -585,9 +592,9 @@ mod tests {
             ("\\boxed{7} <answer></answer>", Some("7")),
             ("\\boxed{7} <answer>", Some("7")),
         ] {
-            assert_eq!(MathsLocation::Last.find(text).as_deref(), want, "{text}");
+            assert_eq!(MathsLocation::Last.extract_answer(text).as_deref(), want, "{text}");
         }
-        assert_eq!(MathsLocation::Boxed.find("72"), None);
-        assert_eq!(MathsLocation::Text.find(" x + 1 ").as_deref(), Some("x + 1"));
+        assert_eq!(MathsLocation::Boxed.extract_answer("72"), None);
+        assert_eq!(MathsLocation::Text.extract_answer(" x + 1 ").as_deref(), Some("x + 1"));
     }
 }

@@ -10,84 +10,89 @@
 use num_bigint::BigInt;
 use num_traits::{Signed, ToPrimitive, Zero};
 
-use super::expression::{Constant, Expr, Function, Literal};
+use super::expression::{Expr, MathConstant, MathFunction, NumberLiteral};
 use crate::Rational;
 
-/// A prime below 2^61 that is 3 modulo 4. 3, 5, 7, 11 and 13 do not divide p − 1.
+/// Prime modulus of the finite field. It is below 2^61 and 3 modulo 4, and 3, 5, 7, 11 and 13 do
+/// not divide p − 1.
 const P: u64 = 2_305_843_009_213_693_487;
 
-/// Maximum argument of a factorial.
+/// Maximum argument of a factorial that is evaluated.
 const FACTORIAL: i128 = 2000;
 
-/// Limit of trial division. Square roots exist only for numbers that it factors completely.
+/// Limit of trial division. A square root is computed only if trial division factors the number
+/// completely.
 const TRIALS: u128 = 1 << 16;
 
-/// The element re + im · i.
+/// An element re + im · i of the finite field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Element {
+pub(super) struct FieldElement {
     re: u64,
     im: u64,
 }
 
-fn times(a: u64, b: u64) -> u64 {
+fn multiply_mod(a: u64, b: u64) -> u64 {
     (u128::from(a) * u128::from(b) % u128::from(P)) as u64
 }
 
-fn plus(a: u64, b: u64) -> u64 {
+fn add_mod(a: u64, b: u64) -> u64 {
     (a + b) % P
 }
 
-fn minus(a: u64, b: u64) -> u64 {
+fn subtract_mod(a: u64, b: u64) -> u64 {
     (a + P - b) % P
 }
 
-fn power(mut base: u64, mut exponent: u64) -> u64 {
+fn power_mod(mut base: u64, mut exponent: u64) -> u64 {
     let mut product = 1;
     while exponent > 0 {
         if exponent & 1 == 1 {
-            product = times(product, base);
+            product = multiply_mod(product, base);
         }
-        base = times(base, base);
+        base = multiply_mod(base, base);
         exponent >>= 1;
     }
     product
 }
 
-impl Element {
-    pub const ZERO: Element = Element { re: 0, im: 0 };
-    const ONE: Element = Element { re: 1, im: 0 };
-    const I: Element = Element { re: 0, im: 1 };
+impl FieldElement {
+    pub const ZERO: FieldElement = FieldElement { re: 0, im: 0 };
+    const ONE: FieldElement = FieldElement { re: 1, im: 0 };
+    const I: FieldElement = FieldElement { re: 0, im: 1 };
 
     fn real(re: u64) -> Self {
-        Element { re: re % P, im: 0 }
+        FieldElement { re: re % P, im: 0 }
     }
 
     pub fn plus(self, other: Self) -> Self {
-        Element { re: plus(self.re, other.re), im: plus(self.im, other.im) }
+        FieldElement { re: add_mod(self.re, other.re), im: add_mod(self.im, other.im) }
     }
 
     pub fn minus(self, other: Self) -> Self {
-        Element { re: minus(self.re, other.re), im: minus(self.im, other.im) }
+        FieldElement { re: subtract_mod(self.re, other.re), im: subtract_mod(self.im, other.im) }
     }
 
     pub fn times(self, other: Self) -> Self {
-        Element {
-            re: minus(times(self.re, other.re), times(self.im, other.im)),
-            im: plus(times(self.re, other.im), times(self.im, other.re)),
+        FieldElement {
+            re: subtract_mod(multiply_mod(self.re, other.re), multiply_mod(self.im, other.im)),
+            im: add_mod(multiply_mod(self.re, other.im), multiply_mod(self.im, other.re)),
         }
     }
 
-    /// Returns 1 / self, or `None` for 0.
-    fn inverted(self) -> Option<Self> {
-        let norm = plus(times(self.re, self.re), times(self.im, self.im));
-        let inverse = (norm != 0).then(|| power(norm, P - 2))?;
-        Some(Element { re: times(self.re, inverse), im: times(minus(0, self.im), inverse) })
+    /// Returns the multiplicative inverse 1 / self, or `None` for 0.
+    fn inverse(self) -> Option<Self> {
+        let norm = add_mod(multiply_mod(self.re, self.re), multiply_mod(self.im, self.im));
+        let inverse = (norm != 0).then(|| power_mod(norm, P - 2))?;
+        Some(FieldElement {
+            re: multiply_mod(self.re, inverse),
+            im: multiply_mod(subtract_mod(0, self.im), inverse),
+        })
     }
 
     fn power(self, exponent: i128) -> Option<Self> {
-        let mut base = if exponent < 0 { self.inverted()? } else { self };
+        let mut base = if exponent < 0 { self.inverse()? } else { self };
         let mut remaining = exponent.unsigned_abs();
-        let mut product = Element::ONE;
+        let mut product = FieldElement::ONE;
         while remaining > 0 {
             if remaining & 1 == 1 {
                 product = product.times(base);
@@ -101,46 +106,48 @@ impl Element {
     fn from_rational(value: &Rational) -> Self {
         let part = |value: &BigInt| {
             let rest = (value % BigInt::from(P) + P) % P;
-            Element::real(rest.to_u64().unwrap_or_default())
+            FieldElement::real(rest.to_u64().unwrap_or_default())
         };
         let top = part(value.numerator());
         let bottom = part(value.denominator());
         // The denominator is a multiple of the prime, so there is no exact value; 0 is as good as
         // any other.
-        bottom.inverted().map_or(Element::ZERO, |bottom| top.times(bottom))
+        bottom.inverse().map_or(FieldElement::ZERO, |bottom| top.times(bottom))
     }
 
-    fn from_literal(literal: &Literal) -> Option<Self> {
+    fn from_literal(literal: &NumberLiteral) -> Option<Self> {
         let digits = literal
             .digits
             .bytes()
-            .fold(0, |sum, digit| plus(times(sum, 10), u64::from(digit - b'0')));
-        Some(Element::real(digits).times(Element::real(10).power(literal.scale.into())?))
+            .fold(0, |sum, digit| add_mod(multiply_mod(sum, 10), u64::from(digit - b'0')));
+        Some(FieldElement::real(digits).times(FieldElement::real(10).power(literal.scale.into())?))
     }
 }
 
-/// Returns the square root of a rational number.
-fn root(value: &Rational) -> Option<Element> {
+/// Returns the square root of a rational number in the finite field, or `None` if the number cannot
+/// be factored completely.
+fn square_root(value: &Rational) -> Option<FieldElement> {
     // √(n / d) = √(n d) / d, as a product of the roots of primes.
     let (numerator, denominator) = value.to_parts()?;
     let mut remaining = numerator.checked_mul(denominator)?.unsigned_abs();
-    let mut product = Element::ONE;
+    let mut product = FieldElement::ONE;
     if numerator < 0 {
-        product = Element::I;
+        product = FieldElement::I;
     }
     let mut take = |prime: u128, remaining: &mut u128| {
         let mut times = 0i128;
         while remaining.is_multiple_of(prime) {
             (*remaining, times) = (*remaining / prime, times + 1);
         }
-        product = product.times(Element::real((prime % u128::from(P)) as u64).power(times / 2)?);
+        product =
+            product.times(FieldElement::real((prime % u128::from(P)) as u64).power(times / 2)?);
         if times % 2 == 1 {
-            product = product.times(root_of_prime(prime)?);
+            product = product.times(square_root_of_prime(prime)?);
         }
         Some(())
     };
     if remaining == 0 {
-        return Some(Element::ZERO);
+        return Some(FieldElement::ZERO);
     }
     let mut trial = 2;
     while trial < TRIALS && trial * trial <= remaining {
@@ -152,7 +159,7 @@ fn root(value: &Rational) -> Option<Element> {
     if remaining > 1 {
         let whole = remaining.isqrt();
         if whole * whole == remaining {
-            product = product.times(Element::real((whole % u128::from(P)) as u64));
+            product = product.times(FieldElement::real((whole % u128::from(P)) as u64));
         } else if remaining < TRIALS * TRIALS {
             let prime = remaining;
             take(prime, &mut remaining)?;
@@ -160,48 +167,48 @@ fn root(value: &Rational) -> Option<Element> {
             return None;
         }
     }
-    Some(product.times(Element::from_rational(&Rational::new(1, denominator)?)))
+    Some(product.times(FieldElement::from_rational(&Rational::new(1, denominator)?)))
 }
 
-/// Returns the square root of a prime below 2^61. It is in F_p, or i times the root of the negative
-/// prime.
-fn root_of_prime(prime: u128) -> Option<Element> {
+/// Returns the square root of a prime below 2^61 in the finite field. The root is in F_p, or i
+/// times the root of the negative prime.
+fn square_root_of_prime(prime: u128) -> Option<FieldElement> {
     let prime = u64::try_from(prime).ok().filter(|prime| *prime < P)?;
-    let root = power(prime, P.div_ceil(4));
-    Some(if times(root, root) == prime {
-        Element::real(root)
+    let root = power_mod(prime, P.div_ceil(4));
+    Some(if multiply_mod(root, root) == prime {
+        FieldElement::real(root)
     } else {
-        Element::real(root).times(Element::I)
+        FieldElement::real(root).times(FieldElement::I)
     })
 }
 
 /// Returns the exact value of an expression without variables. Returns `None` if it is not rational
 /// or exceeds the bounds of [`Rational`].
-pub(super) fn rational(expression: &Expr) -> Option<Rational> {
+pub(super) fn to_exact_rational(expression: &Expr) -> Option<Rational> {
     match expression {
         Expr::Number(literal) => literal.rational(),
-        Expr::Negative(inner) => rational(inner).map(Rational::negate),
-        Expr::Sum(parts) => {
-            parts.iter().try_fold(Rational::from(0), |sum, part| sum.plus(&rational(part)?))
-        }
+        Expr::Negative(inner) => to_exact_rational(inner).map(Rational::negate),
+        Expr::Sum(parts) => parts
+            .iter()
+            .try_fold(Rational::from(0), |sum, part| sum.plus(&to_exact_rational(part)?)),
         Expr::Product(parts) => parts
             .iter()
-            .try_fold(Rational::from(1), |product, part| product.times(&rational(part)?)),
+            .try_fold(Rational::from(1), |product, part| product.times(&to_exact_rational(part)?)),
         Expr::Power(base, exponent) => {
-            let exponent = rational(exponent).filter(Rational::is_integer)?;
-            rational(base)?.power(exponent.numerator().to_i32()?)
+            let exponent = to_exact_rational(exponent).filter(Rational::is_integer)?;
+            to_exact_rational(base)?.power(exponent.numerator().to_i32()?)
         }
         _ => None,
     }
 }
 
-/// A point at which expressions are evaluated. It assigns a value to every variable.
+/// A point at which expressions are evaluated: it assigns a value to every variable.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Point(pub u64);
+pub(super) struct EvaluationPoint(pub u64);
 
-impl Point {
+impl EvaluationPoint {
     /// Returns a pseudorandom number that depends on the point and `name`.
-    pub fn hash(self, name: &str) -> u64 {
+    pub fn hash_name(self, name: &str) -> u64 {
         let mut state = self.0 ^ 0x9e37_79b9_7f4a_7c15;
         for byte in name.bytes() {
             state = (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -212,47 +219,48 @@ impl Point {
         state ^ (state >> 31)
     }
 
-    fn variable(self, name: &str) -> Element {
-        Element::real(self.hash(name))
+    fn variable_value(self, name: &str) -> FieldElement {
+        FieldElement::real(self.hash_name(name))
     }
 
-    /// Returns the value of an expression, or `None` if it has none in the field.
-    pub fn value(self, expression: &Expr) -> Option<Element> {
+    /// Returns the value of an expression at this point, or `None` if the expression has no value
+    /// in the finite field.
+    pub fn evaluate(self, expression: &Expr) -> Option<FieldElement> {
         match expression {
-            Expr::Number(literal) => Element::from_literal(literal),
-            Expr::Symbol(name) | Expr::Unit(name) => Some(self.variable(name)),
-            Expr::Constant(Constant::Pi) => Some(self.variable("\\pi")),
-            Expr::Constant(Constant::E) => Some(self.variable("\\e")),
-            Expr::Constant(Constant::I) => Some(Element::I),
-            Expr::Constant(Constant::Degree) => {
-                Some(self.variable("\\pi").times(Element::real(180).inverted()?))
+            Expr::Number(literal) => FieldElement::from_literal(literal),
+            Expr::Symbol(name) | Expr::Unit(name) => Some(self.variable_value(name)),
+            Expr::Constant(MathConstant::Pi) => Some(self.variable_value("\\pi")),
+            Expr::Constant(MathConstant::E) => Some(self.variable_value("\\e")),
+            Expr::Constant(MathConstant::I) => Some(FieldElement::I),
+            Expr::Constant(MathConstant::Degree) => {
+                Some(self.variable_value("\\pi").times(FieldElement::real(180).inverse()?))
             }
-            Expr::Constant(Constant::Infinity) | Expr::PlusMinus(_) => None,
-            Expr::Negative(inner) => Some(Element::ZERO.minus(self.value(inner)?)),
-            Expr::Sum(parts) => {
-                parts.iter().try_fold(Element::ZERO, |sum, part| Some(sum.plus(self.value(part)?)))
-            }
-            Expr::Product(parts) => parts
+            Expr::Constant(MathConstant::Infinity) | Expr::PlusMinus(_) => None,
+            Expr::Negative(inner) => Some(FieldElement::ZERO.minus(self.evaluate(inner)?)),
+            Expr::Sum(parts) => parts
                 .iter()
-                .try_fold(Element::ONE, |product, part| Some(product.times(self.value(part)?))),
-            Expr::Power(base, exponent) => self.power(base, &rational(exponent)?),
-            Expr::Call(function, arguments) => call(*function, arguments),
+                .try_fold(FieldElement::ZERO, |sum, part| Some(sum.plus(self.evaluate(part)?))),
+            Expr::Product(parts) => parts.iter().try_fold(FieldElement::ONE, |product, part| {
+                Some(product.times(self.evaluate(part)?))
+            }),
+            Expr::Power(base, exponent) => self.power(base, &to_exact_rational(exponent)?),
+            Expr::Call(function, arguments) => call_function(*function, arguments),
         }
     }
 
-    fn power(self, base: &Expr, exponent: &Rational) -> Option<Element> {
+    fn power(self, base: &Expr, exponent: &Rational) -> Option<FieldElement> {
         let (numerator, denominator) = exponent.to_parts()?;
         let of_degree = match denominator {
-            1 => self.value(base)?,
-            2 => root(&rational(base)?)?,
+            1 => self.evaluate(base)?,
+            2 => square_root(&to_exact_rational(base)?)?,
             degree @ (3 | 5 | 7 | 9 | 11 | 13) => {
-                let base = self.value(base).filter(|base| base.im == 0)?;
+                let base = self.evaluate(base).filter(|base| base.im == 0)?;
                 // The inverse of the degree modulo p − 1.
                 let whole = (1..degree).find_map(|k| {
                     let sum = k * i128::from(P - 1) + 1;
                     (sum % degree == 0).then_some(sum / degree)
                 })?;
-                Element::real(power(base.re, whole as u64))
+                FieldElement::real(power_mod(base.re, whole as u64))
             }
             _ => return None,
         };
@@ -260,59 +268,60 @@ impl Point {
     }
 }
 
-fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
-    let numbers: Option<Vec<Rational>> = arguments.iter().map(rational).collect();
+fn call_function(function: MathFunction, arguments: &[Expr]) -> Option<FieldElement> {
+    let numbers: Option<Vec<Rational>> = arguments.iter().map(to_exact_rational).collect();
     let numbers = numbers?;
     let small = |number: &Rational| {
         number.to_parts().filter(|(_, denominator)| *denominator == 1).map(|(n, _)| n)
     };
     match (function, numbers.as_slice()) {
-        (Function::Abs, [number]) => Some(Element::from_rational(&number.clone().abs())),
-        (Function::Floor, [number]) => Some(Element::from_rational(&number.floor())),
-        (Function::Ceiling, [number]) => {
-            Some(Element::from_rational(&number.clone().negate().floor().negate()))
+        (MathFunction::Abs, [number]) => Some(FieldElement::from_rational(&number.clone().abs())),
+        (MathFunction::Floor, [number]) => Some(FieldElement::from_rational(&number.floor())),
+        (MathFunction::Ceiling, [number]) => {
+            Some(FieldElement::from_rational(&number.clone().negate().floor().negate()))
         }
-        (Function::Modulo, [number, by]) if by.numerator().is_positive() => {
-            Some(Element::from_rational(&number.modulo(by)?))
+        (MathFunction::Modulo, [number, by]) if by.numerator().is_positive() => {
+            Some(FieldElement::from_rational(&number.modulo(by)?))
         }
-        (Function::Gcd | Function::Lcm, [first, more @ ..]) => {
+        (MathFunction::Gcd | MathFunction::Lcm, [first, more @ ..]) => {
             let mut found = first.clone().abs();
             for other in more {
                 let gcd = found.gcd(other)?;
                 found = match function {
-                    Function::Gcd => gcd,
+                    MathFunction::Gcd => gcd,
                     _ if gcd.numerator().is_zero() => gcd,
                     _ => found.times(other)?.abs().divide(&gcd)?,
                 };
             }
-            found.is_integer().then(|| Element::from_rational(&found))
+            found.is_integer().then(|| FieldElement::from_rational(&found))
         }
-        (Function::Factorial, [number]) => {
+        (MathFunction::Factorial, [number]) => {
             let number = small(number).filter(|number| (0..=FACTORIAL).contains(number))?;
             Some(
-                (1..=number)
-                    .fold(Element::ONE, |product, k| product.times(Element::real(k as u64))),
+                (1..=number).fold(FieldElement::ONE, |product, k| {
+                    product.times(FieldElement::real(k as u64))
+                }),
             )
         }
-        (Function::Binomial, [n, k]) => {
+        (MathFunction::Binomial, [n, k]) => {
             let n = small(n)?;
             let k = small(k)?;
             if !(0..=FACTORIAL).contains(&k) || n < k || n > 1 << 60 {
                 return None;
             }
-            let mut product = Element::ONE;
+            let mut product = FieldElement::ONE;
             for j in 0..k {
-                let part =
-                    Element::real((n - j) as u64).times(Element::real(j as u64 + 1).inverted()?);
+                let part = FieldElement::real((n - j) as u64)
+                    .times(FieldElement::real(j as u64 + 1).inverse()?);
                 product = product.times(part);
             }
             Some(product)
         }
-        (Function::Max | Function::Min, [first, more @ ..]) => {
+        (MathFunction::Max | MathFunction::Min, [first, more @ ..]) => {
             let is_better = |other: &&Rational, best: &Rational| {
-                other.compare(best).is_gt() == (function == Function::Max)
+                other.compare(best).is_gt() == (function == MathFunction::Max)
             };
-            Some(Element::from_rational(
+            Some(FieldElement::from_rational(
                 more.iter()
                     .fold(first, |best, other| if is_better(&other, best) { other } else { best }),
             ))
@@ -329,16 +338,18 @@ mod tests {
     fn squares_of_roots_match_radicands() {
         for value in [2, 3, 5, 6, 12, 49, 65537, 999_983, 1 << 40] {
             let number = Rational::from(value);
-            let found = root(&number).unwrap();
-            assert_eq!(found.times(found), Element::from_rational(&number), "{value}");
+            let found = square_root(&number).unwrap();
+            assert_eq!(found.times(found), FieldElement::from_rational(&number), "{value}");
         }
         // √2 √3 = √6, no matter which of the roots are in F_p.
-        let root = |n: i64| root(&Rational::from(n)).unwrap();
+        let root = |n: i64| square_root(&Rational::from(n)).unwrap();
         assert_eq!(root(2).times(root(3)), root(6));
-        assert_eq!(root(-2).times(root(-3)), Element::ZERO.minus(root(6)));
+        assert_eq!(root(-2).times(root(-3)), FieldElement::ZERO.minus(root(6)));
         // Too large to be factored.
         assert_eq!(
-            super::root(&Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()),
+            super::square_root(
+                &Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()
+            ),
             None
         );
     }
@@ -347,8 +358,11 @@ mod tests {
     fn cube_root_is_unique() {
         let eight = Expr::integer(8);
         let third = Rational::new(1, 3).unwrap();
-        assert_eq!(Point(1).power(&eight, &third), Some(Element::real(2)));
+        assert_eq!(EvaluationPoint(1).power(&eight, &third), Some(FieldElement::real(2)));
         let minus = Expr::Negative(Box::new(eight));
-        assert_eq!(Point(1).power(&minus, &third), Some(Element::ZERO.minus(Element::real(2))));
+        assert_eq!(
+            EvaluationPoint(1).power(&minus, &third),
+            Some(FieldElement::ZERO.minus(FieldElement::real(2)))
+        );
     }
 }

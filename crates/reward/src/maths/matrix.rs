@@ -2,14 +2,16 @@
 
 use super::expression::Expr;
 use super::lexer::Token;
-use super::parser::{ITEMS, cells, closing, expression, rows};
+use super::parser::{
+    ITEMS, closing_bracket_index, parse_expression, split_matrix_rows, split_row_cells,
+};
 use super::quantity::strip_modifiers;
-use crate::words::About;
+use crate::words::NumberDescription;
 
-/// Rows of cells.
+/// Rows of a matrix, each a list of cells.
 pub(super) type Rows = Vec<Vec<Expr>>;
 
-/// Returns whether a token starts a matrix. (A determinant is a number.)
+/// Returns whether a token starts a LaTeX matrix. (A determinant is a number.)
 fn starts_matrix(token: &Token) -> bool {
     let names = [
         "pmatrix",
@@ -24,27 +26,28 @@ fn starts_matrix(token: &Token) -> bool {
     matches!(token, Token::Begin(name) if names.contains(&name.as_str()))
 }
 
-/// Returns the value of tokens that are a matrix or a sum of matrices, or `None` for anything else.
-pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
+/// Parses tokens that are a matrix or a sum of matrices, and returns the value as rows. Returns
+/// `None` for any other tokens.
+pub(super) fn parse_matrix(tokens: &[Token]) -> Option<Rows> {
     if !tokens.iter().any(starts_matrix) {
         return None;
     }
     let mut sum: Option<Rows> = None;
-    for (negative, term) in terms(tokens) {
-        let mut rows = scaled_matrix(term)?;
+    for (negative, term) in split_terms(tokens) {
+        let mut rows = parse_scaled_matrix(term)?;
         if negative {
-            rows = map(rows, |cell| Expr::Negative(Box::new(cell)));
+            rows = map_cells(rows, |cell| Expr::Negative(Box::new(cell)));
         }
         sum = Some(match sum {
             None => rows,
-            Some(sum) => add(sum, rows)?,
+            Some(sum) => add_matrices(sum, rows)?,
         });
     }
     sum
 }
 
-/// Splits a sum into its terms, with whether each is subtracted.
-fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
+/// Splits a sum of matrices into its terms, each with whether it is subtracted.
+fn split_terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     let mut found = Vec::new();
     let mut start = 0;
     let mut negative = false;
@@ -52,7 +55,7 @@ fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     while at < tokens.len() {
         match &tokens[at] {
             Token::Open(_) | Token::GroupOpen | Token::Begin(_) => {
-                at += closing(&tokens[at..]).unwrap_or(tokens.len() - at - 1);
+                at += closing_bracket_index(&tokens[at..]).unwrap_or(tokens.len() - at - 1);
             }
             Token::Sign(sign @ ('+' | '-'))
                 if !matches!(at.checked_sub(1).map(|at| &tokens[at]), Some(Token::Sign(_))) =>
@@ -71,18 +74,18 @@ fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
     found
 }
 
-/// Parses a matrix with factors before and after it.
-fn scaled_matrix(term: &[Token]) -> Option<Rows> {
+/// Parses a matrix together with the factors before and after it.
+fn parse_scaled_matrix(term: &[Token]) -> Option<Rows> {
     let matrix_start = term.iter().position(starts_matrix)?;
     let is_open =
         |at: usize| matches!(term.get(at), Some(Token::Open('(' | '[') | Token::GroupOpen));
     // A bracket that contains only the matrix.
     let bracket = matrix_start.checked_sub(1).filter(|at| {
-        let end = matrix_start + closing(&term[matrix_start..]).unwrap_or(0);
-        is_open(*at) && closing(&term[*at..]) == Some(end + 1 - at)
+        let end = matrix_start + closing_bracket_index(&term[matrix_start..]).unwrap_or(0);
+        is_open(*at) && closing_bracket_index(&term[*at..]) == Some(end + 1 - at)
     });
     let start = bracket.unwrap_or(matrix_start);
-    let end = start + closing(&term[start..])?;
+    let end = start + closing_bracket_index(&term[start..])?;
     let inner = &term[matrix_start + 1..if bracket.is_some() { end - 1 } else { end }];
     let before = &term[..start];
     let after = &term[end + 1..];
@@ -90,7 +93,7 @@ fn scaled_matrix(term: &[Token]) -> Option<Rows> {
     let after = match after {
         [Token::Sign('^'), rest @ ..] => {
             found = transpose(found);
-            transposes(rest)?
+            strip_transpose_exponent(rest)?
         }
         after => after,
     };
@@ -99,21 +102,21 @@ fn scaled_matrix(term: &[Token]) -> Option<Rows> {
         before => before,
     };
     if !before.is_empty() {
-        let factor = expression(before)?;
-        found = map(found, |cell| Expr::Product(vec![factor.clone(), cell]));
+        let factor = parse_expression(before)?;
+        found = map_cells(found, |cell| Expr::Product(vec![factor.clone(), cell]));
     }
     let factor = match after {
         [] => return Some(found),
-        [Token::Sign('/'), rest @ ..] => expression(rest)?.inverse(),
-        [Token::Sign('*'), rest @ ..] => expression(rest)?,
-        rest => expression(rest)?,
+        [Token::Sign('/'), rest @ ..] => parse_expression(rest)?.inverse(),
+        [Token::Sign('*'), rest @ ..] => parse_expression(rest)?,
+        rest => parse_expression(rest)?,
     };
-    Some(map(found, |cell| Expr::Product(vec![cell, factor.clone()])))
+    Some(map_cells(found, |cell| Expr::Product(vec![cell, factor.clone()])))
 }
 
 /// Returns the tokens after an exponent that denotes transposition, or `None` for any other
 /// exponent.
-fn transposes(tokens: &[Token]) -> Option<&[Token]> {
+fn strip_transpose_exponent(tokens: &[Token]) -> Option<&[Token]> {
     let is_mark = |token: &Token| match token {
         Token::Letter(name) | Token::Text(name) => name == "T" || name == "t",
         Token::Command(name) => name == "top" || name == "intercal",
@@ -132,20 +135,22 @@ fn transpose(matrix: Rows) -> Rows {
 }
 
 fn parse_rows(inner: &[Token]) -> Option<Rows> {
-    let rows: Option<Rows> = rows(inner)
+    let rows: Option<Rows> = split_matrix_rows(inner)
         .map(|row| {
-            let cell = |tokens| Some(strip_modifiers(expression(tokens)?, &mut About::default()));
-            cells(row).into_iter().map(cell).collect()
+            let cell = |tokens| {
+                Some(strip_modifiers(parse_expression(tokens)?, &mut NumberDescription::default()))
+            };
+            split_row_cells(row).into_iter().map(cell).collect()
         })
         .collect();
     rows.filter(|rows| rows.len() <= ITEMS && rows.iter().all(|row| row.len() == rows[0].len()))
 }
 
-fn map(rows: Rows, change: impl Fn(Expr) -> Expr) -> Rows {
+fn map_cells(rows: Rows, change: impl Fn(Expr) -> Expr) -> Rows {
     rows.into_iter().map(|row| row.into_iter().map(&change).collect()).collect()
 }
 
-fn add(a: Rows, b: Rows) -> Option<Rows> {
+fn add_matrices(a: Rows, b: Rows) -> Option<Rows> {
     let fits = a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.len() == b.len());
     fits.then(|| {
         let cells = |(a, b): (Vec<Expr>, Vec<Expr>)| {

@@ -43,28 +43,30 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::characters::spelled;
-use crate::chunks::without_marks;
+use crate::characters::normalize_characters;
+use crate::chunks::strip_text_markup;
 use crate::languages;
 use crate::pattern::pattern;
 use crate::scorer::{answer_components, expected};
 use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
-use answer::readings;
-use equal::Rules;
+use answer::parse_interpretations;
+use equal::ComparisonRules;
 pub use extract::MathsLocation;
-pub(crate) use extract::{boxes, first_sentence, stated_answer, to_readable};
-pub(crate) use statement::statement;
+pub(crate) use extract::{
+    first_sentence_of_line, last_boxes_content, text_after_announcement, to_readable_text,
+};
+pub(crate) use statement::extract_statement;
 
 /// Scores 1 if the answer means the same as an expected answer, else 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MathsScorer {
-    /// Location of the answer in the text.
+    /// Location of the answer in the completion's text.
     #[serde(alias = "place")]
     pub location: MathsLocation,
-    /// Treatment of units and other words next to a value.
+    /// Treatment of units and other words next to a value in the comparison.
     pub units: Units,
-    /// Treatment of percent signs.
+    /// Treatment of percent signs in the comparison.
     pub percent: Percent,
     /// Number of decimals for comparing a number with a decimal point, in 0..=12. The number is
     /// correct if its error is at most half a unit of this decimal, and at most a thousandth of its
@@ -72,18 +74,18 @@ pub struct MathsScorer {
     pub decimals: u32,
 }
 
-/// Treatment of units and other words next to a value.
+/// Treatment of units and other words next to a value, when two answers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {
-    /// Ignored: 5 cm equals 5, and 90° equals 90.
+    /// Units are ignored: 5 cm equals 5, and 90° equals 90.
     #[default]
     Strip,
-    /// Compared by name: 5 cm differs from 5 m.
+    /// Units are compared by name: 5 cm differs from 5 m.
     Compare,
 }
 
-/// Treatment of percent signs.
+/// Treatment of percent signs when two answers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Percent {
@@ -105,7 +107,7 @@ impl Default for MathsScorer {
     }
 }
 
-/// Maximum number of decimals of a tolerance, given the precision of floating point.
+/// Maximum value of `decimals`, given the precision of floating point.
 const DECIMALS: u32 = 12;
 
 #[async_trait]
@@ -138,12 +140,12 @@ impl MathsScorer {
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let golds = expected_texts(expected)?;
-        let Some(found) = self.location.find(text) else {
+        let Some(found) = self.location.extract_answer(text) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
         let is_correct = golds.iter().any(|gold| {
             if is_score_or_range(gold) {
-                written_alike(gold, &found)
+                are_written_alike(gold, &found)
             } else {
                 self.is_same(gold, &found)
             }
@@ -153,35 +155,42 @@ impl MathsScorer {
 
     /// Returns whether an answer means the same as an expected answer.
     pub fn is_same(&self, expected: &str, answer: &str) -> bool {
-        let expected = without_marks(&spelled(expected));
-        let answer = without_marks(&spelled(answer));
-        let plain_expected = plain(&expected);
-        if plain_expected == plain(&answer) {
+        let expected = strip_text_markup(&normalize_characters(expected));
+        let answer = strip_text_markup(&normalize_characters(answer));
+        let plain_expected = strip_formula_markup(&expected);
+        if plain_expected == strip_formula_markup(&answer) {
             return !plain_expected.is_empty();
         }
         // The constant of integration can be written in lower case: x^2 + c.
         if plain_expected.ends_with("+C")
-            && plain(&answer).ends_with("+c")
+            && strip_formula_markup(&answer).ends_with("+c")
             && let Some((before, after)) = answer.rsplit_once('c')
         {
             return self.is_same(&expected, &format!("{before}C{after}"));
         }
-        let rules = Rules {
+        let rules = ComparisonRules {
             decimals: Some(self.decimals).filter(|decimals| *decimals > 0),
             percent_or_number: self.percent == Percent::Either,
             units: self.units == Units::Compare,
         };
         let is_read = {
-            let expected = readings(&expected);
-            let answer = readings(&answer);
-            expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
+            let expected = parse_interpretations(&expected);
+            let answer = parse_interpretations(&answer);
+            expected
+                .iter()
+                .any(|expected| answer.iter().any(|answer| rules.is_same_answer(expected, answer)))
         };
         // Parses numbers in Chinese words, and amounts such as 40k if the expected answer has no
         // variables.
-        let written = |text: &str| languages::chinese_number(&plain(text));
-        let short = || amount(&plain(&answer)).filter(|_| !expected.contains(char::is_alphabetic));
+        let written = |text: &str| languages::chinese_number_to_digits(&strip_formula_markup(text));
+        let short = || {
+            expand_magnitude_letter(&strip_formula_markup(&answer))
+                .filter(|_| !expected.contains(char::is_alphabetic))
+        };
         // In a list or a pair, C(10,3) is a point.
-        let counted = |text: &str, other: &str| combinations(text).filter(|_| !other.contains(','));
+        let counted = |text: &str, other: &str| {
+            combinations_to_binomials(text).filter(|_| !other.contains(','))
+        };
         if !is_read && let Some(counted) = counted(&answer, &expected) {
             return self.is_same(&expected, &counted);
         }
@@ -199,9 +208,9 @@ impl MathsScorer {
     }
 }
 
-/// Returns a text with its numbers of combinations as binomials: C(10,3), `_{10}C_3` and 10C3 are
-/// `\binom{10}{3}`. Returns `None` if there are none.
-fn combinations(text: &str) -> Option<String> {
+/// Rewrites the numbers of combinations in a text as binomials: C(10,3), `_{10}C_3` and 10C3 become
+/// `\binom{10}{3}`. Returns `None` if the text has no combinations.
+fn combinations_to_binomials(text: &str) -> Option<String> {
     let binomial = |found: &Captures<'_>| {
         let mut numbers = found.iter().skip(1).flatten().map(|number| number.as_str());
         format!("\\binom{{{}}}{{{}}}", numbers.next().unwrap_or(""), numbers.next().unwrap_or(""))
@@ -226,14 +235,18 @@ fn is_score_or_range(text: &str) -> bool {
         .is_some_and(|(first, last)| is_integer(first) && is_integer(last))
 }
 
-/// Returns whether two texts are written in the same way, apart from the kind of dash.
-fn written_alike(expected: &str, answer: &str) -> bool {
-    let dashed = |text: &str| plain(&without_marks(&spelled(text))).replace(['–', '−'], "-");
+/// Returns whether two texts are equal except for the kind of dash.
+fn are_written_alike(expected: &str, answer: &str) -> bool {
+    let dashed = |text: &str| {
+        strip_formula_markup(&strip_text_markup(&normalize_characters(text)))
+            .replace(['–', '−'], "-")
+    };
     dashed(expected) == dashed(answer)
 }
 
-/// Returns the number that digits followed by a magnitude letter denote: 40k, 2.5M.
-fn amount(text: &str) -> Option<String> {
+/// Expands a number with a magnitude letter, such as 40k or 2.5M, to its digits. Returns `None` for
+/// any other text.
+fn expand_magnitude_letter(text: &str) -> Option<String> {
     let power = match text.chars().next_back()? {
         'k' | 'K' => 3,
         // 1M without a decimal point may have another meaning.
@@ -247,8 +260,8 @@ fn amount(text: &str) -> Option<String> {
     is_number.then(|| format!("{digits}e{power}"))
 }
 
-/// Returns an answer as written, without spaces, formula delimiters and text commands.
-fn plain(text: &str) -> String {
+/// Returns an answer as it is written, without spaces, formula delimiters and LaTeX text commands.
+fn strip_formula_markup(text: &str) -> String {
     let mut text = text.trim().trim_end_matches('.').replace("\\left", "").replace("\\right", "");
     while let Some((before, (inside, after))) =
         text.split_once("\\text{").and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
@@ -272,13 +285,16 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// Returns the texts of the expected answers.
+/// Returns the texts of the expected answers of a task.
 fn expected_texts(expected: &Value) -> Result<Vec<String>, ScoreError> {
     let text = |value: &Value| match value {
         Value::String(text) => {
             let after_hashes =
                 || text.rfind("####").map_or(text.as_str(), |at| &text[at + "####".len()..]);
-            Some(extract::boxes(text).unwrap_or_else(|| after_hashes().trim().to_owned()))
+            Some(
+                extract::last_boxes_content(text)
+                    .unwrap_or_else(|| after_hashes().trim().to_owned()),
+            )
         }
         Value::Number(number) => Some(number.to_string()),
         _ => None,

@@ -1,6 +1,6 @@
 //! Tables of names: functions, units, LaTeX commands.
 
-/// Words that are functions or constants, under their LaTeX names.
+/// LaTeX names of functions and constants that are also recognized as plain words.
 pub(super) const NAMES: &[&str] = &[
     "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
     "tanh", "ln", "log", "exp", "max", "min", "pi", "infty", "alpha", "beta", "gamma", "delta",
@@ -112,7 +112,7 @@ pub(super) const TEXTS: &[&str] = &[
     "mathtt",
 ];
 
-/// LaTeX commands with an equivalent that the parser knows.
+/// LaTeX commands that are replaced by an equivalent command, which the parser knows.
 pub(super) const SAME: &[(&str, &str)] = &[
     ("varnothing", "emptyset"),
     ("dfrac", "frac"),
@@ -183,7 +183,8 @@ pub(super) const SAME: &[(&str, &str)] = &[
     ("textdegree", "°"),
 ];
 
-/// LaTeX commands with styling arguments, and the number of these before the visible content.
+/// LaTeX commands with styling arguments, and the number of styling arguments before the visible
+/// content.
 pub(super) const DROPPED: &[(&str, u32)] = &[
     ("color", 1),
     ("textcolor", 1),
@@ -284,7 +285,7 @@ pub(super) const RELATIONS: &[&str] = &[
     "Leftarrow",
 ];
 
-/// Short words that are not products of letters.
+/// Short words that are not parsed as products of letters.
 pub(super) const WORDS: &[&str] = &[
     "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has",
     "nor", "day", "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen",
@@ -292,19 +293,19 @@ pub(super) const WORDS: &[&str] = &[
     "eur", "gbp", "inr",
 ];
 
-/// Shorter words that are not products of letters in a text that has longer words.
+/// Very short words that are not parsed as products of letters if the text also has longer words.
 pub(super) const PROSE_WORDS: &[&str] =
     &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an", "et", "und"];
 
 /// Returns whether a three-letter word is capitalized like a name.
-pub(super) fn is_name(word: &str) -> bool {
+pub(super) fn is_capitalized_name(word: &str) -> bool {
     let mut chars = word.chars();
     chars.next().is_some_and(|c| c.is_ascii_uppercase())
         && word.len() == 3
         && chars.all(|c| c.is_ascii_lowercase())
 }
 
-/// Words before a bracket that are not names of functions.
+/// Words before a bracket that are not parsed as names of functions.
 pub(super) const NO_FUNCTIONS: [&str; 22] = [
     "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and",
     "if", "since", "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
@@ -312,7 +313,7 @@ pub(super) const NO_FUNCTIONS: [&str; 22] = [
 
 /// Returns the length in bytes of the first factor of a product of Greek and Latin letters: k of
 /// kπ, π of πr.
-pub(super) fn first_factor(word: &str) -> Option<usize> {
+pub(super) fn first_factor_length(word: &str) -> Option<usize> {
     let is_greek = |c: char| GREEK.iter().any(|(letter, _)| letter.starts_with(c));
     let mixed = word.chars().any(|c| c.is_ascii());
     let is_product = word.chars().any(is_greek)

@@ -2,15 +2,17 @@
 
 mod slices;
 
-use super::expression::{Constant, Expr, Function, Literal};
-use super::field::rational;
+use super::expression::{Expr, MathConstant, MathFunction, NumberLiteral};
+use super::field::to_exact_rational;
 use super::lexer::Token;
 use super::names::RELATIONS;
 use super::series::{self, determinant};
 use crate::words;
-pub(super) use slices::{cells, closing, rows, split};
+pub(super) use slices::{
+    closing_bracket_index, split_matrix_rows, split_outside_brackets, split_row_cells,
+};
 
-/// Maximum nesting depth of groups.
+/// Maximum nesting depth of groups in an expression.
 const DEPTH: u32 = 40;
 
 /// Maximum nesting depth of operations. It bounds the recursion of functions that traverse an
@@ -20,49 +22,50 @@ const HEIGHT: u32 = 400;
 /// Maximum number of items in an answer.
 pub(super) const ITEMS: usize = 100;
 
-/// A position in a list of tokens.
-struct Parser<'t> {
+/// A parser of mathematical expressions, at a position in a list of tokens.
+struct ExpressionParser<'t> {
     tokens: &'t [Token],
     at: usize,
     depth: u32,
     /// Number of open bars of absolute values.
     bars: u32,
-    /// Whether the tokens are a cell of a determinant. Such a cell cannot contain determinants.
+    /// Whether the tokens are a cell of a determinant. Such a cell cannot contain further
+    /// determinants.
     is_cell: bool,
 }
 
 /// Parses all tokens as one expression. Returns `None` if they are not an expression, or are nested
 /// too deeply.
-pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
-    let mut parser = Parser::new(tokens, 0);
-    let whole = parser.top_level()?;
+pub(super) fn parse_expression(tokens: &[Token]) -> Option<Expr> {
+    let mut parser = ExpressionParser::new(tokens, 0);
+    let whole = parser.parse_top_level()?;
     (parser.at == tokens.len() && whole.is_within(HEIGHT)).then_some(whole)
 }
 
-impl<'t> Parser<'t> {
+impl<'t> ExpressionParser<'t> {
     fn new(tokens: &'t [Token], depth: u32) -> Self {
-        Parser { tokens, at: 0, depth, bars: 0, is_cell: false }
+        ExpressionParser { tokens, at: 0, depth, bars: 0, is_cell: false }
     }
 
     /// Parses a sum, or two sums separated by `\over` or `\choose`.
-    fn top_level(&mut self) -> Option<Expr> {
-        let top = self.sum()?;
+    fn parse_top_level(&mut self) -> Option<Expr> {
+        let top = self.parse_sum()?;
         match self.peek() {
             Some(Token::Command(name)) if name == "over" => {
                 self.at += 1;
-                Some(Expr::Product(vec![top, self.sum()?.inverse()]))
+                Some(Expr::Product(vec![top, self.parse_sum()?.inverse()]))
             }
             Some(Token::Command(name)) if name == "choose" => {
                 self.at += 1;
-                Some(Expr::Call(Function::Binomial, vec![top, self.sum()?]))
+                Some(Expr::Call(MathFunction::Binomial, vec![top, self.parse_sum()?]))
             }
             _ => Some(top),
         }
     }
 
-    /// Returns whether a measure follows a measure in another unit, as in 5 feet 3 inches.
+    /// Returns whether a measure in a smaller unit follows a measure, as in 5 feet 3 inches.
     fn continues_measure(&self) -> bool {
-        let is_unit = |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::units(word).is_some());
+        let is_unit = |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::parse_units(word).is_some());
         let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at));
         matches!(self.peek(), Some(Token::Number { .. }))
             && is_unit(before)
@@ -80,7 +83,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Runs `read` one nesting level deeper. Returns `None` at the maximum depth.
-    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+    fn parse_nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         if self.depth == DEPTH {
             return None;
         }
@@ -90,7 +93,7 @@ impl<'t> Parser<'t> {
         done
     }
 
-    fn sum(&mut self) -> Option<Expr> {
+    fn parse_sum(&mut self) -> Option<Expr> {
         let mut terms = Vec::new();
         loop {
             let mut negative = false;
@@ -100,7 +103,7 @@ impl<'t> Parser<'t> {
                 negative ^= *sign == '-';
                 both |= *sign == '±';
             }
-            let mut term = self.product()?;
+            let mut term = self.parse_product()?;
             if negative {
                 term = Expr::Negative(Box::new(term));
             }
@@ -117,18 +120,21 @@ impl<'t> Parser<'t> {
         if terms.len() == 1 { terms.pop() } else { Some(Expr::Sum(terms)) }
     }
 
-    fn product(&mut self) -> Option<Expr> {
-        let mut factors = vec![self.power()?];
+    fn parse_product(&mut self) -> Option<Expr> {
+        let mut factors = vec![self.parse_power()?];
         loop {
             if self.take_sign('*') {
-                factors.push(self.signed()?);
+                factors.push(self.parse_signed_factor()?);
             } else if self.take_sign('/') || self.take_sign(':') {
-                factors.push(self.signed()?.inverse());
+                factors.push(self.parse_signed_factor()?.inverse());
             } else if matches!(self.peek(), Some(Token::Command(name)) if name == "mod") {
                 self.at += 1;
                 let dividend =
                     if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) };
-                factors = vec![Expr::Call(Function::Modulo, vec![dividend, self.signed()?])];
+                factors = vec![Expr::Call(
+                    MathFunction::Modulo,
+                    vec![dividend, self.parse_signed_factor()?],
+                )];
             } else if self.continues_measure() {
                 break;
             } else if self.starts_factor() {
@@ -140,7 +146,7 @@ impl<'t> Parser<'t> {
                 {
                     return None;
                 }
-                let factor = self.juxtaposed(factors.last()?)?;
+                let factor = self.parse_juxtaposed(factors.last()?)?;
                 match factor {
                     // A mixed number.
                     Ok(part) => {
@@ -156,13 +162,15 @@ impl<'t> Parser<'t> {
         if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
     }
 
-    /// Parses a factor after an operator. The factor may have a sign.
-    fn signed(&mut self) -> Option<Expr> {
+    /// Parses the factor after an operator, which may have a sign.
+    fn parse_signed_factor(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
-            return self.nested(Self::signed).map(|factor| Expr::Negative(Box::new(factor)));
+            return self
+                .parse_nested(Self::parse_signed_factor)
+                .map(|factor| Expr::Negative(Box::new(factor)));
         }
         self.take_sign('+');
-        self.power()
+        self.parse_power()
     }
 
     fn starts_factor(&self) -> bool {
@@ -180,50 +188,50 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Parses a factor directly after another factor. The inner result is `Ok` if the two form a
-    /// mixed number.
-    fn juxtaposed(&mut self, before: &Expr) -> Option<Result<Expr, Expr>> {
+    /// Parses a factor that directly follows the factor `before`. The inner result is `Ok` if the
+    /// two factors form a mixed number.
+    fn parse_juxtaposed(&mut self, before: &Expr) -> Option<Result<Expr, Expr>> {
         let after_integer = matches!(before, Expr::Number(literal) if literal.is_integer());
         match self.peek() {
             Some(Token::Command(name)) if name == "frac" && after_integer => {
-                let fraction = self.power()?;
+                let fraction = self.parse_power()?;
                 Some(if is_fraction(&fraction) { Ok(fraction) } else { Err(fraction) })
             }
             // A fraction after a space forms a mixed number: 1 1/2.
             Some(Token::Number { spaced: true, .. }) if after_integer => {
-                let top = self.power()?;
+                let top = self.parse_power()?;
                 if !self.take_sign('/') {
                     return None;
                 }
-                let fraction = Expr::Product(vec![top, self.power()?.inverse()]);
+                let fraction = Expr::Product(vec![top, self.parse_power()?.inverse()]);
                 is_fraction(&fraction).then_some(Ok(fraction))
             }
             // Two adjacent numbers are not a product.
             Some(Token::Number { .. }) if matches!(before, Expr::Number(_)) => None,
-            _ => self.power().map(Err),
+            _ => self.parse_power().map(Err),
         }
     }
 
-    fn power(&mut self) -> Option<Expr> {
-        let base = self.postfix()?;
+    fn parse_power(&mut self) -> Option<Expr> {
+        let base = self.parse_postfix()?;
         if !self.take_sign('^') {
             return Some(base);
         }
         // A degree sign.
         if self.peek() == Some(&Token::Sign('°')) {
             self.at += 1;
-            return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
+            return Some(Expr::Product(vec![base, Expr::Constant(MathConstant::Degree)]));
         }
         if let [Token::GroupOpen, Token::Sign('°'), Token::GroupClose, ..] = self.tokens[self.at..]
         {
             self.at += 3;
-            return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
+            return Some(Expr::Product(vec![base, Expr::Constant(MathConstant::Degree)]));
         }
-        let exponent = self.nested(|p| {
+        let exponent = self.parse_nested(|p| {
             if p.take_sign('-') {
-                return p.power().map(|power| Expr::Negative(Box::new(power)));
+                return p.parse_power().map(|power| Expr::Negative(Box::new(power)));
             }
-            p.power()
+            p.parse_power()
         })?;
         if matches!(&exponent, Expr::Unit(unit) if ["th", "st", "nd", "rd"].contains(&unit.as_str()))
         {
@@ -232,13 +240,13 @@ impl<'t> Parser<'t> {
         Some(Expr::Power(Box::new(base), Box::new(exponent)))
     }
 
-    fn postfix(&mut self) -> Option<Expr> {
-        let mut inner = self.primary()?;
+    fn parse_postfix(&mut self) -> Option<Expr> {
+        let mut inner = self.parse_primary()?;
         loop {
             if self.take_sign('!') {
-                inner = Expr::Call(Function::Factorial, vec![inner]);
+                inner = Expr::Call(MathFunction::Factorial, vec![inner]);
             } else if self.take_sign('°') {
-                inner = Expr::Product(vec![inner, Expr::Constant(Constant::Degree)]);
+                inner = Expr::Product(vec![inner, Expr::Constant(MathConstant::Degree)]);
             } else if self.take_sign('%') {
                 // A percentage within an expression. `quantity` handles a percentage that is the
                 // complete answer.
@@ -247,9 +255,9 @@ impl<'t> Parser<'t> {
                 && let Expr::Number(literal) = &inner
             {
                 self.at += 1;
-                let base = self.subscript()?;
+                let base = self.parse_subscript()?;
                 inner =
-                    literal.in_base(base.parse().ok().or_else(|| words::number_word(&base))?)?;
+                    literal.in_base(base.parse().ok().or_else(|| words::word_to_number(&base))?)?;
             } else if self.peek() == Some(&Token::Sign('\''))
                 && let Expr::Symbol(name) = &mut inner
             {
@@ -261,79 +269,83 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn primary(&mut self) -> Option<Expr> {
+    fn parse_primary(&mut self) -> Option<Expr> {
         let token = self.peek()?;
         self.at += 1;
         match token {
-            Token::Number { digits, scale, decimal, .. } => self.number(digits, *scale, *decimal),
+            Token::Number { digits, scale, decimal, .. } => {
+                self.parse_number(digits, *scale, *decimal)
+            }
             Token::Letter(name) => {
                 let mut name = name.clone();
                 if self.take_sign('_') {
                     name.push('_');
-                    name.push_str(&self.subscript()?);
+                    name.push_str(&self.parse_subscript()?);
                 }
                 Some(match name.as_str() {
-                    "e" => Expr::Constant(Constant::E),
-                    "i" => Expr::Constant(Constant::I),
+                    "e" => Expr::Constant(MathConstant::E),
+                    "i" => Expr::Constant(MathConstant::I),
                     _ => Expr::Symbol(name),
                 })
             }
             // Symbols of units are case-sensitive: MW and mW.
             Token::Text(word) => {
                 let lower = word.to_lowercase();
-                let is_sign =
-                    word.chars().nth(1).is_none() || words::units(word) != words::units(&lower);
+                let is_sign = word.chars().nth(1).is_none()
+                    || words::parse_units(word) != words::parse_units(&lower);
                 Some(Expr::Unit(if is_sign { word.clone() } else { lower }))
             }
-            Token::Begin(name) if name == "vmatrix" => self.determinant(),
-            Token::GroupOpen => self.inside(|token| *token == Token::GroupClose),
+            Token::Begin(name) if name == "vmatrix" => self.parse_determinant(),
+            Token::GroupOpen => self.parse_until(|token| *token == Token::GroupClose),
             Token::Open(open @ ('(' | '[' | '⌊' | '⌈')) => {
-                let inner = self.inside(
-                    |token| matches!(token, Token::Close(close) if closes(*open, *close)),
+                let inner = self.parse_until(
+                    |token| matches!(token, Token::Close(close) if is_matching_bracket(*open, *close)),
                 )?;
                 Some(match open {
-                    '⌊' => Expr::Call(Function::Floor, vec![inner]),
-                    '⌈' => Expr::Call(Function::Ceiling, vec![inner]),
+                    '⌊' => Expr::Call(MathFunction::Floor, vec![inner]),
+                    '⌈' => Expr::Call(MathFunction::Ceiling, vec![inner]),
                     _ => inner,
                 })
             }
             // |A| of a matrix.
             Token::Sign('|') if matches!(self.peek(), Some(Token::Begin(_))) => {
                 self.at += 1;
-                let found = self.determinant();
+                let found = self.parse_determinant();
                 self.take_sign('|').then_some(found?)
             }
             Token::Sign('|') => {
                 self.bars += 1;
-                let inner = self.inside(|token| *token == Token::Sign('|'));
+                let inner = self.parse_until(|token| *token == Token::Sign('|'));
                 self.bars -= 1;
-                Some(Expr::Call(Function::Abs, vec![inner?]))
+                Some(Expr::Call(MathFunction::Abs, vec![inner?]))
             }
-            Token::Command(name) => self.command(name),
+            Token::Command(name) => self.parse_command(name),
             _ => None,
         }
     }
 
     /// Parses the determinant of the matrix after its `Begin` token.
-    fn determinant(&mut self) -> Option<Expr> {
+    fn parse_determinant(&mut self) -> Option<Expr> {
         if self.is_cell {
             return None;
         }
-        let length = closing(&self.tokens[self.at - 1..])?;
+        let length = closing_bracket_index(&self.tokens[self.at - 1..])?;
         let inner = &self.tokens[self.at..self.at - 1 + length];
         self.at += length;
         let cell = |tokens| {
-            let mut parser = Parser { is_cell: true, ..Parser::new(tokens, self.depth + 1) };
-            let value = parser.nested(Self::top_level)?;
+            let mut parser =
+                ExpressionParser { is_cell: true, ..ExpressionParser::new(tokens, self.depth + 1) };
+            let value = parser.parse_nested(Self::parse_top_level)?;
             (parser.at == tokens.len()).then_some(value)
         };
-        let rows: Option<Vec<Vec<Expr>>> =
-            rows(inner).map(|row| cells(row).into_iter().map(cell).collect()).collect();
+        let rows: Option<Vec<Vec<Expr>>> = split_matrix_rows(inner)
+            .map(|row| split_row_cells(row).into_iter().map(cell).collect())
+            .collect();
         determinant(&rows?)
     }
 
     /// Parses the terms of `\sum_{k=1}^{4} k`, or the factors of `\prod`.
-    fn series(&mut self) -> Option<Vec<Expr>> {
+    fn parse_series(&mut self) -> Option<Vec<Expr>> {
         if !self.take_sign('_') || self.peek() != Some(&Token::GroupOpen) {
             return None;
         }
@@ -343,27 +355,27 @@ impl<'t> Parser<'t> {
             return None;
         };
         self.at += 3;
-        let from = self.inside(|token| *token == Token::GroupClose)?;
+        let from = self.parse_until(|token| *token == Token::GroupClose)?;
         if !self.take_sign('^') {
             return None;
         }
-        let to = self.argument()?;
-        let body = self.nested(Self::product)?;
-        series::terms(&body, index, &rational(&from)?, &rational(&to)?)
+        let to = self.parse_argument()?;
+        let body = self.parse_nested(Self::parse_product)?;
+        series::expand_terms(&body, index, &to_exact_rational(&from)?, &to_exact_rational(&to)?)
     }
 
-    /// Parses a sum up to a token that closes it.
-    fn inside(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
-        let inner = self.nested(Self::top_level)?;
+    /// Parses a sum up to the token for which `closes` returns true.
+    fn parse_until(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
+        let inner = self.parse_nested(Self::parse_top_level)?;
         let is_closed = self.peek().is_some_and(closes);
         self.at += 1;
         is_closed.then_some(inner)
     }
 
-    fn number(&mut self, digits: &str, scale: i32, decimal: bool) -> Option<Expr> {
+    fn parse_number(&mut self, digits: &str, scale: i32, decimal: bool) -> Option<Expr> {
         let literal = |digits: &str, scale| {
             let digits = if digits.is_empty() { "0" } else { digits };
-            Expr::Number(Literal { digits: digits.to_owned(), scale, decimal })
+            Expr::Number(NumberLiteral { digits: digits.to_owned(), scale, decimal })
         };
         let repeating = match &self.tokens[self.at..] {
             [
@@ -378,19 +390,19 @@ impl<'t> Parser<'t> {
         self.at += 4;
         // 0.1666… is 0.1 + 6 / 9 / 10.
         let exact = |digits: &str, scale| {
-            Expr::Number(Literal { decimal: false, digits: digits.into(), scale })
+            Expr::Number(NumberLiteral { decimal: false, digits: digits.into(), scale })
         };
         let nines = "9".repeat(repeating.len());
         let part = Expr::Product(vec![exact(repeating, scale), exact(&nines, 0).inverse()]);
         Some(Expr::Sum(vec![exact(if digits.is_empty() { "0" } else { digits }, scale), part]))
     }
 
-    /// Parses a subscript as text.
-    fn subscript(&mut self) -> Option<String> {
+    /// Parses a subscript, and returns its text.
+    fn parse_subscript(&mut self) -> Option<String> {
         self.take_sign('_');
         let start = self.at;
         if self.peek()? == &Token::GroupOpen {
-            self.at += closing(&self.tokens[self.at..])? + 1;
+            self.at += closing_bracket_index(&self.tokens[self.at..])? + 1;
         } else {
             self.at += 1;
         }
@@ -403,49 +415,52 @@ impl<'t> Parser<'t> {
         Some(inside.collect())
     }
 
-    fn command(&mut self, name: &str) -> Option<Expr> {
-        use Function as F;
+    fn parse_command(&mut self, name: &str) -> Option<Expr> {
+        use MathFunction as F;
         match name {
-            "pi" => return Some(Expr::Constant(Constant::Pi)),
-            "infty" => return Some(Expr::Constant(Constant::Infinity)),
+            "pi" => return Some(Expr::Constant(MathConstant::Pi)),
+            "infty" => return Some(Expr::Constant(MathConstant::Infinity)),
             "frac" => {
-                let top = self.argument()?;
-                let bottom = self.argument()?;
+                let top = self.parse_argument()?;
+                let bottom = self.parse_argument()?;
                 return Some(Expr::Product(vec![top, bottom.inverse()]));
             }
             "binom" => {
-                return Some(Expr::Call(F::Binomial, vec![self.argument()?, self.argument()?]));
+                return Some(Expr::Call(
+                    F::Binomial,
+                    vec![self.parse_argument()?, self.parse_argument()?],
+                ));
             }
             "sqrt" => {
                 let mut degree = Expr::integer(2);
                 if self.peek() == Some(&Token::Open('[')) {
                     self.at += 1;
-                    degree = self.inside(|token| *token == Token::Close(']'))?;
+                    degree = self.parse_until(|token| *token == Token::Close(']'))?;
                 }
-                let radicand = self.argument()?;
+                let radicand = self.parse_argument()?;
                 return Some(Expr::Power(Box::new(radicand), Box::new(degree.inverse())));
             }
-            "sum" => return self.series().map(Expr::Sum),
-            "prod" => return self.series().map(Expr::Product),
+            "sum" => return self.parse_series().map(Expr::Sum),
+            "prod" => return self.parse_series().map(Expr::Product),
             "det" => {
                 let brackets = matches!(self.peek(), Some(Token::Open(_)));
                 self.at += usize::from(brackets) + 1;
                 let Some(Token::Begin(_)) = self.tokens.get(self.at - 1) else { return None };
-                let found = self.determinant()?;
+                let found = self.parse_determinant()?;
                 self.at += usize::from(brackets);
                 return Some(found);
             }
             // A segment, or a number whose digits are letters.
             "overline" => {
-                let name = self.subscript()?;
+                let name = self.parse_subscript()?;
                 return name
                     .chars()
                     .all(char::is_alphabetic)
                     .then(|| Expr::Symbol(format!("\\overline{{{name}}}")));
             }
             "exp" => {
-                let of = self.operand()?;
-                return Some(Expr::Power(Box::new(Expr::Constant(Constant::E)), Box::new(of)));
+                let of = self.parse_operand()?;
+                return Some(Expr::Power(Box::new(Expr::Constant(MathConstant::E)), Box::new(of)));
             }
             _ => {}
         }
@@ -477,7 +492,7 @@ impl<'t> Parser<'t> {
                 && !RELATIONS.contains(&name) =>
             {
                 let subscript = if self.take_sign('_') {
-                    format!("_{}", self.subscript()?)
+                    format!("_{}", self.parse_subscript()?)
                 } else {
                     String::new()
                 };
@@ -487,10 +502,11 @@ impl<'t> Parser<'t> {
         };
         let mut base = Expr::integer(10);
         if function == F::Log && self.take_sign('_') {
-            base = self.argument()?;
+            base = self.parse_argument()?;
         }
         // sin^2 x, and sin^{-1} x.
-        let exponent = if self.take_sign('^') { Some(self.nested(Self::postfix)?) } else { None };
+        let exponent =
+            if self.take_sign('^') { Some(self.parse_nested(Self::parse_postfix)?) } else { None };
         let (function, exponent) = match (function, exponent) {
             (F::Sin, Some(power)) if is_minus_one(&power) => (F::Arcsin, None),
             (F::Cos, Some(power)) if is_minus_one(&power) => (F::Arccos, None),
@@ -498,9 +514,9 @@ impl<'t> Parser<'t> {
             other => other,
         };
         let arguments = match function {
-            F::Max | F::Min | F::Gcd | F::Lcm => self.arguments()?,
-            F::Log => vec![base, self.operand()?],
-            _ => vec![self.operand()?],
+            F::Max | F::Min | F::Gcd | F::Lcm => self.parse_arguments()?,
+            F::Log => vec![base, self.parse_operand()?],
+            _ => vec![self.parse_operand()?],
         };
         let call = Expr::Call(function, arguments);
         Some(match exponent {
@@ -509,26 +525,31 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// Parses an argument of a command: a group, or the next token. (The lexer has separated
+    /// Parses the argument of a LaTeX command: a group, or the next token. (The lexer has separated
     /// digits.)
-    fn argument(&mut self) -> Option<Expr> {
+    fn parse_argument(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
-            return self.nested(Self::primary).map(|expr| Expr::Negative(Box::new(expr)));
+            return self
+                .parse_nested(Self::parse_primary)
+                .map(|expr| Expr::Negative(Box::new(expr)));
         }
-        self.nested(Self::primary)
+        self.parse_nested(Self::parse_primary)
     }
 
-    /// Parses arguments in brackets, separated by commas.
-    fn arguments(&mut self) -> Option<Vec<Expr>> {
-        let end = self.at + closing(&self.tokens[self.at..])?;
+    /// Parses the arguments of a function in brackets, separated by commas.
+    fn parse_arguments(&mut self) -> Option<Vec<Expr>> {
+        let end = self.at + closing_bracket_index(&self.tokens[self.at..])?;
         let inner = self.tokens.get(self.at + 1..end)?;
         self.at = end + 1;
         let depth = self.depth;
-        split(inner, Token::is_separator)
+        split_outside_brackets(inner, Token::is_separator)
             .into_iter()
             .map(|part| {
-                let mut parser = Parser { is_cell: self.is_cell, ..Parser::new(part, depth + 1) };
-                let one = parser.nested(Self::sum)?;
+                let mut parser = ExpressionParser {
+                    is_cell: self.is_cell,
+                    ..ExpressionParser::new(part, depth + 1)
+                };
+                let one = parser.parse_nested(Self::parse_sum)?;
                 (parser.at == part.len()).then_some(one)
             })
             .collect()
@@ -536,12 +557,12 @@ impl<'t> Parser<'t> {
 
     /// Parses the operand of a function: a bracket, or factors up to an operator or another
     /// function.
-    fn operand(&mut self) -> Option<Expr> {
-        self.nested(|p| {
+    fn parse_operand(&mut self) -> Option<Expr> {
+        self.parse_nested(|p| {
             if let Some(Token::Open(_) | Token::GroupOpen | Token::Sign('|')) = p.peek() {
-                return p.power();
+                return p.parse_power();
             }
-            let mut factors = vec![p.signed()?];
+            let mut factors = vec![p.parse_signed_factor()?];
             while p.starts_factor() {
                 let is_function = matches!(
                     p.peek(),
@@ -550,7 +571,7 @@ impl<'t> Parser<'t> {
                 if is_function {
                     break;
                 }
-                factors.push(p.power()?);
+                factors.push(p.parse_power()?);
             }
             if factors.len() == 1 { factors.pop() } else { Some(Expr::Product(factors)) }
         })
@@ -561,7 +582,7 @@ fn is_greek(name: &str) -> bool {
     ["alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega"].contains(&name)
 }
 
-fn closes(open: char, close: char) -> bool {
+fn is_matching_bracket(open: char, close: char) -> bool {
     matches!((open, close), ('(', ')') | ('[', ']') | ('⌊', '⌊') | ('⌈', '⌈'))
 }
 

@@ -1,35 +1,37 @@
 //! Quantities: a value, separated from the words next to it.
 //!
 //! All values of the answer and of the expected answer are parsed here. Bounds, units with their
-//! powers, directions and names are moved from a value into the corresponding fields of [`About`].
+//! powers, directions and names are moved from a value into the corresponding fields of
+//! [`NumberDescription`].
 
-use super::expression::{Constant, Expr};
+use super::expression::{Expr, MathConstant};
 use super::lexer::Token;
-use super::parser::expression;
-use crate::words::{self, About};
+use super::parser::parse_expression;
+use crate::words::{self, NumberDescription};
 
-/// A value with the words next to it.
+/// A mathematical value, with the words and units next to it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Quantity {
     pub value: Expr,
-    /// Whether the value is a percentage.
+    /// Whether the value is written as a percentage.
     pub percent: bool,
-    pub about: About,
+    pub about: NumberDescription,
 }
 
 impl Quantity {
-    /// Creates a quantity from a value without words.
-    pub fn plain(value: Expr) -> Self {
-        Quantity { value, percent: false, about: About::default() }
+    /// Creates a quantity from a value that has no words next to it.
+    pub fn from_value(value: Expr) -> Self {
+        Quantity { value, percent: false, about: NumberDescription::default() }
     }
 }
 
-/// Parses tokens as a quantity. Returns `None` if they are not an expression.
-pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
-    let mut about = About::default();
-    let mut kept = without_bounds(tokens, &mut about);
+/// Parses tokens as a value with the words next to it. Returns `None` if they are not an
+/// expression.
+pub(super) fn parse_quantity(tokens: &[Token]) -> Option<Quantity> {
+    let mut about = NumberDescription::default();
+    let mut kept = extract_bounds(tokens, &mut about);
     // Words at the start and after a percent sign are names.
-    let is_name = |word: &str| words::units(word).is_none();
+    let is_name = |word: &str| words::parse_units(word).is_none();
     while let [Token::Text(word), _, ..] = &kept[..]
         && is_name(word)
     {
@@ -47,12 +49,13 @@ pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
             }
         }
     }
-    let value = strip_modifiers(expression(&kept)?, &mut about);
+    let value = strip_modifiers(parse_expression(&kept)?, &mut about);
     Some(Quantity { value, percent: percent.is_some(), about })
 }
 
-/// Moves phrases that are bounds from the tokens to `about`, and returns the remaining tokens.
-fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
+/// Moves phrases that are bounds, such as "at least", from the tokens to `about`, and returns the
+/// remaining tokens.
+fn extract_bounds(tokens: &[Token], about: &mut NumberDescription) -> Vec<Token> {
     let mut kept = Vec::with_capacity(tokens.len());
     let mut at = 0;
     while at < tokens.len() {
@@ -64,7 +67,7 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
                 _ => None,
             })
             .collect();
-        if let Some(bearing) = words::bearing(&words) {
+        if let Some(bearing) = words::compass_bearing(&words) {
             about.directions.push(bearing);
             at += 3;
             continue;
@@ -75,8 +78,9 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
         );
         let is_behind = at > 0 && matches!(tokens[at - 1], Token::Number { .. } | Token::Sign('%'));
         let behind = words.first().filter(|_| is_behind && words.len() == 1);
-        let behind = behind.and_then(|word| words::bound_behind(word)).map(|bound| (bound, 1));
-        match words::bound(&words, before_value).or(behind) {
+        let behind =
+            behind.and_then(|word| words::bound_after_number(word)).map(|bound| (bound, 1));
+        match words::parse_bound(&words, before_value).or(behind) {
             Some((bound, taken)) => {
                 about.bounds.push(bound);
                 at += taken;
@@ -92,11 +96,11 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
 
 /// Moves words and units from an expression to `about`, and returns the remaining expression. An
 /// expression that consists of words only is kept, as are measures in several units.
-pub(super) fn strip_modifiers(expression: Expr, about: &mut About) -> Expr {
+pub(super) fn strip_modifiers(expression: Expr, about: &mut NumberDescription) -> Expr {
     match expression {
         Expr::Negative(inner) => Expr::Negative(Box::new(strip_modifiers(*inner, about))),
         Expr::Sum(parts) => {
-            let mut abouts = vec![About::default(); parts.len()];
+            let mut abouts = vec![NumberDescription::default(); parts.len()];
             let kept: Vec<Expr> = parts
                 .iter()
                 .zip(&mut abouts)
@@ -111,7 +115,7 @@ pub(super) fn strip_modifiers(expression: Expr, about: &mut About) -> Expr {
                 about.directions.extend(own.directions);
             }
             if is_mixed {
-                return Expr::Sum(parts.into_iter().map(canonical).collect());
+                return Expr::Sum(parts.into_iter().map(canonicalize_units).collect());
             }
             for (unit, power) in first.unwrap_or_default() {
                 about.add_unit(unit, power);
@@ -143,50 +147,52 @@ pub(super) fn strip_modifiers(expression: Expr, about: &mut About) -> Expr {
 /// Returns whether an expression consists of units and words only.
 fn is_modifier(expression: &Expr) -> bool {
     match expression {
-        Expr::Unit(_) | Expr::Constant(Constant::Degree) => true,
+        Expr::Unit(_) | Expr::Constant(MathConstant::Degree) => true,
         Expr::Power(base, _) => is_modifier(base),
         Expr::Product(factors) => factors.iter().all(is_modifier),
         _ => false,
     }
 }
 
-/// Replaces each unit by its canonical name.
-fn canonical(expression: Expr) -> Expr {
+/// Replaces each unit of an expression by the unit's canonical name.
+fn canonicalize_units(expression: Expr) -> Expr {
     match expression {
-        Expr::Unit(word) => match words::units(&word).as_deref() {
+        Expr::Unit(word) => match words::parse_units(&word).as_deref() {
             Some([(unit, 1)]) => Expr::Unit((*unit).to_owned()),
             _ => Expr::Unit(word),
         },
-        Expr::Product(factors) => Expr::Product(factors.into_iter().map(canonical).collect()),
-        Expr::Negative(inner) => Expr::Negative(Box::new(canonical(*inner))),
+        Expr::Product(factors) => {
+            Expr::Product(factors.into_iter().map(canonicalize_units).collect())
+        }
+        Expr::Negative(inner) => Expr::Negative(Box::new(canonicalize_units(*inner))),
         other => other,
     }
 }
 
-/// State while parsing the words next to a value.
+/// Parser state for the words and units next to a value.
 #[derive(Default)]
 struct UnitParser {
-    /// Power that "square" or "cubic" gives to the next unit.
+    /// Power that "square" or "cubic" gives to the next unit. `None` without such a word.
     power: Option<i32>,
-    /// Whether the preceding word is "light", which turns a year into a unit of length.
+    /// Whether the preceding word is "light", after which a year is a unit of length.
     light: bool,
-    /// Whether "per" precedes.
+    /// Whether the preceding word is "per".
     per: bool,
-    /// The last unit and its power.
+    /// The last unit and its power. `None` before the first unit.
     last: Option<(&'static str, i32)>,
 }
 
 impl UnitParser {
-    fn add(&mut self, modifiers: &[&Expr], power: i32, about: &mut About) {
+    fn add(&mut self, modifiers: &[&Expr], power: i32, about: &mut NumberDescription) {
         for (at, factor) in modifiers.iter().enumerate() {
             match factor {
                 Expr::Unit(word) => self.add_word(word, at + 1 == modifiers.len(), power, about),
-                Expr::Constant(Constant::Degree) => self.add_unit("degree", power, about),
+                Expr::Constant(MathConstant::Degree) => self.add_unit("degree", power, about),
                 Expr::Product(factors) => {
                     self.add(&factors.iter().collect::<Vec<_>>(), power, about)
                 }
                 Expr::Power(base, exponent) => {
-                    let exponent = small(exponent).unwrap_or(1);
+                    let exponent = small_integer_exponent(exponent).unwrap_or(1);
                     self.add(&[base], power.saturating_mul(exponent), about);
                 }
                 _ => {}
@@ -194,7 +200,7 @@ impl UnitParser {
         }
     }
 
-    fn add_word(&mut self, word: &str, is_last: bool, power: i32, about: &mut About) {
+    fn add_word(&mut self, word: &str, is_last: bool, power: i32, about: &mut NumberDescription) {
         let after_degree = self.last == Some(("degree", 1));
         let heat = match word {
             "C" | "c" | "celsius" | "centigrade" => Some("celsius"),
@@ -231,7 +237,7 @@ impl UnitParser {
             }
             // A preposition, unless it is the last word.
             "in" if !is_last => {}
-            _ => match (heat, words::units(word)) {
+            _ => match (heat, words::parse_units(word)) {
                 (Some(heat), _) if after_degree => {
                     about.add_unit("degree", -1);
                     self.add_unit(heat, power, about);
@@ -241,7 +247,7 @@ impl UnitParser {
                         self.add_unit(unit, own * power, about);
                     }
                 }
-                _ => match words::letter(word) {
+                _ => match words::unit_of_letter(word) {
                     Some(unit) => self.add_unit(unit, power, about),
                     None => about.add_words(word),
                 },
@@ -249,7 +255,7 @@ impl UnitParser {
         }
     }
 
-    fn add_unit(&mut self, unit: &'static str, power: i32, about: &mut About) {
+    fn add_unit(&mut self, unit: &'static str, power: i32, about: &mut NumberDescription) {
         let power =
             self.power.take().unwrap_or(1).saturating_mul(power) * if self.per { -1 } else { 1 };
         about.add_unit(unit, power);
@@ -257,13 +263,13 @@ impl UnitParser {
     }
 }
 
-/// Returns the value of an integer exponent below 100, or `None` for other exponents.
-fn small(expr: &Expr) -> Option<i32> {
+/// Returns the value of an integer exponent below 100, or `None` for any other exponent.
+fn small_integer_exponent(expr: &Expr) -> Option<i32> {
     match expr {
         Expr::Number(literal) if literal.is_integer() => {
             literal.digits.parse().ok().filter(|power| *power < 100)
         }
-        Expr::Negative(inner) => small(inner).map(|power| -power),
+        Expr::Negative(inner) => small_integer_exponent(inner).map(|power| -power),
         _ => None,
     }
 }

@@ -3,32 +3,32 @@
 
 use std::cmp::Ordering;
 
-use super::answer::Answer;
+use super::answer::ParsedAnswer;
 use super::approximate;
-use super::expression::{Constant, Expr, Function};
-use super::field::Point;
+use super::expression::{Expr, MathConstant, MathFunction};
+use super::field::EvaluationPoint;
 
-/// Disjoint spans of the real line, in ascending order.
+/// A subset of the real line: disjoint spans in ascending order.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// The variable, if inequalities name one.
+    /// Name of the variable, or `None` if no inequality names one.
     variable: Option<String>,
-    spans: Vec<Span>,
+    spans: Vec<RealSpan>,
 }
 
-/// A span between two ends, with whether each end belongs to the span.
+/// A span of the real line between two ends, with whether each end belongs to the span.
 #[derive(Debug, Clone)]
-struct Span {
+struct RealSpan {
     from: (Expr, bool),
     to: (Expr, bool),
 }
 
-/// Maximum number of spans of a region.
+/// Maximum number of spans of a region of the real line.
 const MAX_SPANS: usize = 200;
 
 impl Region {
-    /// Returns whether two regions are equal. `same` compares their ends.
-    pub fn same(&self, other: &Region, same: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
+    /// Returns whether two regions are equal. `same` compares the ends of their spans.
+    pub fn equals_region(&self, other: &Region, same: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
         let variables = self.variable.as_ref().zip(other.variable.as_ref());
         let end = |a: &(Expr, bool), b: &(Expr, bool)| a.1 == b.1 && same(&a.0, &b.0);
         variables.is_none_or(|(a, b)| a == b)
@@ -41,24 +41,25 @@ impl Region {
     }
 }
 
-/// Returns the region that an answer denotes, or `None` if it does not denote a region.
-pub(super) fn to_region(answer: &Answer) -> Option<Region> {
+/// Converts an answer to the region of the real line that it denotes, or returns `None` if it does
+/// not denote a region.
+pub(super) fn to_region(answer: &ParsedAnswer) -> Option<Region> {
     match answer {
-        Answer::Tuple { open, close, items } => {
+        ParsedAnswer::Tuple { open, close, items } => {
             let [from, to] = &items[..] else { return None };
-            let from = (value(from)?, *open == '[');
-            let to = (value(to)?, *close == ']');
-            Region::new(None, vec![Span { from, to }])
+            let from = (single_value(from)?, *open == '[');
+            let to = (single_value(to)?, *close == ']');
+            Region::new(None, vec![RealSpan { from, to }])
         }
         // Points combined with intervals.
-        Answer::Set(items) => {
-            let point = |item: &Answer| {
-                let end = (value(item)?, true);
-                Some(Span { from: end.clone(), to: end })
+        ParsedAnswer::Set(items) => {
+            let point = |item: &ParsedAnswer| {
+                let end = (single_value(item)?, true);
+                Some(RealSpan { from: end.clone(), to: end })
             };
             Region::new(None, items.iter().map(point).collect::<Option<_>>()?)
         }
-        Answer::Combined(sign, parts) => {
+        ParsedAnswer::Combined(sign, parts) => {
             let mut parts = parts.iter().map(to_region);
             let first = parts.next()??;
             parts.try_fold(first, |region, part| match sign {
@@ -70,23 +71,25 @@ pub(super) fn to_region(answer: &Answer) -> Option<Region> {
         }
         // "x < 1 or x > 3". If the union of all conditions is ℝ, all of them must hold: "x > 1, x <
         // 3".
-        Answer::List(parts) if parts.iter().all(is_condition) => {
+        ParsedAnswer::List(parts) if parts.iter().all(is_condition) => {
             let any = combine(parts, Region::union_with)?;
-            if any.is_everything() { combine(parts, Region::intersect_with) } else { Some(any) }
+            if any.is_real_line() { combine(parts, Region::intersect_with) } else { Some(any) }
         }
         // "x < 1 and x > 3" is the empty set.
-        Answer::All(parts) => combine(parts, Region::intersect_with),
-        Answer::Relation(parts, signs, about) if about.bounds.is_empty() => relation(parts, signs),
-        Answer::Value(quantity) if is_reals(&quantity.value) => Some(Region::everything(None)),
+        ParsedAnswer::All(parts) => combine(parts, Region::intersect_with),
+        ParsedAnswer::Relation(parts, signs, about) if about.bounds.is_empty() => {
+            relation_region(parts, signs)
+        }
+        ParsedAnswer::Value(quantity) if is_reals(&quantity.value) => Some(Region::real_line(None)),
         // At least 5.
-        Answer::Value(quantity) if quantity.value.is_fixed() && !quantity.percent => {
+        ParsedAnswer::Value(quantity) if quantity.value.is_fixed() && !quantity.percent => {
             let [bound @ ("≥" | "≤" | ">" | "<")] = quantity.about.bounds[..] else {
                 return None;
             };
             let variable = Expr::Symbol("x".into());
-            ray(&variable, bound.chars().next()?, &quantity.value, "x")
+            half_line_region(&variable, bound.chars().next()?, &quantity.value, "x")
         }
-        Answer::Labeled(_, answer) => to_region(answer),
+        ParsedAnswer::Labeled(_, answer) => to_region(answer),
         _ => None,
     }
 }
@@ -95,50 +98,54 @@ fn is_reals(expr: &Expr) -> bool {
     matches!(expr, Expr::Symbol(name) if name == "\\mathbb{R}")
 }
 
-fn is_condition(answer: &Answer) -> bool {
-    matches!(answer, Answer::Relation(..))
-        || matches!(answer, Answer::Value(of) if is_reals(&of.value))
+fn is_condition(answer: &ParsedAnswer) -> bool {
+    matches!(answer, ParsedAnswer::Relation(..))
+        || matches!(answer, ParsedAnswer::Value(of) if is_reals(&of.value))
 }
 
-fn combine(parts: &[Answer], join: impl Fn(Region, Region) -> Option<Region>) -> Option<Region> {
+fn combine(
+    parts: &[ParsedAnswer],
+    join: impl Fn(Region, Region) -> Option<Region>,
+) -> Option<Region> {
     let mut parts = parts.iter().map(to_region);
     let first = parts.next()??;
     parts.try_fold(first, |region, part| join(region, part?))
 }
 
-fn value(answer: &Answer) -> Option<Expr> {
+fn single_value(answer: &ParsedAnswer) -> Option<Expr> {
     match answer {
-        Answer::Value(quantity) if !quantity.percent && quantity.about.bounds.is_empty() => {
+        ParsedAnswer::Value(quantity) if !quantity.percent && quantity.about.bounds.is_empty() => {
             Some(quantity.value.clone())
         }
         _ => None,
     }
 }
 
-fn size(expr: &Expr) -> Option<f64> {
+fn finite_value(expr: &Expr) -> Option<f64> {
     match expr.infinity_sign() {
         Some(sign) => Some(f64::INFINITY * f64::from(sign)),
-        None => {
-            approximate::value(expr, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re)
-        }
+        None => approximate::evaluate(expr, EvaluationPoint(4))
+            .filter(|value| value.im == 0.0)
+            .map(|value| value.re),
     }
 }
 
 impl Region {
-    /// Creates a region: sorts the spans, joins overlapping spans, and removes empty ones. Returns
-    /// `None` if a span has its ends in the wrong order, or if there are too many spans.
-    fn new(variable: Option<String>, spans: Vec<Span>) -> Option<Self> {
+    /// Creates a region from its spans: sorts them, joins overlapping spans, and removes empty
+    /// spans. Returns `None` if a span has its ends in the wrong order, or if there are too many
+    /// spans.
+    fn new(variable: Option<String>, spans: Vec<RealSpan>) -> Option<Self> {
         if spans.len() > MAX_SPANS {
             return None;
         }
-        let mut sized: Vec<(f64, Span)> = Vec::new();
+        let mut sized: Vec<(f64, RealSpan)> = Vec::new();
         for span in spans {
-            sized.push((size(&span.from.0)?, span));
+            sized.push((finite_value(&span.from.0)?, span));
         }
         sized.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.from.1.cmp(&a.1.from.1)));
         let mut region = Region { variable, spans: Vec::new() };
         for (from, span) in sized {
-            let next = size(&span.to.0)?;
+            let next = finite_value(&span.to.0)?;
             if next < from || (next == from && !(span.from.1 && span.to.1)) {
                 // An interval with its ends in the wrong order is not a region.
                 if next < from {
@@ -147,7 +154,7 @@ impl Region {
                 continue;
             }
             if let Some(last) = region.spans.last_mut() {
-                let end = size(&last.to.0)?;
+                let end = finite_value(&last.to.0)?;
                 if end > from || (end == from && (last.to.1 || span.from.1)) {
                     if next > end {
                         last.to = span.to;
@@ -162,12 +169,12 @@ impl Region {
         Some(region)
     }
 
-    fn everything(variable: Option<String>) -> Self {
-        let span = Span { from: (minus_infinity(), false), to: (infinity(), false) };
+    fn real_line(variable: Option<String>) -> Self {
+        let span = RealSpan { from: (minus_infinity(), false), to: (infinity(), false) };
         Region { variable, spans: vec![span] }
     }
 
-    fn is_everything(&self) -> bool {
+    fn is_real_line(&self) -> bool {
         matches!(&self.spans[..], [span] if span.from.0.infinity_sign() == Some(-1) && span.to.0.infinity_sign() == Some(1))
     }
 
@@ -189,10 +196,10 @@ impl Region {
         let mut spans = Vec::new();
         for a in &self.spans {
             for b in &other.spans {
-                let from = narrower(&a.from, &b.from, Ordering::Greater)?;
-                let to = narrower(&a.to, &b.to, Ordering::Less)?;
-                if size(&from.0)? <= size(&to.0)? {
-                    spans.push(Span { from, to });
+                let from = tighter_end(&a.from, &b.from, Ordering::Greater)?;
+                let to = tighter_end(&a.to, &b.to, Ordering::Less)?;
+                if finite_value(&from.0)? <= finite_value(&to.0)? {
+                    spans.push(RealSpan { from, to });
                 }
             }
         }
@@ -204,21 +211,21 @@ impl Region {
         let mut spans = Vec::new();
         for span in self.spans {
             if span.from.0.infinity_sign() != Some(-1) {
-                spans.push(Span { from, to: (span.from.0, !span.from.1) });
+                spans.push(RealSpan { from, to: (span.from.0, !span.from.1) });
             }
             from = (span.to.0, !span.to.1);
         }
         if from.0.infinity_sign() != Some(1) {
-            spans.push(Span { from, to: (infinity(), false) });
+            spans.push(RealSpan { from, to: (infinity(), false) });
         }
         Region::new(self.variable, spans)
     }
 }
 
-/// Returns the end that bounds more tightly: the larger of two lower ends (`inner` is `Greater`),
+/// Returns the tighter of two ends of spans: the larger of two lower ends (`inner` is `Greater`),
 /// or the smaller of two upper ends (`Less`).
-fn narrower(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr, bool)> {
-    Some(match size(&a.0)?.partial_cmp(&size(&b.0)?)? {
+fn tighter_end(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr, bool)> {
+    Some(match finite_value(&a.0)?.partial_cmp(&finite_value(&b.0)?)? {
         Ordering::Equal => (a.0.clone(), a.1 && b.1),
         order if order == inner => a.clone(),
         _ => b.clone(),
@@ -226,14 +233,14 @@ fn narrower(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr
 }
 
 fn infinity() -> Expr {
-    Expr::Constant(Constant::Infinity)
+    Expr::Constant(MathConstant::Infinity)
 }
 
 fn minus_infinity() -> Expr {
     Expr::Negative(Box::new(infinity()))
 }
 
-/// Returns a relation sign with its sides exchanged.
+/// Returns the sign of a relation after its sides are exchanged: `>` for `<`.
 pub(super) fn reversed_sign(sign: char) -> char {
     match sign {
         '<' => '>',
@@ -247,7 +254,7 @@ pub(super) fn reversed_sign(sign: char) -> char {
 /// Returns the region of a relation in one variable: between two linear expressions, with a linear
 /// expression between two numbers, or between the absolute value of a linear expression and a
 /// number.
-fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
+fn relation_region(parts: &[Expr], signs: &[char]) -> Option<Region> {
     let mut variables = Vec::new();
     parts.iter().for_each(|part| part.variables(&mut variables));
     let [name] = variables[..] else { return None };
@@ -260,23 +267,23 @@ fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
             }
             // An infinite end is not a bound.
             return match (from.infinity_sign(), to.infinity_sign()) {
-                (None, None) => ray(middle, reversed_sign(*first), from, name)?
-                    .intersect_with(ray(middle, *second, to, name)?)?,
-                (Some(_), None) => ray(middle, *second, to, name)?,
-                (None, Some(_)) => ray(middle, reversed_sign(*first), from, name)?,
-                _ => Region::everything(None),
+                (None, None) => half_line_region(middle, reversed_sign(*first), from, name)?
+                    .intersect_with(half_line_region(middle, *second, to, name)?)?,
+                (Some(_), None) => half_line_region(middle, *second, to, name)?,
+                (None, Some(_)) => half_line_region(middle, reversed_sign(*first), from, name)?,
+                _ => Region::real_line(None),
             }
             .with_variable(variable);
         }
-        ([Expr::Call(Function::Abs, arguments), bound], [sign]) if bound.is_fixed() => {
-            distance(arguments.first()?, *sign, bound, name)?
+        ([Expr::Call(MathFunction::Abs, arguments), bound], [sign]) if bound.is_fixed() => {
+            distance_region(arguments.first()?, *sign, bound, name)?
         }
-        ([bound, Expr::Call(Function::Abs, arguments)], [sign]) if bound.is_fixed() => {
-            distance(arguments.first()?, reversed_sign(*sign), bound, name)?
+        ([bound, Expr::Call(MathFunction::Abs, arguments)], [sign]) if bound.is_fixed() => {
+            distance_region(arguments.first()?, reversed_sign(*sign), bound, name)?
         }
         ([left, right], [sign]) => {
             let difference = Expr::Sum(vec![left.clone(), Expr::Negative(Box::new(right.clone()))]);
-            ray(&difference, *sign, &Expr::integer(0), name)?
+            half_line_region(&difference, *sign, &Expr::integer(0), name)?
         }
         _ => return None,
     };
@@ -289,18 +296,18 @@ impl Region {
     }
 }
 
-/// Returns the region in which a linear expression has a relation to a number.
-fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
-    let (factor, rest) = self::linear(linear, name)?;
-    let by = size(&factor)?;
+/// Returns the region in which `linear` has the relation `sign` to the number `bound`.
+fn half_line_region(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
+    let (factor, rest) = self::split_linear(linear, name)?;
+    let by = finite_value(&factor)?;
     let end = Expr::Product(vec![
         Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]),
         factor.inverse(),
     ]);
     let sign = if by < 0.0 { reversed_sign(sign) } else { sign };
     let end = (end, matches!(sign, '≤' | '≥'));
-    let below = |end| Span { from: (minus_infinity(), false), to: end };
-    let above = |end| Span { from: end, to: (infinity(), false) };
+    let below = |end| RealSpan { from: (minus_infinity(), false), to: end };
+    let above = |end| RealSpan { from: end, to: (infinity(), false) };
     match sign {
         '≠' => Region::new(None, vec![below(end.clone()), above(end)]),
         '<' | '≤' => Region::new(None, vec![below(end)]),
@@ -309,14 +316,19 @@ fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     }
 }
 
-/// Returns the region in which the absolute value of a linear expression has a relation to a
-/// positive number.
-fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
-    if size(bound)? <= 0.0 {
+/// Returns the region in which the absolute value of `linear` has the relation `sign` to the
+/// positive number `bound`.
+fn distance_region(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
+    if finite_value(bound)? <= 0.0 {
         return None;
     }
-    let high = ray(linear, sign, bound, name)?;
-    let low = ray(linear, reversed_sign(sign), &Expr::Negative(Box::new(bound.clone())), name)?;
+    let high = half_line_region(linear, sign, bound, name)?;
+    let low = half_line_region(
+        linear,
+        reversed_sign(sign),
+        &Expr::Negative(Box::new(bound.clone())),
+        name,
+    )?;
     match sign {
         '<' | '≤' => high.intersect_with(low),
         '>' | '≥' => high.union_with(low),
@@ -324,16 +336,17 @@ fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Regio
     }
 }
 
-/// Returns the factor and the rest of an expression of the form factor · variable + rest, if the
-/// factor is not 0.
-fn linear(expr: &Expr, name: &str) -> Option<(Expr, Expr)> {
-    let (factor, rest) = parts(expr, name)?;
-    let factor = factor.filter(|factor| size(factor).is_some_and(|size| size != 0.0))?;
+/// Splits an expression of the form factor · variable + rest into the factor and the rest. Returns
+/// `None` if it has another form or if the factor is 0.
+fn split_linear(expr: &Expr, name: &str) -> Option<(Expr, Expr)> {
+    let (factor, rest) = split_variable_part(expr, name)?;
+    let factor = factor.filter(|factor| finite_value(factor).is_some_and(|size| size != 0.0))?;
     Some((factor, rest))
 }
 
-/// Returns the factor of the variable, if the variable occurs, and the rest.
-fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
+/// Splits an expression into the factor of the variable `name` and the rest. The factor is `None`
+/// if the variable does not occur.
+fn split_variable_part(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
     let negative = |expr: Expr| Expr::Negative(Box::new(expr));
     if expr.is_fixed() {
         return Some((None, expr.clone()));
@@ -341,14 +354,14 @@ fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
     match expr {
         Expr::Symbol(own) if own == name => Some((Some(Expr::integer(1)), Expr::integer(0))),
         Expr::Negative(inner) => {
-            let (factor, rest) = parts(inner, name)?;
+            let (factor, rest) = split_variable_part(inner, name)?;
             Some((factor.map(negative), negative(rest)))
         }
         Expr::Sum(terms) => {
             let mut factors = Vec::new();
             let mut rests = Vec::new();
             for term in terms {
-                let (factor, rest) = parts(term, name)?;
+                let (factor, rest) = split_variable_part(term, name)?;
                 factors.extend(factor);
                 rests.push(rest);
             }
@@ -360,7 +373,7 @@ fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
             let [varying] = varying[..] else { return None };
             let times =
                 |expr: Expr| Expr::Product(fixed.iter().copied().cloned().chain([expr]).collect());
-            let (factor, rest) = parts(varying, name)?;
+            let (factor, rest) = split_variable_part(varying, name)?;
             Some((factor.map(times), times(rest)))
         }
         _ => None,

@@ -2,21 +2,27 @@
 
 use num_traits::ToPrimitive;
 
-use super::expression::{Constant, Expr, Literal};
+use super::expression::{Expr, MathConstant, NumberLiteral};
 use crate::Rational;
 
-/// Maximum number of terms of a sum or a product.
+/// Maximum number of terms of an expanded sum or product.
 const MAX_TERMS: i64 = 1000;
 
 /// Maximum number of expression nodes in an expanded sum or product.
 const MAX_SIZE: usize = 20_000;
 
-/// Maximum number of rows of a determinant.
+/// Maximum number of rows of a determinant that is expanded.
 const MAX_ROWS: usize = 4;
 
-/// Returns `body` with the index replaced by each integer of a range. Returns `None` if the bounds
-/// are not integers, if the range is empty, or if the expansion is too large.
-pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) -> Option<Vec<Expr>> {
+/// Returns the terms of a sum or product: `body` with the variable `index` replaced by each integer
+/// of a range. Returns `None` if the bounds are not integers, if the range is empty, or if the
+/// expansion is too large.
+pub(super) fn expand_terms(
+    body: &Expr,
+    index: &str,
+    from: &Rational,
+    to: &Rational,
+) -> Option<Vec<Expr>> {
     let to_integer = |expr: &Rational| expr.numerator().to_i64().filter(|_| expr.is_integer());
     let from = to_integer(from)?;
     let to = to_integer(to)?;
@@ -27,16 +33,16 @@ pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) ->
     Some((from..=to).map(|value| substitute(body, index, value)).collect())
 }
 
-/// Replaces a variable by a value.
+/// Replaces the variable `name` in an expression by an integer.
 fn substitute(expr: &Expr, name: &str, value: i64) -> Expr {
     let is_index = match expr {
         Expr::Symbol(own) => own == name,
         // An index i is not the imaginary unit.
-        Expr::Constant(Constant::I) => name == "i",
+        Expr::Constant(MathConstant::I) => name == "i",
         _ => false,
     };
     if is_index {
-        let number = Expr::Number(Literal::integer(value.unsigned_abs().to_string()));
+        let number = Expr::Number(NumberLiteral::integer(value.unsigned_abs().to_string()));
         return if value < 0 { Expr::Negative(Box::new(number)) } else { number };
     }
     let with_value = |expr: &Expr| substitute(expr, name, value);

@@ -6,11 +6,13 @@
 //! neither belong to the value (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to
 //! another value ("and 5", "or 6", "times 3").
 
-use crate::chunks::{Chunk, Kind, MAX_CHARS, chunks, inside, without_marks};
-use crate::retraction::is_spoiled;
+use crate::chunks::{
+    Chunk, ChunkKind, MAX_CHARS, formula_content, split_into_chunks, strip_text_markup,
+};
+use crate::retraction::spoils_statement;
 use crate::{languages, words};
 
-/// Words that end a statement.
+/// Words that end the statement of a value.
 const TAILS: [&str; 67] = [
     "fails",
     "which",
@@ -87,20 +89,20 @@ const JOINS: [&str; 20] = [
     "choose", "base", "fois", "mal", "veces", "vezes", "volte", "point",
 ];
 
-/// Words before a value that change it, in addition to those of [`words`].
+/// Words before a value that change the value, in addition to the words of [`words`].
 const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", "between"];
 
 /// Words after "and" that bound a value.
 const UPWARDS: [&str; 8] = ["above", "up", "over", "below", "under", "more", "upwards", "counting"];
 
-/// Words of comparison, which form an expression of two values: 3 less than 12.
+/// Words of comparison, which join two values to one expression: 3 less than 12.
 const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
-/// Words before the remainder of a quotient.
+/// Words between a quotient and its remainder.
 const REMAINDERS: [&str; 6] = ["remainder", "rest", "reste", "resto", "r", "rem"];
 
-/// Verbs and prepositions which show that a value after "and" belongs to another statement: and 3
-/// are left.
+/// Verbs and prepositions with which a value after "and" belongs to another statement: and 3 are
+/// left.
 const ELSEWHERE: [&str; 14] = [
     "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will",
     "each", "every",
@@ -112,17 +114,18 @@ const COPULAS: [&str; 15] = [
     "è", "это", "the",
 ];
 
-/// Returns the value that a sentence states, with the words that belong to it. Without a value,
-/// returns the complete sentence.
-pub(crate) fn statement(sentence: &str) -> String {
+/// Returns the value that a sentence states, with the words that belong to the value. Returns the
+/// complete sentence if it states no value.
+pub(crate) fn extract_statement(sentence: &str) -> String {
     let limit = sentence.char_indices().nth(MAX_CHARS).map_or(sentence.len(), |(at, _)| at);
-    let sentence = &without_marks(&sentence[..limit]);
-    let chunks = chunks(sentence);
-    let Some(first) = chunks.iter().position(Chunk::has_value) else {
-        return without_stops(sentence).to_owned();
+    let sentence = &strip_text_markup(&sentence[..limit]);
+    let chunks = split_into_chunks(sentence);
+    let Some(first) = chunks.iter().position(Chunk::is_value) else {
+        return trim_stops(sentence).to_owned();
     };
     let ends_clause = |chunk: &Chunk| {
-        chunk.kind == Kind::Word && chunk.stop.is_some_and(|stop| matches!(stop, ',' | ';' | ':'))
+        chunk.kind == ChunkKind::Word
+            && chunk.stop.is_some_and(|stop| matches!(stop, ',' | ';' | ':'))
     };
     // "A, because 12 is even"
     if let [label, ..] = &chunks[..first]
@@ -134,40 +137,41 @@ pub(crate) fn statement(sentence: &str) -> String {
     let value_start = chunks[..first].iter().rposition(ends_clause).map_or(0, |at| at + 1);
     let is_arrow = |chunk: &&Chunk| ["->", "=>", "→", "⇒", "-->", ":"].contains(&chunk.text);
     let value_start = value_start + chunks[value_start..first].iter().take_while(is_arrow).count();
-    let end = end(&chunks, first);
-    let end = if is_spoiled(&chunks[end..]) { chunks.len() } else { end };
-    text(sentence, &chunks[value_start..end])
+    let end = statement_end(&chunks, first);
+    let end = if spoils_statement(&chunks[end..]) { chunks.len() } else { end };
+    join_chunks(sentence, &chunks[value_start..end])
 }
 
-/// Returns the last value of a sentence with the words and signs that belong to it, or `None` if
-/// there is none.
-pub(super) fn last_value(sentence: &str) -> Option<String> {
+/// Returns the last value of a sentence, with the words and signs that belong to the value. Returns
+/// `None` if the sentence has no value.
+pub(super) fn extract_last_value(sentence: &str) -> Option<String> {
     if !sentence.contains(|c: char| c.is_ascii_digit() || c == '\\') {
         return None;
     }
     let start = sentence.char_indices().rev().nth(MAX_CHARS).map_or(0, |(at, _)| at);
-    let sentence = &without_marks(&sentence[start..]);
-    let chunks = chunks(sentence);
-    let first = chunks.iter().position(|chunk| chunk.kind == Kind::Value)?;
+    let sentence = &strip_text_markup(&sentence[start..]);
+    let chunks = split_into_chunks(sentence);
+    let first = chunks.iter().position(|chunk| chunk.kind == ChunkKind::Value)?;
     // Text after "which" and similar words is an explanation.
     let is_tail = |chunk: &Chunk| {
-        chunk.is_any(&["which", "because", "since", "whereas"]) || (chunk.kind == Kind::Remark)
+        chunk.is_any_word(&["which", "because", "since", "whereas"])
+            || (chunk.kind == ChunkKind::Remark)
     };
     let stop = chunks[first..].iter().position(is_tail).map_or(chunks.len(), |at| first + at);
     let chunks = &chunks[..stop];
     let has_digits = |chunk: &&Chunk| {
-        chunk.kind == Kind::Value && chunk.text.contains(|c: char| c.is_ascii_digit())
+        chunk.kind == ChunkKind::Value && chunk.text.contains(|c: char| c.is_ascii_digit())
     };
     let last = chunks.iter().rposition(|chunk| has_digits(&chunk))?;
     let mut value_start = last;
     let is_value =
-        |at: usize| chunks[at].kind == Kind::Value || chunks[at].text.chars().count() == 1;
+        |at: usize| chunks[at].kind == ChunkKind::Value || chunks[at].text.chars().count() == 1;
     while value_start > 0 {
         let before = &chunks[value_start - 1];
         if before.stop.is_some() {
             break;
         }
-        if before.kind == Kind::Operator
+        if before.kind == ChunkKind::Operator
             && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒" | "|")
         {
             let is_sign = value_start < 2 || !is_value(value_start - 2);
@@ -180,7 +184,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             && let Some(length) = measure_length(&chunks[..value_start - 1], chunks.get(last + 1))
         {
             value_start -= length + 1;
-        } else if before.is_any(&["or", "to", "times", "plus", "minus", "and"])
+        } else if before.is_any_word(&["or", "to", "times", "plus", "minus", "and"])
             && value_start > 1
             && is_value(value_start - 2)
         {
@@ -192,21 +196,21 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             }
         } else if let Some(length) = measure_length(&chunks[..value_start], chunks.get(last + 1)) {
             value_start -= length;
-        } else if before.kind == Kind::Value
-            && chunks[value_start].kind == Kind::Value
+        } else if before.kind == ChunkKind::Value
+            && chunks[value_start].kind == ChunkKind::Value
             && value_start == last
         {
             // A mixed number.
             value_start -= 1;
         } else if let Some(length) = bound_length(&chunks[..value_start]) {
             value_start -= length;
-        } else if before.is_any(&COPULAS)
+        } else if before.is_any_word(&COPULAS)
             && let copulas =
-                chunks[..value_start].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
+                chunks[..value_start].iter().rev().take_while(|c| c.is_any_word(&COPULAS)).count()
             && let Some(length) = denial_length(&chunks[..value_start - copulas])
         {
             value_start -= copulas + length;
-        } else if changes(before) {
+        } else if changes_value(before) {
             value_start -= 1;
         } else {
             break;
@@ -215,57 +219,59 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     let mut end = last + 1;
     while end < chunks.len()
         && chunks[end - 1].stop.is_none()
-        && chunks[end].kind == Kind::Word
+        && chunks[end].kind == ChunkKind::Word
         && chunks[end].belongs_to_value()
     {
         end += 1;
     }
-    Some(text(sentence, &chunks[value_start..end]))
+    Some(join_chunks(sentence, &chunks[value_start..end]))
 }
 
-/// Returns the number of chunks of a measure at the end of `chunks`, if its unit is larger than the
-/// unit `small`.
+/// Returns the number of chunks of the measure at the end of `chunks`, such as "5 feet". Returns
+/// `None` unless the measure's unit is larger than the unit `small`.
 fn measure_length(chunks: &[Chunk], small: Option<&Chunk>) -> Option<usize> {
-    let small = small.filter(|small| small.kind == Kind::Word)?;
+    let small = small.filter(|small| small.kind == ChunkKind::Word)?;
     let [.., value, large] = chunks else { return None };
-    let is_measure = value.kind == Kind::Value && value.stop.is_none() && large.kind == Kind::Word;
-    (is_measure && words::is_part(small.text, large.text)).then_some(2)
+    let is_measure =
+        value.kind == ChunkKind::Value && value.stop.is_none() && large.kind == ChunkKind::Word;
+    (is_measure && words::can_follow_in_measure(small.text, large.text)).then_some(2)
 }
 
-/// Returns the number of words of the bound at the end of `chunks`.
+/// Returns the number of words of the bound at the end of `chunks`, such as 2 for "at least".
 fn bound_length(chunks: &[Chunk]) -> Option<usize> {
     let words: Vec<&str> = chunks.iter().map(|chunk| chunk.text).collect();
     (1..=words.len().min(5)).rev().find(|length| {
         let phrase = &words[words.len() - length..];
-        words::bound(phrase, true).is_some_and(|(_, taken)| taken == *length)
+        words::parse_bound(phrase, true).is_some_and(|(_, taken)| taken == *length)
     })
 }
 
-/// Returns the number of words of the negation or doubt at the end of `chunks`. In "The maximum is
-/// 5" there is none.
+/// Returns the number of words of the negation or doubt at the end of `chunks`. "The maximum is 5"
+/// has no negation.
 fn denial_length(chunks: &[Chunk]) -> Option<usize> {
     let length = bound_length(chunks)?;
     let words: Vec<&str> = chunks[chunks.len() - length..].iter().map(|chunk| chunk.text).collect();
-    words::bound(&words, true).filter(|(sign, _)| !["≤", "≥"].contains(sign)).map(|_| length)
+    words::parse_bound(&words, true).filter(|(sign, _)| !["≤", "≥"].contains(sign)).map(|_| length)
 }
 
-/// Returns whether a word directly before a value changes it.
-fn changes(chunk: &Chunk) -> bool {
+/// Returns whether a word directly before a value changes the value, such as "minus".
+fn changes_value(chunk: &Chunk) -> bool {
     let word = chunk.text.to_lowercase();
-    chunk.kind == Kind::Word
+    chunk.kind == ChunkKind::Word
         && (LEADS.contains(&word.as_str())
             || languages::SIGNS.contains(&word.as_str())
-            || words::multiplier(&word).is_some()
-            || words::bound(&[&word], true).is_some())
+            || words::multiplier_factor(&word).is_some()
+            || words::parse_bound(&[&word], true).is_some())
 }
 
-/// Returns the index in `chunks` at which the statement with its first value at `first` ends,
-/// exclusive.
-fn end(chunks: &[Chunk], first: usize) -> usize {
-    let is_plain = |at: usize| chunks.get(at).is_some_and(Chunk::has_value);
+/// Returns the index after the last chunk of a statement whose first value is at index `first`.
+fn statement_end(chunks: &[Chunk], first: usize) -> usize {
+    let is_plain = |at: usize| chunks.get(at).is_some_and(Chunk::is_value);
     // y = 13
     let is_assigned = |at: usize| {
-        chunks.get(at).is_some_and(|name| name.text.chars().count() == 1 && name.kind == Kind::Word)
+        chunks
+            .get(at)
+            .is_some_and(|name| name.text.chars().count() == 1 && name.kind == ChunkKind::Word)
             && chunks.get(at + 1).is_some_and(|sign| sign.text == "=")
     };
     let is_value = |at: usize| is_plain(at) || is_assigned(at);
@@ -276,15 +282,18 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
     let is_elsewhere = |at: usize| {
         let words = chunks[(at + 1).min(chunks.len())..].iter().take(3);
         let same = chunks.get(at).is_some_and(|value| value.stop.is_none());
-        same && words.take_while(|c| c.kind == Kind::Word).any(|c| c.is_any(&ELSEWHERE))
+        same && words.take_while(|c| c.kind == ChunkKind::Word).any(|c| c.is_any_word(&ELSEWHERE))
     };
     while let Some(chunk) = chunks.get(at) {
         let before = &chunks[at - 1];
         let reach = chunks[at..].iter().take(4);
-        let is_remainder = chunk.is_any(&REMAINDERS)
-            && (is_plain(at + 1) || (is_plain(at + 2) && chunks[at + 1].is_any(&["of", "is"])))
+        let is_remainder = chunk.is_any_word(&REMAINDERS)
+            && (is_plain(at + 1)
+                || (is_plain(at + 2) && chunks[at + 1].is_any_word(&["of", "is"])))
             || (chunk.is_word("with")
-                && reach.take_while(|c| c.kind == Kind::Word).any(|c| c.is_any(&REMAINDERS[..4])));
+                && reach
+                    .take_while(|c| c.kind == ChunkKind::Word)
+                    .any(|c| c.is_any_word(&REMAINDERS[..4])));
         // R3
         let is_short = chunk
             .text
@@ -308,7 +317,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             Some(',' | ';') if chunk.is_word("or") => {}
             Some(',' | ';') => {
                 let value = if chunk.is_word("and") { at + 1 } else { at };
-                let joins = is_value(at) || (chunk.is_any(&["and", "or"]) && is_value(at + 1));
+                let joins = is_value(at) || (chunk.is_any_word(&["and", "or"]) && is_value(at + 1));
                 if !joins || is_elsewhere(value) {
                     return at;
                 }
@@ -318,13 +327,13 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
         }
         let word = chunk.text.to_lowercase();
         match chunk.kind {
-            Kind::Value if chunk.explains() => return at,
+            ChunkKind::Value if chunk.explains_value() => return at,
             // After a noun, a value that is not joined to the first one is separate.
-            Kind::Value | Kind::Operator if noun.is_some() && before.stop.is_none() => {
+            ChunkKind::Value | ChunkKind::Operator if noun.is_some() && before.stop.is_none() => {
                 return noun.unwrap_or(at);
             }
-            Kind::Value => noun = None,
-            Kind::Operator => {
+            ChunkKind::Value => noun = None,
+            ChunkKind::Operator => {
                 let operand = |at: usize| {
                     is_value(at) || chunks.get(at).is_some_and(|c| c.text.chars().count() == 1)
                 };
@@ -334,29 +343,29 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 at += 1;
             }
             // 12 (thirteen)
-            Kind::Remark
+            ChunkKind::Remark
                 if word
                     .trim_matches(['(', ')'])
                     .split('-')
-                    .all(|w| words::number_word(w).is_some()) =>
+                    .all(|w| words::word_to_number(w).is_some()) =>
             {
                 return at + 1;
             }
-            Kind::Remark if word.starts_with("(base ") => return at + 1,
-            Kind::Remark => {
+            ChunkKind::Remark if word.starts_with("(base ") => return at + 1,
+            ChunkKind::Remark => {
                 let hedges = ["(or ", "(maybe ", "(perhaps ", "(possibly "];
                 let is_hedge = hedges.iter().any(|hedge| word.starts_with(hedge));
                 return if is_hedge { chunks.len() } else { at };
             }
-            Kind::Word if word == "or" => {
+            ChunkKind::Word if word == "or" => {
                 let more = ["more", "less", "fewer", "greater", "higher", "above"];
-                if !chunks.get(at + 1).is_some_and(|chunk| chunk.is_any(&more)) {
+                if !chunks.get(at + 1).is_some_and(|chunk| chunk.is_any_word(&more)) {
                     return chunks.len();
                 }
                 at += 1;
             }
             // 12 through 15, 12 modulo 5, 12 oder 13
-            Kind::Word
+            ChunkKind::Word
                 if is_plain(at + 1)
                     && (["through", "thru", "modulo"].contains(&word.as_str())
                         || (word != "of" && languages::JOINS.contains(&word.as_str()))) =>
@@ -364,25 +373,32 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 return chunks.len();
             }
             // 12 in binary
-            Kind::Word
+            ChunkKind::Word
                 if word == "in"
                     && chunks.get(at + 1).is_some_and(|next| {
-                        next.is_any(&["base", "binary", "ternary", "octal", "hexadecimal", "hex"])
+                        next.is_any_word(&[
+                            "base",
+                            "binary",
+                            "ternary",
+                            "octal",
+                            "hexadecimal",
+                            "hex",
+                        ])
                     }) =>
             {
                 return chunks.len();
             }
             // 12 and above
-            Kind::Word
+            ChunkKind::Word
                 if word == "and"
                     && at <= first + 2
-                    && chunks.get(at + 1).is_some_and(|next| next.is_any(&UPWARDS)) =>
+                    && chunks.get(at + 1).is_some_and(|next| next.is_any_word(&UPWARDS)) =>
             {
                 return chunks.len();
             }
-            Kind::Word if word == "and" => {
+            ChunkKind::Word if word == "and" => {
                 let half = chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("a"))
-                    && chunks.get(at + 2).is_some_and(Chunk::is_number);
+                    && chunks.get(at + 2).is_some_and(Chunk::is_number_word);
                 if !is_value(at + 1) && !half || is_elsewhere(at + 1) {
                     return at;
                 }
@@ -390,24 +406,26 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 at += if half { 2 } else { 1 };
             }
             // To the power of 2.
-            Kind::Word
+            ChunkKind::Word
                 if word == "raised"
                     || (word == "to" && chunks.get(at + 1).is_some_and(|c| c.is_word("the"))) =>
             {
                 return chunks.len();
             }
-            Kind::Word
+            ChunkKind::Word
                 if COMPARISONS.contains(&word.as_str())
                     && chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("than"))
                     && (is_plain(at + 2) || is_plain(at + 3)) =>
             {
                 return chunks.len();
             }
-            Kind::Word if word == "as" && chunks.get(at + 1).is_some_and(|c| c.is_word("well")) => {
+            ChunkKind::Word
+                if word == "as" && chunks.get(at + 1).is_some_and(|c| c.is_word("well")) =>
+            {
                 return chunks.len();
             }
             // 12 from 20, 12 in 20
-            Kind::Word
+            ChunkKind::Word
                 if ["from", "in"].contains(&word.as_str())
                     && is_plain(at + 1)
                     && noun.is_none()
@@ -415,56 +433,57 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             {
                 return chunks.len();
             }
-            Kind::Word if JOINS.contains(&word.as_str()) => {
+            ChunkKind::Word if JOINS.contains(&word.as_str()) => {
                 let reach = if word == "of" { 1 } else { 2 };
                 let value = (at + 1..=at + reach).find(|next| is_value(*next));
                 let Some(value) = value else { return at };
                 at = value;
             }
-            Kind::Word if chunk.is_word("at") => {
-                let is_article = |c: &&Chunk| c.is_any(&["the", "a", "very"]);
+            ChunkKind::Word if chunk.is_word("at") => {
+                let is_article = |c: &&Chunk| c.is_any_word(&["the", "a", "very"]);
                 let article = chunks[at + 1..].iter().take_while(is_article).count();
                 let bounds = ["least", "most", "minimum", "maximum"];
-                if !chunks.get(at + 1 + article).is_some_and(|chunk| chunk.is_any(&bounds)) {
+                if !chunks.get(at + 1 + article).is_some_and(|chunk| chunk.is_any_word(&bounds)) {
                     return at;
                 }
                 at += 1 + article;
             }
             // "in" means inches at the end, and is a preposition elsewhere.
-            Kind::Word if word == "in" && at + 1 < chunks.len() => return at,
+            ChunkKind::Word if word == "in" && at + 1 < chunks.len() => return at,
             // In "after 3 days", "after" is a preposition.
-            Kind::Word
+            ChunkKind::Word
                 if ["after", "before", "above", "below", "under"].contains(&word.as_str())
                     && is_plain(at + 1)
                     && !chunks[at + 1].is_word("zero") =>
             {
                 return at;
             }
-            Kind::Word if chunk.belongs_to_value() => {}
-            Kind::Word if TAILS.contains(&word.as_str()) => return at,
-            Kind::Word if noun.is_some_and(|noun| at == noun + 3) => return at,
-            Kind::Word if chunk.text.chars().nth(1).is_none() && noun.is_some() => {
+            ChunkKind::Word if chunk.belongs_to_value() => {}
+            ChunkKind::Word if TAILS.contains(&word.as_str()) => return at,
+            ChunkKind::Word if noun.is_some_and(|noun| at == noun + 3) => return at,
+            ChunkKind::Word if chunk.text.chars().nth(1).is_none() && noun.is_some() => {
                 return noun.unwrap_or(at);
             }
-            Kind::Word => noun = noun.or(Some(at)),
+            ChunkKind::Word => noun = noun.or(Some(at)),
         }
         at += 1;
     }
     chunks.len()
 }
 
-/// Returns the text of consecutive chunks. If only one of them is a formula, and the other ones are
-/// words without meaning for the value, returns only the formula.
-fn text(sentence: &str, chunks: &[Chunk]) -> String {
+/// Returns the text of consecutive chunks of a sentence. If only one chunk is a formula, and the
+/// words of the other chunks do not change its value, returns only the formula.
+fn join_chunks(sentence: &str, chunks: &[Chunk]) -> String {
     let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return String::new() };
-    let mut formulas = chunks.iter().filter_map(|chunk| Some((chunk, inside(chunk.text)?)));
+    let mut formulas =
+        chunks.iter().filter_map(|chunk| Some((chunk, formula_content(chunk.text)?)));
     if let (Some((chunk, formula)), None) = (formulas.next(), formulas.next()) {
         let is_relevant = |other: &Chunk| {
             !std::ptr::eq(other, chunk)
-                && (other.kind != Kind::Word
-                    || changes(other)
+                && (other.kind != ChunkKind::Word
+                    || changes_value(other)
                     || other.belongs_to_value()
-                    || other.is_number())
+                    || other.is_number_word())
         };
         if !chunks.iter().any(is_relevant) {
             return formula.trim().to_owned();
@@ -473,7 +492,7 @@ fn text(sentence: &str, chunks: &[Chunk]) -> String {
     sentence[first.start..last.end].to_owned()
 }
 
-fn without_stops(text: &str) -> &str {
+fn trim_stops(text: &str) -> &str {
     text.trim().trim_end_matches(['.', '!', '*', '_', ' ']).trim_start_matches(['*', ' '])
 }
 
@@ -530,7 +549,7 @@ mod tests {
             ("7 (base 9)", "7 (base 9)"),
             ("$5 and then $7", "$5"),
         ] {
-            assert_eq!(statement(sentence), want, "{sentence}");
+            assert_eq!(extract_statement(sentence), want, "{sentence}");
         }
     }
 
@@ -551,7 +570,7 @@ mod tests {
             ("He has 1 1/2 left", Some("1 1/2 left")),
             ("nothing", None),
         ] {
-            assert_eq!(last_value(sentence).as_deref(), want, "{sentence}");
+            assert_eq!(extract_last_value(sentence).as_deref(), want, "{sentence}");
         }
     }
 }

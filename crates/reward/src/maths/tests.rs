@@ -38,7 +38,7 @@ fn expected_scores_and_ranges_are_not_subtracted() {
 }
 
 #[test]
-fn is_same_accepts_equivalent_answers() {
+fn equivalent_math_answers_are_accepted() {
     for (a, b) in [
         ("\\frac{1}{2}", "0.5"),
         ("\\frac12", "1/2"),
@@ -183,12 +183,17 @@ fn is_same_accepts_equivalent_answers() {
         ("(1\\pm\\sqrt2)^2", "3+2\\sqrt2, 3-2\\sqrt2"),
         ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}"),
     ] {
-        assert!(same(a, b), "{a}   {b}\n{:?}\n{:?}", readings(a), readings(b));
+        assert!(
+            same(a, b),
+            "{a}   {b}\n{:?}\n{:?}",
+            parse_interpretations(a),
+            parse_interpretations(b)
+        );
     }
 }
 
 #[test]
-fn is_same_rejects_different_answers() {
+fn different_math_answers_are_rejected() {
     for (a, b) in [
         ("1/2", "1/3"),
         ("0.33", "\\frac13"),
@@ -242,7 +247,12 @@ fn is_same_rejects_different_answers() {
         ("5", ""),
         ("9^{9^{9^9}}", "9^{9^{9^8}}"),
     ] {
-        assert!(!same(a, b), "{a}   {b}\n{:?}\n{:?}", readings(a), readings(b));
+        assert!(
+            !same(a, b),
+            "{a}   {b}\n{:?}\n{:?}",
+            parse_interpretations(a),
+            parse_interpretations(b)
+        );
     }
 }
 
@@ -285,7 +295,7 @@ fn grade_extracts_and_compares_answer() {
 }
 
 #[test]
-fn is_same_parses_words_of_other_languages() {
+fn math_answers_in_other_languages_are_compared() {
     for (expected, answer, want) in [
         ("7", "7万元", false),
         ("70000", "7万元", true),
@@ -380,20 +390,20 @@ fn hostile_answers_are_graded_quickly() {
 
 proptest! {
     #[test]
-    fn is_same_is_symmetric_and_reflexive(
+    fn math_equivalence_is_symmetric_and_reflexive(
         a in "([-0-9.,/^{}()\\[\\]|!%$=<>+*_ \
               xyieAB±∞]|\\\\\\\\(frac|sqrt|pm|cup|in|pi|text|left|right|log|sin|infty|circ|\\{|\\}|\\\\\\\\)){0,30}",
         b in "([-0-9.,/^{}()|!%=<>+ xy]|\\\\\\\\(frac|sqrt|pi)){0,20}",
     ) {
         let scorer = MathsScorer::default();
         prop_assert_eq!(scorer.is_same(&a, &b), scorer.is_same(&b, &a));
-        let empty = super::plain(&a).is_empty();
+        let empty = super::strip_formula_markup(&a).is_empty();
         prop_assert!(empty || scorer.is_same(&a, &a));
         scorer.grade(&a, &"1".into()).unwrap();
     }
 
     #[test]
-    fn is_same_never_panics(text: String) {
+    fn math_comparison_never_panics(text: String) {
         MathsScorer::default().is_same(&text, "1");
     }
 

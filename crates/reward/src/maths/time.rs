@@ -2,44 +2,46 @@
 
 use super::expression::Expr;
 use super::lexer::Token;
-use super::parser::{expression, split};
-use crate::words::{self, About};
+use super::parser::{parse_expression, split_outside_brackets};
+use crate::words::{self, NumberDescription};
 
-/// Numbers separated by colons.
+/// A ratio or a time: numbers separated by colons.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ratio {
-    /// The numbers; empty for a time with a.m. or p.m.
+    /// The numbers of the ratio. Empty for a time with a.m. or p.m.
     pub parts: Vec<Expr>,
-    /// Seconds since midnight, if this can be a time: all numbers but the first have two digits and
-    /// are below 60, or a.m. or p.m. follows.
+    /// Seconds since midnight, or `None` if the numbers cannot be a time. In a time, all numbers
+    /// but the first have two digits and are below 60, or a.m. or p.m. follows.
     pub clock: Option<u64>,
-    /// Names of the compared things: a and b in a : b = 2 : 3.
+    /// Names of the compared things: a and b in a : b = 2 : 3. Empty if they have no names.
     pub names: Vec<Expr>,
-    /// Whether the ratio is in words, such as 2 to 3. It can then be a range.
+    /// Whether the ratio is in words, such as 2 to 3. It can then also be a range.
     pub is_in_words: bool,
-    /// Days, months, time zones and parts of the day next to the time.
-    pub about: About,
+    /// Description of the time: days, months, time zones and parts of the day next to it.
+    pub about: NumberDescription,
 }
 
-/// Maximum number of numbers in a ratio.
+/// Maximum number of numbers in a ratio, such as 2 in 2 : 3.
 const MAX_PARTS: usize = 20;
 
-/// Parses tokens as a ratio or a time.
-pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
+/// Parses tokens as a ratio such as 2 : 3, or as a time. Returns `None` for any other tokens.
+pub(super) fn parse_ratio(tokens: &[Token]) -> Option<Ratio> {
     let text = |token: &Token| match token {
         Token::Text(word) => word.to_lowercase(),
         _ => String::new(),
     };
     let word = |token: &Token| match token {
         Token::Text(word) | Token::Letter(word) => {
-            words::moment(word).or_else(|| words::direction(&word.to_lowercase()))
+            words::time_zone_or_day(word).or_else(|| words::direction_kind(&word.to_lowercase()))
         }
         _ => None,
     };
     let all = tokens;
     let about = || {
-        let mut about =
-            About { directions: all.iter().filter_map(word).collect(), ..About::default() };
+        let mut about = NumberDescription {
+            directions: all.iter().filter_map(word).collect(),
+            ..NumberDescription::default()
+        };
         about
             .directions
             .retain(|(kind, _)| ["day", "month", "zone", "relative day", "daytime"].contains(kind));
@@ -90,7 +92,9 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
             0 => matches!(token, Token::Number { .. }),
             _ => is_to(token),
         });
-    let parts = split(tokens, |token| *token == Token::Sign(':') || (is_in_words && is_to(token)));
+    let parts = split_outside_brackets(tokens, |token| {
+        *token == Token::Sign(':') || (is_in_words && is_to(token))
+    });
     let fields: Option<Vec<u64>> = parts
         .iter()
         .map(|part| match part {
@@ -110,7 +114,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     });
     if let Some(is_afternoon) = noon {
         let fields = clock.filter(|fields| (1..=12).contains(&fields[0]))?;
-        let seconds = seconds(&fields) % (12 * 3600) + if is_afternoon { 12 * 3600 } else { 0 };
+        let seconds = seconds_since_midnight(&fields) % (12 * 3600)
+            + if is_afternoon { 12 * 3600 } else { 0 };
         return Some(Ratio {
             parts: vec![],
             clock: Some(seconds),
@@ -122,11 +127,11 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     if !(2..=MAX_PARTS).contains(&parts.len()) {
         return None;
     }
-    let parts: Option<Vec<Expr>> = parts.into_iter().map(expression).collect();
-    let clock = clock.map(|fields| seconds(&fields));
+    let parts: Option<Vec<Expr>> = parts.into_iter().map(parse_expression).collect();
+    let clock = clock.map(|fields| seconds_since_midnight(&fields));
     Some(Ratio { parts: parts?, clock, names: vec![], is_in_words, about: about() })
 }
 
-fn seconds(fields: &[u64]) -> u64 {
+fn seconds_since_midnight(fields: &[u64]) -> u64 {
     fields.iter().zip([3600, 60, 1]).map(|(field, unit)| field * unit).sum()
 }

@@ -25,46 +25,47 @@ use serde_json::{Map, Value, json};
 use crate::scorer::{expected_value, task_field};
 use crate::{Component, ScoreError, Scorer, ScorerInput};
 
-/// Python modules of a worker: names and sources.
+/// Python modules of a worker process, each with its name and source.
 const MODULES: [(&str, &str); 1] = [("serve", include_str!("serve.py"))];
 
 /// Recipe keys of a scorer that calls a Python function for each attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonKeys {
-    /// File that defines the function. Relative paths start at the recipe's directory.
+    /// Python file that defines the function. Relative paths start at the recipe's directory.
     pub file: PathBuf,
     /// Name of the function. The default is `compute_score`.
     #[serde(default = "compute_score")]
     pub function: String,
-    /// Additional keyword arguments of the function. Arguments from the attempt must not be in
-    /// here.
+    /// Additional keyword arguments of the function. They must not contain an argument that comes
+    /// from the attempt.
     #[serde(default)]
     pub arguments: Map<String, Value>,
-    /// Text that is passed as `solution_str` or in `completions`.
+    /// Text of the attempt that is passed as `solution_str` or in `completions`.
     #[serde(default)]
     pub solution: SolutionText,
     /// Type of `prompts` and `completions` for a TRL function.
     #[serde(default)]
     pub completions: Completions,
     /// Python interpreter. The default is `python3`.
-    #[serde(default = "python3")]
+    #[serde(default = "default_python")]
     pub python: String,
     /// Maximum number of worker processes, in 1..=256. The default is 2.
-    #[serde(default = "two")]
+    #[serde(default = "default_workers")]
     pub workers: usize,
-    /// Timeout for a call, in seconds. The default is 60.
-    #[serde(default = "minute")]
+    /// Timeout for a call of the function, in seconds. The default is 60.
+    #[serde(default = "default_timeout_seconds")]
     pub seconds: f64,
-    /// Timeout for loading the file, in seconds. The default is 60.
-    #[serde(default = "minute")]
+    /// Timeout for loading the Python file, in seconds. The default is 60.
+    #[serde(default = "default_timeout_seconds")]
     pub start_seconds: f64,
-    /// Names of environment variables that are passed to the workers in addition to the usual ones.
+    /// Names of environment variables that the workers get in addition to the usual ones, such as
+    /// `PATH`.
     #[serde(default)]
     pub environment: Vec<String>,
 }
 
-/// Text of an attempt that is passed to the function.
+/// Text of an attempt that a scorer receives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SolutionText {
@@ -80,12 +81,13 @@ pub enum SolutionText {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Completions {
-    /// Lists of messages if the file contains the string literal `"content"`, otherwise strings.
+    /// The function gets lists of messages if its file contains the string literal `"content"`,
+    /// otherwise strings.
     #[default]
     Auto,
-    /// Strings.
+    /// The function gets strings.
     Text,
-    /// Lists of messages.
+    /// The function gets lists of messages.
     Messages,
 }
 
@@ -100,7 +102,8 @@ impl Completions {
 }
 
 impl SolutionText {
-    /// Returns the text of an attempt; empty unless the attempt ended with an answer.
+    /// Returns the text of an attempt for the scorer. Empty unless the attempt ended with an
+    /// answer.
     pub(crate) fn text_of(self, input: &ScorerInput) -> String {
         match self {
             SolutionText::Answer => input.text().to_owned(),
@@ -113,19 +116,19 @@ fn compute_score() -> String {
     "compute_score".into()
 }
 
-fn python3() -> String {
+fn default_python() -> String {
     "python3".into()
 }
 
-fn two() -> usize {
+fn default_workers() -> usize {
     2
 }
 
-fn minute() -> f64 {
+fn default_timeout_seconds() -> f64 {
     60.0
 }
 
-/// Arguments that come from the attempt.
+/// Keyword arguments of the function that come from the attempt.
 const ATTEMPT_ARGUMENTS: [&str; 10] = [
     "data_source",
     "solution_str",
@@ -139,11 +142,11 @@ const ATTEMPT_ARGUMENTS: [&str; 10] = [
     "completions",
 ];
 
-/// Upper bound of `workers`.
+/// Maximum value of `workers`.
 const WORKERS: usize = 256;
 
 impl PythonKeys {
-    /// Creates the keys of a function `compute_score` in `file`, with the default settings.
+    /// Creates the keys for a function `compute_score` in `file`, with defaults for all other keys.
     pub fn new(file: impl Into<PathBuf>) -> Self {
         PythonKeys {
             file: file.into(),
@@ -151,10 +154,10 @@ impl PythonKeys {
             arguments: Map::new(),
             solution: SolutionText::default(),
             completions: Completions::default(),
-            python: python3(),
-            workers: two(),
-            seconds: minute(),
-            start_seconds: minute(),
+            python: default_python(),
+            workers: default_workers(),
+            seconds: default_timeout_seconds(),
+            start_seconds: default_timeout_seconds(),
             environment: Vec::new(),
         }
     }
@@ -162,7 +165,9 @@ impl PythonKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.file.as_os_str().is_empty() {
-            return invalid("file is empty: set it to the file of the scoring function".into());
+            return invalid(
+                "file is empty: set it to the Python file with the scoring function".into(),
+            );
         }
         for (name, seconds) in [("seconds", self.seconds), ("start_seconds", self.start_seconds)] {
             if !(seconds > 0.0 && seconds <= 1e9) {
@@ -193,9 +198,9 @@ fn ground_truth(input: &ScorerInput) -> &Value {
         .unwrap_or(expected)
 }
 
-/// Returns the columns of a task's row, plus `question` and `answer` if the row has no such
-/// columns. Columns that TRL removes are omitted.
-fn columns(task: &Value) -> Map<String, Value> {
+/// Returns the columns of a task's row that are passed to the function, plus `question` and
+/// `answer` if the row has no such columns. Columns that TRL removes are omitted.
+fn task_columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
     let answer = task.get("answer").map(|_| expected_value(task));
@@ -207,7 +212,7 @@ fn columns(task: &Value) -> Map<String, Value> {
     columns
 }
 
-/// A scorer that calls a Python function in a pool of worker processes.
+/// Scorer that calls a Python function of the user in a pool of worker processes.
 #[derive(Debug)]
 pub struct PythonScorer {
     keys: PythonKeys,
@@ -261,7 +266,7 @@ impl PythonScorer {
     }
 
     /// Returns the data of an attempt by verl's argument names, and the columns that TRL passes.
-    fn attempt(&self, input: &ScorerInput) -> Value {
+    fn attempt_data(&self, input: &ScorerInput) -> Value {
         let task = &input.task;
         let source = task_field(task, "data_source")
             .or_else(|| task.get("source"))
@@ -283,18 +288,22 @@ impl PythonScorer {
             "ground_truth": ground_truth(input),
             "extra_info": extra,
             "question": prompt.or_else(|| task.get("question")),
-            "columns": columns(task),
+            "columns": task_columns(task),
         })
     }
 
-    fn broken(&self, what: impl Into<String>) -> ScoreError {
+    fn failure(&self, what: impl Into<String>) -> ScoreError {
         ScoreError::Command { command: self.keys.file.display().to_string(), what: what.into() }
     }
 
     fn to_score_error(&self, error: WorkerError) -> ScoreError {
-        self.broken(match error {
-            WorkerError::NotStarted(why) => format!("cannot be run by {}: {why}", self.keys.python),
-            WorkerError::StartTimeout(timeout) => format!("did not load within {timeout:?}"),
+        self.failure(match error {
+            WorkerError::NotStarted(why) => {
+                format!("cannot run the file with {}: {why}", self.keys.python)
+            }
+            WorkerError::StartTimeout(timeout) => {
+                format!("the file did not load within {timeout:?}")
+            }
             WorkerError::Exited { code, last_line } => {
                 let last = last_line.unwrap_or_else(|| "nothing on standard error".into());
                 format!("exited with {}: {last}", exit_status(code))
@@ -309,9 +318,11 @@ impl PythonScorer {
         let response = self.workers.request(Request::new("score", attempt), timeout).await;
         let response = response.map_err(|error| self.to_score_error(error))?;
         if let Some(error) = response["error"].as_str() {
-            return Err(self.broken(error));
+            return Err(self.failure(error));
         }
-        let score = response["score"].as_f64().ok_or_else(|| self.broken("returned no score"))?;
+        let score = response["score"]
+            .as_f64()
+            .ok_or_else(|| self.failure("the function returned no score"))?;
         let extra = response["extra"].as_object().into_iter().flatten();
         let extra =
             extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
@@ -324,14 +335,14 @@ impl Scorer for PythonScorer {
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.keys.check()?;
         self.workers.slot().await.map_err(|error| self.to_score_error(error))?;
-        let columns = columns(task);
+        let columns = task_columns(task);
         let required = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let missing = required.into_iter().find(|name| !columns.contains_key(name));
         match missing {
             None => Ok(()),
-            Some(name) => Err(self.broken(format!(
-                "has a function that requires the column `{name}`, which the task does not have \
-                 (it has {}): rename the column, or give the parameter a default",
+            Some(name) => Err(self.failure(format!(
+                "the function requires the column `{name}`, but the task has only the columns {}: \
+                 rename a column, or give the parameter a default",
                 columns.keys().cloned().collect::<Vec<_>>().join(", ")
             ))),
         }
@@ -339,7 +350,7 @@ impl Scorer for PythonScorer {
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         // The function also scores attempts without an answer; it receives an empty text.
-        self.call_function(self.attempt(input)).await
+        self.call_function(self.attempt_data(input)).await
     }
 }
 

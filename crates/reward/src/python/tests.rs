@@ -217,7 +217,7 @@ async fn numeric_ground_truth_is_passed_as_number() {
         attempt.task["answer_number"] = serde_json::from_str(number).unwrap();
         let score = scorer.scorer.score(&attempt).await.unwrap();
         assert_eq!(score, [Component::score(1.0)], "{number}");
-        assert_eq!(columns(&attempt.task)["answer"].to_string(), number);
+        assert_eq!(task_columns(&attempt.task)["answer"].to_string(), number);
     }
 }
 
@@ -308,7 +308,7 @@ async fn check_ready_reports_file_that_does_not_load() {
     }
     let scorer = script("", |keys| keys.python = "/no/such/python".into());
     let error = scorer.scorer.check_ready(&Value::Null).await.unwrap_err().to_string();
-    assert!(error.contains("cannot be run by /no/such/python"), "{error}");
+    assert!(error.contains("cannot run the file with /no/such/python"), "{error}");
 }
 
 #[tokio::test]

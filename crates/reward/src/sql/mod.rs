@@ -19,27 +19,27 @@ use serde_json::Value;
 use crate::answer::text_in_tag;
 use crate::scorer::{expected, task_field};
 use crate::{Component, ScoreError, Scorer, ScorerInput, blocks};
-use compare::same;
+use compare::results_match;
 use run::{COLUMNS, Query, QueryLimits, VALUE_BYTES};
 
 /// Scorer that gives 1 if a query returns the same rows as the expected query, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SqlScorer {
-    /// An SQLite file, or the directory with the SQLite files of all tasks.
+    /// Path of an SQLite file, or of the directory with the SQLite files of all tasks.
     pub databases: PathBuf,
     /// Field of a task or its row with the name of its database. The file is `NAME.sqlite` or
     /// `NAME/NAME.sqlite` in the directory, as in Spider and BIRD. Default: `db_id`.
-    #[serde(default = "db_id")]
+    #[serde(default = "default_database_field")]
     pub field: String,
     /// Timeout for a query, in seconds. Above 0 and at most 1e6. Default: 10.
-    #[serde(default = "ten")]
+    #[serde(default = "default_timeout_seconds")]
     pub seconds: f64,
-    /// Maximum number of rows of a result. At least 1. Default: 10000.
-    #[serde(default = "rows")]
+    /// Maximum number of rows of a query's result. At least 1. Default: 10000.
+    #[serde(default = "default_max_rows")]
     pub rows: usize,
-    /// Maximum size of a result, in MiB. In 1..=65536. Default: 16.
-    #[serde(default = "sixteen")]
+    /// Maximum size of a query's result, in MiB. In 1..=65536. Default: 16.
+    #[serde(default = "default_result_mb")]
     pub result_mb: usize,
     /// Order in which the query may return the columns. Default: any order.
     #[serde(default)]
@@ -50,44 +50,46 @@ pub struct SqlScorer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Columns {
-    /// Any order that is the same for all rows, as in Spider's evaluation.
+    /// The query may return the columns in any order that is the same for all rows, as in Spider's
+    /// evaluation.
     #[default]
     AnyOrder,
-    /// The order of the expected query, as in BIRD's evaluation.
+    /// The query must return the columns in the order of the expected query, as in BIRD's
+    /// evaluation.
     InOrder,
 }
 
-fn db_id() -> String {
+fn default_database_field() -> String {
     "db_id".into()
 }
 
-fn ten() -> f64 {
+fn default_timeout_seconds() -> f64 {
     10.0
 }
 
-fn rows() -> usize {
+fn default_max_rows() -> usize {
     10_000
 }
 
-fn sixteen() -> usize {
+fn default_result_mb() -> usize {
     16
 }
 
-/// Name of the component that is 1 if the query ran without an error, else 0.
+/// Name of the score component that is 1 if the query ran without an error, else 0.
 const RUNS: &str = "runs";
 
 #[async_trait]
 impl Scorer for SqlScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        let database = self.database(task)?;
-        let gold = gold(task)?;
-        Query::check(&database, &gold).map_err(|why| unusable(&gold, &why))
+        let database = self.database_path(task)?;
+        let gold = expected_query(task)?;
+        Query::check(&database, &gold).map_err(|why| unusable_query_error(&gold, &why))
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let database = self.database(&input.task)?;
-        let gold = gold(&input.task)?;
-        let Some(query) = query_in(input.text()).filter(|_| input.is_answered()) else {
+        let database = self.database_path(&input.task)?;
+        let gold = expected_query(&input.task)?;
+        let Some(query) = extract_query(input.text()).filter(|_| input.is_answered()) else {
             return Ok(vec![Component::score(0.0), Component::new(RUNS, 0.0)]);
         };
         let mut bounds = QueryLimits {
@@ -109,22 +111,22 @@ impl Scorer for SqlScorer {
             }
             want = Query::new(&database, &gold, bounds).run().await;
         }
-        let want = want.map_err(|why| unusable(&gold, &why))?.rows;
+        let want = want.map_err(|why| unusable_query_error(&gold, &why))?.rows;
         // A query with one row more than expected is wrong, so no further row is read.
         bounds.enough = want.len();
         let found = Query::new(&database, &query, bounds).run().await;
         let runs = f64::from(u8::from(found.is_ok()));
         let is_correct = match found {
             Ok(found) if found.is_complete => {
-                let ordered = is_ordered(&gold);
+                let ordered = orders_rows(&gold);
                 let any_order = self.columns == Columns::AnyOrder;
-                let same = move || same(&want, &found.rows, ordered, any_order);
+                let same = move || results_match(&want, &found.rows, ordered, any_order);
                 // The search for an order of many columns can take long.
                 let same = tokio::task::spawn_blocking(same).await;
                 let undecided = |why: &str| {
                     let query = crate::scorer::excerpt(&gold);
                     ScoreError::Unusable(format!(
-                        "the result cannot be compared with that of {query:?}: {why}"
+                        "cannot compare the result with the result of the expected query {query:?}: {why}"
                     ))
                 };
                 let same = same.map_err(|error| undecided(&error.to_string()))?;
@@ -168,12 +170,12 @@ impl SqlScorer {
         Ok(())
     }
 
-    /// Returns the path of a task's database.
+    /// Returns the path of a task's SQLite database.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the task names no database, or if its file does not
     /// exist.
-    fn database(&self, task: &Value) -> Result<PathBuf, ScoreError> {
+    fn database_path(&self, task: &Value) -> Result<PathBuf, ScoreError> {
         if !self.databases.is_dir() {
             return Ok(self.databases.clone());
         }
@@ -201,7 +203,7 @@ impl SqlScorer {
     }
 }
 
-fn unusable(query: &str, why: &str) -> ScoreError {
+fn unusable_query_error(query: &str, why: &str) -> ScoreError {
     ScoreError::Unusable(format!(
         "the expected query {:?} cannot be run: {why}",
         crate::scorer::excerpt(query)
@@ -212,25 +214,27 @@ fn unusable(query: &str, why: &str) -> ScoreError {
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] if the expected answer is empty or not text.
-fn gold(task: &Value) -> Result<String, ScoreError> {
+fn expected_query(task: &Value) -> Result<String, ScoreError> {
     let gold = expected(task);
     let text = gold.as_str().map(str::trim).filter(|text| !text.is_empty());
     text.map(str::to_owned)
         .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is not a query")))
 }
 
-/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code
-/// block, or the complete text. Returns `None` if it is empty.
-fn query_in(text: &str) -> Option<String> {
+/// Returns the SQL query in a text: the last SQL code block, or the complete text. If the text has
+/// an `<answer>` or `<sql>` tag, only the tag's content counts. Returns `None` if the query is
+/// empty.
+fn extract_query(text: &str) -> Option<String> {
     let answer = text_in_tag(text, "answer").or_else(|| text_in_tag(text, "sql")).unwrap_or(text);
-    let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));
+    let found =
+        blocks::last_code_block(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));
     let query = found.trim().trim_end_matches(';').trim();
     Some(query.to_owned()).filter(|query| !query.is_empty())
 }
 
 /// Returns whether a query orders its rows, by `ORDER BY` outside of parentheses, quotes and
 /// comments.
-fn is_ordered(query: &str) -> bool {
+fn orders_rows(query: &str) -> bool {
     let mut words = Vec::new();
     let mut depth = 0i32;
     let mut chars = query.chars().peekable();

@@ -26,7 +26,7 @@ fn database_dir() -> tempfile::TempDir {
 fn scorer(dir: &Path) -> SqlScorer {
     let scorer = SqlScorer {
         databases: dir.to_owned(),
-        field: db_id(),
+        field: default_database_field(),
         seconds: 5.0,
         rows: 100,
         result_mb: 16,
@@ -153,7 +153,11 @@ async fn statements_without_columns_are_not_empty_results() {
         .unwrap();
     assert_eq!(components[0].value, 1.0);
     assert!(
-        scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("it is not a query")
+        scorer
+            .check_task(&task("BEGIN"))
+            .unwrap_err()
+            .to_string()
+            .contains("the statement is not a query")
     );
 }
 
@@ -237,7 +241,7 @@ async fn results_are_limited_in_rows_and_bytes() {
     );
     let small = SqlScorer { result_mb: 8, ..scorer.clone() };
     let error = small.score(&scorer_input("SELECT 1", task(&wide))).await.unwrap_err().to_string();
-    assert!(error.contains("its rows have more than 8388608 bytes"), "{error}");
+    assert!(error.contains("the rows of the result have more than 8388608 bytes"), "{error}");
     assert_eq!(scorer.score(&scorer_input(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
     let numbers = format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT i FROM n"));
     let components = small.score(&scorer_input(&wide, task(&numbers))).await.unwrap();
@@ -324,7 +328,7 @@ fn check_task_rejects_invalid_database_or_query() {
         (named("../shop", "SELECT 1"), "which is not the name of a database"),
         (named("", "SELECT 1"), "which is not the name of a database"),
         (named("shop", "SELECT colour FROM item"), "no such column"),
-        (named("shop", "DELETE FROM item"), "it would write"),
+        (named("shop", "DELETE FROM item"), "the query would write"),
         (named("shop", ""), "is not a query"),
     ] {
         let error = scorer.check_task(&task).unwrap_err().to_string();
@@ -353,6 +357,6 @@ fn is_ordered_detects_outer_order_by() {
         ("SELECT \"order\", by_x FROM t", false),
         ("SELECT row_number() OVER (ORDER BY a) FROM t", false),
     ] {
-        assert_eq!(is_ordered(query), ordered, "{query}");
+        assert_eq!(orders_rows(query), ordered, "{query}");
     }
 }

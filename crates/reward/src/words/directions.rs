@@ -1,6 +1,7 @@
 //! Words that exclude each other: directions, months, days, and kinds of people and things.
 
-/// Kinds of words that exclude each other. A number has at most one word of each kind.
+/// Words for directions, by kinds of words that exclude each other. A number has at most one word
+/// of each kind.
 const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     (
         "change",
@@ -258,18 +259,18 @@ const EXCLUSIVE: [&str; 46] = [
     "buyer buyers|seller sellers",
 ];
 
-/// Returns the group of a word that excludes other words, and its alternative within the group:
-/// adults exclude children.
-pub(super) fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
+/// Returns the group of words that exclude each other to which a word belongs, and the word's
+/// alternative within the group: adults exclude children.
+pub(super) fn exclusive_group(word: &str) -> Option<(&'static str, &'static str)> {
     EXCLUSIVE.iter().find_map(|group| {
         let part = group.split('|').find(|part| part.split(' ').any(|own| own == word))?;
         Some((*group, part))
     })
 }
 
-/// Returns the time zone or relative day that a word next to a time names: EST, tomorrow, the next
-/// day.
-pub(crate) fn moment(word: &str) -> Option<(&'static str, &'static str)> {
+/// Returns the time zone or relative day that a word next to a time names, such as EST or tomorrow,
+/// with its kind.
+pub(crate) fn time_zone_or_day(word: &str) -> Option<(&'static str, &'static str)> {
     const ZONES: [&str; 18] = [
         "UTC", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "ET", "CT", "MT", "PT",
         "CET", "CEST", "BST", "IST", "JST",
@@ -306,18 +307,18 @@ const DAYS: [&str; 7] =
     ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
 /// Returns the name of a month from its number, 1 to 12.
-pub(crate) fn month(number: usize) -> Option<&'static str> {
+pub(crate) fn month_name(number: usize) -> Option<&'static str> {
     MONTHS.get(number.checked_sub(1)?).map(|(name, _)| *name)
 }
 
-/// Returns whether a word is the name of a month, or its first three letters.
+/// Returns whether a word is the name of a month, or the first three letters of one.
 pub(crate) fn is_month(word: &str) -> bool {
-    direction(&word.to_lowercase()).is_some_and(|(kind, _)| kind == "month")
+    direction_kind(&word.to_lowercase()).is_some_and(|(kind, _)| kind == "month")
 }
 
-/// Returns the bearing at the start of `words`, in which the order of the words matters: north of
-/// east.
-pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
+/// Returns the compass bearing at the start of `words`, such as "north of east", in which the order
+/// of the words matters.
+pub(crate) fn compass_bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
     const BEARINGS: [&str; 8] = [
         "north of east",
         "east of north",
@@ -332,7 +333,7 @@ pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
     BEARINGS.iter().find(|own| **own == words).map(|own| ("bearing", *own))
 }
 
-/// Directions in scripts without spaces. They can be parts of words.
+/// Words for directions in scripts without spaces. They can be parts of longer words.
 const JOINED_DIRECTIONS: [(&str, &str, &str); 31] = [
     ("增", "change", "up"),
     ("上升", "change", "up"),
@@ -367,8 +368,9 @@ const JOINED_DIRECTIONS: [(&str, &str, &str); 31] = [
     ("下午", "daytime", "pm"),
 ];
 
-/// Returns the kind and the meaning of a word for a direction, month or day.
-pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
+/// Returns the kind and the meaning of a word for a direction, month or day, or `None` for any
+/// other word.
+pub(crate) fn direction_kind(word: &str) -> Option<(&'static str, &'static str)> {
     let month = |(long, short): &&(&str, &str)| {
         *long == word || *short == word || (word == "sept" && *short == "sep")
     };

@@ -5,8 +5,8 @@ use super::{Rollout, Sequence, SequenceAdvantages};
 use crate::RlError;
 
 /// Computes generalized advantage estimates over action tokens (Schulman et al. 2016, equation 16).
-/// `after` is the value of the state after the last token: 0 if the path ended, or the critic's
-/// value if the path was truncated (Pardo et al. 2018). In the result, `returns` = advantage +
+/// `after` is the value of the state after the last token: 0 if the sequence ended, or the critic's
+/// value if the sequence was truncated (Pardo et al. 2018). In the result, `returns` = advantage +
 /// value. `rewards` and `values` must have equal lengths.
 pub fn gae(
     rewards: &[f64],
@@ -28,7 +28,7 @@ pub fn gae(
     SequenceAdvantages { advantages, returns }
 }
 
-/// Computes Σ γᵏ r over the rewards from each token on.
+/// Computes the discounted return of each token: Σ γᵏ r over the rewards from the token on.
 pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     let mut returns = vec![0.0; rewards.len()];
     let mut later = 0.0;
@@ -39,7 +39,8 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     returns
 }
 
-/// Uses returns as advantages. With `one_turn`, the returns of each turn include no later turn.
+/// Computes advantages that equal the returns of the tokens. With `one_turn`, a token's return
+/// includes no rewards of later turns.
 pub fn token_returns(sequence: &Sequence, gamma: f64, one_turn: bool) -> SequenceAdvantages {
     let found = if one_turn {
         sequence.turn_ranges().flat_map(|turn| returns(&sequence.rewards[turn], gamma)).collect()
@@ -49,7 +50,7 @@ pub fn token_returns(sequence: &Sequence, gamma: f64, one_turn: bool) -> Sequenc
     SequenceAdvantages { advantages: found.clone(), returns: found }
 }
 
-/// Computes the returns minus the score of the other policy.
+/// Computes advantages that equal the returns minus the score of another policy (ReMax).
 pub fn returns_minus_rival(rollout: &Rollout) -> Result<Vec<SequenceAdvantages>, RlError> {
     let rival = rollout.rival.ok_or(RlError::NoRival { group: rollout.group })?;
     let returns = rollout.sequences.iter().map(|sequence| returns(&sequence.rewards, 1.0));
@@ -61,7 +62,7 @@ pub fn returns_minus_rival(rollout: &Rollout) -> Result<Vec<SequenceAdvantages>,
         .collect())
 }
 
-/// Returns the return from each turn of a sequence on.
+/// Computes the discounted return of each turn of a sequence: the sum of rewards from the turn on.
 fn turn_returns(sequence: &Sequence, gamma: f64) -> Vec<f64> {
     let rewards: Vec<f64> =
         sequence.turn_ranges().map(|turn| sequence.rewards[turn].iter().sum()).collect();
@@ -86,8 +87,8 @@ pub fn turn_advantages(
         .iter()
         .map(|r| r.sequences.iter().map(|s| turn_returns(s, gamma)).collect())
         .collect();
-    let mut found = super::broadcast(rollouts, &vec![0.0; rollouts.len()]);
-    for group_indices in super::groups(rollouts) {
+    let mut found = super::broadcast_advantages(rollouts, &vec![0.0; rollouts.len()]);
+    for group_indices in super::group_rollouts(rollouts) {
         let end =
             |(sequence, returns): (&Sequence, &Vec<f64>)| sequence.turns_before + returns.len();
         let num_turns = group_indices

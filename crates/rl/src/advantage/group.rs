@@ -9,27 +9,27 @@ use serde::{Deserialize, Serialize};
 use super::Rollout;
 use crate::RlError;
 
-/// Added to the standard deviation before dividing by it, as in common GRPO implementations, so
-/// that published hyperparameters apply. It is far below the standard deviation of any distinct
-/// scores in 0..=1.
+/// Term added to a group's standard deviation before dividing by it, as in common GRPO
+/// implementations, so that published hyperparameters apply. It is far below the standard deviation
+/// of any distinct scores in 0..=1.
 pub const STD_EPSILON: f64 = 1e-6;
 
-/// Computes advantages from the scores of a group.
+/// Estimator that computes advantages from the scores of a group, relative to a baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupBaseline {
-    /// Baseline of a score.
+    /// Baseline that is subtracted from a score.
     pub compare: Compare,
-    /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2)
-    /// divides, Dr.GRPO (Liu et al. 2025) does not.
+    /// Whether advantages are divided by the standard deviation of the group's scores: GRPO (Shao
+    /// et al. 2024, section 4.1.2) divides, Dr.GRPO (Liu et al. 2025) does not.
     pub scale_by_std: bool,
-    /// Advantage of the only rollout of a group.
+    /// Advantage of a rollout that is the only one of its group.
     pub singleton: Singleton,
-    /// Factor of all advantages.
+    /// Factor by which all advantages are multiplied.
     pub scale: f64,
-    /// Threshold of success. A score above it never has a negative advantage, and a score up to it
-    /// never a positive one, whatever the other scores of the group are. `None` sets no threshold.
-    /// Must not be NaN.
+    /// Score above which a rollout is a success. A success never has a negative advantage, and any
+    /// other rollout never a positive one, whatever the other scores of the group are. `None` sets
+    /// no threshold. Must not be NaN.
     pub success: Option<f64>,
 }
 
@@ -45,49 +45,51 @@ impl Default for GroupBaseline {
     }
 }
 
-/// Baseline of a score.
+/// Baseline that is subtracted from the score of a rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compare {
-    /// The group's mean: GRPO and Dr.GRPO.
+    /// The baseline is the mean score of the group: GRPO and Dr.GRPO.
     #[default]
     Mean,
-    /// The mean of the other rollouts: RLOO (Ahmadian et al. 2024), unbiased.
+    /// The baseline is the mean score of the group's other rollouts, which is unbiased: RLOO
+    /// (Ahmadian et al. 2024).
     #[serde(rename(serialize = "others"), alias = "others")]
     LeaveOneOut,
-    /// The mean weighted by length, which has minimum variance if all tokens' gradients have the
-    /// same norm: OPO (Hao et al. 2025).
+    /// The baseline is the mean score weighted by length, which has minimum variance if all tokens'
+    /// gradients have the same norm: OPO (Hao et al. 2025).
     LengthWeightedMean,
-    /// The mean, and advantages multiplied by B / (B − M): M of a step's B rollouts are in groups
-    /// without an advantage, whose zeros would shrink the gradient of the other groups. GPG (Chu et
-    /// al. 2025, accurate gradient estimation).
+    /// The baseline is the group's mean score, and advantages are multiplied by B / (B − M). M of a
+    /// step's B rollouts are in groups without an advantage, whose zeros would shrink the gradient
+    /// of the other groups. GPG (Chu et al. 2025, accurate gradient estimation).
     MeanOfInformative,
-    /// The mean, and advantages multiplied by B / the number of rollouts whose score is not 0. This
-    /// is verl's GPG, which counts a failure in a mixed group as one without a gradient, and a
-    /// group of successes as one with a gradient. For comparisons only.
+    /// The baseline is the group's mean score, and advantages are multiplied by B / the number of
+    /// rollouts whose score is not 0. This is verl's GPG. It counts a failure in a mixed group as a
+    /// rollout without a gradient, and a group of successes as a group with a gradient. For
+    /// comparisons only.
     MeanOfNonzero,
-    /// The second best of k. An advantage is a mean over all ways to choose k rollouts of the
-    /// group: the amount by which this rollout exceeds the second best if it is the best, otherwise
-    /// 0 (Walder and Karkhanis 2025, the leave-one-out estimator with subsets of k − 1). Summed
-    /// over the group, −A log p then has exactly the gradient of the expected best of k. With k =
-    /// n, only the best rollout has an advantage.
+    /// The baseline is the second-best score of k rollouts. An advantage is a mean over all ways to
+    /// choose k rollouts of the group: the amount by which this rollout exceeds the second best if
+    /// it is the best, otherwise 0 (Walder and Karkhanis 2025, the leave-one-out estimator with
+    /// subsets of k − 1). Summed over the group, −A log p then has exactly the gradient of the
+    /// expected best of k. With k = n, only the best rollout has an advantage.
     SecondBest {
-        /// Number k of chosen rollouts, at least 2. `None`, or a number above the group's size,
-        /// means the complete group.
+        /// Number k of rollouts that are chosen from the group, at least 2. `None`, or a number
+        /// above the group's size, means the complete group.
         #[serde(default)]
         k: Option<usize>,
     },
 }
 
-/// Advantage of the only rollout of a group.
+/// Advantage of a rollout that is the only one of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Singleton {
-    /// Sets the advantage to 0, because there is no other rollout to compare with.
+    /// The advantage is 0, because there is no other rollout to compare with.
     #[default]
     Zero,
-    /// Uses the score itself, as if mean 0 and standard deviation 1 were known, like verl. It
-    /// reinforces any behavior of a single rollout, so it is for comparisons only.
+    /// The advantage is the score itself, as if mean 0 and standard deviation 1 were known, like
+    /// verl. It reinforces any behavior of a single rollout, so it is for comparisons only.
     Score,
 }
 
@@ -129,8 +131,8 @@ impl GroupBaseline {
         self.group_advantages(&rollouts.iter().collect::<Vec<_>>())
     }
 
-    /// Computes the advantages of the rollouts of one group. If all scores are equal, they are
-    /// exactly 0.
+    /// Computes the advantages of the rollouts of one group. If all scores of the group are equal,
+    /// all advantages are exactly 0.
     pub(super) fn group_advantages(&self, rollouts: &[&Rollout]) -> Result<Vec<f64>, RlError> {
         let scores: Vec<f64> = rollouts.iter().map(|rollout| rollout.score).collect();
         if let Some(index) = scores.iter().position(|s| !s.is_finite()) {
@@ -138,11 +140,14 @@ impl GroupBaseline {
         }
         let differences = self.compare_scores(&scores, rollouts);
         let advantages = differences.into_iter().zip(rollouts);
-        Ok(advantages.map(|(advantage, rollout)| self.bound(advantage, rollout)).collect())
+        Ok(advantages
+            .map(|(advantage, rollout)| self.limit_advantage(advantage, rollout))
+            .collect())
     }
 
-    /// Applies the ceiling of the rollout, the sign of its success and the scale to an advantage.
-    fn bound(&self, advantage: f64, rollout: &Rollout) -> f64 {
+    /// Applies a rollout's ceiling, the sign that its success permits, and the scale to an
+    /// advantage.
+    fn limit_advantage(&self, advantage: f64, rollout: &Rollout) -> f64 {
         let advantage = rollout.ceiling.map_or(advantage, |ceiling| advantage.min(ceiling));
         self.scale
             * match self.success {
@@ -223,7 +228,7 @@ pub(super) fn all_equal(scores: &[f64]) -> bool {
     scores.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// Returns the mean and sample standard deviation of at least two numbers.
+/// Returns the mean and the sample standard deviation of at least two scores.
 pub(super) fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
     let n = scores.len() as f64;
     let mean = scores.iter().sum::<f64>() / n;
@@ -231,27 +236,28 @@ pub(super) fn mean_and_deviation(scores: &[f64]) -> (f64, f64) {
     (mean, (squares / (n - 1.0)).sqrt())
 }
 
-/// Statistics of the groups of a step.
+/// Statistics of the groups of rollouts of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct GroupStats {
     /// Number of groups with at least one rollout.
     pub groups: usize,
-    /// Number of rollouts in the group.
+    /// Number of rollouts, over all groups.
     pub rollouts: usize,
-    /// Mean score over rollouts.
+    /// Mean score over all rollouts of the step.
     pub mean: f64,
-    /// Mean over groups of the best score.
+    /// Mean over groups of the group's best score.
     pub best: f64,
-    /// Mean over groups with at least two rollouts of the standard deviation of scores.
+    /// Mean over groups of the standard deviation of the group's scores. Groups of one rollout are
+    /// ignored.
     pub deviation: f64,
-    /// Fraction of zero-variance groups, whose scores are all equal. Includes groups of one
-    /// rollout.
+    /// Fraction of groups that are zero-variance groups, whose scores are all equal. Includes
+    /// groups of one rollout.
     pub degenerate: f64,
 }
 
 impl GroupStats {
-    /// Computes the statistics of groups of scores. Empty groups are ignored; without groups, all
-    /// statistics are 0.
+    /// Computes the statistics of `groups`, each a list of scores. Empty groups are ignored.
+    /// Without groups, all statistics are 0.
     pub fn new<S: AsRef<[f64]>>(groups: &[S]) -> Self {
         let groups: Vec<&[f64]> =
             groups.iter().map(AsRef::as_ref).filter(|g| !g.is_empty()).collect();
@@ -327,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn second_best_handles_large_groups() {
+    fn second_best_baseline_handles_large_groups() {
         // One success in 1000: it is the best in every choice of k that contains it, a fraction k /
         // n.
         let mut scores = vec![0.0; 1000];
@@ -342,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn second_best_limits_k_to_group_size() {
+    fn second_best_baseline_limits_k_to_group_size() {
         let of =
             |k| GroupBaseline { compare: Compare::SecondBest { k }, ..GroupBaseline::default() };
         let scores = [0.25, 1.0, 0.5, 0.0];
@@ -358,7 +364,7 @@ mod tests {
     proptest! {
         /// The closed form is the mean over all choices, also with equal scores.
         #[test]
-        fn second_best_matches_enumerated_choices(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
+        fn second_best_baseline_matches_enumerated_choices(scores in prop::collection::vec(0u8..5, 2..9), k in 2usize..9) {
             let scores: Vec<f64> = scores.into_iter().map(|s| f64::from(s) / 4.0).collect();
             prop_assume!(k <= scores.len());
             let compare = Compare::SecondBest { k: Some(k) };

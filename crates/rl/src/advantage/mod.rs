@@ -22,38 +22,40 @@ pub use credit::{gae, returns};
 pub use group::{Compare, GroupBaseline, GroupStats, STD_EPSILON, Singleton};
 pub use optimal::Alignment;
 
-/// One rollout, as input of an estimator.
+/// One rollout of a task, as input of an advantage estimator.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rollout {
-    /// Number of the group. Rollouts with the same number are compared with each other.
+    /// Number of the rollout's group. Rollouts with the same number are compared with each other.
     pub group: u64,
     /// Score of the rollout: the sum of its rewards, each counted once.
     pub score: f64,
-    /// Components of the score, for an estimator that normalizes them separately.
+    /// Components of the rollout's score, for an estimator that normalizes them separately.
     pub components: Vec<f64>,
-    /// Score of another policy (usually the greedy one) for the task, for estimators that use it as
-    /// a baseline.
+    /// Score of another policy (usually a greedy rollout) for the same task, for estimators that
+    /// use it as a baseline. `None` if there is no such score.
     pub rival: Option<f64>,
-    /// Upper bound of the rollout's advantage. For example, 0 for a correct answer in a wrong
-    /// format.
+    /// Upper bound of the rollout's advantage, for example 0 for a correct answer in a wrong
+    /// format. `None` sets no bound.
     pub ceiling: Option<f64>,
-    /// Sequences with trained tokens.
+    /// Sequences of the rollout that have trained tokens.
     pub sequences: Vec<Sequence>,
 }
 
 /// One sequence of a rollout. Lists have one entry per action token unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sequence {
-    /// Number of action tokens in each turn, in order. They sum to the length of the path.
+    /// Number of action tokens in each turn, in order. The numbers sum to the length of the
+    /// sequence.
     pub turns: Vec<usize>,
-    /// Number of earlier turns in the sequence that belong to another path of the rollout.
+    /// Number of earlier turns in the sequence that belong to another sequence of the rollout.
     pub turns_before: usize,
-    /// Reward after each token: its immediate reward, and at the last token also the outcome.
+    /// Reward after each token: the token's immediate reward, and at the last token also the
+    /// outcome.
     pub rewards: Vec<f64>,
     /// A critic's value of the state before each token, for [`Estimator::Gae`]; otherwise empty.
     pub values: Vec<f64>,
-    /// A critic's value of the state after the last token, for [`Estimator::Gae`], if the path was
-    /// truncated there. `None` if it ended by itself.
+    /// A critic's value of the state after the last token, for [`Estimator::Gae`], if the sequence
+    /// was truncated there. `None` if the sequence ended by itself.
     pub truncation_value: Option<f64>,
     /// Log-probability of each token under the policy that sampled it, for
     /// [`Estimator::OptimalToken`]; otherwise empty.
@@ -65,27 +67,27 @@ pub struct Sequence {
     /// otherwise empty.
     pub positions: Vec<usize>,
     /// Whether each token is masked: its rollout is part of the baseline, but the token is not
-    /// trained, and whitening ignores it. Empty if no token is masked.
+    /// trained, and whitening ignores the token. Empty if no token is masked.
     pub masked: Vec<bool>,
 }
 
 impl Sequence {
-    /// Returns the number of action tokens.
+    /// Returns the number of action tokens in the sequence.
     pub fn len(&self) -> usize {
         self.rewards.len()
     }
 
-    /// Returns whether the path has no action tokens.
+    /// Returns whether the sequence has no action tokens.
     pub fn is_empty(&self) -> bool {
         self.rewards.is_empty()
     }
 
-    /// Returns whether a token is trained.
+    /// Returns whether the action token at an index is trained, that is, not masked.
     fn is_trained(&self, token: usize) -> bool {
         !self.masked.get(token).copied().unwrap_or(false)
     }
 
-    /// Returns the range of action tokens of each turn.
+    /// Returns the range of action tokens of each turn, in order.
     fn turn_ranges(&self) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> + '_ {
         let mut end = 0;
         let ends: Vec<_> = self
@@ -100,50 +102,54 @@ impl Sequence {
     }
 }
 
-/// Advantages of one path.
+/// Advantages of the action tokens of one sequence.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SequenceAdvantages {
-    /// Advantage of every action token.
+    /// Advantage of every action token of the sequence.
     pub advantages: Vec<f64>,
     /// Targets of a critic's values, for estimators that use a critic; otherwise empty.
     pub returns: Vec<f64>,
 }
 
 impl SequenceAdvantages {
-    /// Creates equal advantages for `len` tokens, without returns.
+    /// Creates advantages for `len` tokens that all equal `advantage`, without returns.
     fn constant(len: usize, advantage: f64) -> Self {
         SequenceAdvantages { advantages: vec![advantage; len], returns: Vec::new() }
     }
 }
 
-/// Estimator that computes advantages from rewards.
+/// Estimator that computes the advantages of action tokens from rewards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Estimator {
-    /// The outcome, compared with the group's baseline; the same advantage for every token.
+    /// The advantage is the rollout's score, compared with the group's baseline. All tokens have
+    /// the same advantage.
     Group(GroupBaseline),
-    /// GRPO for each component of the score. The advantages are summed with these weights, and
-    /// divided by the standard deviation over the step's tokens (GDPO, Liu et al. 2026).
+    /// GRPO is applied to each component of the score. The advantages are summed with these
+    /// weights, and divided by the standard deviation over the step's tokens (GDPO, Liu et al.
+    /// 2026).
     Gdpo {
-        /// Weight of each component.
+        /// Weight of each component of the score.
         weights: Vec<f64>,
-        /// Baseline of each component. Default: the mean, divided by the standard deviation.
+        /// Baseline of each component of the score. Default: the mean, divided by the standard
+        /// deviation.
         #[serde(default = "GroupBaseline::scaled")]
         baseline: GroupBaseline,
-        /// Denominator of the means.
+        /// Denominator of the means over tokens.
         #[serde(default)]
         counting: Counting,
-        /// Whether the mean over tokens is subtracted, too, as for
+        /// Whether the mean over tokens is subtracted from the advantages, too, as for
         /// [`Estimator::ReinforcePlusPlusBaseline`].
         #[serde(default)]
         #[serde(rename(serialize = "recentre"), alias = "recentre")]
         recenter: bool,
     },
-    /// Return from each token on, whitened over the step's tokens (REINFORCE++, Hu 2025).
+    /// The advantage is the return from each token on, whitened over the step's tokens
+    /// (REINFORCE++, Hu 2025).
     ReinforcePlusPlus {
-        /// Discount per action token, in 0..=1.
+        /// Discount factor per action token, in 0..=1.
         gamma: f64,
-        /// Denominator of the means.
+        /// Denominator of the means over tokens.
         #[serde(default)]
         counting: Counting,
         /// Whether the rewards of later turns are ignored, as in verl until 2026. Only the last
@@ -151,52 +157,56 @@ pub enum Estimator {
         #[serde(default)]
         one_turn: bool,
     },
-    /// Outcome minus group mean, divided by the standard deviation over the step's tokens
-    /// (REINFORCE++-baseline, Hu 2025). Groups with equal outcomes count in the standard deviation,
-    /// as in the paper, and have advantages of exactly 0.
+    /// The advantage is the outcome minus the group mean, divided by the standard deviation over
+    /// the step's tokens (REINFORCE++-baseline, Hu 2025). Groups with equal outcomes count in the
+    /// standard deviation, as in the paper, and have advantages of exactly 0.
     ReinforcePlusPlusBaseline {
-        /// Advantage of the only rollout of a group.
+        /// Advantage of a rollout that is the only one of its group.
         #[serde(default)]
         singleton: Singleton,
-        /// Denominator of the means.
+        /// Denominator of the means over tokens.
         #[serde(default)]
         counting: Counting,
-        /// Whether the mean over tokens is subtracted, too, as in verl. Over rollouts, which are
-        /// compared within groups, that mean is 0 already. Over tokens it is not 0, and shifts the
-        /// advantages of zero-variance groups by an amount that depends on the length of other
-        /// groups. For comparisons only.
+        /// Whether the mean over tokens is subtracted from the advantages, too, as in verl. The
+        /// mean over rollouts, which are compared within groups, is 0 already. The mean over tokens
+        /// is not 0, and shifts the advantages of zero-variance groups by an amount that depends on
+        /// the length of other groups. For comparisons only.
         #[serde(default)]
         #[serde(rename(serialize = "recentre"), alias = "recentre")]
         recenter: bool,
     },
     /// Generalized advantage estimation with a critic (Schulman et al. 2016).
     Gae {
-        /// Discount per action token, in 0..=1.
+        /// Discount factor per action token, in 0..=1.
         gamma: f64,
         /// Decay λ of later temporal differences, in 0..=1.
         lambda: f64,
-        /// If set, advantages are whitened over the step's tokens, with this denominator of means.
+        /// Denominator of means if advantages are whitened over the step's tokens. `None` disables
+        /// the whitening.
         #[serde(default)]
         whiten: Option<Counting>,
     },
-    /// Return from each turn on, compared with the returns of the group's other rollouts that
-    /// reached the same turn. After the last turn that another rollout reached, a rollout keeps the
-    /// advantage of that turn.
+    /// The advantage is the return from each turn on, compared with the returns of the group's
+    /// other rollouts that reached the same turn. After the last turn that another rollout reached,
+    /// a rollout keeps the advantage of that turn.
     Turns {
-        /// Discount per turn, in 0..=1.
+        /// Discount factor per turn, in 0..=1.
         gamma: f64,
-        /// Whether to divide by the standard deviation of the returns from the same turn on.
+        /// Whether the advantage is divided by the standard deviation of the returns from the same
+        /// turn on.
         #[serde(default)]
         scale_by_std: bool,
     },
-    /// Return from each token on, minus the score of another policy (ReMax, Li et al. 2024).
+    /// The advantage is the return from each token on, minus the score of another policy (ReMax, Li
+    /// et al. 2024).
     ReMax,
-    /// Return from each token on, minus the group's baseline with minimum variance at each token.
+    /// The advantage is the return from each token on, minus the group's baseline with minimum
+    /// variance at each token.
     OptimalToken {
-        /// Which tokens of a group are compared.
+        /// Rule that determines which tokens of a group's sequences are compared with each other.
         #[serde(default)]
         alignment: Alignment,
-        /// Whether tokens after the end of all other paths of the group have no baseline.
+        /// Whether tokens after the end of all other sequences of the group have no baseline.
         #[serde(default = "default_true")]
         bare_tail: bool,
     },
@@ -239,7 +249,7 @@ impl Estimator {
         }
     }
 
-    /// Computes the advantages of the rollouts of a step: for each rollout, one entry per path.
+    /// Computes the advantages of the rollouts of a step: for each rollout, one entry per sequence.
     ///
     /// # Errors
     /// Returns an error if a number is not finite, or if a rollout lacks values that the estimator
@@ -248,9 +258,11 @@ impl Estimator {
         &self,
         rollouts: &[Rollout],
     ) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
-        check(rollouts)?;
+        check_rollouts(rollouts)?;
         match self {
-            Estimator::Group(baseline) => Ok(broadcast(rollouts, &outcomes(baseline, rollouts)?)),
+            Estimator::Group(baseline) => {
+                Ok(broadcast_advantages(rollouts, &outcome_advantages(baseline, rollouts)?))
+            }
             Estimator::Gdpo { weights, baseline, counting, recenter: recentre } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
@@ -265,11 +277,18 @@ impl Estimator {
                             Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
                         })
                         .collect::<Result<_, RlError>>()?;
-                    for (sum, advantage) in sums.iter_mut().zip(outcomes(baseline, &parts)?) {
+                    for (sum, advantage) in
+                        sums.iter_mut().zip(outcome_advantages(baseline, &parts)?)
+                    {
                         *sum += weight * advantage;
                     }
                 }
-                Ok(whiten_advantages(rollouts, broadcast(rollouts, &sums), *counting, *recentre))
+                Ok(whiten_advantages(
+                    rollouts,
+                    broadcast_advantages(rollouts, &sums),
+                    *counting,
+                    *recentre,
+                ))
             }
             Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => {
                 let raw = map_sequences(rollouts, |sequence| {
@@ -279,7 +298,7 @@ impl Estimator {
             }
             Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre } => {
                 let baseline = GroupBaseline { singleton: *singleton, ..GroupBaseline::default() };
-                let raw = broadcast(rollouts, &outcomes(&baseline, rollouts)?);
+                let raw = broadcast_advantages(rollouts, &outcome_advantages(&baseline, rollouts)?);
                 Ok(whiten_advantages(rollouts, raw, *counting, *recentre))
             }
             Estimator::Gae { gamma, lambda, whiten } => {
@@ -311,18 +330,18 @@ impl Estimator {
             }
             Estimator::ReMax => rollouts.iter().map(credit::returns_minus_rival).collect(),
             Estimator::OptimalToken { alignment, bare_tail } => {
-                optimal::advantages(rollouts, *alignment, *bare_tail)
+                optimal::optimal_baseline_advantages(rollouts, *alignment, *bare_tail)
             }
         }
     }
 }
 
-/// Returns one advantage per rollout, by groups.
-fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, RlError> {
+/// Computes one advantage per rollout, group by group.
+fn outcome_advantages(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, RlError> {
     let mut advantages = vec![0.0; rollouts.len()];
     // Number of rollouts in groups with a nonzero advantage.
     let mut informative = 0;
-    for group_indices in groups(rollouts) {
+    for group_indices in group_rollouts(rollouts) {
         let group_rollouts: Vec<&Rollout> = group_indices.iter().map(|i| &rollouts[*i]).collect();
         let group_advantages = baseline.group_advantages(&group_rollouts)?;
         informative +=
@@ -343,7 +362,7 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
 
 /// Returns the indices of the rollouts of each group. Groups are in the order of their first
 /// rollouts.
-fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
+fn group_rollouts(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut at = std::collections::HashMap::new();
     for (i, rollout) in rollouts.iter().enumerate() {
@@ -356,8 +375,8 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     groups.into_iter().map(|(_, group_indices)| group_indices).collect()
 }
 
-/// Sets the advantage of every token to that of its rollout.
-fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<SequenceAdvantages>> {
+/// Creates advantages in which every token has the advantage of its rollout.
+fn broadcast_advantages(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<SequenceAdvantages>> {
     rollouts
         .iter()
         .zip(advantages)
@@ -375,8 +394,8 @@ fn map_sequences(
     rollouts.iter().map(|rollout| rollout.sequences.iter().map(&estimate).collect()).collect()
 }
 
-/// Whitens by the mean and standard deviation of trained tokens; masked tokens are mapped, too.
-/// Without `center`, advantages are only divided by the standard deviation.
+/// Whitens advantages by the mean and standard deviation of trained tokens; masked tokens are
+/// mapped, too. Without `center`, advantages are only divided by the standard deviation.
 fn whiten_advantages(
     rollouts: &[Rollout],
     mut all: Vec<Vec<SequenceAdvantages>>,
@@ -399,7 +418,7 @@ fn whiten_advantages(
     all
 }
 
-fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
+fn check_rollouts(rollouts: &[Rollout]) -> Result<(), RlError> {
     for (index, rollout) in rollouts.iter().enumerate() {
         let numbers = [rollout.score].into_iter().chain(rollout.components.iter().copied());
         let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);

@@ -10,24 +10,26 @@ use serde::{Deserialize, Serialize};
 use super::{Rollout, Sequence, SequenceAdvantages, returns};
 use crate::RlError;
 
-/// Added to the sum of weights, as in verl.
+/// Term added to the sum of weights before dividing by it, as in verl.
 const EPSILON: f64 = 1e-8;
 
-/// Alignment of the tokens that are compared within a group.
+/// Rule that determines which tokens of a group's sequences are compared with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
-    /// By index among the action tokens: all first action tokens are compared, all second ones, and
-    /// so on.
+    /// Tokens with the same index among the action tokens are compared: all first action tokens
+    /// with each other, all second action tokens, and so on.
     #[default]
     ActionToken,
-    /// By distance from the prompt, with tool results counted. The tail without a baseline still
-    /// starts at a number of action tokens, as in verl. For comparisons only.
+    /// Tokens with the same distance from the prompt are compared, with tool results counted. The
+    /// tail without a baseline still starts at a number of action tokens, as in verl. For
+    /// comparisons only.
     Position,
 }
 
-/// One path: the aligned slots of its tokens, with the returns and weights there.
-struct Row<'a> {
+/// One sequence of a rollout: the aligned slots of its tokens, with their returns and baseline
+/// weights.
+struct BaselineRow<'a> {
     slots: Vec<usize>,
     returns: Vec<f64>,
     weights: Vec<f64>,
@@ -35,19 +37,19 @@ struct Row<'a> {
     sequence: &'a Sequence,
 }
 
-/// Computes the advantages of all rollouts.
-pub fn advantages(
+/// Computes the advantages of all rollouts, with the baseline of minimum variance at each token.
+pub fn optimal_baseline_advantages(
     rollouts: &[Rollout],
     alignment: Alignment,
     bare_tail: bool,
 ) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
     let mut found: Vec<Vec<SequenceAdvantages>> =
         rollouts.iter().map(|r| vec![SequenceAdvantages::default(); r.sequences.len()]).collect();
-    for group_indices in super::groups(rollouts) {
+    for group_indices in super::group_rollouts(rollouts) {
         let mut rows = Vec::new();
         for &i in &group_indices {
             for (p, sequence) in rollouts[i].sequences.iter().enumerate() {
-                rows.push(row(sequence, (i, p), alignment)?);
+                rows.push(make_baseline_row(sequence, (i, p), alignment)?);
             }
         }
         let slots = rows.iter().flat_map(|row| row.slots.iter().map(|s| s + 1)).max().unwrap_or(0);
@@ -84,7 +86,11 @@ fn check_len(what: &'static str, needed: usize, found: usize) -> Result<(), RlEr
     if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) }
 }
 
-fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<Row<'_>, RlError> {
+fn make_baseline_row(
+    sequence: &Sequence,
+    at: (usize, usize),
+    alignment: Alignment,
+) -> Result<BaselineRow<'_>, RlError> {
     let needed = sequence.len();
     check_len("behavior log-probabilities", needed, sequence.behaviour.len())?;
     check_len("sums of squared probabilities", needed, sequence.concentration.len())?;
@@ -100,7 +106,7 @@ fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<
         energy += 1.0 - 2.0 * logp.exp() + squares;
         energy
     });
-    Ok(Row {
+    Ok(BaselineRow {
         slots,
         returns: returns(&sequence.rewards, 1.0),
         weights: weights.collect(),

@@ -212,7 +212,7 @@ fn gdpo_estimator(weights: [f64; 2]) -> Estimator {
 }
 
 #[test]
-fn check_rejects_invalid_parameters() {
+fn advantage_check_rejects_invalid_parameters() {
     let valid =
         [gae_estimator(1.0, 0.0), gdpo_estimator([1.0, -0.5]), turns(0.5, false), Estimator::ReMax];
     for estimator in valid {

@@ -1,6 +1,6 @@
 //! Losses, compared with AgentRL and AReaL.
 
-use levade_rl::correction::{Bound, Correction, Level, Rejection, Statistic, StatisticSpan};
+use levade_rl::correction::{Bound, Correction, RatioLevel, Rejection, Statistic, StatisticSpan};
 use levade_rl::*;
 
 use crate::common::{Vectors, assert_close, assert_near};
@@ -108,13 +108,13 @@ fn gspo_gradient_has_sign_of_objective() {
     let row = a.points(None).swap_remove(0);
     let loss = Loss::new(PolicyLoss::Gspo { low: 0.9, high: 9.0 });
     let mut prepared = row.clone();
-    prepare::sequence_ratios(&mut prepared);
+    prepare::set_sequence_ratios(&mut prepared);
     let wrong = &a.v.rows("agentrl/cases/gspo_row0_wrong_sign/dloss_dlp")[0];
     for t in 0..row.len() {
         let [above, below] = [1e-6, -1e-6].map(|step| {
             let mut moved = row.clone();
             moved[t].logp += step;
-            prepare::sequence_ratios(&mut moved);
+            prepare::set_sequence_ratios(&mut moved);
             moved.iter().map(|point| loss.at(point).loss).sum::<f64>()
         });
         let derivative = (above - below) / 2e-6;
@@ -159,7 +159,7 @@ fn losses_match_areal() {
     expect(clip, &points(&behave), &ones, "naive");
     let one = std::slice::from_ref(&log_ratios);
     let bound = Bound::Mask { low: 0.0, high: 5.0 };
-    let correction = Correction { level: Level::Token, bound, normalize: false };
+    let correction = Correction { level: RatioLevel::Token, bound, normalize: false };
     let masked = correction.weights(one, Counting::Exact).concat();
     expect(clip, &points(&prox), &masked, "rs_mask5");
     let clamped = Correction::DECOUPLED.weights(one, Counting::Exact).concat();
@@ -176,10 +176,10 @@ fn losses_match_areal() {
 
     // Two sequences of three tokens, with geometric means as ratio and weight.
     let mut sequences: Vec<Vec<Point>> = points(&prox).chunks(3).map(<[Point]>::to_vec).collect();
-    sequences.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
+    sequences.iter_mut().for_each(|sequence| prepare::set_sequence_ratios(sequence));
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
     let bound = Bound::Mask { low: 0.0, high: 1.5 };
-    let correction = Correction { level: Level::GeometricMean, bound, normalize: false };
+    let correction = Correction { level: RatioLevel::GeometricMean, bound, normalize: false };
     let of_paths = correction.weights(&halves, Counting::Exact).concat();
     expect(
         Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 }),

@@ -1,6 +1,6 @@
 //! Advantages, interpolation and shaping of AgentRL and AReaL, and formulas of slime.
 
-use levade_rl::correction::{Bound, Correction, Level};
+use levade_rl::correction::{Bound, Correction, RatioLevel};
 use levade_rl::*;
 
 use crate::common::{Vectors, assert_close, assert_near};
@@ -38,8 +38,8 @@ fn advantages_match_agentrl() {
     assert_near(scaled[4], -0.724567437, 1e-9, "GRPO, wrong");
 
     for (got, want) in [
-        (shaping::rank_bonus(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1][..]),
-        (shaping::rank_bonus(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]),
+        (shaping::rank_bonuses(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1][..]),
+        (shaping::rank_bonuses(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]),
     ] {
         assert_eq!(got.len(), want.len());
         got.iter().zip(want).for_each(|(g, w)| assert_close(*g, *w, "rank"));
@@ -92,7 +92,7 @@ fn formulas_match_slime() {
         (Bound::Clamp { low: 0.0, high: 2.0 }, "tis_0_2"),
         (Bound::Mask { low: 0.5, high: 2.0 }, "icepop_05_2"),
     ] {
-        let correction = Correction { level: Level::Token, bound, normalize: false };
+        let correction = Correction { level: RatioLevel::Token, bound, normalize: false };
         let weights = correction.weights(&log_ratios, Counting::Exact).concat();
         expect(ppo.iter().zip(weights).map(|(loss, weight)| loss * weight).collect(), name);
     }

@@ -189,7 +189,7 @@ fn other_estimators_match_verl() {
 fn overlong_penalty_matches_verl() {
     let v = vectors();
     for case in v.value_at("anchor/overlong").as_array().unwrap() {
-        let got = shaping::overlong(
+        let got = shaping::overlong_penalty(
             number(case, "valid_len") as u64,
             number(case, "max") as u64,
             number(case, "buf") as u64,

@@ -1,7 +1,7 @@
 //! Importance weights, rejection and mismatch metrics, compared with verl.
 
 use levade_rl::correction::{
-    Bound, Correction, Level, Mismatch, Rejection, Statistic, StatisticSpan,
+    Bound, Correction, Mismatch, RatioLevel, Rejection, Statistic, StatisticSpan,
 };
 use levade_rl::*;
 
@@ -12,14 +12,19 @@ use crate::fixture::{Fixture, number};
 fn importance_weights_match_verl() {
     let f = Fixture::new();
     for (level, bound, normalise, keys) in [
-        (Level::Token, clamp(2.0), false, "anchor/tis/token_C2.0"),
-        (Level::Token, clamp(1.2), false, "anchor/tis/token_C1.2"),
-        (Level::Sequence, clamp(2.0), false, "anchor/tis/sequence_C2.0"),
-        (Level::Token, clamp(1.2), true, "anchor/tis/token_C1.2_batch_norm"),
-        (Level::Sequence, clamp(2.0), true, "anchor/tis/sequence_C2.0_batch_norm"),
-        (Level::Token, Bound::Mask { low: 0.9, high: 1.2 }, false, "head/icepop_token_0.9_1.2"),
+        (RatioLevel::Token, clamp(2.0), false, "anchor/tis/token_C2.0"),
+        (RatioLevel::Token, clamp(1.2), false, "anchor/tis/token_C1.2"),
+        (RatioLevel::Sequence, clamp(2.0), false, "anchor/tis/sequence_C2.0"),
+        (RatioLevel::Token, clamp(1.2), true, "anchor/tis/token_C1.2_batch_norm"),
+        (RatioLevel::Sequence, clamp(2.0), true, "anchor/tis/sequence_C2.0_batch_norm"),
         (
-            Level::Sequence,
+            RatioLevel::Token,
+            Bound::Mask { low: 0.9, high: 1.2 },
+            false,
+            "head/icepop_token_0.9_1.2",
+        ),
+        (
+            RatioLevel::Sequence,
             Bound::Mask { low: 0.95, high: 2.0 },
             false,
             "head/icepop_sequence_0.95_2.0",
@@ -42,7 +47,7 @@ fn importance_weights_match_verl() {
         (clamp(2.0), "anchor/ppo_vanilla_token_TIS_C2/loss"),
         (Bound::Mask { low: 0.9, high: 1.2 }, "head/ppo_vanilla_icepop_0.9_1.2_loss"),
     ] {
-        let correction = Correction { level: Level::Token, bound, normalize: false };
+        let correction = Correction { level: RatioLevel::Token, bound, normalize: false };
         let weights = correction.weights(&f.log_ratios(), Counting::Verl).concat();
         let points = f.points().concat();
         let losses = points.iter().zip(weights).map(|(point, w)| clip.at(point).loss * w / 16.0);

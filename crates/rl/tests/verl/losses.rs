@@ -148,7 +148,7 @@ fn policy_losses_match_verl() {
     f.expect_policy(PolicyLoss::Direct { beta: 0.5 }, &points, Normalizer::TokenMean, "head/dro");
 
     let mut of_paths = points.clone();
-    of_paths.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
+    of_paths.iter_mut().for_each(|sequence| prepare::set_sequence_ratios(sequence));
     let ratios = f.v.list("anchor/gspo/seq_log_ratio");
     of_paths.iter().zip(ratios).for_each(|(sequence, want)| {
         assert_close(sequence[0].sequence_log_ratio.unwrap(), want, "ratio of a path")

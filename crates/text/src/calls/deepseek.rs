@@ -8,11 +8,11 @@
 
 use std::ops::Range;
 
-use super::tags::{blank, header, opening};
-use super::values::arguments;
+use super::tags::{find_header_end, match_opening_tag, skip_blank};
+use super::values::arguments_json;
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, Trailer,
-    parse_arguments,
+    CallBody, CallTrailer, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags,
+    TagEffect, parse_arguments,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -22,7 +22,8 @@ const CLOSE: &str = "<｜tool▁call▁end｜>";
 const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: [&str; 2] = ["```json", "```"];
 
-/// The tool-call format of DeepSeek. `fenced` selects the variant with arguments in a code fence.
+/// The tool-call format of DeepSeek. `fenced` selects the variant whose arguments are in a code
+/// fence.
 pub(crate) struct Deepseek {
     pub fenced: bool,
 }
@@ -56,44 +57,44 @@ impl Syntax for Deepseek {
         &SPELLINGS[usize::from(self.fenced)]
     }
 
-    fn body(&self, text: &str, ended: bool) -> Body {
-        let from = match header(text, &[SEPARATOR], ended) {
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody {
+        let from = match find_header_end(text, &[SEPARATOR], ended) {
             Some(Some((at, tag))) => at + tag.len(),
-            Some(None) => return Body::Missing,
-            None => return Body::More,
+            Some(None) => return CallBody::Missing,
+            None => return CallBody::More,
         };
         let rest = &text[from..];
-        let Some(blank) = blank(rest) else { return Body::Missing };
+        let Some(blank) = skip_blank(rest) else { return CallBody::Missing };
         match rest[blank..].chars().next() {
-            Some('{') => return Body::Json(from + blank),
-            None if !ended => return Body::More,
+            Some('{') => return CallBody::Json(from + blank),
+            None if !ended => return CallBody::More,
             _ => {}
         }
-        let line = match header(&rest[blank..], &["\n"], ended) {
+        let line = match find_header_end(&rest[blank..], &["\n"], ended) {
             Some(Some((at, _))) => blank + at,
-            Some(None) => return Body::Missing,
-            None => return Body::More,
+            Some(None) => return CallBody::Missing,
+            None => return CallBody::More,
         };
-        match opening(&rest[line..], FENCE[0], ended) {
-            Some(len) => Body::Json(from + line + len.unwrap_or(0)),
-            None => Body::More,
+        match match_opening_tag(&rest[line..], FENCE[0], ended) {
+            Some(len) => CallBody::Json(from + line + len.unwrap_or(0)),
+            None => CallBody::More,
         }
     }
 
-    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+    fn parse_trailer(&self, rest: &str, ended: bool) -> CallTrailer {
         let after = rest.strip_prefix(FENCE[1]).unwrap_or(rest);
         let before = rest.len() - after.len();
-        match opening(after, CLOSE, ended) {
-            Some(Some(len)) => Trailer::Complete(before + len),
+        match match_opening_tag(after, CLOSE, ended) {
+            Some(Some(len)) => CallTrailer::Complete(before + len),
             Some(None) if !ended && before == 0 && is_proper_prefix(FENCE[1], rest) => {
-                Trailer::More
+                CallTrailer::More
             }
-            Some(None) => Trailer::Broken,
-            None => Trailer::More,
+            Some(None) => CallTrailer::Broken,
+            None => CallTrailer::More,
         }
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
@@ -114,18 +115,18 @@ impl Syntax for Deepseek {
             return Some(format!("{CLOSE} is missing"));
         }
         let rest = rest.strip_suffix(CLOSE).unwrap_or(rest);
-        Some(super::not_json(
+        Some(super::invalid_json_error(
             rest.find('{').map_or("", |at| &rest[at..]).trim_end().trim_end_matches(FENCE[1]),
         ))
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         if calls.is_empty() {
             return content.to_owned();
         }
         let calls = calls.iter().map(|call| {
             let name = &call.name;
-            let arguments = arguments(call);
+            let arguments = arguments_json(call);
             if self.fenced {
                 format!(
                     "{OPEN}function{SEPARATOR}{name}\n{}\n{arguments}\n{}{CLOSE}",
@@ -143,7 +144,7 @@ impl Syntax for Deepseek {
         self.fenced == printed.contains(FENCE[0])
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let (before, after): (fn(&str) -> String, String) = if self.fenced {
             (
                 |name| format!("{OPEN}function{SEPARATOR}{name}\n{}\n", FENCE[0]),
@@ -153,8 +154,8 @@ impl Syntax for Deepseek {
             (|name| format!("{OPEN}{name}{SEPARATOR}"), CLOSE.to_owned())
         };
         let between = if self.fenced { "\n" } else { "" };
-        Some(forms.calls([SECTION[0], between, SECTION[1]], |at, tool| {
-            forms.arguments(at, tool, &before(&tool.name), &after)
+        Some(forms.calls_grammar([SECTION[0], between, SECTION[1]], |at, tool| {
+            forms.arguments_rule(at, tool, &before(&tool.name), &after)
         }))
     }
 }

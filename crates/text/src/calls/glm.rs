@@ -16,10 +16,10 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::values::{call_of, split_between, strip_quotes, write_tagged};
+use super::values::{make_typed_call, split_between, strip_quotes, write_tagged};
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
-    TagInArgument, call_from,
+    CallBody, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
+    TagInArgument, parse_call_object,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -28,11 +28,11 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 const KEY: [&str; 2] = ["<arg_key>", "</arg_key>"];
 const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
-/// Token that ends a turn with tool calls and starts their results.
+/// Token that ends a turn with tool calls and precedes the tool results.
 const RESULTS: &str = "<|observation|>";
 
-/// The format. `lines` states whether each part of a call is on its own line: so in GLM 4.5, but
-/// not in 4.7.
+/// The tool-call format of GLM. `lines` is whether each part of a call is on its own line, as in
+/// GLM 4.5 but not in 4.7.
 pub(crate) struct Glm {
     pub lines: bool,
 }
@@ -53,12 +53,12 @@ impl Syntax for Glm {
         &SPELLING
     }
 
-    fn end(&self, calls: bool) -> Option<&'static str> {
+    fn turn_end_token(&self, calls: bool) -> Option<&'static str> {
         calls.then_some(RESULTS)
     }
 
-    fn body(&self, _: &str, _: bool) -> Body {
-        Body::Text(OPEN.len())
+    fn locate_body(&self, _: &str, _: bool) -> CallBody {
+        CallBody::Text(OPEN.len())
     }
 
     fn tag_in_argument(&self, before: &str, _: &str) -> TagInArgument {
@@ -69,16 +69,16 @@ impl Syntax for Glm {
         is_text.into()
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         _: Option<Range<usize>>,
         tools: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
-        Some(vec![read(text, tools).map_err(MalformedReason::from)])
+        Some(vec![parse_call(text, tools).map_err(MalformedReason::from)])
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         let mut parts: Vec<String> =
             Some(content.to_owned()).filter(|text| !text.is_empty()).into_iter().collect();
         for call in calls {
@@ -95,11 +95,11 @@ impl Syntax for Glm {
         printed.contains(KEY[0]) && self.lines == printed.contains("\n<arg_key>")
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let line = if self.lines { "\n" } else { "" };
         let close = format!("{}{line}", VALUE[1]);
-        Some(forms.calls(["", line, ""], |at, tool| {
-            forms.parts(
+        Some(forms.calls_grammar(["", line, ""], |at, tool| {
+            forms.parameters_rule(
                 (at, tool),
                 &format!("{OPEN}{}{line}", tool.name),
                 |key| format!("{}{key}{}{line}{}", KEY[0], KEY[1], VALUE[0]),
@@ -110,22 +110,22 @@ impl Syntax for Glm {
     }
 }
 
-fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
+fn parse_call(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text);
     let inner = inner.strip_suffix(CLOSE).ok_or(format!("{CLOSE} is missing"))?;
     if let Ok(value @ Value::Object(_)) = serde_json::from_str(inner) {
-        return call_from(value, &["arguments", "parameters"]);
+        return parse_call_object(value, &["arguments", "parameters"]);
     }
     let end = inner.find(KEY[0]).unwrap_or(inner.len());
     let (name, mut rest) = inner.split_at(end);
     let name = strip_quotes(name);
     if name.is_empty() || name.contains(['\n', '<']) {
-        return Err(format!("a tool's name should stand behind {OPEN}, not {:?}", excerpt(name)));
+        return Err(format!("expected a tool's name after {OPEN}, but found {:?}", excerpt(name)));
     }
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
-        let (key, after) =
-            split_between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
+        let (key, after) = split_between(rest, KEY[0], KEY[1])
+            .ok_or_else(|| misplaced_text_error(rest, KEY[0]))?;
         let end = after
             .match_indices(KEY[0])
             .map(|(at, _)| at)
@@ -139,16 +139,16 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
         let value = after[..end].trim_start().strip_prefix(VALUE[0]);
         let (value, behind) = value
             .and_then(|value| value.rsplit_once(VALUE[1]))
-            .ok_or_else(|| misplaced(after, VALUE[0]))?;
+            .ok_or_else(|| misplaced_text_error(after, VALUE[0]))?;
         if !behind.trim().is_empty() {
-            return Err(misplaced(behind, KEY[0]));
+            return Err(misplaced_text_error(behind, KEY[0]));
         }
         arguments.push((strip_quotes(key), value));
         rest = &after[end..];
     }
-    Ok(call_of(name, arguments, tools))
+    Ok(make_typed_call(name, arguments, tools))
 }
 
-fn misplaced(rest: &str, tag: &str) -> String {
-    format!("{:?} stands where {tag} should", excerpt(rest.trim()))
+fn misplaced_text_error(rest: &str, tag: &str) -> String {
+    format!("expected {tag}, but found {:?}", excerpt(rest.trim()))
 }

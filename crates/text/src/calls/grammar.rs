@@ -17,20 +17,20 @@ use crate::grammar_schema::GrammarSchema;
 use crate::schema::Schema;
 use crate::{OmittedKeyword, ToolSpec};
 
-/// The tools that can be called, and the special tokens for which the grammar is built.
+/// The tools and tags for which a grammar of tool calls is built.
 pub(crate) struct GrammarContext<'a> {
     pub tools: &'a [ToolSpec],
-    /// Whether several calls are allowed.
+    /// Whether the grammar allows several calls in one completion.
     pub several: bool,
-    /// Returns the id of a text that is one special token.
+    /// Function that returns the token id of a text that is a special token.
     pub special: &'a dyn Fn(&str) -> Option<u32>,
-    /// Tags of the format.
+    /// Tags of the tool-call format.
     pub tags: &'a [&'a str],
     /// Keywords of the tools' schemas that the grammar does not enforce.
     pub omitted: &'a RefCell<Vec<OmittedKeyword>>,
 }
 
-/// Terms of a grammar rule, and additional rules that these terms need.
+/// Body of a grammar rule, and additional rules that the body refers to.
 #[derive(Debug, Default)]
 pub(crate) struct Rule {
     pub terms: String,
@@ -38,14 +38,14 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Appends terms.
+    /// Appends terms to the body of the rule.
     pub(crate) fn append(mut self, terms: impl AsRef<str>) -> Self {
         self.terms.push_str(terms.as_ref());
         self.terms.push(' ');
         self
     }
 
-    /// Appends a rule of this name, and its name to the terms.
+    /// Appends a reference to the rule `name` to the body, and adds this rule.
     pub(crate) fn append_rule(self, name: &str, body: impl AsRef<str>) -> Self {
         let mut rule = self.append(name);
         let _ = writeln!(rule.rules, "{name}: {}", body.as_ref());
@@ -53,7 +53,8 @@ impl Rule {
     }
 }
 
-/// Returns a `%json` term for a schema, with the white space that templates print.
+/// Returns a `%json` term of the grammar for a JSON schema, with the white space that templates
+/// print.
 fn to_json_term(mut schema: Value) -> String {
     let spaces =
         json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
@@ -64,12 +65,12 @@ fn to_json_term(mut schema: Value) -> String {
     format!("%json {schema}")
 }
 
-/// Returns a text as a quoted literal.
-fn literal(text: &str) -> String {
+/// Returns a text as a quoted literal of a Lark grammar.
+fn quote_literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Escapes a text for a regular expression.
+/// Escapes a text for use in a regular expression of the grammar.
 fn escape_regex(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -84,9 +85,9 @@ fn escape_regex(text: &str) -> String {
 }
 
 impl GrammarContext<'_> {
-    /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for
-    /// the rest.
-    pub(crate) fn text_terms(&self, text: &str) -> String {
+    /// Returns the grammar terms that match a text: special tokens for the tags that are tokens,
+    /// and literals for the remaining text.
+    pub(crate) fn terms_for_text(&self, text: &str) -> String {
         let mut terms = Vec::new();
         let mut plain = String::new();
         let mut rest = text;
@@ -95,7 +96,7 @@ impl GrammarContext<'_> {
             let found = tag.filter_map(|tag| Some((tag.len(), (self.special)(tag)?))).max();
             if let Some((length, id)) = found {
                 if !plain.is_empty() {
-                    terms.push(literal(&std::mem::take(&mut plain)));
+                    terms.push(quote_literal(&std::mem::take(&mut plain)));
                 }
                 terms.push(format!("<[{id}]>"));
                 rest = &rest[length..];
@@ -105,26 +106,29 @@ impl GrammarContext<'_> {
             }
         }
         if !plain.is_empty() {
-            terms.push(literal(&plain));
+            terms.push(quote_literal(&plain));
         }
         terms.join(" ")
     }
 
     /// Returns the grammar of a list of calls. `open` precedes the first call, `close` follows the
-    /// last one, and `between` separates them. `call` builds the rule of one tool, whose index it
-    /// receives.
-    pub(crate) fn calls(
+    /// last call, and `between` separates two calls. `call` builds the rule of a tool from its
+    /// index.
+    pub(crate) fn calls_grammar(
         &self,
         [open, between, close]: [&str; 3],
         call: impl Fn(usize, &ToolSpec) -> Rule,
     ) -> String {
         let more = if self.several {
-            format!("({} call)*", self.text_terms(between))
+            format!("({} call)*", self.terms_for_text(between))
         } else {
             String::new()
         };
-        let mut text =
-            format!("start: {} call {more} {}\n", self.text_terms(open), self.text_terms(close));
+        let mut text = format!(
+            "start: {} call {more} {}\n",
+            self.terms_for_text(open),
+            self.terms_for_text(close)
+        );
         let names: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
         let _ = writeln!(text, "call: {}", names.join(" | "));
         for (at, tool) in self.tools.iter().enumerate() {
@@ -135,7 +139,7 @@ impl GrammarContext<'_> {
         text
     }
 
-    /// Returns the enforceable form of a schema, and records the omitted keywords.
+    /// Returns the form of a schema that a grammar can enforce, and records the omitted keywords.
     fn enforce_schema(
         &self,
         tool: &ToolSpec,
@@ -143,32 +147,42 @@ impl GrammarContext<'_> {
         schema_pointer: &str,
     ) -> GrammarSchema {
         let enforceable = GrammarSchema::from_schema(schema, schema_pointer);
-        self.note_omitted(tool, enforceable.omitted.iter().cloned());
+        self.record_omitted_keywords(tool, enforceable.omitted.iter().cloned());
         enforceable
     }
 
-    fn note_omitted(&self, tool: &ToolSpec, omitted: impl Iterator<Item = OmittedKeyword>) {
+    fn record_omitted_keywords(
+        &self,
+        tool: &ToolSpec,
+        omitted: impl Iterator<Item = OmittedKeyword>,
+    ) {
         let named = omitted.map(|found| OmittedKeyword { tool: tool.name.clone(), ..found });
         self.omitted.borrow_mut().extend(named);
     }
 
-    /// Returns the grammar rule of a call of `tool`: the text `before`, the arguments as JSON, and
-    /// the text `after`.
-    pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
+    /// Returns the grammar rule of a call of `tool`, the tool at index `at`: the text `before`, the
+    /// arguments as JSON, and the text `after`.
+    pub(crate) fn arguments_rule(
+        &self,
+        at: usize,
+        tool: &ToolSpec,
+        before: &str,
+        after: &str,
+    ) -> Rule {
         let schema = self
             .enforce_schema(tool, Schema::from_document(&tool.parameters), "")
             .restrict_to_object()
             .close_objects()
             .document();
-        let rule = Rule::default().append(self.text_terms(before));
+        let rule = Rule::default().append(self.terms_for_text(before));
         rule.append_rule(&format!("arguments_{at}"), to_json_term(schema))
-            .append(self.text_terms(after))
+            .append(self.terms_for_text(after))
     }
 
-    /// Returns the rule of a call that is a JSON object between two texts. The object contains the
-    /// tool's name, the arguments under `key`, and optionally the fields in `more`, which maps
-    /// names to schemas.
-    pub(crate) fn object(
+    /// Returns the grammar rule of a call that is a JSON object between the texts `before` and
+    /// `after`. The object contains the tool's name, the arguments under `key`, and optionally the
+    /// fields in `more`, which maps names to schemas.
+    pub(crate) fn object_rule(
         &self,
         (at, tool): (usize, &ToolSpec),
         key: &str,
@@ -191,15 +205,16 @@ impl GrammarContext<'_> {
             }
             schema
         });
-        let rule = Rule::default().append(self.text_terms(before));
+        let rule = Rule::default().append(self.terms_for_text(before));
         rule.append_rule(&format!("object_{at}"), to_json_term(schema))
-            .append(self.text_terms(after))
+            .append(self.terms_for_text(after))
     }
 
-    /// Returns the rule of a call with separate arguments between `before` and `after`. `open`
-    /// returns the text that starts an argument, and `close` ends it. The arguments are those of
-    /// the schema, in its order; arguments that are not required are optional.
-    pub(crate) fn parts(
+    /// Returns the grammar rule of a call whose arguments are separate texts between `before` and
+    /// `after`. `open` returns the text that starts an argument, and `close` ends an argument. The
+    /// rule allows the arguments that the schema names, in its order; arguments that are not
+    /// required are optional.
+    pub(crate) fn parameters_rule(
         &self,
         (at, tool): (usize, &ToolSpec),
         before: &str,
@@ -208,11 +223,11 @@ impl GrammarContext<'_> {
         after: &str,
     ) -> Rule {
         let schema = Schema::from_document(&tool.parameters);
-        let mut rule = Rule::default().append(self.text_terms(before));
+        let mut rule = Rule::default().append(self.terms_for_text(before));
         let required = schema.required();
         for (number, (key, of)) in schema.properties().into_iter().enumerate() {
-            let value = self.value(&format!("value_{at}_{number}"), tool, (key, of), close);
-            let opening = self.text_terms(&open(key));
+            let value = self.value_rule(&format!("value_{at}_{number}"), tool, (key, of), close);
+            let opening = self.terms_for_text(&open(key));
             let terms = value.terms;
             rule.rules.push_str(&value.rules);
             rule = rule.append(if required.contains(key) {
@@ -221,22 +236,22 @@ impl GrammarContext<'_> {
                 format!("({opening} {terms})?")
             });
         }
-        rule.append(self.text_terms(after))
+        rule.append(self.terms_for_text(after))
     }
 
-    /// Returns the rule of a value as plain text, followed by `close`.
-    fn value(
+    /// Returns the grammar rule of an argument's value as plain text, followed by `close`.
+    fn value_rule(
         &self,
         name: &str,
         tool: &ToolSpec,
         (key, schema): (&str, Schema<'_>),
         close: &str,
     ) -> Rule {
-        if let Some(texts) = schema.texts() {
-            let all: Vec<String> = texts.into_iter().map(literal).collect();
+        if let Some(texts) = schema.listed_strings() {
+            let all: Vec<String> = texts.into_iter().map(quote_literal).collect();
             return Rule::default()
                 .append_rule(name, all.join(" | "))
-                .append(self.text_terms(close));
+                .append(self.terms_for_text(close));
         }
         let types = schema.types();
         let schema_pointer = format!("/properties/{key}");
@@ -244,12 +259,12 @@ impl GrammarContext<'_> {
             let schema = self.enforce_schema(tool, schema, &schema_pointer).document();
             return Rule::default()
                 .append_rule(name, to_json_term(schema))
-                .append(self.text_terms(close));
+                .append(self.terms_for_text(close));
         }
         // Any text is allowed; restrictions of the text are omitted.
         let restricts = ["pattern", "minLength", "maxLength"].into_iter();
         let restricts = restricts.filter(|keyword| !schema.value[*keyword].is_null());
-        self.note_omitted(
+        self.record_omitted_keywords(
             tool,
             restricts.map(|keyword| OmittedKeyword {
                 tool: String::new(),
@@ -257,12 +272,12 @@ impl GrammarContext<'_> {
                 keyword: keyword.into(),
             }),
         );
-        self.text(name, close)
+        self.text_rule(name, close)
     }
 
-    /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the
-    /// text would end or start a call.
-    pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
+    /// Returns the grammar rule of any text without tags of the call format, followed by `close`. A
+    /// tag in the text would end or start a call.
+    pub(crate) fn text_rule(&self, name: &str, close: &str) -> Rule {
         let tags: Vec<String> = self.tags.iter().map(|tag| escape_regex(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));
         let tags = self.tags.iter().filter_map(|tag| close.find(*tag).map(|at| (at, *tag)));
@@ -275,13 +290,13 @@ impl GrammarContext<'_> {
             let body = format!("/(.|\\n)*{}/ & {without}", escape_regex(before));
             return Rule::default()
                 .append_rule(&name.to_uppercase(), body)
-                .append(self.text_terms(after));
+                .append(self.terms_for_text(after));
         }
-        let suffix = literal(&close[..at + tag.len()]);
+        let suffix = quote_literal(&close[..at + tag.len()]);
         let mut rule = Rule::default().append(name);
         let terminal = name.to_uppercase();
         let _ = writeln!(rule.rules, "{name}[suffix={suffix}]: {terminal}");
         let _ = writeln!(rule.rules, "{terminal}: /(.|\\n)*/ & {without}");
-        rule.append(self.text_terms(&close[at + tag.len()..]))
+        rule.append(self.terms_for_text(&close[at + tag.len()..]))
     }
 }

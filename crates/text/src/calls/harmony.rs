@@ -13,11 +13,11 @@
 
 use std::ops::Range;
 
-use super::tags::header;
-use super::values::arguments;
+use super::tags::find_header_end;
+use super::values::arguments_json;
 use super::{
-    Body, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
-    not_json, parse_arguments,
+    CallBody, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags,
+    TagEffect, invalid_json_error, parse_arguments,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -29,7 +29,7 @@ const END: &str = "<|end|>";
 const RETURN: &str = "<|return|>";
 const CALL: &str = "<|call|>";
 const RECIPIENT: &str = "to=";
-/// Tags around reasoning in demonstrations.
+/// Tags around reasoning in demonstrations, in the Harmony format.
 pub(crate) const REASONING_TAGS: [&str; 2] =
     ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
 
@@ -70,27 +70,27 @@ impl Syntax for Harmony {
         &SPELLING
     }
 
-    fn end(&self, calls: bool) -> Option<&'static str> {
+    fn turn_end_token(&self, calls: bool) -> Option<&'static str> {
         Some(if calls { CALL } else { RETURN })
     }
 
-    fn body(&self, text: &str, ended: bool) -> Body {
-        let at = match header(text, &[MESSAGE], ended) {
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody {
+        let at = match find_header_end(text, &[MESSAGE], ended) {
             Some(Some((at, _))) => at,
-            Some(None) => return Body::Missing,
-            None => return Body::More,
+            Some(None) => return CallBody::Missing,
+            None => return CallBody::More,
         };
         let header = &text[..at];
         let from = at + MESSAGE.len();
-        if recipient(header).is_some() {
-            return Body::Json(from);
+        if parse_recipient(header).is_some() {
+            return CallBody::Json(from);
         }
         match header
             .split_once(CHANNEL)
             .map(|(_, channel)| channel.trim_start().starts_with("analysis"))
         {
-            Some(true) => Body::Reasoning(from),
-            _ => Body::Speech(from),
+            Some(true) => CallBody::Reasoning(from),
+            _ => CallBody::Speech(from),
         }
     }
 
@@ -110,14 +110,14 @@ impl Syntax for Harmony {
         }
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = json?;
-        let name = recipient(&text[..json.start])?;
+        let name = parse_recipient(&text[..json.start])?;
         Some(vec![parse_arguments(name, &text[json]).map_err(MalformedReason::from)])
     }
 
@@ -125,16 +125,16 @@ impl Syntax for Harmony {
         let Some((header, body)) = text.split_once(MESSAGE) else {
             let tagged = text.starts_with("<|");
             return tagged.then(|| {
-                format!("{MESSAGE} is missing behind {:?}", crate::excerpt::excerpt(text))
+                format!("{MESSAGE} is missing after {:?}", crate::excerpt::excerpt(text))
             });
         };
-        recipient(header)?;
+        parse_recipient(header)?;
         let body =
             SPELLING.closes.iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);
-        Some(not_json(body))
+        Some(invalid_json_error(body))
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         // Reasoning, or a completion as it was sampled, already contains its tags.
         let (reasoning, message) = match content.rfind(REASONING_TAGS[1]) {
             Some(at) => content.split_at(at + REASONING_TAGS[1].len()),
@@ -155,7 +155,7 @@ impl Syntax for Harmony {
                 text.push_str(&format!("{CALL}{START}assistant"));
             }
             let name = &call.name;
-            let arguments = arguments(call);
+            let arguments = arguments_json(call);
             text.push_str(&format!(
                 "{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{arguments}"
             ));
@@ -163,26 +163,27 @@ impl Syntax for Harmony {
         text
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         // A completion ends with its first call. Reasoning may precede it.
         let forms = &GrammarContext { several: false, ..*forms };
-        let mut text = forms.calls(["", "", ""], |at, tool| {
+        let mut text = forms.calls_grammar(["", "", ""], |at, tool| {
             let header =
                 format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
-            forms.arguments(at, tool, &header, "")
+            forms.arguments_rule(at, tool, &header, "")
         });
-        let reasoning = forms.text("thought", REASONING_TAGS[1]);
+        let reasoning = forms.text_rule("thought", REASONING_TAGS[1]);
         text = text.replacen(
             "start: ",
-            &format!("start: ({} {})? ", forms.text_terms(REASONING_TAGS[0]), reasoning.terms),
+            &format!("start: ({} {})? ", forms.terms_for_text(REASONING_TAGS[0]), reasoning.terms),
             1,
         );
         Some(text + &reasoning.rules)
     }
 }
 
-/// Returns the tool to which a message is addressed, or `None` if it is not a call.
-fn recipient(header: &str) -> Option<&str> {
+/// Returns the name of the tool to which a message's header is addressed, or `None` if the message
+/// is not a call.
+fn parse_recipient(header: &str) -> Option<&str> {
     let (before, to) = header.split_once(RECIPIENT)?;
     if !before.is_empty() && !before.ends_with([' ', '>', '\n']) {
         return None;

@@ -14,11 +14,11 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::tags::parse_close;
-use super::values::object;
+use super::tags::parse_closing_tag;
+use super::values::call_object_json;
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, Trailer,
-    call_from, not_closed_json,
+    CallBody, CallTrailer, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags,
+    TagEffect, parse_call_object, unclosed_json_error,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -43,46 +43,47 @@ impl Syntax for Hermes {
         &SPELLING
     }
 
-    fn body(&self, _: &str, _: bool) -> Body {
-        Body::Json(OPEN.len())
+    fn locate_body(&self, _: &str, _: bool) -> CallBody {
+        CallBody::Json(OPEN.len())
     }
 
-    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
-        parse_close(rest, CLOSE, ended)
+    fn parse_trailer(&self, rest: &str, ended: bool) -> CallTrailer {
+        parse_closing_tag(rest, CLOSE, ended)
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
         _: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
         let json = text.get(json?)?;
-        let value = serde_json::from_str(json).map_err(|error| format!("not valid JSON: {error}"));
-        let call = value.and_then(|value| call_from(value, &["arguments"]));
+        let value = serde_json::from_str(json)
+            .map_err(|error| format!("the call is not valid JSON: {error}"));
+        let call = value.and_then(|value| parse_call_object(value, &["arguments"]));
         Some(vec![call.map_err(MalformedReason::from)])
     }
 
     fn explain_error(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
-        Some(not_closed_json(text.strip_prefix(OPEN).unwrap_or(text), CLOSE, closed))
+        Some(unclosed_json_error(text.strip_prefix(OPEN).unwrap_or(text), CLOSE, closed))
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         let content = (!content.is_empty()).then(|| content.to_string());
         content.into_iter().chain(calls.iter().map(render_call)).collect::<Vec<_>>().join("\n")
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let tags = [format!("{OPEN}\n"), format!("\n{CLOSE}")];
         let tags = [tags[0].as_str(), tags[1].as_str()];
-        Some(forms.calls(["", "\n", ""], |at, tool| {
-            forms.object((at, tool), "arguments", tags, &Value::Null)
+        Some(forms.calls_grammar(["", "\n", ""], |at, tool| {
+            forms.object_rule((at, tool), "arguments", tags, &Value::Null)
         }))
     }
 }
 
 fn render_call(call: &ToolCall) -> String {
-    format!("{OPEN}\n{}\n{CLOSE}", object(call, "arguments", ""))
+    format!("{OPEN}\n{}\n{CLOSE}", call_object_json(call, "arguments", ""))
 }
 
 #[cfg(test)]
@@ -92,20 +93,20 @@ mod tests {
 
     use super::*;
     use crate::calls::CallFormat;
-    use crate::calls::tests::{json_value, read};
+    use crate::calls::tests::{json_value, parse_completion};
     use crate::{MalformedCall, ParsedCompletion};
 
     fn parse(text: &str) -> ParsedCompletion {
-        read(CallFormat::Hermes, text, &[])
+        parse_completion(CallFormat::Hermes, text, &[])
     }
 
-    fn why(text: &str) -> String {
+    fn malformed_reason(text: &str) -> String {
         let parsed = parse(text);
         assert_eq!(parsed.calls.len(), 1, "{text}");
         parsed.calls[0].clone().unwrap_err().why
     }
 
-    fn calls(text: &str) -> Vec<(String, Value)> {
+    fn parse_tool_calls(text: &str) -> Vec<(String, Value)> {
         parse(text)
             .calls
             .into_iter()
@@ -137,31 +138,37 @@ mod tests {
 
     #[test]
     fn hermes_accepts_arguments_as_object_or_string() {
-        assert_eq!(calls(&wrap_call(r#"{"name": "a"}"#)), [("a".into(), json!({}))]);
+        assert_eq!(parse_tool_calls(&wrap_call(r#"{"name": "a"}"#)), [("a".into(), json!({}))]);
         assert_eq!(
-            calls(&wrap_call(r#"{"name": "a", "arguments": "{\"x\": [1]}"}"#)),
+            parse_tool_calls(&wrap_call(r#"{"name": "a", "arguments": "{\"x\": [1]}"}"#)),
             [("a".into(), json!({"x": [1]}))]
         );
         assert_eq!(
-            calls(&wrap_call(r#"{"id": 3, "name": "a", "arguments": {}}"#)),
+            parse_tool_calls(&wrap_call(r#"{"id": 3, "name": "a", "arguments": {}}"#)),
             [("a".into(), json!({}))]
         );
         let tags = r#"{"name": "a", "arguments": {"t": "</tool_call><tool_call>"}}"#;
         assert_eq!(
-            calls(&wrap_call(tags)),
+            parse_tool_calls(&wrap_call(tags)),
             [("a".into(), json!({"t": "</tool_call><tool_call>"}))]
         );
         assert!(
-            why(&wrap_call(r#"{"name": "a", "arguments": "x"}"#))
+            malformed_reason(&wrap_call(r#"{"name": "a", "arguments": "x"}"#))
                 .contains("a string that is not JSON")
         );
-        assert!(why(&wrap_call(r#"{"name": "a", "arguments": "[1]"}"#)).contains("holds [1]"));
         assert!(
-            why(&wrap_call(r#"{"name": "a", "arguments": [1]}"#)).contains("is [1], not an object")
+            malformed_reason(&wrap_call(r#"{"name": "a", "arguments": "[1]"}"#))
+                .contains("holds [1]")
         );
-        assert!(why(&wrap_call(r#"{"name": "a", "arguments": null}"#)).contains("is null"));
         assert!(
-            why(&wrap_call(r#"{"name": "a", "parameters": {}}"#))
+            malformed_reason(&wrap_call(r#"{"name": "a", "arguments": [1]}"#))
+                .contains("is [1], not an object")
+        );
+        assert!(
+            malformed_reason(&wrap_call(r#"{"name": "a", "arguments": null}"#)).contains("is null")
+        );
+        assert!(
+            malformed_reason(&wrap_call(r#"{"name": "a", "parameters": {}}"#))
                 .contains("\"arguments\" is missing (found \"parameters\"")
         );
     }
@@ -172,16 +179,23 @@ mod tests {
 
     #[test]
     fn hermes_reports_malformed_calls() {
-        assert!(why(&wrap_call(r#"{"name": "a", "arguments": {"#)).contains("not valid JSON"));
-        assert!(why(&wrap_call("calculator(1+2)")).contains("not valid JSON"));
-        assert!(why(&wrap_call(" \n")).contains("nothing between the tags"));
-        assert!(why(&wrap_call("[]")).contains("not a JSON object"));
-        assert!(why(&wrap_call(r#"{"arguments": {}}"#)).contains("\"name\" is missing"));
-        assert!(why(&wrap_call(r#"{"name": 7}"#)).contains("\"name\" is 7"));
-        assert!(why(&wrap_call(r#"{"name": ""}"#)).contains("\"name\" is empty"));
-        assert!(why(&wrap_call(r#"{"name": "a"} and more"#)).contains("not valid JSON"));
-        assert_eq!(why(r#"<tool_call>{"name": "a"}"#), "</tool_call> is missing");
-        assert_eq!(why("<tool_call>"), "</tool_call> is missing");
+        assert!(
+            malformed_reason(&wrap_call(r#"{"name": "a", "arguments": {"#))
+                .contains("not valid JSON")
+        );
+        assert!(malformed_reason(&wrap_call("calculator(1+2)")).contains("not valid JSON"));
+        assert!(malformed_reason(&wrap_call(" \n")).contains("nothing between the tags"));
+        assert!(malformed_reason(&wrap_call("[]")).contains("not a JSON object"));
+        assert!(
+            malformed_reason(&wrap_call(r#"{"arguments": {}}"#)).contains("\"name\" is missing")
+        );
+        assert!(malformed_reason(&wrap_call(r#"{"name": 7}"#)).contains("\"name\" is 7"));
+        assert!(malformed_reason(&wrap_call(r#"{"name": ""}"#)).contains("\"name\" is empty"));
+        assert!(
+            malformed_reason(&wrap_call(r#"{"name": "a"} and more"#)).contains("not valid JSON")
+        );
+        assert_eq!(malformed_reason(r#"<tool_call>{"name": "a"}"#), "</tool_call> is missing");
+        assert_eq!(malformed_reason("<tool_call>"), "</tool_call> is missing");
     }
 
     #[test]
@@ -225,7 +239,7 @@ mod tests {
             content in "[^<]*",
         ) {
             let call = ToolCall { id: "call_0".into(), name, arguments: arguments.into_iter().collect::<serde_json::Map<_, _>>().into() };
-            let parsed = parse(&Hermes.render(&content, std::slice::from_ref(&call)));
+            let parsed = parse(&Hermes.render_message(&content, std::slice::from_ref(&call)));
             prop_assert_eq!(parsed.content, content.trim());
             prop_assert_eq!(parsed.calls, vec![Ok(call)]);
         }

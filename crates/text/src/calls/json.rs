@@ -5,23 +5,23 @@
 //! - **No false errors**: a value that `serde_json` accepts is never reported as broken. Numbers
 //!   and escapes are checked only roughly here; the caller that parses the value checks them.
 
-/// Maximum nesting, equal to that of `serde_json`.
+/// Maximum nesting depth of arrays and objects, equal to that of `serde_json`.
 const DEEPEST: usize = 127;
 
-/// State of a scanned value.
+/// Progress of scanning a JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// The value is incomplete so far.
+pub(crate) enum JsonProgress {
+    /// More text is needed to complete the JSON value.
     More,
-    /// The value ended before this offset.
+    /// The JSON value is complete. It ended before this byte offset.
     Done(usize),
-    /// The byte at this offset is invalid.
+    /// The text is not JSON. The byte at this offset is invalid.
     Broken(usize),
 }
 
-/// Element that the scanner expects next.
+/// Element of JSON that the scanner expects next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expected {
+enum ExpectedToken {
     Value,
     ValueOrEnd,
     Key,
@@ -34,45 +34,52 @@ enum Expected {
     Number,
 }
 
-/// Scanner of a JSON array, object or string.
+/// Incremental scanner that finds the end of a JSON array, object or string.
 #[derive(Debug, Clone)]
-pub(crate) struct Json {
-    /// Open brackets; `true` for objects, `false` for arrays.
+pub(crate) struct JsonScanner {
+    /// Brackets that are still open; `true` for objects, `false` for arrays.
     open: Vec<bool>,
-    expect: Expected,
-    /// Number of scanned bytes.
+    expect: ExpectedToken,
+    /// Number of bytes that were scanned.
     at: usize,
-    progress: Progress,
+    progress: JsonProgress,
 }
 
-impl Json {
-    /// Creates a scanner for a value that starts with the first non-blank byte.
+impl JsonScanner {
+    /// Creates a scanner for a JSON value that starts with the first non-blank byte.
     pub(crate) fn new() -> Self {
-        Json { open: Vec::new(), expect: Expected::Value, at: 0, progress: Progress::More }
+        JsonScanner {
+            open: Vec::new(),
+            expect: ExpectedToken::Value,
+            at: 0,
+            progress: JsonProgress::More,
+        }
     }
 
-    /// Continues with `text`, which is the value from its start as far as it is known.
-    pub(crate) fn follow(&mut self, text: &str) -> Progress {
+    /// Continues the scan with `text`, which is the JSON value from its start as far as it is
+    /// known.
+    pub(crate) fn follow(&mut self, text: &str) -> JsonProgress {
         let bytes = text.as_bytes();
-        while self.progress == Progress::More && self.at < bytes.len() {
+        while self.progress == JsonProgress::More && self.at < bytes.len() {
             let byte = bytes[self.at];
-            match self.step(byte) {
-                Some(true) if self.open.is_empty() && self.expect == Expected::CommaOrEnd => {
-                    self.progress = Progress::Done(self.at + 1);
+            match self.advance_byte(byte) {
+                Some(true) if self.open.is_empty() && self.expect == ExpectedToken::CommaOrEnd => {
+                    self.progress = JsonProgress::Done(self.at + 1);
                 }
                 Some(true) => {}
                 // The byte ends a number and belongs to what follows.
                 Some(false) => continue,
-                None => self.progress = Progress::Broken(self.at),
+                None => self.progress = JsonProgress::Broken(self.at),
             }
             self.at += 1;
         }
         self.progress
     }
 
-    /// Scans a byte. Returns whether the byte was consumed, or `None` if it is invalid here.
-    fn step(&mut self, byte: u8) -> Option<bool> {
-        use Expected::*;
+    /// Scans a byte of JSON. Returns whether the byte was consumed, or `None` if the byte is
+    /// invalid at this position.
+    fn advance_byte(&mut self, byte: u8) -> Option<bool> {
+        use ExpectedToken::*;
         let blank = matches!(byte, b' ' | b'\n' | b'\r' | b'\t');
         self.expect = match (self.expect, byte) {
             (Text { key: true }, b'"') => Colon,
@@ -125,15 +132,15 @@ impl Json {
         Some(true)
     }
 
-    fn open_container(&mut self, object: bool) -> Option<Expected> {
+    fn open_container(&mut self, object: bool) -> Option<ExpectedToken> {
         self.open.push(object);
-        let expect = if object { Expected::KeyOrEnd } else { Expected::ValueOrEnd };
+        let expect = if object { ExpectedToken::KeyOrEnd } else { ExpectedToken::ValueOrEnd };
         (self.open.len() <= DEEPEST).then_some(expect)
     }
 
-    fn close_container(&mut self) -> Expected {
+    fn close_container(&mut self) -> ExpectedToken {
         self.open.pop();
-        Expected::CommaOrEnd
+        ExpectedToken::CommaOrEnd
     }
 }
 
@@ -144,8 +151,8 @@ mod tests {
 
     use super::*;
 
-    fn follow(text: &str) -> Progress {
-        Json::new().follow(text)
+    fn follow(text: &str) -> JsonProgress {
+        JsonScanner::new().follow(text)
     }
 
     #[test]
@@ -153,9 +160,13 @@ mod tests {
         for text in
             [r#"{"a": [1, -2.5e3, true, null, "}]\"\\"], "b": {}}"#, "[]", r#""</tool_call>""#]
         {
-            assert_eq!(follow(&format!(" {text} }}")), Progress::Done(text.len() + 1), "{text}");
+            assert_eq!(
+                follow(&format!(" {text} }}")),
+                JsonProgress::Done(text.len() + 1),
+                "{text}"
+            );
             for end in 0..text.len() {
-                assert_eq!(follow(&text[..end]), Progress::More, "{}", &text[..end]);
+                assert_eq!(follow(&text[..end]), JsonProgress::More, "{}", &text[..end]);
             }
         }
     }
@@ -176,10 +187,10 @@ mod tests {
             (r#"{"a": 1,}"#, 8),
             ("{]", 1),
         ] {
-            assert_eq!(follow(text), Progress::Broken(at), "{text}");
+            assert_eq!(follow(text), JsonProgress::Broken(at), "{text}");
         }
-        assert_eq!(follow(&"[".repeat(DEEPEST)), Progress::More);
-        assert_eq!(follow(&"[".repeat(DEEPEST + 1)), Progress::Broken(DEEPEST));
+        assert_eq!(follow(&"[".repeat(DEEPEST)), JsonProgress::More);
+        assert_eq!(follow(&"[".repeat(DEEPEST + 1)), JsonProgress::Broken(DEEPEST));
     }
 
     proptest! {
@@ -191,9 +202,9 @@ mod tests {
             let whole = follow(&text);
             let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
             if let Some(Ok(Value::Object(_) | Value::Array(_) | Value::String(_))) = values.next() {
-                prop_assert_eq!(whole, Progress::Done(values.byte_offset()));
+                prop_assert_eq!(whole, JsonProgress::Done(values.byte_offset()));
             }
-            let mut json = Json::new();
+            let mut json = JsonScanner::new();
             json.follow(text.get(..end).unwrap_or_default());
             prop_assert_eq!(json.follow(&text), whole);
         }

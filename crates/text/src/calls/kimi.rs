@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
-use super::tags::{header, parse_close};
-use super::values::arguments;
+use super::tags::{find_header_end, parse_closing_tag};
+use super::values::arguments_json;
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Rule, Syntax, SyntaxTags, TagEffect,
-    Trailer, not_closed_json, parse_arguments,
+    CallBody, CallTrailer, GrammarContext, MalformedReason, ParsedCall, Rule, Syntax, SyntaxTags,
+    TagEffect, parse_arguments, unclosed_json_error,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -41,19 +41,19 @@ impl Syntax for Kimi {
         &SPELLING
     }
 
-    fn body(&self, text: &str, ended: bool) -> Body {
-        match header(text, &[ARGUMENTS], ended) {
-            Some(Some((at, tag))) => Body::Json(at + tag.len()),
-            Some(None) => Body::Missing,
-            None => Body::More,
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody {
+        match find_header_end(text, &[ARGUMENTS], ended) {
+            Some(Some((at, tag))) => CallBody::Json(at + tag.len()),
+            Some(None) => CallBody::Missing,
+            None => CallBody::More,
         }
     }
 
-    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
-        parse_close(rest, CLOSE, ended)
+    fn parse_trailer(&self, rest: &str, ended: bool) -> CallTrailer {
+        parse_closing_tag(rest, CLOSE, ended)
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
@@ -77,34 +77,38 @@ impl Syntax for Kimi {
         let Some((_, rest)) = text.split_once(ARGUMENTS) else {
             return Some(format!("{ARGUMENTS} is missing"));
         };
-        Some(not_closed_json(rest, CLOSE, closed))
+        Some(unclosed_json_error(rest, CLOSE, closed))
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         if calls.is_empty() {
             return content.to_owned();
         }
         let calls = calls.iter().enumerate().map(|(index, call)| {
-            format!("{OPEN}{}{ARGUMENTS}{}{CLOSE}", id(&call.name, index), arguments(call))
+            format!(
+                "{OPEN}{}{ARGUMENTS}{}{CLOSE}",
+                make_call_id(&call.name, index),
+                arguments_json(call)
+            )
         });
         format!("{content}{}{}{}", SECTION[0], calls.collect::<String>(), SECTION[1])
     }
 
-    fn id(&self, name: &str, index: usize) -> Option<String> {
-        Some(id(name, index))
+    fn call_id(&self, name: &str, index: usize) -> Option<String> {
+        Some(make_call_id(name, index))
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        Some(forms.calls([SECTION[0], "", SECTION[1]], |at, tool| {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+        Some(forms.calls_grammar([SECTION[0], "", SECTION[1]], |at, tool| {
             let numbered_start = Rule::default()
-                .append(forms.text_terms(&format!("{OPEN}functions.{}:", tool.name)));
+                .append(forms.terms_for_text(&format!("{OPEN}functions.{}:", tool.name)));
             let numbered = numbered_start.append_rule(&format!("index_{at}"), "/[0-9]{1,4}/");
-            let Rule { terms, rules } = forms.arguments(at, tool, ARGUMENTS, CLOSE);
+            let Rule { terms, rules } = forms.arguments_rule(at, tool, ARGUMENTS, CLOSE);
             Rule { rules: numbered.rules + &rules, terms: numbered.terms + &terms }
         }))
     }
 }
 
-fn id(name: &str, index: usize) -> String {
+fn make_call_id(name: &str, index: usize) -> String {
     format!("functions.{name}:{index}")
 }

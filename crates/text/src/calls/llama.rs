@@ -12,15 +12,15 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::values::object;
+use super::values::call_object_json;
 use super::{
-    Body, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
-    call_from, not_json,
+    CallBody, ContentStart, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags,
+    TagEffect, invalid_json_error, parse_call_object,
 };
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
-/// Token that ends a completion that waits for a tool result.
+/// Token that ends a completion that calls a tool and waits for the result.
 const END: &str = "<|eom_id|>";
 
 /// The tool-call format of Llama 3.
@@ -41,8 +41,8 @@ impl Syntax for Llama {
         &SPELLING
     }
 
-    fn body(&self, text: &str, _: bool) -> Body {
-        Body::Json(if text.starts_with(OPEN) { OPEN.len() } else { 0 })
+    fn locate_body(&self, text: &str, _: bool) -> CallBody {
+        CallBody::Json(if text.starts_with(OPEN) { OPEN.len() } else { 0 })
     }
 
     fn classify_start(
@@ -59,7 +59,7 @@ impl Syntax for Llama {
         }
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
@@ -81,14 +81,14 @@ impl Syntax for Llama {
                 return None;
             }
         }
-        let call = value.map_err(|error| format!("not valid JSON: {error}"));
-        let call = call.and_then(|value| call_from(value, &["parameters", "arguments"]));
+        let call = value.map_err(|error| format!("the call is not valid JSON: {error}"));
+        let call = call.and_then(|value| parse_call_object(value, &["parameters", "arguments"]));
         Some(vec![call.map_err(MalformedReason::from)])
     }
 
     fn explain_error(&self, text: &str, _: bool, tools: &[ToolSpec]) -> Option<String> {
         if let Some(rest) = text.strip_prefix(OPEN) {
-            return Some(not_json(rest));
+            return Some(invalid_json_error(rest));
         }
         tools
             .iter()
@@ -98,18 +98,18 @@ impl Syntax for Llama {
                 rest.starts_with(&python_json::dumps(&Value::String(tool.name.clone())))
                     .then_some(())
             })
-            .map(|()| not_json(text))
+            .map(|()| invalid_json_error(text))
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
-        let call = |call| object(call, "parameters", "");
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
+        let call = |call| call_object_json(call, "parameters", "");
         let tag = if content.is_empty() || calls.is_empty() { "" } else { OPEN };
         format!("{content}{tag}{}", calls.iter().map(call).collect::<Vec<_>>().join("; "))
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        Some(forms.calls(["", "; ", ""], |at, tool| {
-            forms.object((at, tool), "parameters", ["", ""], &Value::Null)
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+        Some(forms.calls_grammar(["", "; ", ""], |at, tool| {
+            forms.object_rule((at, tool), "parameters", ["", ""], &Value::Null)
         }))
     }
 }

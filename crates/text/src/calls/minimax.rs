@@ -13,9 +13,12 @@
 
 use std::ops::Range;
 
-use super::values::{call_of, split_between, strip_quotes, value_before, write_tagged};
+use super::values::{
+    make_typed_call, split_between, split_parameter_value, strip_quotes, write_tagged,
+};
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, TagInArgument,
+    CallBody, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
+    TagInArgument,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -51,8 +54,8 @@ impl Syntax for Minimax {
         &SPELLING
     }
 
-    fn body(&self, _: &str, _: bool) -> Body {
-        Body::Text(INVOKE.len())
+    fn locate_body(&self, _: &str, _: bool) -> CallBody {
+        CallBody::Text(INVOKE.len())
     }
 
     fn tag_in_argument(&self, before: &str, tag: &str) -> TagInArgument {
@@ -63,16 +66,16 @@ impl Syntax for Minimax {
         is_text.into()
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         _: Option<Range<usize>>,
         tools: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
-        Some(vec![read(text, tools).map_err(MalformedReason::from)])
+        Some(vec![parse_call(text, tools).map_err(MalformedReason::from)])
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         if calls.is_empty() {
             return content.to_owned();
         }
@@ -89,13 +92,13 @@ impl Syntax for Minimax {
         text + SECTION[1]
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let open = format!("{}\n", SECTION[0]);
         let end = format!("\n{}", SECTION[1]);
         let close = format!("{PARAMETER_END}\n");
-        Some(forms.calls([&open, "\n", &end], |at, tool| {
+        Some(forms.calls_grammar([&open, "\n", &end], |at, tool| {
             let before = format!("{INVOKE}\"{}\">\n", tool.name);
-            forms.parts(
+            forms.parameters_rule(
                 (at, tool),
                 &before,
                 |key| format!("{PARAMETER}\"{key}\">"),
@@ -106,29 +109,29 @@ impl Syntax for Minimax {
     }
 }
 
-/// Returns a name without quotation marks, or an error if it is empty.
+/// Removes the quotation marks around a name. Returns an error if the name is empty.
 fn parse_name(text: &str) -> Result<&str, String> {
     let name = strip_quotes(text);
     if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }
 }
 
-fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
+fn parse_call(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner =
         text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
     let (name, mut rest) =
-        split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
+        split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not closed"))?;
     let name = parse_name(name)?;
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
-            format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()))
+            format!("expected {PARAMETER}\"…\">, but found {:?}", excerpt(rest.trim()))
         })?;
         if !value.contains(PARAMETER_END) {
-            return Err(format!("{PARAMETER_END} is missing behind {key}"));
+            return Err(format!("{PARAMETER_END} is missing after the value of {key}"));
         }
-        let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |_| false);
+        let (value, after) = split_parameter_value(value, [PARAMETER, PARAMETER_END], |_| false);
         arguments.push((parse_name(key)?, value));
         rest = after;
     }
-    Ok(call_of(name, arguments, tools))
+    Ok(make_typed_call(name, arguments, tools))
 }

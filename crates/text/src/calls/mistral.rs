@@ -11,11 +11,11 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::tags::{blank, header};
-use super::values::{arguments, object};
+use super::tags::{find_header_end, skip_blank};
+use super::values::{arguments_json, call_object_json};
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect, call_from,
-    not_json, parse_arguments,
+    CallBody, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
+    invalid_json_error, parse_arguments, parse_call_object,
 };
 use crate::{ToolCall, ToolSpec, python_json};
 
@@ -23,7 +23,8 @@ const OPEN: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
 const ARGUMENTS: &str = "[ARGS]";
 
-/// The tool-call format of Mistral. `named` selects the variant with `[ARGS]`.
+/// The tool-call format of Mistral. `named` selects the variant in which `[ARGS]` separates the
+/// tool's name from the arguments.
 pub(crate) struct Mistral {
     pub named: bool,
 }
@@ -50,26 +51,26 @@ impl Syntax for Mistral {
         &SPELLINGS[usize::from(self.named)]
     }
 
-    fn body(&self, text: &str, ended: bool) -> Body {
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody {
         let rest = &text[OPEN.len()..];
-        let Some(blank) = blank(rest) else { return Body::Missing };
+        let Some(blank) = skip_blank(rest) else { return CallBody::Missing };
         let after = &rest[blank..];
         let start = OPEN.len() + blank;
         let tagged = |tag: &str| after.starts_with(tag) || (tag.starts_with(after) && !ended);
         match after.chars().next() {
-            Some('{') => return Body::Json(start),
-            Some('[') if !tagged(ID) && !tagged(ARGUMENTS) => return Body::Json(start),
+            Some('{') => return CallBody::Json(start),
+            Some('[') if !tagged(ID) && !tagged(ARGUMENTS) => return CallBody::Json(start),
             _ => {}
         }
-        match header(rest, &[ARGUMENTS, "{"], ended) {
-            Some(Some((at, "{"))) => Body::Json(OPEN.len() + at),
-            Some(Some((at, tag))) => Body::Json(OPEN.len() + at + tag.len()),
-            Some(None) => Body::Missing,
-            None => Body::More,
+        match find_header_end(rest, &[ARGUMENTS, "{"], ended) {
+            Some(Some((at, "{"))) => CallBody::Json(OPEN.len() + at),
+            Some(Some((at, tag))) => CallBody::Json(OPEN.len() + at + tag.len()),
+            Some(None) => CallBody::Missing,
+            None => CallBody::More,
         }
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
@@ -85,17 +86,19 @@ impl Syntax for Mistral {
         let calls = match serde_json::from_str(&text[json]) {
             Ok(Value::Array(calls)) => calls,
             Ok(call) => vec![call],
-            Err(error) => return Some(vec![Err(format!("not valid JSON: {error}").into())]),
+            Err(error) => {
+                return Some(vec![Err(format!("the call is not valid JSON: {error}").into())]);
+            }
         };
         if calls.is_empty() {
-            return Some(vec![Err(format!("there is no call behind {OPEN}").into())]);
+            return Some(vec![Err(format!("there is no call after {OPEN}").into())]);
         }
         Some(
             calls
                 .into_iter()
                 .map(|call| {
                     let raw = Some(python_json::dumps(&call));
-                    call_from(call, &["arguments", "parameters"])
+                    parse_call_object(call, &["arguments", "parameters"])
                         .map_err(|why| MalformedReason { why, raw })
                 })
                 .collect(),
@@ -105,27 +108,31 @@ impl Syntax for Mistral {
     fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
         let rest = &text[OPEN.len().min(text.len())..];
         Some(match rest.find(['[', '{']) {
-            None if rest.trim().is_empty() => format!("there is no call behind {OPEN}"),
+            None if rest.trim().is_empty() => format!("there is no call after {OPEN}"),
             None => {
                 format!(
-                    "{ARGUMENTS} and the arguments are missing behind {:?}",
+                    "{ARGUMENTS} and the arguments are missing after {:?}",
                     crate::excerpt::excerpt(rest)
                 )
             }
             Some(_) => {
                 let json = rest.split_once(ARGUMENTS).map_or(rest, |(_, json)| json);
-                not_json(&json[json.find(['[', '{']).unwrap_or(0)..])
+                invalid_json_error(&json[json.find(['[', '{']).unwrap_or(0)..])
             }
         })
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         let mut text = content.to_owned();
         match calls {
             [] => {}
             calls if self.named => {
                 for call in calls {
-                    text.push_str(&format!("{OPEN}{}{ARGUMENTS}{}", call.name, arguments(call)));
+                    text.push_str(&format!(
+                        "{OPEN}{}{ARGUMENTS}{}",
+                        call.name,
+                        arguments_json(call)
+                    ));
                 }
             }
             calls => {
@@ -133,7 +140,11 @@ impl Syntax for Mistral {
                     .iter()
                     .enumerate()
                     .map(|(index, call)| {
-                        object(call, "arguments", &format!(", \"id\": \"{}\"", id(index)))
+                        call_object_json(
+                            call,
+                            "arguments",
+                            &format!(", \"id\": \"{}\"", make_call_id(index)),
+                        )
                     })
                     .collect();
                 text.push_str(&format!("{OPEN}[{}]", calls.join(", ")));
@@ -142,8 +153,8 @@ impl Syntax for Mistral {
         text
     }
 
-    fn id(&self, _: &str, index: usize) -> Option<String> {
-        Some(id(index))
+    fn call_id(&self, _: &str, index: usize) -> Option<String> {
+        Some(make_call_id(index))
     }
 
     fn is_variant_of(&self, printed: &str) -> bool {
@@ -152,21 +163,21 @@ impl Syntax for Mistral {
         self.named != array
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         if self.named {
-            return Some(forms.calls(["", "", ""], |at, tool| {
-                forms.arguments(at, tool, &format!("{OPEN}{}{ARGUMENTS}", tool.name), "")
+            return Some(forms.calls_grammar(["", "", ""], |at, tool| {
+                forms.arguments_rule(at, tool, &format!("{OPEN}{}{ARGUMENTS}", tool.name), "")
             }));
         }
         let id = json!({ "id": { "type": "string", "pattern": "^[a-zA-Z0-9]{9}$" } });
         let open = format!("{OPEN}[");
-        Some(forms.calls([&open, ", ", "]"], |at, tool| {
-            forms.object((at, tool), "arguments", ["", ""], &id)
+        Some(forms.calls_grammar([&open, ", ", "]"], |at, tool| {
+            forms.object_rule((at, tool), "arguments", ["", ""], &id)
         }))
     }
 }
 
-/// Returns an id of nine letters and digits, as Mistral's templates require.
-fn id(index: usize) -> String {
+/// Returns the id of the call at `index`: nine letters and digits, as Mistral's templates require.
+fn make_call_id(index: usize) -> String {
     format!("call{:05}", index % 100_000)
 }

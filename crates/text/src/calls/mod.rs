@@ -33,34 +33,37 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub(crate) use arguments::{call_from, not_closed_json, not_json, parse_arguments};
+pub(crate) use arguments::{
+    invalid_json_error, parse_arguments, parse_call_object, unclosed_json_error,
+};
 pub(crate) use grammar::{GrammarContext, Rule};
-pub(crate) use json::{Json, Progress};
-pub(crate) use tags::{Next, Table};
+pub(crate) use json::{JsonProgress, JsonScanner};
+pub(crate) use tags::{TagMatch, TagTable};
 
 use crate::{ToolCall, ToolProtocol, ToolSpec};
 
-/// Tags around a tool result, for templates without tags of their own.
+/// Tags around a tool result, for chat templates that print no tags of their own.
 pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 
-/// Content and tool calls of a completion.
+/// Content and tool calls that were parsed from a completion.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ParsedCompletion {
-    /// Text outside of reasoning and calls. Its stretches are trimmed and joined by line breaks.
+    /// Text outside of reasoning and calls. Each stretch of the text is trimmed, and line breaks
+    /// join the stretches.
     pub content: String,
-    /// Calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this list,
-    /// which includes malformed calls.
+    /// Tool calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this
+    /// list, which includes malformed calls.
     pub calls: Vec<Result<ToolCall, MalformedCall>>,
-    /// Whether the calls were written without tags, in a format that has tags.
+    /// Whether the calls were written without tags, although the call format has tags.
     pub bare: bool,
 }
 
-/// A call that cannot be parsed.
+/// A tool call that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MalformedCall {
-    /// Explanation that helps the model that wrote the call.
+    /// Explanation of the mistake, for the model that wrote the call.
     pub why: String,
-    /// Original text of the call, with its tags.
+    /// Original text of the malformed call, with its tags.
     pub raw: String,
 }
 
@@ -70,25 +73,26 @@ impl fmt::Display for MalformedCall {
     }
 }
 
-/// Maximum number of bytes of a call before its arguments. A longer header is rejected.
+/// Maximum length of a call's text before its arguments, in bytes. A call with a longer header is
+/// rejected.
 pub(crate) const MAX_HEADER: usize = 1024;
 
-/// Tool-call format.
+/// Tool-call format in which a model writes its calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum CallFormat {
     #[default]
     Hermes,
     QwenXml,
     Llama,
-    /// `named` states whether a call is written with `[ARGS]`.
+    /// Mistral's format. `named` is whether `[ARGS]` separates a call's name from its arguments.
     Mistral {
         named: bool,
     },
-    /// `fenced` states whether arguments are written in a code fence.
+    /// DeepSeek's format. `fenced` is whether arguments are written in a code fence.
     Deepseek {
         fenced: bool,
     },
-    /// `lines` states whether each part of a call is on its own line.
+    /// GLM's format. `lines` is whether each part of a call is on its own line.
     Glm {
         lines: bool,
     },
@@ -98,7 +102,7 @@ pub(crate) enum CallFormat {
 }
 
 impl CallFormat {
-    /// All formats, those with the most distinctive tags first.
+    /// All tool-call formats, the formats with the most distinctive tags first.
     pub(crate) const ALL: [CallFormat; 12] = [
         CallFormat::Harmony,
         CallFormat::Minimax,
@@ -114,7 +118,7 @@ impl CallFormat {
         CallFormat::Llama,
     ];
 
-    /// Returns the name of the format in the configuration.
+    /// Returns the name of the tool-call format in the configuration.
     pub(crate) fn protocol(self) -> ToolProtocol {
         match self {
             CallFormat::Hermes => ToolProtocol::Hermes,
@@ -129,7 +133,8 @@ impl CallFormat {
         }
     }
 
-    /// Returns the implementation of the format. The only function that maps formats to files.
+    /// Returns the implementation of the tool-call format. This is the only function that maps
+    /// formats to files.
     pub(crate) fn syntax(self) -> &'static dyn Syntax {
         match self {
             CallFormat::Hermes => &hermes::Hermes,
@@ -148,7 +153,7 @@ impl CallFormat {
     }
 }
 
-/// Effect of a tag on the text after it.
+/// Effect of a tag on the text of a completion after the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TagEffect {
     /// The tag starts reasoning.
@@ -157,35 +162,35 @@ pub(crate) enum TagEffect {
     ReasoningClose,
     /// The tag starts a call.
     Call,
-    /// Ends a call that has not ended by itself.
+    /// The tag ends a call that has not ended by itself.
     Close,
-    /// Starts a section that contains only calls.
+    /// The tag starts a section that contains only calls.
     Section,
-    /// Ends a section of calls.
+    /// The tag ends a section of calls.
     SectionEnd,
     /// The tag has no effect.
     Silent,
 }
 
-/// Location of a call's body, or the kind of text if there is no call. Offsets are relative to the
-/// start of the tag.
+/// Location of a call's body in its text, or the kind of the text if it is not a call. Offsets are
+/// relative to the start of the call's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Body {
-    /// Undecided until more text arrives.
+pub(crate) enum CallBody {
+    /// More text is needed to locate the body.
     More,
-    /// JSON, which ends by itself, starts here.
+    /// The body is JSON, which ends by itself. It starts at this offset.
     Json(usize),
-    /// Text up to the closing tag starts here.
+    /// The body is the text up to the closing tag. It starts at this offset.
     Text(usize),
-    /// The text is not a call but reasoning, which starts here.
+    /// The text is not a call but reasoning, which starts at this offset.
     Reasoning(usize),
-    /// The text is not a call but content, which starts here.
+    /// The text is not a call but content, which starts at this offset.
     Speech(usize),
     /// The call has no body.
     Missing,
 }
 
-/// Whether a tag is text of an argument.
+/// Whether a tag inside a call's argument is plain text of the argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TagInArgument {
     Yes,
@@ -202,30 +207,30 @@ impl From<bool> for TagInArgument {
 
 /// Result of parsing the text after the JSON of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trailer {
-    /// Undecided until more text arrives.
+pub(crate) enum CallTrailer {
+    /// More text is needed to decide.
     More,
-    /// The rest of the call, with this length in bytes.
+    /// The rest of the call is complete, with this length in bytes.
     Complete(usize),
-    /// Text that does not belong there.
+    /// The text does not belong to the call, which is therefore malformed.
     Broken,
 }
 
-/// Start of content, in formats whose calls need no tag.
+/// Kind of text at the start of a completion's content, in formats whose calls need no tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentStart {
-    /// Undecided until more text arrives.
+    /// More text is needed to decide.
     More,
-    /// A possible call.
+    /// The text may be a call.
     Call,
-    /// This number of bytes without meaning.
+    /// This number of bytes has no meaning and is skipped.
     Silent(usize),
-    /// Content.
+    /// The text is content.
     Speech,
 }
 
-/// Why a call is malformed, and the part of its text that is concerned. `raw` is `None` if that is
-/// the complete text.
+/// Reason why a call is malformed, with the malformed part of its text. `raw` is `None` if the
+/// complete text is malformed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MalformedReason {
     pub why: String,
@@ -241,28 +246,28 @@ impl From<String> for MalformedReason {
 /// A parsed call: the tool's name and its arguments.
 pub(crate) type ParsedCall = (String, Map<String, Value>);
 
-/// Tags and texts of a format.
+/// Tags and descriptive texts of a tool-call format.
 #[derive(Debug)]
 pub(crate) struct SyntaxTags {
-    /// Tags that have an effect within content.
+    /// Tags that have an effect within content, each with its effect.
     pub marks: &'static [(&'static str, TagEffect)],
     /// Tags that end a call which has not ended by itself.
     pub closes: &'static [&'static str],
     /// Tags that have an effect within this format's reasoning, in addition to the model's
     /// reasoning tags.
     pub in_reasoning: &'static [(&'static str, TagEffect)],
-    /// All texts that are written as special tokens if the model has them.
+    /// All texts of the format that are written as special tokens if the model has them.
     pub tags: &'static [&'static str],
-    /// Tokens that end a completion in this format, in addition to those of the template and the
-    /// tokenizer.
+    /// Tokens that end a completion in this format, in addition to the stop tokens of the template
+    /// and the tokenizer.
     pub stops: &'static [&'static str],
-    /// Tokens that end a message, but not the completion.
+    /// Tokens that end a message, but do not end the completion.
     pub message_ends: &'static [&'static str],
-    /// Tags around reasoning, if the format defines how reasoning is written.
+    /// Tags around reasoning. `None` if the format does not define how reasoning is written.
     pub reasoning_tags: Option<[&'static str; 2]>,
-    /// Whether calls are recognized only within sections.
+    /// Whether calls are recognized only within sections of calls.
     pub only_in_sections: bool,
-    /// Description of how a call is written.
+    /// Description of how a call is written, for the system prompt.
     pub how: &'static str,
     /// Example call with placeholders for values, for a model that learns the format from its
     /// prompt.
@@ -273,7 +278,7 @@ pub(crate) struct SyntaxTags {
 }
 
 impl SyntaxTags {
-    /// A format without tags, from which the formats derive their own spelling.
+    /// A format without tags and texts. The formats set only the fields in which they differ.
     pub(crate) const NONE: Self = Self {
         marks: &[],
         closes: &[],
@@ -289,28 +294,28 @@ impl SyntaxTags {
     };
 }
 
-/// A tool-call format.
+/// Implementation of a tool-call format: parses and writes calls.
 pub(crate) trait Syntax: Sync {
-    /// Returns the tags and texts of the format.
+    /// Returns the tags and texts of the tool-call format.
     fn syntax_tags(&self) -> &'static SyntaxTags;
 
-    /// Returns the token that ends a turn with or without calls, if it differs from the token that
-    /// the template prints in the history.
-    fn end(&self, calls: bool) -> Option<&'static str> {
+    /// Returns the token that ends a turn with calls (`calls`) or without calls. Returns `None` if
+    /// it is the token that the template prints in the history.
+    fn turn_end_token(&self, calls: bool) -> Option<&'static str> {
         let _ = calls;
         None
     }
 
-    /// Returns the id of a call of the tool `name` that is the call number `index` of a
-    /// conversation. `None` if templates of this format accept any id.
-    fn id(&self, name: &str, index: usize) -> Option<String> {
+    /// Returns the id of call number `index` of a conversation, a call of the tool `name`. Returns
+    /// `None` if templates of this format accept any id.
+    fn call_id(&self, name: &str, index: usize) -> Option<String> {
         let _ = (name, index);
         None
     }
 
-    /// Locates the body in a text that starts with a tag of kind [`TagEffect::Call`]. `ended`
-    /// states that the text is complete.
-    fn body(&self, text: &str, ended: bool) -> Body;
+    /// Locates the body of a call in a text that starts with a tag of kind [`TagEffect::Call`].
+    /// `ended` is whether the text is complete.
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody;
 
     /// Returns whether a tag that would end a call is text of an argument. `before` is the text of
     /// the call before the tag.
@@ -319,13 +324,15 @@ pub(crate) trait Syntax: Sync {
         TagInArgument::No
     }
 
-    /// Parses the text after the JSON of a call and after white space.
-    fn trailer(&self, rest: &str, ended: bool) -> Trailer {
+    /// Parses the text after the JSON of a call and the white space that follows the JSON. `ended`
+    /// is whether the text is complete.
+    fn parse_trailer(&self, rest: &str, ended: bool) -> CallTrailer {
         let _ = (rest, ended);
-        Trailer::Complete(0)
+        CallTrailer::Complete(0)
     }
 
-    /// Classifies text at the start of a completion, after reasoning or after calls (`called`).
+    /// Classifies the text at the start of a completion, after reasoning or after calls (`called`).
+    /// `ended` is whether the text is complete.
     fn classify_start(
         &self,
         text: &str,
@@ -337,34 +344,35 @@ pub(crate) trait Syntax: Sync {
         ContentStart::Speech
     }
 
-    /// Parses the calls of a text that includes its tags. `json` is the range of the JSON, if the
+    /// Parses the calls in a text that includes their tags. `json` is the range of the JSON, if the
     /// body is JSON. Returns `None` if the text is content after all, which is possible only for a
     /// text without a tag.
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         json: Option<Range<usize>>,
         tools: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>>;
 
-    /// Explains what is wrong with a call whose body is not valid JSON. `closed` states whether its
-    /// closing tag is present. Returns `None` in the same case as [`read`](Self::read).
+    /// Explains what is wrong with a call whose body is not valid JSON. `closed` is whether the
+    /// call's closing tag is present. Returns `None` in the same case as
+    /// [`parse_calls`](Self::parse_calls).
     fn explain_error(&self, text: &str, closed: bool, tools: &[ToolSpec]) -> Option<String> {
         let _ = (text, closed, tools);
         None
     }
 
-    /// Writes the text of an assistant message: its content, then its calls.
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String;
+    /// Returns the text of an assistant message: its content, then its calls in this format.
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String;
 
-    /// Returns a grammar, in the Lark dialect of llguidance, of completions that consist only of
-    /// calls of these tools. `None` if the format has no grammar.
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    /// Returns a grammar of completions that consist only of calls of these tools, in the Lark
+    /// dialect of llguidance. Returns `None` if the format has no grammar.
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let _ = forms;
         None
     }
 
-    /// Returns whether a call that a template printed is in this variant of the format.
+    /// Returns whether a call that a template printed is in this variant of the tool-call format.
     fn is_variant_of(&self, printed: &str) -> bool {
         let _ = printed;
         true

@@ -8,19 +8,19 @@
 
 use serde_json::{Map, Value};
 
-/// Maximum nesting of lists and dictionaries.
+/// Maximum nesting depth of lists and dictionaries.
 const MAX_NESTING: usize = 64;
 
-/// Returns the value of a list, a tuple or a dictionary, or `None` if the text is not one.
-pub(crate) fn container(text: &str) -> Option<Value> {
+/// Parses a Python list, tuple or dictionary, or returns `None` if the text is none of these.
+pub(crate) fn parse_container(text: &str) -> Option<Value> {
     let mut parser = Parser { rest: text.trim_start() };
-    let value = parser.rest.starts_with(['[', '{', '(']).then(|| parser.value(0))??;
+    let value = parser.rest.starts_with(['[', '{', '(']).then(|| parser.parse_value(0))??;
     parser.rest.trim().is_empty().then_some(value)
 }
 
 /// Parses a number in Python's notation: with a sign, with leading zeros, without digits before or
 /// after the point, with `_` between digits.
-pub(crate) fn number(text: &str) -> Option<Value> {
+pub(crate) fn parse_number(text: &str) -> Option<Value> {
     let text = text.trim();
     let (sign, digits) = match text.strip_prefix(['+', '-']) {
         Some(rest) => (if text.starts_with('-') { "-" } else { "" }, rest),
@@ -29,7 +29,7 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     let at = digits.find(['e', 'E']).unwrap_or(digits.len());
     let (mantissa, exponent) = digits.split_at(at);
     let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let [integer, fraction] = [plain_digits(integer)?, plain_digits(fraction)?];
+    let [integer, fraction] = [strip_digit_separators(integer)?, strip_digit_separators(fraction)?];
     if integer.is_empty() && fraction.is_empty() {
         return None;
     }
@@ -41,14 +41,14 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     }
     if let Some(exponent) = exponent.strip_prefix(['e', 'E']) {
         let power = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
-        let power = Some(plain_digits(power)?).filter(|power| !power.is_empty())?;
+        let power = Some(strip_digit_separators(power)?).filter(|power| !power.is_empty())?;
         json += &format!("e{}{power}", if exponent.starts_with('-') { "-" } else { "" });
     }
     serde_json::from_str(&json).ok()
 }
 
-/// Returns digits without the `_` between them, or `None` if the text contains anything else.
-fn plain_digits(text: &str) -> Option<String> {
+/// Returns digits without the `_` between them, or `None` if the text contains any other character.
+fn strip_digit_separators(text: &str) -> Option<String> {
     let is_plain = !text.starts_with('_') && !text.ends_with('_') && !text.contains("__");
     let digits: String = text.chars().filter(|c| *c != '_').collect();
     (is_plain && digits.bytes().all(|byte| byte.is_ascii_digit())).then_some(digits)
@@ -59,63 +59,67 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// Skips white space, and then `token` if it follows. Returns whether it does.
-    fn take(&mut self, token: &str) -> bool {
+    /// Skips white space and the following `token`. Returns whether `token` follows the white
+    /// space.
+    fn skip_token(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
         self.rest.strip_prefix(token).map(|rest| self.rest = rest).is_some()
     }
 
-    fn value(&mut self, depth: usize) -> Option<Value> {
+    fn parse_value(&mut self, depth: usize) -> Option<Value> {
         self.rest = self.rest.trim_start();
         let depth = Some(depth + 1).filter(|depth| *depth <= MAX_NESTING)?;
         match self.rest.chars().next()? {
-            '[' => self.items(depth, "]").map(|(items, _)| items.into()),
-            '(' => match self.items(depth, ")")? {
+            '[' => self.parse_items(depth, "]").map(|(items, _)| items.into()),
+            '(' => match self.parse_items(depth, ")")? {
                 // Parentheses around one value are not a tuple.
                 (mut items, false) if items.len() == 1 => items.pop(),
                 (items, _) => Some(items.into()),
             },
-            '{' => self.fields(depth).map(Value::Object),
-            '"' | '\'' => self.text().map(Value::String),
+            '{' => self.parse_fields(depth).map(Value::Object),
+            '"' | '\'' => self.parse_string().map(Value::String),
             'r' | 'u' | 'R' | 'U' if self.rest[1..].starts_with(['"', '\'']) => {
-                self.text().map(Value::String)
+                self.parse_string().map(Value::String)
             }
-            _ => self.word(),
+            _ => self.parse_word(),
         }
     }
 
-    /// Parses items up to `close`. Also returns whether a comma follows the last one.
-    fn items(&mut self, depth: usize, close: &str) -> Option<(Vec<Value>, bool)> {
+    /// Parses the items of a container up to `close`. Also returns whether a comma follows the last
+    /// item.
+    fn parse_items(&mut self, depth: usize, close: &str) -> Option<(Vec<Value>, bool)> {
         self.rest = &self.rest[1..];
         let mut items = Vec::new();
         let mut comma = true;
-        while !self.take(close) {
+        while !self.skip_token(close) {
             if !comma {
                 return None;
             }
-            items.push(self.value(depth)?);
-            comma = self.take(",");
+            items.push(self.parse_value(depth)?);
+            comma = self.skip_token(",");
         }
         Some((items, comma))
     }
 
-    fn fields(&mut self, depth: usize) -> Option<Map<String, Value>> {
+    fn parse_fields(&mut self, depth: usize) -> Option<Map<String, Value>> {
         self.rest = &self.rest[1..];
         let mut fields = Map::new();
         let mut comma = true;
-        while !self.take("}") {
-            let Value::String(key) = self.value(depth).filter(|_| comma)? else { return None };
-            if !self.take(":") {
+        while !self.skip_token("}") {
+            let Value::String(key) = self.parse_value(depth).filter(|_| comma)? else {
+                return None;
+            };
+            if !self.skip_token(":") {
                 return None;
             }
-            let value = self.value(depth)?;
+            let value = self.parse_value(depth)?;
             fields.insert(key, value);
-            comma = self.take(",");
+            comma = self.skip_token(",");
         }
         Some(fields)
     }
 
-    fn word(&mut self) -> Option<Value> {
+    fn parse_word(&mut self) -> Option<Value> {
         let end = self.rest.find(|c: char| !(c.is_alphanumeric() || "+-._".contains(c)));
         let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
         self.rest = rest;
@@ -123,12 +127,12 @@ impl<'a> Parser<'a> {
             "True" | "true" => Some(true.into()),
             "False" | "false" => Some(false.into()),
             "None" | "null" => Some(Value::Null),
-            word => number(word),
+            word => parse_number(word),
         }
     }
 
-    /// Parses a string in single or triple quotation marks.
-    fn text(&mut self) -> Option<String> {
+    /// Parses a Python string in single or triple quotation marks.
+    fn parse_string(&mut self) -> Option<String> {
         let raw = self.rest.starts_with(['r', 'R']);
         self.rest = self.rest.trim_start_matches(['r', 'u', 'R', 'U']);
         let mark = &self.rest[..1];
@@ -145,25 +149,25 @@ impl<'a> Parser<'a> {
             rest = &rest[c.len_utf8()..];
             match c {
                 '\n' if mark.len() == 1 => return None,
-                '\\' if !raw => rest = escape(rest, &mut text)?,
+                '\\' if !raw => rest = parse_escape(rest, &mut text)?,
                 c => text.push(c),
             }
         }
     }
 }
 
-/// Appends the character of an escape sequence, after its backslash, and returns the remaining
-/// text.
-fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
+/// Parses a Python escape sequence after its backslash: appends its character to `text`, and
+/// returns the remaining text.
+fn parse_escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     let c = rest.chars().next()?;
     let after = &rest[c.len_utf8()..];
     let length = match c {
-        'n' => return push(text, '\n', after),
-        't' => return push(text, '\t', after),
-        'r' => return push(text, '\r', after),
-        'b' => return push(text, '\u{8}', after),
-        'f' => return push(text, '\u{c}', after),
-        '\\' | '\'' | '"' | '/' => return push(text, c, after),
+        'n' => return push_char(text, '\n', after),
+        't' => return push_char(text, '\t', after),
+        'r' => return push_char(text, '\r', after),
+        'b' => return push_char(text, '\u{8}', after),
+        'f' => return push_char(text, '\u{c}', after),
+        '\\' | '\'' | '"' | '/' => return push_char(text, c, after),
         '\n' => return Some(after),
         'x' => 2,
         'u' => 4,
@@ -171,7 +175,7 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
         // Python keeps the backslash of an unknown escape.
         _ => {
             text.push('\\');
-            return push(text, c, after);
+            return push_char(text, c, after);
         }
     };
     let mut found = parse_hex(after, length)?;
@@ -183,14 +187,14 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
         found = 0x10000 + ((found - 0xD800) << 10) + (low - 0xDC00);
         after = &after[6..];
     }
-    push(text, char::from_u32(found)?, after)
+    push_char(text, char::from_u32(found)?, after)
 }
 
 fn parse_hex(text: &str, length: usize) -> Option<u32> {
     u32::from_str_radix(text.get(..length)?, 16).ok()
 }
 
-fn push<'a>(text: &mut String, c: char, after: &'a str) -> Option<&'a str> {
+fn push_char<'a>(text: &mut String, c: char, after: &'a str) -> Option<&'a str> {
     text.push(c);
     Some(after)
 }
@@ -230,7 +234,7 @@ mod tests {
             ("[+5, .5, 5., 1_000, 007, 1e3]", json!([5, 0.5, 5.0, 1000, 7, parse_literal("1e3")])),
             ("['é', '日本']", json!(["é", "日本"])),
         ] {
-            assert_eq!(container(text), Some(want), "{text}");
+            assert_eq!(parse_container(text), Some(want), "{text}");
         }
     }
 
@@ -261,9 +265,9 @@ mod tests {
             "['\\x4']",
             "[é",
         ] {
-            assert_eq!(container(text), None, "{text}");
+            assert_eq!(parse_container(text), None, "{text}");
         }
-        assert_eq!(container(&"[".repeat(100_000)), None);
+        assert_eq!(parse_container(&"[".repeat(100_000)), None);
     }
 
     #[test]
@@ -280,13 +284,13 @@ mod tests {
             ("2e-1", parse_literal("2e-1")),
             ("1e400", parse_literal("1e400")),
         ] {
-            assert_eq!(number(text), Some(want), "{text}");
+            assert_eq!(parse_number(text), Some(want), "{text}");
         }
         for text in [
             "", "+", ".", "1,000", "1 000", "NaN", "Infinity", "inf", "0x10", "1__0", "_1", "e5",
             "1e", "--1", "٣",
         ] {
-            assert_eq!(number(text), None, "{text}");
+            assert_eq!(parse_number(text), None, "{text}");
         }
     }
 }

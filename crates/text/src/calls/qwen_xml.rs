@@ -19,11 +19,14 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::tags::opening;
-use super::values::{call_of, parameters, split_between, strip_quotes, value_before, write_tagged};
+use super::tags::match_opening_tag;
+use super::values::{
+    make_typed_call, parameter_names, split_between, split_parameter_value, strip_quotes,
+    write_tagged,
+};
 use super::{
-    Body, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
-    TagInArgument, call_from,
+    CallBody, GrammarContext, MalformedReason, ParsedCall, Syntax, SyntaxTags, TagEffect,
+    TagInArgument, parse_call_object,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -53,11 +56,11 @@ impl Syntax for QwenXml {
         &SPELLING
     }
 
-    fn body(&self, text: &str, ended: bool) -> Body {
+    fn locate_body(&self, text: &str, ended: bool) -> CallBody {
         match text.strip_prefix(OPEN) {
-            None => Body::Text(FUNCTION.len()),
-            Some(rest) => opening(rest, FUNCTION, ended)
-                .map_or(Body::More, |len| Body::Text(OPEN.len() + len.unwrap_or(0))),
+            None => CallBody::Text(FUNCTION.len()),
+            Some(rest) => match_opening_tag(rest, FUNCTION, ended)
+                .map_or(CallBody::More, |len| CallBody::Text(OPEN.len() + len.unwrap_or(0))),
         }
     }
 
@@ -80,16 +83,16 @@ impl Syntax for QwenXml {
         (tag == FUNCTION || !starts_line).into()
     }
 
-    fn read(
+    fn parse_calls(
         &self,
         text: &str,
         _: Option<Range<usize>>,
         tools: &[ToolSpec],
     ) -> Option<Vec<Result<ParsedCall, MalformedReason>>> {
-        Some(vec![read(text, tools).map_err(MalformedReason::from)])
+        Some(vec![parse_call(text, tools).map_err(MalformedReason::from)])
     }
 
-    fn render(&self, content: &str, calls: &[ToolCall]) -> String {
+    fn render_message(&self, content: &str, calls: &[ToolCall]) -> String {
         let mut text = content.to_owned();
         for (index, call) in calls.iter().enumerate() {
             text.push_str(match (index, content.is_empty()) {
@@ -112,62 +115,70 @@ impl Syntax for QwenXml {
         printed.contains(FUNCTION)
     }
 
-    fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
+    fn call_grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let close = format!("\n{PARAMETER_END}\n");
         let after = format!("{FUNCTION_END}\n{CLOSE}");
-        Some(forms.calls(["", "\n", ""], |at, tool| {
+        Some(forms.calls_grammar(["", "\n", ""], |at, tool| {
             let before = format!("{OPEN}\n{FUNCTION}{}>\n", tool.name);
-            forms.parts((at, tool), &before, |key| format!("{PARAMETER}{key}>\n"), &close, &after)
+            forms.parameters_rule(
+                (at, tool),
+                &before,
+                |key| format!("{PARAMETER}{key}>\n"),
+                &close,
+                &after,
+            )
         }))
     }
 }
 
-/// Returns the name in a tag, without quotation marks.
+/// Returns the name in an opening tag such as `<function=NAME>`, without quotation marks.
 fn parse_name<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
     let name = strip_quotes(text);
     if name.is_empty() {
-        return Err(format!("the name behind {tag} is empty"));
+        return Err(format!("the name after {tag} is empty"));
     }
     if name.contains(['\n', '<']) {
-        return Err(format!("the name behind {tag} is not ended by \">\": {:?}", excerpt(name)));
+        return Err(format!("the name after {tag} must end with \">\": {:?}", excerpt(name)));
     }
     Ok(name)
 }
 
-fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
+fn parse_call(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text).trim();
     let (inner, closed) = inner.strip_suffix(CLOSE).map_or((inner, false), |inner| (inner, true));
     if closed && let Ok(value @ Value::Object(_)) = serde_json::from_str(inner) {
-        return call_from(value, &["arguments", "parameters"]);
+        return parse_call_object(value, &["arguments", "parameters"]);
     }
     let (name, rest) = split_between(inner, FUNCTION, ">")
-        .ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
+        .ok_or_else(|| format!("{FUNCTION}NAME> is missing after {OPEN}"))?;
     let name = parse_name(name, FUNCTION)?;
     let mut rest = match rest.rsplit_once(FUNCTION_END) {
         Some((rest, after)) if after.trim().is_empty() => rest,
         // The closing tag is part of a value.
         Some((_, after)) if closed && after.contains(PARAMETER_END) => rest,
-        Some((_, after)) => return Err(format!("{:?} stands behind {FUNCTION_END}", after.trim())),
+        Some((_, after)) => {
+            return Err(format!("unexpected text {:?} after {FUNCTION_END}", after.trim()));
+        }
         None if closed => rest,
         None => return Err(format!("{FUNCTION_END} is missing")),
     };
-    let known = parameters(name, tools);
+    let known = parameter_names(name, tools);
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
-            format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim()))
+            format!("expected {PARAMETER}NAME>, but found {:?}", excerpt(rest.trim()))
         })?;
         if !value.contains(PARAMETER_END) {
-            return Err(format!("{PARAMETER_END} is missing behind {PARAMETER}{}>", excerpt(key)));
+            return Err(format!("{PARAMETER_END} is missing after {PARAMETER}{}>", excerpt(key)));
         }
-        let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |key| {
+        let (value, after) = split_parameter_value(value, [PARAMETER, PARAMETER_END], |key| {
             known.as_ref().is_none_or(|known| known.contains(&key))
         });
         let value = value.strip_prefix('\n').unwrap_or(value);
         arguments.push((parse_name(key, PARAMETER)?, value.strip_suffix('\n').unwrap_or(value)));
         rest = after;
     }
-    Ok(call_of(name, arguments, tools))
+    Ok(make_typed_call(name, arguments, tools))
 }
 
 #[cfg(test)]
@@ -175,7 +186,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::CallFormat;
-    use super::super::tests::read;
+    use super::super::tests::parse_completion;
 
     const ONE: &str = "<tool_call>\n<function=write>\n<parameter=text>\n";
     const END: &str = "\n</parameter>\n</function>\n</tool_call>";
@@ -190,7 +201,7 @@ mod tests {
             "a </parameter> b\n</tool_call>",
         ] {
             let completion = format!("{ONE}{value}{END}\nSo.\n{ONE}1{END}");
-            let parsed = read(CallFormat::QwenXml, &completion, &[]);
+            let parsed = parse_completion(CallFormat::QwenXml, &completion, &[]);
             let texts: Vec<_> = parsed
                 .calls
                 .iter()
@@ -208,14 +219,15 @@ mod tests {
     fn call_without_end_of_last_parameter_is_malformed() {
         // The malformed call does not extend into the next call either.
         for rest in ["</tool_call>\nSo.", "</function>\n</tool_call>\nSo."] {
-            let parsed = read(CallFormat::QwenXml, &format!("{ONE}1\n{rest}\n{ONE}1{END}"), &[]);
+            let parsed =
+                parse_completion(CallFormat::QwenXml, &format!("{ONE}1\n{rest}\n{ONE}1{END}"), &[]);
             assert_eq!(
                 parsed.calls.iter().map(Result::is_ok).collect::<Vec<_>>(),
                 [false, true],
                 "{parsed:?}"
             );
             assert_eq!(parsed.content, "So.");
-            let parsed = read(CallFormat::QwenXml, &format!("{ONE}1\n{rest}"), &[]);
+            let parsed = parse_completion(CallFormat::QwenXml, &format!("{ONE}1\n{rest}"), &[]);
             assert!(
                 parsed.calls[0].as_ref().is_err_and(|call| call.raw.ends_with("</tool_call>")),
                 "{parsed:?}"

@@ -7,20 +7,21 @@
 
 use std::ops::Range;
 
-use super::{MAX_HEADER, TagEffect, Trailer};
+use super::{CallTrailer, MAX_HEADER, TagEffect};
 
-/// Returns the length of the white space at the start of a text, or `None` if it is longer than a
-/// header may be.
-pub(crate) fn blank(text: &str) -> Option<usize> {
+/// Returns the length of the white space at the start of a text. Returns `None` if it is longer
+/// than [`MAX_HEADER`](super::MAX_HEADER).
+pub(crate) fn skip_blank(text: &str) -> Option<usize> {
     let window = text.char_indices().take(MAX_HEADER + 1);
     let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
     end.or_else(|| (window.count() <= MAX_HEADER).then_some(text.len()))
 }
 
-/// Returns the length of white space and a following `tag` at the start of a text. `None` if more
-/// text is needed to decide, `Some(None)` if the text starts with anything else.
-pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
-    let Some(blank) = blank(text) else { return Some(None) };
+/// Returns the length of the white space and the following `tag` at the start of a text. Returns
+/// `None` if more text is needed to decide, and `Some(None)` if the text starts with anything else.
+/// `ended` is whether the text is complete.
+pub(crate) fn match_opening_tag(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
+    let Some(blank) = skip_blank(text) else { return Some(None) };
     let after = &text[blank..];
     if after.starts_with(tag) {
         Some(Some(blank + tag.len()))
@@ -31,9 +32,10 @@ pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize
     }
 }
 
-/// Returns the offset of the first of some tags in a header, and that tag. `None` if more text is
-/// needed to decide, `Some(None)` if the header contains no tag or is too long.
-pub(crate) fn header<'a>(
+/// Returns the offset of the first tag in a call's header, and that tag. Returns `None` if more
+/// text is needed to decide, and `Some(None)` if the header contains none of `tags` or is too long.
+/// `ended` is whether the text is complete.
+pub(crate) fn find_header_end<'a>(
     text: &str,
     tags: &[&'a str],
     ended: bool,
@@ -51,40 +53,40 @@ pub(crate) fn header<'a>(
     }
 }
 
-/// Parses white space and a closing tag.
-pub(crate) fn parse_close(rest: &str, close: &str, ended: bool) -> Trailer {
+/// Parses the white space and the closing tag `close` after the JSON of a call.
+pub(crate) fn parse_closing_tag(rest: &str, close: &str, ended: bool) -> CallTrailer {
     let after = rest.trim_start();
     if after.starts_with(close) {
-        Trailer::Complete(rest.len() - after.len() + close.len())
+        CallTrailer::Complete(rest.len() - after.len() + close.len())
     } else if close.starts_with(after) && !ended {
-        Trailer::More
+        CallTrailer::More
     } else {
-        Trailer::Broken
+        CallTrailer::Broken
     }
 }
 
 /// A set of tags to find in a text. Of the tags that start at the same offset, the longest one
 /// matches.
 #[derive(Debug, Clone)]
-pub(crate) struct Table {
+pub(crate) struct TagTable {
     tags: Vec<(String, TagEffect)>,
-    /// Whether any tag starts with this byte.
+    /// Whether any tag starts with the byte that is the index.
     first: [bool; 256],
 }
 
-/// The first tag in a text.
+/// The result of searching for the first tag in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum TagMatch {
     Tag(Range<usize>, TagEffect),
     /// A tag may start at this offset; more text is needed to decide.
     Partial(usize),
     None,
 }
 
-impl Table {
+impl TagTable {
     /// Creates a table of tags. If two tags have the same text, the first one counts.
     pub(crate) fn new<'a>(tags: impl IntoIterator<Item = (&'a str, TagEffect)>) -> Self {
-        let mut table = Table { tags: Vec::new(), first: [false; 256] };
+        let mut table = TagTable { tags: Vec::new(), first: [false; 256] };
         for (tag, effect) in tags {
             let Some(&byte) = tag.as_bytes().first() else { continue };
             if table.tags.iter().all(|(known, _)| known != tag) {
@@ -96,8 +98,9 @@ impl Table {
         table
     }
 
-    /// Returns the first tag at or after `from`. `ended` states that the text is complete.
-    pub(crate) fn next(&self, text: &str, from: usize, ended: bool) -> Next {
+    /// Returns the first tag at or after offset `from` of a text. `ended` is whether the text is
+    /// complete.
+    pub(crate) fn find_tag(&self, text: &str, from: usize, ended: bool) -> TagMatch {
         let bytes = text.as_bytes();
         for at in from..bytes.len() {
             if !self.first[usize::from(bytes[at])] {
@@ -107,13 +110,13 @@ impl Table {
             for (tag, effect) in &self.tags {
                 let tag = tag.as_bytes();
                 if rest.starts_with(tag) {
-                    return Next::Tag(at..at + tag.len(), *effect);
+                    return TagMatch::Tag(at..at + tag.len(), *effect);
                 }
                 if !ended && tag.starts_with(rest) {
-                    return Next::Partial(at);
+                    return TagMatch::Partial(at);
                 }
             }
         }
-        Next::None
+        TagMatch::None
     }
 }

@@ -4,13 +4,17 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::completion_parser::{Reader, Tags};
+use crate::completion_parser::{CompletionParser, TagTables};
 use crate::reasoning_tags::ReasoningTagSet;
 
 /// Parses a complete completion of a model without reasoning tags.
-pub(crate) fn read(format: CallFormat, text: &str, tools: &[ToolSpec]) -> ParsedCompletion {
-    let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
-    ParsedCompletion::from_events(Reader::read(&tags, text, false, tools).0)
+pub(crate) fn parse_completion(
+    format: CallFormat,
+    text: &str,
+    tools: &[ToolSpec],
+) -> ParsedCompletion {
+    let tags = TagTables::new(&ReasoningTagSet::default(), format.syntax());
+    ParsedCompletion::from_events(CompletionParser::parse_complete(&tags, text, false, tools).0)
 }
 
 /// Generates any JSON value.
@@ -21,7 +25,7 @@ pub(crate) fn json_value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         // In Python's notation, in which arguments are written.
         any::<f64>().prop_map(|value| match value.is_finite() {
-            true => serde_json::from_str(&crate::python_json::float(value)).unwrap(),
+            true => serde_json::from_str(&crate::python_json::format_float(value)).unwrap(),
             false => Value::Null,
         }),
         any::<String>().prop_map(Value::from),
@@ -63,7 +67,7 @@ fn arguments_keep_digits_from_completion_to_message() {
         let text = format!(
             "<tool_call>\n{{\"name\": \"f\", \"arguments\": {{\"id\": {number}}}}}\n</tool_call>"
         );
-        let parsed = read(CallFormat::Hermes, &text, &[]);
+        let parsed = parse_completion(CallFormat::Hermes, &text, &[]);
         let call = parsed.calls[0].as_ref().unwrap();
         let message = serde_json::to_value(call).unwrap();
         assert_eq!(message["function"]["arguments"], format!("{{\"id\":{want}}}"));
@@ -78,8 +82,8 @@ fn read_in_chunks(
     chunks: &[&str],
     tools: &[ToolSpec],
 ) -> (ParsedCompletion, String) {
-    let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
-    let mut reader = Reader::new(false);
+    let tags = TagTables::new(&ReasoningTagSet::default(), format.syntax());
+    let mut reader = CompletionParser::new(false);
     let mut found = Vec::new();
     for chunk in chunks {
         reader.push(&tags, tools, chunk, &mut found);
@@ -120,8 +124,8 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
         );
         let call =
             ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
-        parts.push(syntax.render("", std::slice::from_ref(&call)));
-        parts.push(syntax.render("Say", &[call.clone(), call]));
+        parts.push(syntax.render_message("", std::slice::from_ref(&call)));
+        parts.push(syntax.render_message("Say", &[call.clone(), call]));
         for part in [
             "probe",
             "{\"a\": \"",
@@ -202,7 +206,7 @@ fn parser_cost_is_linear_in_every_format() {
         let syntax = format.syntax();
         let call =
             ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
-        let call = syntax.render("", std::slice::from_ref(&call));
+        let call = syntax.render_message("", std::slice::from_ref(&call));
         let (head, tail) = call.split_at(call.find("{}").map_or(call.len() / 2, |at| at + 1));
         let open = syntax.syntax_tags().marks[0].0;
         for (head, unit, tail) in [
@@ -218,8 +222,8 @@ fn parser_cost_is_linear_in_every_format() {
             ("", &call, ""),
         ] {
             let text = format!("{head}{}{tail}", unit.repeat(LENGTH / 8 / unit.len()));
-            let tags = Tags::new(&ReasoningTagSet::default(), syntax);
-            let mut reader = Reader::new(false);
+            let tags = TagTables::new(&ReasoningTagSet::default(), syntax);
+            let mut reader = CompletionParser::new(false);
             let mut found = Vec::new();
             let mut buffer = [0; 4];
             for c in text.chars() {
@@ -258,8 +262,8 @@ proptest! {
         prop_assume!(arguments.iter().all(|arguments| has_no_tags(&Value::Object(arguments.clone()), syntax)));
         let call = |(index, arguments): (usize, Map<String, Value>)| ToolCall { id: format!("call_{index}"), name: "probe".into(), arguments: arguments.into() };
         let calls: Vec<ToolCall> = arguments.into_iter().enumerate().map(call).collect();
-        let text = syntax.render(&content, &calls);
-        let parsed = read(CallFormat::ALL[index], &text, &[tool()]);
+        let text = syntax.render_message(&content, &calls);
+        let parsed = parse_completion(CallFormat::ALL[index], &text, &[tool()]);
         prop_assert_eq!(&parsed.content, content.trim(), "{}", text);
         // A template may write an exponent differently; the value is the same.
         let by_value = |call: &ToolCall| (call.id.clone(), call.name.clone(), floats(Value::from(call.arguments.clone())));

@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 
 use super::ParsedCall;
 use super::python;
-use crate::schema::{Schema, type_of};
+use crate::schema::{Schema, json_type};
 use crate::{ToolCall, ToolSpec, python_json};
 
-/// Returns the value that `text` represents, or `None` if it is empty and the parameter cannot be a
-/// string.
+/// Returns the argument value that `text` represents, or `None` if the text is empty and the
+/// parameter cannot be a string.
 ///
 /// 1. A parameter that can only be a string is the text unchanged.
 /// 2. Any other parameter is JSON of one of its types, including Python's `True`, `False` and
@@ -44,35 +44,40 @@ fn parse_typed(schema: Schema<'_>, text: &str) -> Option<Value> {
         match lower.as_str() {
             "true" | "false" if allows("boolean") => Some(Value::Bool(lower == "true")),
             "null" | "none" if allows("null") => Some(Value::Null),
-            _ if allows("array") || allows("object") => python::container(trimmed),
+            _ if allows("array") || allows("object") => python::parse_container(trimmed),
             _ => None,
         }
-        .or_else(|| python::number(trimmed).filter(|_| allows("integer") || allows("number")))
+        .or_else(|| python::parse_number(trimmed).filter(|_| allows("integer") || allows("number")))
     };
     let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else {
         return as_text();
     };
     let value =
         if allows("integer") && !allows("number") && !is_text { to_integer(value) } else { value };
-    let listed = schema.values().unwrap_or_default();
+    let listed = schema.listed_values().unwrap_or_default();
     if !listed.contains(&value) && listed.iter().any(|value| value == text) {
         return as_text();
     }
-    let kind = type_of(&value);
+    let kind = json_type(&value);
     let fits = types.is_empty() || allows(kind) || (kind == "integer" && allows("number"));
     if fits || !is_text { Some(value) } else { as_text() }
 }
 
-/// Returns the integer that a number equals, or the value unchanged.
+/// Converts a number with a zero fraction to an integer. Returns any other value unchanged.
 fn to_integer(value: Value) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
-    let float = value.as_f64().filter(|float| type_of(&value) == "number" && float.fract() == 0.0);
+    let float =
+        value.as_f64().filter(|float| json_type(&value) == "number" && float.fract() == 0.0);
     float.filter(|float| float.abs() < EXACT).map_or(value, |float| (float as i64).into())
 }
 
-/// Returns the call of `name` with typed arguments. Empty arguments that cannot be strings are
-/// omitted.
-pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> ParsedCall {
+/// Creates a call of the tool `name`, whose argument texts are parsed by the types in the tool's
+/// schema. Empty arguments that cannot be strings are omitted.
+pub(crate) fn make_typed_call(
+    name: &str,
+    arguments: Vec<(&str, &str)>,
+    tools: &[ToolSpec],
+) -> ParsedCall {
     let tool = tools.iter().find(|tool| tool.name == name);
     let properties =
         tool.map(|tool| Schema::from_document(&tool.parameters).properties()).unwrap_or_default();
@@ -93,7 +98,7 @@ pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpe
 }
 
 /// Returns the names of a tool's parameters, or `None` if the tool is unknown.
-pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'a str>> {
+pub(crate) fn parameter_names<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'a str>> {
     let tool = tools.iter().find(|spec| spec.name == tool)?;
     Some(
         Schema::from_document(&tool.parameters)
@@ -104,13 +109,15 @@ pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'
     )
 }
 
-/// Returns a name without surrounding quotation marks.
+/// Removes the quotation marks around a name.
 pub(crate) fn strip_quotes(name: &str) -> &str {
     let name = name.trim();
-    strip_mark(name, '"').or_else(|| strip_mark(name, '\'')).map_or(name, str::trim)
+    strip_quotation_marks(name, '"')
+        .or_else(|| strip_quotation_marks(name, '\''))
+        .map_or(name, str::trim)
 }
 
-fn strip_mark(name: &str, mark: char) -> Option<&str> {
+fn strip_quotation_marks(name: &str, mark: char) -> Option<&str> {
     name.strip_prefix(mark).and_then(|name| name.strip_suffix(mark))
 }
 
@@ -120,7 +127,7 @@ fn strip_mark(name: &str, mark: char) -> Option<&str> {
 /// call, so it may contain closing tags itself. An opening tag at the start of a line also ends it,
 /// under three conditions: the tag names a parameter (`is_parameter`), no such closing tag precedes
 /// it, and the value closes fewer tags than it opens.
-pub(crate) fn value_before<'a>(
+pub(crate) fn split_parameter_value<'a>(
     text: &'a str,
     [open, close]: [&str; 2],
     is_parameter: impl Fn(&str) -> bool,
@@ -155,39 +162,39 @@ pub(crate) fn value_before<'a>(
     }
 }
 
-/// Returns the text that represents an argument.
-fn plain(value: &Value) -> String {
+/// Returns the text of an argument's value: a string unchanged, any other value as JSON.
+fn value_text(value: &Value) -> String {
     value.as_str().map_or_else(|| python_json::dumps(value), str::to_owned)
 }
 
 /// Returns the arguments of a call as JSON text.
-pub(crate) fn arguments(call: &ToolCall) -> String {
+pub(crate) fn arguments_json(call: &ToolCall) -> String {
     call.arguments.to_text()
 }
 
-/// Returns a call as a JSON object, with its arguments under `key`, followed by `more`.
-pub(crate) fn object(call: &ToolCall, key: &str, more: &str) -> String {
+/// Returns a call as the text of a JSON object, with its arguments under `key`, followed by `more`.
+pub(crate) fn call_object_json(call: &ToolCall, key: &str, more: &str) -> String {
     let name = python_json::dumps(&Value::String(call.name.clone()));
-    format!("{{\"name\": {name}, \"{key}\": {}{more}}}", arguments(call))
+    format!("{{\"name\": {name}, \"{key}\": {}{more}}}", arguments_json(call))
 }
 
-/// Returns the arguments of a call, each written by `argument` from its name and value. Arguments
-/// that are not a JSON object are written unchanged, followed by `line`.
+/// Returns the arguments of a call as text, each written by `argument` from its name and value.
+/// Arguments that are not a JSON object are written unchanged, followed by `line`.
 pub(crate) fn write_tagged(
     call: &ToolCall,
     line: &str,
     argument: impl Fn(&str, &str) -> String,
 ) -> String {
     let mut text: String =
-        call.arguments.iter().map(|(key, value)| argument(key, &plain(value))).collect();
+        call.arguments.iter().map(|(key, value)| argument(key, &value_text(value))).collect();
     if let Some(unreadable) = call.arguments.unreadable() {
         text.push_str(&format!("{unreadable}{line}"));
     }
     text
 }
 
-/// Returns the text between `open` and `close` at the start of `text`, and the rest. Leading white
-/// space is skipped.
+/// Returns the text between `open` and `close` at the start of `text`, and the text after `close`.
+/// Leading white space is skipped.
 pub(crate) fn split_between<'a>(
     text: &'a str,
     open: &str,
@@ -289,7 +296,7 @@ mod tests {
 
     #[test]
     fn parameter_value_ends_before_next_parameter() {
-        let value = |text| value_before(text, ["<p=", "</p>"], |name| name == "b");
+        let value = |text| split_parameter_value(text, ["<p=", "</p>"], |name| name == "b");
         for (text, want, rest) in [
             ("1</p>", "1", ""),
             ("1</p>\n<p=b>2</p>", "1", "\n<p=b>2</p>"),
@@ -311,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn unquoted_removes_matching_quotation_marks() {
+    fn matching_quotation_marks_are_removed() {
         for (name, want) in [
             ("\"log\"", "log"),
             ("'log'", "log"),

@@ -8,11 +8,11 @@ use minijinja::value::{Object, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::BoundArguments;
-use super::limits::{failure, is_namespace, list, pairs};
+use super::limits::{is_namespace, make_list, mapping_pairs, template_error};
 use super::strings;
 
-/// Methods of Python's `dict`. They take precedence over items of the same name: `schema.items` is
-/// never the item.
+/// Names of the methods of Python's `dict`. They take precedence over items of the same name:
+/// `schema.items` is never the item.
 pub(super) const METHODS: [&str; 11] = [
     "clear",
     "copy",
@@ -27,7 +27,7 @@ pub(super) const METHODS: [&str; 11] = [
     "values",
 ];
 
-/// Mutating methods, which transformers' sandbox also hides from templates.
+/// Names of mutating methods, which transformers' sandbox also hides from templates.
 const CHANGES: [&str; 12] = [
     "append",
     "clear",
@@ -43,19 +43,22 @@ const CHANGES: [&str; 12] = [
     "add",
 ];
 
-/// Calls a method that the engine does not implement.
-pub(crate) fn method(
+/// Calls a method of a container that the template engine does not implement.
+pub(crate) fn call_method(
     state: &mut State,
     value: &Value,
     method: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
     match value.kind() {
-        ValueKind::String => {
-            strings::call(state, value.as_str().unwrap_or_default(), method, arguments)
-        }
-        ValueKind::Map => mapping(state, value, method, arguments),
-        ValueKind::Seq | ValueKind::Iterable => sequence(value, method, arguments),
+        ValueKind::String => strings::call_string_method(
+            state,
+            value.as_str().unwrap_or_default(),
+            method,
+            arguments,
+        ),
+        ValueKind::Map => call_mapping_method(state, value, method, arguments),
+        ValueKind::Seq | ValueKind::Iterable => call_sequence_method(value, method, arguments),
         ValueKind::Number if method == "bit_length" && value.is_integer() => {
             BoundArguments::new(method, &[], arguments)?;
             Ok(Value::from(
@@ -77,13 +80,13 @@ pub(crate) fn method(
     }
 }
 
-fn changes(method: &str) -> Error {
-    failure(format!(
+fn mutation_error(method: &str) -> Error {
+    template_error(format!(
         "{method} changes a value, which is forbidden, as in the sandbox of transformers"
     ))
 }
 
-fn mapping(
+fn call_mapping_method(
     state: &mut State,
     value: &Value,
     method: &str,
@@ -92,12 +95,12 @@ fn mapping(
     match method {
         "keys" | "values" | "items" => {
             BoundArguments::new(method, &[], arguments)?;
-            let items = pairs(value).map(|(key, item)| match method {
+            let items = mapping_pairs(value).map(|(key, item)| match method {
                 "keys" => key,
                 "values" => item,
                 _ => Value::from(Tuple::from([key, item])),
             });
-            list(state, items.collect())
+            make_list(state, items.collect())
         }
         "get" => {
             let bound = BoundArguments::new(method, &["key", "default"], arguments)?;
@@ -107,19 +110,19 @@ fn mapping(
         }
         "copy" => {
             BoundArguments::new(method, &[], arguments)?;
-            Ok(Value::from_pairs(pairs(value)))
+            Ok(Value::from_pairs(mapping_pairs(value)))
         }
         method
             if CHANGES.contains(&method)
                 && value.get_item(&Value::from(method))?.is_undefined() =>
         {
-            Err(changes(method))
+            Err(mutation_error(method))
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
 }
 
-fn sequence(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+fn call_sequence_method(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     match method {
         "count" => {
             let bound = BoundArguments::new(method, &["value"], arguments)?;
@@ -131,22 +134,23 @@ fn sequence(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, E
             let wanted = bound.required(0)?;
             let at = value.try_iter()?.position(|item| item == *wanted);
             at.map(Value::from)
-                .ok_or_else(|| failure(format!("index: {wanted} is not in the list")))
+                .ok_or_else(|| template_error(format!("index: {wanted} is not in the list")))
         }
         "copy" if !value.is_tuple() => {
             BoundArguments::new(method, &[], arguments)?;
             Ok(value.clone())
         }
-        method if CHANGES.contains(&method) => Err(changes(method)),
+        method if CHANGES.contains(&method) => Err(mutation_error(method)),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
 }
 
-/// A method that is referenced without a call: it is defined and truthy, and has no attributes.
+/// A method that a template references without calling it. The method is defined and truthy, and
+/// has no attributes.
 #[derive(Debug)]
-struct Method(String);
+struct UncalledMethod(String);
 
-impl Object for Method {
+impl Object for UncalledMethod {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -156,15 +160,15 @@ impl Object for Method {
     }
 
     fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result<Value, Error> {
-        Err(failure(format!(
+        Err(template_error(format!(
             "{0} is called under another name; write .{0}() after the mapping",
             self.0
         )))
     }
 }
 
-/// Returns `value.name` for a name in [`METHODS`].
-pub(super) fn attribute(state: &mut State, value: Value, name: &str) -> Result<Value, Error> {
+/// Returns the attribute `value.name` if `name` is one of [`METHODS`].
+pub(super) fn get_attribute(state: &mut State, value: Value, name: &str) -> Result<Value, Error> {
     if value.kind() != ValueKind::Map || is_namespace(state, &value) {
         return value.get_attr(name);
     }
@@ -172,6 +176,6 @@ pub(super) fn attribute(state: &mut State, value: Value, name: &str) -> Result<V
     Ok(if CHANGES.contains(&name) {
         Value::UNDEFINED
     } else {
-        Value::from_object(Method(name.into()))
+        Value::from_object(UncalledMethod(name.into()))
     })
 }

@@ -5,10 +5,10 @@ use super::containers::METHODS;
 use super::lexer::{Tag, Token, is_name};
 use super::names::{ATTRIBUTE, KEEP, OpenMacros};
 
-/// Maximum nesting of an expression.
+/// Maximum nesting depth of a template expression.
 const DEPTH: usize = 100;
 
-/// Parser state: the remaining tokens of a tag.
+/// Translator of a template expression: the remaining tokens of a tag, and the nesting depth.
 pub(super) struct Expression<'a> {
     tag: &'a Tag<'a>,
     rest: &'a [Token<'a>],
@@ -23,29 +23,30 @@ impl<'a> Expression<'a> {
         Expression { tag, rest, macros, depth: 0 }
     }
 
-    /// Translates all tokens as one expression.
+    /// Translates all remaining tokens as one expression.
     pub fn translate(mut self) -> TranslateResult {
-        let translated = self.expression(true)?;
-        self.end()?;
+        let translated = self.parse_expression(true)?;
+        self.expect_end()?;
         Ok(translated)
     }
 
-    /// Translates all tokens as one expression, or as several separated by commas.
+    /// Translates all remaining tokens as one expression, or as several expressions separated by
+    /// commas.
     pub fn translate_tuple(mut self) -> TranslateResult {
-        let translated = self.tuple(true)?;
-        self.end()?;
+        let translated = self.parse_tuple(true)?;
+        self.expect_end()?;
         Ok(translated)
     }
 
-    /// Checks that no tokens are left.
+    /// Checks that no tokens of the tag are left.
     ///
     /// # Errors
     /// Returns an error that names the first remaining token.
-    pub fn end(&self) -> Result<(), String> {
-        if self.rest.is_empty() { Ok(()) } else { Err(self.unexpected()) }
+    pub fn expect_end(&self) -> Result<(), String> {
+        if self.rest.is_empty() { Ok(()) } else { Err(self.unexpected_token_error()) }
     }
 
-    fn unexpected(&self) -> String {
+    fn unexpected_token_error(&self) -> String {
         match self.rest.first() {
             Some(token) => self.tag.error(format!("unexpected {:?}", token.text)),
             None => self.tag.error(format!("{} ends too early", self.tag.open)),
@@ -56,30 +57,31 @@ impl<'a> Expression<'a> {
         self.rest.first().is_some_and(|token| token.is(text))
     }
 
-    fn next(&mut self) -> Result<&'a Token<'a>, String> {
-        let (first, rest) = self.rest.split_first().ok_or_else(|| self.unexpected())?;
+    fn next_token(&mut self) -> Result<&'a Token<'a>, String> {
+        let (first, rest) = self.rest.split_first().ok_or_else(|| self.unexpected_token_error())?;
         self.rest = rest;
         Ok(first)
     }
 
-    /// Consumes the next token if it is `text`.
+    /// Consumes the next token if its text is `text`.
     pub fn take(&mut self, text: &str) -> Option<String> {
-        if self.peek(text) { self.next().ok().map(Token::source) } else { None }
+        if self.peek(text) { self.next_token().ok().map(Token::source) } else { None }
     }
 
     pub fn expect(&mut self, text: &str) -> TranslateResult {
-        self.take(text).ok_or_else(|| self.unexpected())
+        self.take(text).ok_or_else(|| self.unexpected_token_error())
     }
 
-    /// Consumes the next token if it is a word.
+    /// Consumes the next token if it is a word, and returns the word.
     pub fn next_name(&mut self) -> Option<String> {
         let token = self.rest.first().filter(|token| !token.quoted && is_name(&token.text))?;
         self.rest = &self.rest[1..];
         Some(token.source())
     }
 
-    /// Returns the first of `names` that occurs before the next comma outside of brackets.
-    pub fn name_among(&self, names: &[String]) -> Option<&'a str> {
+    /// Returns the first of `names` that occurs before the next comma outside of brackets, or
+    /// `None` if none occurs.
+    pub fn find_name_among(&self, names: &[String]) -> Option<&'a str> {
         let mut depth = 0;
         let here = self.rest.iter().take_while(|token| {
             match token.text.as_ref() {
@@ -95,7 +97,7 @@ impl<'a> Expression<'a> {
             .find(|text| names.iter().any(|name| name == text))
     }
 
-    fn enter(&mut self) -> Result<(), String> {
+    fn increase_depth(&mut self) -> Result<(), String> {
         self.depth += 1;
         if self.depth > DEPTH {
             return Err(self.tag.error(format!("an expression is nested deeper than {DEPTH}")));
@@ -105,14 +107,14 @@ impl<'a> Expression<'a> {
 
     /// Translates expressions separated by commas as one tuple. A single expression stays
     /// unchanged.
-    pub fn tuple(&mut self, conditions: bool) -> TranslateResult {
+    pub fn parse_tuple(&mut self, conditions: bool) -> TranslateResult {
         let (items, is_tuple) = self.parse_list(conditions)?;
-        Ok(if is_tuple { call_text(KEEP, &[&format!("({items})")]) } else { items })
+        Ok(if is_tuple { format_call(KEEP, &[&format!("({items})")]) } else { items })
     }
 
-    /// Translates expressions separated by commas. Also returns whether there is a comma.
+    /// Translates expressions that are separated by commas. Also returns whether there is a comma.
     fn parse_list(&mut self, conditions: bool) -> Result<(String, bool), String> {
-        let mut items = self.expression(conditions)?;
+        let mut items = self.parse_expression(conditions)?;
         let is_tuple = self.peek(",");
         while let Some(comma) = self.take(",") {
             items.push_str(&comma);
@@ -121,32 +123,32 @@ impl<'a> Expression<'a> {
             {
                 break;
             }
-            items.push_str(&self.expression(conditions)?);
+            items.push_str(&self.parse_expression(conditions)?);
         }
         Ok((items, is_tuple))
     }
 
-    /// Translates one expression. It can be a conditional expression if `conditions` is set.
-    pub fn expression(&mut self, conditions: bool) -> TranslateResult {
-        self.enter()?;
-        let mut out = self.or()?;
+    /// Translates one expression, which can be a conditional expression if `conditions` is set.
+    pub fn parse_expression(&mut self, conditions: bool) -> TranslateResult {
+        self.increase_depth()?;
+        let mut out = self.parse_or()?;
         while conditions && let Some(keyword) = self.take("if") {
             out.push_str(&keyword);
-            out.push_str(&self.or()?);
+            out.push_str(&self.parse_or()?);
             if let Some(keyword) = self.take("else") {
                 out.push_str(&keyword);
-                out.push_str(&self.expression(true)?);
+                out.push_str(&self.parse_expression(true)?);
             }
         }
         self.depth -= 1;
         Ok(out)
     }
 
-    fn or(&mut self) -> TranslateResult {
-        self.parse_joined(&["or"], |this| this.parse_joined(&["and"], Self::not))
+    fn parse_or(&mut self) -> TranslateResult {
+        self.parse_joined(&["or"], |this| this.parse_joined(&["and"], Self::parse_not))
     }
 
-    /// Translates operands separated by operators that stay unchanged.
+    /// Translates operands that are separated by operators. The operators stay unchanged.
     fn parse_joined(
         &mut self,
         operators: &[&str],
@@ -160,36 +162,36 @@ impl<'a> Expression<'a> {
         Ok(out)
     }
 
-    fn not(&mut self) -> TranslateResult {
+    fn parse_not(&mut self) -> TranslateResult {
         match self.take("not") {
             Some(not) => {
-                self.enter()?;
-                let operand = self.not()?;
+                self.increase_depth()?;
+                let operand = self.parse_not()?;
                 self.depth -= 1;
                 Ok(not + &operand)
             }
-            None => self.comparison(),
+            None => self.parse_comparison(),
         }
     }
 
-    /// Translates comparisons. Order comparisons become calls, because Python rejects some that the
-    /// engine accepts.
-    fn comparison(&mut self) -> TranslateResult {
-        let first = self.sum()?;
+    /// Translates comparisons. Order comparisons become function calls, because Python rejects some
+    /// that the template engine accepts.
+    fn parse_comparison(&mut self) -> TranslateResult {
+        let first = self.parse_sum()?;
         let mut pairs: Vec<String> = Vec::new();
         let mut left = first;
         loop {
             let mut operator = String::new();
             if self.peek("not") && self.rest.get(1).is_some_and(|token| token.is("in")) {
-                operator = self.next()?.source();
+                operator = self.next_token()?.source();
             }
             let known = ["==", "!=", "in", ">", ">=", "<", "<="];
             let Some(found) = known.iter().position(|known| self.peek(known)) else { break };
-            operator.push_str(&self.next()?.source());
-            let right = self.sum()?;
+            operator.push_str(&self.next_token()?.source());
+            let right = self.parse_sum()?;
             pairs.push(match found {
                 0..=2 => format!("{left}{operator}{right}"),
-                _ => call_text(
+                _ => format_call(
                     "__levade_order",
                     &[&format!("\"{}\"", operator.trim()), &left, &right],
                 ),
@@ -203,79 +205,80 @@ impl<'a> Expression<'a> {
         })
     }
 
-    fn sum(&mut self) -> TranslateResult {
-        let mut left = self.concatenation()?;
+    fn parse_sum(&mut self) -> TranslateResult {
+        let mut left = self.parse_concatenation()?;
         loop {
             if self.take("+").is_some() {
-                left = call_text("__levade_add", &[&left, &self.concatenation()?]);
+                left = format_call("__levade_add", &[&left, &self.parse_concatenation()?]);
             } else if let Some(minus) = self.take("-") {
-                left = format!("{left}{minus}{}", self.concatenation()?);
+                left = format!("{left}{minus}{}", self.parse_concatenation()?);
             } else {
                 return Ok(left);
             }
         }
     }
 
-    fn concatenation(&mut self) -> TranslateResult {
-        let mut parts = vec![self.multiplicative()?];
+    fn parse_concatenation(&mut self) -> TranslateResult {
+        let mut parts = vec![self.parse_product()?];
         while self.take("~").is_some() {
-            parts.push(self.multiplicative()?);
+            parts.push(self.parse_product()?);
         }
         if parts.len() > 1 {
-            return Ok(call_text("__levade_concat", &parts));
+            return Ok(format_call("__levade_concat", &parts));
         }
         Ok(parts.remove(0))
     }
 
-    fn multiplicative(&mut self) -> TranslateResult {
-        let mut left = self.power()?;
+    fn parse_product(&mut self) -> TranslateResult {
+        let mut left = self.parse_power()?;
         loop {
             if self.take("*").is_some() {
-                left = call_text("__levade_mul", &[&left, &self.power()?]);
+                left = format_call("__levade_mul", &[&left, &self.parse_power()?]);
             } else if self.take("%").is_some() {
-                left = call_text("__levade_mod", &[&left, &self.power()?]);
+                left = format_call("__levade_mod", &[&left, &self.parse_power()?]);
             } else if let Some(operator) = self.take("/").or_else(|| self.take("//")) {
-                left = format!("{left}{operator}{}", self.power()?);
+                left = format!("{left}{operator}{}", self.parse_power()?);
             } else {
                 return Ok(left);
             }
         }
     }
 
-    fn power(&mut self) -> TranslateResult {
-        let mut left = self.unary(true)?;
+    fn parse_power(&mut self) -> TranslateResult {
+        let mut left = self.parse_unary(true)?;
         while self.take("**").is_some() {
-            left = call_text("__levade_pow", &[&left, &self.unary(true)?]);
+            left = format_call("__levade_pow", &[&left, &self.parse_unary(true)?]);
         }
         Ok(left)
     }
 
-    fn unary(&mut self, filters: bool) -> TranslateResult {
+    fn parse_unary(&mut self, filters: bool) -> TranslateResult {
         let mut signed = false;
         let operand = if let Some(minus) = self.take("-") {
-            self.enter()?;
+            self.increase_depth()?;
             signed = true;
-            let operand = self.unary(false)?;
+            let operand = self.parse_unary(false)?;
             self.depth -= 1;
             minus + &operand
         } else if self.take("+").is_some() {
-            self.enter()?;
-            let operand = self.unary(false)?;
+            self.increase_depth()?;
+            let operand = self.parse_unary(false)?;
             self.depth -= 1;
             operand
         } else {
-            let (primary, name) = self.primary()?;
-            self.postfix(primary, name)?
+            let (primary, name) = self.parse_primary()?;
+            self.parse_postfix(primary, name)?
         };
         if !filters || !(self.peek("|") || self.peek("is")) {
             return Ok(operand);
         }
-        self.filters(if signed { format!("({operand})") } else { operand })
+        self.parse_filters(if signed { format!("({operand})") } else { operand })
     }
 
-    /// Translates a literal, a name or a bracketed expression. Also returns the name, if it is one.
-    fn primary(&mut self) -> Result<(String, Option<&'a str>), String> {
-        let token = self.next()?;
+    /// Translates a literal, a name or a bracketed expression. Also returns the name if the
+    /// expression is a name.
+    fn parse_primary(&mut self) -> Result<(String, Option<&'a str>), String> {
+        let token = self.next_token()?;
         let mut name = None;
         let primary = match token.text.as_ref() {
             _ if token.quoted => {
@@ -290,13 +293,13 @@ impl<'a> Expression<'a> {
                 let (inner, is_tuple) =
                     if self.peek(")") { Default::default() } else { self.parse_list(true)? };
                 let full = format!("{}({inner}{}", token.gap, self.expect(")")?);
-                if is_tuple { call_text(KEEP, &[&full]) } else { full }
+                if is_tuple { format_call(KEEP, &[&full]) } else { full }
             }
-            "[" => self.items(token, "]", |this| this.expression(true))?,
-            "{" => self.items(token, "}", |this| {
-                let key = this.expression(true)?;
+            "[" => self.parse_items(token, "]", |this| this.parse_expression(true))?,
+            "{" => self.parse_items(token, "}", |this| {
+                let key = this.parse_expression(true)?;
                 let colon = this.expect(":")?;
-                Ok(format!("{key}{colon}{}", this.expression(true)?))
+                Ok(format!("{key}{colon}{}", this.parse_expression(true)?))
             })?,
             text if is_name(text) => {
                 name = Some(text);
@@ -312,7 +315,7 @@ impl<'a> Expression<'a> {
         Ok((primary, name))
     }
 
-    fn items(
+    fn parse_items(
         &mut self,
         open: &Token<'_>,
         close: &str,
@@ -328,14 +331,14 @@ impl<'a> Expression<'a> {
         }
         let is_empty = out.trim_start().len() == 1;
         out.push_str(&self.expect(close)?);
-        Ok(if is_empty { out } else { call_text(KEEP, &[&out]) })
+        Ok(if is_empty { out } else { format_call(KEEP, &[&out]) })
     }
 
-    /// Translates attributes, items, slices and calls.
-    fn postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> TranslateResult {
+    /// Translates the attributes, items, slices and calls after a value.
+    fn parse_postfix(&mut self, mut of: String, mut name: Option<&'a str>) -> TranslateResult {
         loop {
             if let Some(dot) = self.take(".") {
-                let attribute = self.next()?;
+                let attribute = self.next_token()?;
                 if attribute.quoted
                     || !attribute.text.starts_with(|c: char| c == '_' || c.is_alphanumeric())
                 {
@@ -348,14 +351,14 @@ impl<'a> Expression<'a> {
                     false => format!("{of}[{}]", attribute.source()),
                     true if METHODS.contains(&attribute.text.as_ref()) && !self.peek("(") => {
                         let gaps = [dot.trim_end_matches('.'), attribute.gap].concat();
-                        call_text(ATTRIBUTE, &[of, format!("{gaps}\"{}\"", attribute.text)])
+                        format_call(ATTRIBUTE, &[of, format!("{gaps}\"{}\"", attribute.text)])
                     }
                     true => format!("{of}{dot}{}", attribute.source()),
                 };
             } else if let Some(open) = self.take("[") {
-                of = self.subscript(of, &open)?;
+                of = self.parse_subscript(of, &open)?;
             } else if let Some(open) = self.take("(") {
-                let arguments = self.arguments()?;
+                let arguments = self.parse_arguments()?;
                 let close = self.expect(")")?;
                 of = match name.and_then(|name| self.macros.get(name)) {
                     Some(names) => {
@@ -372,7 +375,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    fn subscript(&mut self, of: String, open: &str) -> TranslateResult {
+    fn parse_subscript(&mut self, of: String, open: &str) -> TranslateResult {
         let mut parts = vec![None];
         loop {
             if self.take(":").is_some() {
@@ -380,10 +383,13 @@ impl<'a> Expression<'a> {
             } else if self.peek("]") {
                 break;
             } else {
-                let part =
-                    if parts.len() == 1 { self.tuple(true)? } else { self.expression(true)? };
+                let part = if parts.len() == 1 {
+                    self.parse_tuple(true)?
+                } else {
+                    self.parse_expression(true)?
+                };
                 if parts.last_mut().is_none_or(|last| last.replace(part).is_some()) {
-                    return Err(self.unexpected());
+                    return Err(self.unexpected_token_error());
                 }
             }
         }
@@ -395,14 +401,14 @@ impl<'a> Expression<'a> {
             return Err(self.tag.error("the brackets of an item must contain an index or a slice"));
         }
         parts.resize(3, None);
-        Ok(call_text(
+        Ok(format_call(
             "__levade_slice",
             &[of, bound_source(&parts[0]), bound_source(&parts[1]), bound_source(&parts[2])],
         ))
     }
 
-    /// Translates the arguments between the parentheses of a call.
-    fn arguments(&mut self) -> TranslateResult {
+    /// Translates the arguments of a call, which are between parentheses.
+    fn parse_arguments(&mut self) -> TranslateResult {
         let mut out = String::new();
         while !self.peek(")") {
             if let Some(splat) = self.take("**").or_else(|| self.take("*")) {
@@ -413,7 +419,7 @@ impl<'a> Expression<'a> {
                 out.push_str(&keyword);
                 out.push_str(&self.expect("=")?);
             }
-            out.push_str(&self.expression(true)?);
+            out.push_str(&self.parse_expression(true)?);
             match self.take(",") {
                 Some(comma) => out.push_str(&comma),
                 None => break,
@@ -422,24 +428,24 @@ impl<'a> Expression<'a> {
         Ok(out)
     }
 
-    /// Translates filters and tests after a value.
-    fn filters(&mut self, mut of: String) -> TranslateResult {
+    /// Translates the filters and tests after a value.
+    fn parse_filters(&mut self, mut of: String) -> TranslateResult {
         loop {
             if let Some(pipe) = self.take("|") {
-                let name = self.next_name().ok_or_else(|| self.unexpected())?;
+                let name = self.next_name().ok_or_else(|| self.unexpected_token_error())?;
                 of = format!("{of}{pipe}{name}");
                 if let Some(open) = self.take("(") {
-                    of = format!("{of}{open}{}{}", self.arguments()?, self.expect(")")?);
+                    of = format!("{of}{open}{}{}", self.parse_arguments()?, self.expect(")")?);
                 }
             } else if let Some(is) = self.take("is") {
                 let not = self.take("not").unwrap_or_default();
-                let name = self.next_name().ok_or_else(|| self.unexpected())?;
+                let name = self.next_name().ok_or_else(|| self.unexpected_token_error())?;
                 of = format!("{of}{is}{not}{name}");
                 if let Some(open) = self.take("(") {
-                    of = format!("{of}{open}{}{}", self.arguments()?, self.expect(")")?);
+                    of = format!("{of}{open}{}{}", self.parse_arguments()?, self.expect(")")?);
                 } else if self.starts_argument() {
-                    let (primary, name) = self.primary()?;
-                    of = format!("{of}({})", self.postfix(primary, name)?.trim_start());
+                    let (primary, name) = self.parse_primary()?;
+                    of = format!("{of}({})", self.parse_postfix(primary, name)?.trim_start());
                 }
             } else {
                 return Ok(of);
@@ -447,7 +453,7 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// Returns whether an unparenthesized argument of a test follows.
+    /// Returns whether the next token starts an argument of a test that is not in parentheses.
     fn starts_argument(&self) -> bool {
         self.rest.first().is_some_and(|token| {
             token.quoted
@@ -464,8 +470,9 @@ fn bound_source(part: &Option<String>) -> String {
     part.clone().unwrap_or_else(|| "none".into())
 }
 
-/// Returns a call of one of our functions. The leading space separates it from a preceding word.
-fn call_text(function: &str, arguments: &[impl AsRef<str>]) -> String {
+/// Returns the source text of a call of a built-in function. The leading space separates the call
+/// from a preceding word.
+fn format_call(function: &str, arguments: &[impl AsRef<str>]) -> String {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     format!(" {function}({})", arguments.join(","))
 }

@@ -5,56 +5,80 @@ use minijinja::{Environment, Error, State, Value, filters};
 
 use super::arguments::{BoundArguments, Filter, integer};
 use super::format;
-use super::from_json::Digits;
-use super::limits::{self, failure, keep, list, measure, pairs, spend_bytes};
-use super::numbers::{number, strip_underscores};
-use super::repr::text;
+use super::from_json::UnrepresentableNumber;
+use super::limits::{
+    self, check_container, make_list, mapping_pairs, measure_value, spend_bytes, template_error,
+};
+use super::numbers::{strip_underscores, to_number};
+use super::repr::python_str;
 use super::strings;
-use super::text_filters::{self, as_text};
-use crate::python_json::Style;
+use super::text_filters::{self, map_text};
+use crate::python_json::JsonStyle;
 
-/// Replaces, adds and removes filters.
+/// Registers Jinja's filters in a template environment, and removes filters that Jinja lacks.
 ///
 /// `random` picks an item by the fixed time `now`, so that every rendering prints the same text.
-pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
+pub(crate) fn register_filters(environment: &mut Environment<'_>, now: u64) {
     let filters: [(&'static str, Filter); 23] = [
-        ("tojson", tojson),
-        ("length", length),
-        ("count", length),
-        ("string", |state, value, _| as_text(state, value, |text| text.to_string())),
-        ("join", join),
-        ("int", int),
-        ("float", float),
+        ("tojson", tojson_filter),
+        ("length", length_filter),
+        ("count", length_filter),
+        ("string", |state, value, _| map_text(state, value, |text| text.to_string())),
+        ("join", join_filter),
+        ("int", int_filter),
+        ("float", float_filter),
         ("list", |state, value, _| {
-            let items = items(state, &value)?;
-            list(state, items)
+            let items = collect_items(state, &value)?;
+            make_list(state, items)
         }),
-        ("first", |state, value, _| Ok(items(state, &value)?.first().cloned().unwrap_or_default())),
-        ("last", |state, value, _| Ok(items(state, &value)?.last().cloned().unwrap_or_default())),
-        ("reverse", reverse),
+        ("first", |state, value, _| {
+            Ok(collect_items(state, &value)?.first().cloned().unwrap_or_default())
+        }),
+        ("last", |state, value, _| {
+            Ok(collect_items(state, &value)?.last().cloned().unwrap_or_default())
+        }),
+        ("reverse", reverse_filter),
         ("items", items_filter),
-        ("attr", attr),
-        ("default", default),
-        ("d", default),
-        ("dictsort", dictsort),
-        ("sort", sort),
+        ("attr", attr_filter),
+        ("default", default_filter),
+        ("d", default_filter),
+        ("dictsort", dictsort_filter),
+        ("sort", sort_filter),
         ("min", |state, value, given| {
-            by_name(state, "min", &["case_sensitive", "attribute"], value, given, filters::min)
+            call_with_named_arguments(
+                state,
+                "min",
+                &["case_sensitive", "attribute"],
+                value,
+                given,
+                filters::min,
+            )
         }),
         ("max", |state, value, given| {
-            by_name(state, "max", &["case_sensitive", "attribute"], value, given, filters::max)
+            call_with_named_arguments(
+                state,
+                "max",
+                &["case_sensitive", "attribute"],
+                value,
+                given,
+                filters::max,
+            )
         }),
-        ("groupby", groupby),
-        ("sum", sum),
-        ("batch", |state, value, given| in_groups(state, "batch", value, given, filters::batch)),
-        ("slice", |state, value, given| in_groups(state, "slice", value, given, filters::slice)),
+        ("groupby", groupby_filter),
+        ("sum", sum_filter),
+        ("batch", |state, value, given| {
+            call_grouping_filter(state, "batch", value, given, filters::batch)
+        }),
+        ("slice", |state, value, given| {
+            call_grouping_filter(state, "slice", value, given, filters::slice)
+        }),
     ];
     for (name, filter) in filters.into_iter().chain(text_filters::FILTERS) {
         environment.add_filter(
             name,
             move |state: &mut State, value: Value, given: Rest<ValueOrKwargs>| {
                 // `map` calls filters in a loop of its own.
-                limits::tick(state, 0)?;
+                limits::start_iteration(state, 0)?;
                 filter(state, value, &given.into_values())
             },
         );
@@ -62,7 +86,7 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
     environment.add_filter(
         "random",
         move |state: &mut State, value: Value| -> Result<Value, Error> {
-            let items = items(state, &value)?;
+            let items = collect_items(state, &value)?;
             let at = usize::try_from(now).unwrap_or(0).checked_rem(items.len());
             Ok(at.map_or(Value::UNDEFINED, |at| items[at].clone()))
         },
@@ -73,22 +97,22 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
     }
 }
 
-/// Returns the items over which Python iterates: characters, keys or items. Undefined values have
-/// no items.
-fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
+/// Returns the items over which Python iterates for a value: characters, keys or items. Undefined
+/// values have no items.
+fn collect_items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),
         Some(text) => {
             spend_bytes(state, text.len().saturating_mul(size_of::<Value>()))?;
             Ok(text.chars().map(Value::from).collect())
         }
-        None if value.is_none() => Err(failure("none is not iterable")),
+        None if value.is_none() => Err(template_error("none is not iterable")),
         None => Ok(value.try_iter()?.collect()),
     }
 }
 
-/// Returns `value.a.0.b` for an attribute path, as filters take it.
-fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
+/// Returns the attribute `value.a.0.b` for the attribute path `a.0.b`, as filters take it.
+fn get_attribute_path(value: &Value, path: &Value) -> Result<Value, Error> {
     let Some(path) = path.as_str() else { return value.get_item(path) };
     path.split('.').try_fold(value.clone(), |value, part| match part.parse::<u32>() {
         Ok(index) => value.get_item(&Value::from(index)),
@@ -96,7 +120,7 @@ fn attribute(value: &Value, path: &Value) -> Result<Value, Error> {
     })
 }
 
-fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+fn length_filter(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     BoundArguments::new("length", &[], given)?;
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(0)),
@@ -104,13 +128,13 @@ fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> 
         kind => value
             .len()
             .map(Value::from)
-            .ok_or_else(|| failure(format!("a value of kind {kind} has no length"))),
+            .ok_or_else(|| template_error(format!("a value of kind {kind} has no length"))),
     }
 }
 
-/// Implements `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
-/// transformers.
-fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+/// Implements the filter `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the
+/// defaults of transformers.
+fn tojson_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new(
         "tojson",
         &["ensure_ascii", "indent", "separators", "sort_keys"],
@@ -126,7 +150,7 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
                 " ".repeat(width)
             }
             (None, None) => {
-                return Err(failure(format!(
+                return Err(template_error(format!(
                     "tojson: indent is {indent}, but must be a number or a string"
                 )));
             }
@@ -141,16 +165,16 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
                     Some((comma.to_string(), colon.to_string()))
                 }
                 _ => {
-                    return Err(failure(format!(
+                    return Err(template_error(format!(
                         "tojson: separators are {separators}, but must be two strings"
                     )));
                 }
             }
         }
     };
-    let size = measure(state, &value)?;
+    let size = measure_value(state, &value)?;
     if size.undefined {
-        return Err(failure(
+        return Err(template_error(
             "tojson: the value contains an undefined value, which JSON cannot represent",
         ));
     }
@@ -161,85 +185,88 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
         .map_or(0, |(comma, colon): &(String, String)| comma.len() + colon.len());
     let each = indentation.saturating_add(between);
     spend_bytes(state, size.bytes.saturating_add(size.values.saturating_mul(each)))?;
-    let value = json(&value)?;
-    let style = Style {
+    let value = to_json_value(&value)?;
+    let style = JsonStyle {
         ensure_ascii: bound.truth(0, false),
         sort_keys: bound.truth(3, false),
         guard: super::guard(state),
         indent,
         separators,
     };
-    limits::text(state, style.dumps(&value))
+    limits::make_text(state, style.dumps(&value))
 }
 
-/// Converts a value to JSON, with keys as `json.dumps` writes them.
-fn json(value: &Value) -> Result<serde_json::Value, Error> {
+/// Converts a template value to JSON, with keys as `json.dumps` writes them.
+fn to_json_value(value: &Value) -> Result<serde_json::Value, Error> {
     Ok(match value.kind() {
         ValueKind::Map => {
             let mut object = serde_json::Map::new();
-            for (key, item) in pairs(value) {
+            for (key, item) in mapping_pairs(value) {
                 let name = match (key.as_str(), key.kind()) {
                     (Some(name), _) => name.to_string(),
                     (None, ValueKind::Number | ValueKind::Bool | ValueKind::None) => {
-                        Style::default().dumps(&json(&key)?)
+                        JsonStyle::default().dumps(&to_json_value(&key)?)
                     }
                     (None, kind) => {
-                        return Err(failure(format!(
+                        return Err(template_error(format!(
                             "tojson: a key is of kind {kind}, but must be a string"
                         )));
                     }
                 };
-                object.insert(name, json(&item)?);
+                object.insert(name, to_json_value(&item)?);
             }
             serde_json::Value::Object(object)
         }
         ValueKind::Seq | ValueKind::Iterable => {
-            value.try_iter()?.map(|item| json(&item)).collect::<Result<_, _>>()?
+            value.try_iter()?.map(|item| to_json_value(&item)).collect::<Result<_, _>>()?
         }
         ValueKind::Number
             if !value.is_integer()
                 && f64::try_from(value.clone()).is_ok_and(|number| !number.is_finite()) =>
         {
-            return Err(failure(format!("tojson: {value} is not a JSON number")));
+            return Err(template_error(format!("tojson: {value} is not a JSON number")));
         }
-        ValueKind::Plain if let Some(digits) = value.downcast_object_ref::<Digits>() => {
+        ValueKind::Plain
+            if let Some(digits) = value.downcast_object_ref::<UnrepresentableNumber>() =>
+        {
             serde_json::Value::Number(digits.0.clone())
         }
         ValueKind::Plain | ValueKind::Bytes => {
-            return Err(failure(format!(
+            return Err(template_error(format!(
                 "tojson: a value of kind {} cannot be represented in JSON",
                 value.kind()
             )));
         }
-        _ => serde_json::to_value(value).map_err(|error| failure(format!("tojson: {error}")))?,
+        _ => serde_json::to_value(value)
+            .map_err(|error| template_error(format!("tojson: {error}")))?,
     })
 }
 
-fn join(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+fn join_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("join", &["d", "attribute"], given)?;
     let between = match bound.value(0) {
-        Some(between) => text(state, between)?,
+        Some(between) => python_str(state, between)?,
         None => String::new(),
     };
     let mut out = String::new();
-    for (index, mut item) in items(state, &value)?.into_iter().enumerate() {
+    for (index, mut item) in collect_items(state, &value)?.into_iter().enumerate() {
         if let Some(path) = bound.value(1) {
-            item = attribute(&item, path)?;
+            item = get_attribute_path(&item, path)?;
         }
-        let item = text(state, &item)?;
+        let item = python_str(state, &item)?;
         spend_bytes(state, between.len())?;
         if index > 0 {
             out.push_str(&between);
         }
         out.push_str(&item);
     }
-    limits::text(state, out)
+    limits::make_text(state, out)
 }
 
-fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+fn int_filter(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("int", &["default", "base"], given)?;
     if value.is_undefined() {
-        return Err(failure("int: the value is undefined"));
+        return Err(template_error("int: the value is undefined"));
     }
     let whole = match value.as_str() {
         Some(text) => {
@@ -250,7 +277,8 @@ fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
             };
             let base =
                 u32::try_from(bound.integer(1, 10)?).ok().filter(|base| (2..=36).contains(base));
-            let base = base.ok_or_else(|| failure("int: the base must be between 2 and 36"))?;
+            let base =
+                base.ok_or_else(|| template_error("int: the base must be between 2 and 36"))?;
             let prefix = match base {
                 2 => "0b",
                 8 => "0o",
@@ -264,47 +292,51 @@ fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
         None if value.is_integer() => return Ok(value),
         None => None,
     };
-    let whole = match (whole, number(&value)) {
+    let whole = match (whole, to_number(&value)) {
         (None, Some(number)) if number.is_finite() => Some(format::to_integer(number)?),
         (whole, _) => whole,
     };
     Ok(whole.map(Value::from).unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0))))
 }
 
-fn float(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+fn float_filter(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("float", &["default"], given)?;
     if value.is_undefined() {
-        return Err(failure("float: the value is undefined"));
+        return Err(template_error("float: the value is undefined"));
     }
-    Ok(number(&value)
+    Ok(to_number(&value)
         .map(Value::from)
         .unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0.0))))
 }
 
-fn reverse(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+fn reverse_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     BoundArguments::new("reverse", &[], given)?;
     if let Some(text) = value.as_str() {
-        return limits::text(state, text.chars().rev().collect::<String>());
+        return limits::make_text(state, text.chars().rev().collect::<String>());
     }
-    let mut items = items(state, &value)?;
+    let mut items = collect_items(state, &value)?;
     items.reverse();
-    list(state, items)
+    make_list(state, items)
 }
 
 fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     BoundArguments::new("items", &[], given)?;
     match value.kind() {
-        ValueKind::Undefined => list(state, Vec::new()),
-        ValueKind::Map => list(
+        ValueKind::Undefined => make_list(state, Vec::new()),
+        ValueKind::Map => make_list(
             state,
-            pairs(&value).map(|(key, item)| Value::from(Tuple::from([key, item]))).collect(),
+            mapping_pairs(&value)
+                .map(|(key, item)| Value::from(Tuple::from([key, item])))
+                .collect(),
         ),
-        kind => Err(failure(format!("items: the value is of kind {kind}, but must be a mapping"))),
+        kind => Err(template_error(format!(
+            "items: the value is of kind {kind}, but must be a mapping"
+        ))),
     }
 }
 
-/// Returns an attribute. Keys of a mapping are not attributes.
-fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+/// Implements the filter `attr`: returns an attribute. Keys of a mapping are not attributes.
+fn attr_filter(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("attr", &["name"], given)?;
     let name = bound.text(0)?;
     Ok(if value.kind() == ValueKind::Map {
@@ -314,7 +346,7 @@ fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     })
 }
 
-fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+fn default_filter(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("default", &["default_value", "boolean"], given)?;
     if value.is_undefined() || (bound.truth(1, false) && !value.is_true()) {
         return bound.required(0).cloned().or_else(|_| Ok(Value::from("")));
@@ -322,8 +354,8 @@ fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error>
     Ok(value)
 }
 
-/// Calls a filter of the engine with all arguments by name.
-fn by_name(
+/// Calls a filter of the template engine with all arguments by name.
+fn call_with_named_arguments(
     state: &mut State,
     call: &str,
     names: &[&str],
@@ -333,21 +365,21 @@ fn by_name(
 ) -> Result<Value, Error> {
     let bound = BoundArguments::new(call, names, given)?;
     if value.is_none() {
-        return Err(failure(format!("{call}: none is not iterable")));
+        return Err(template_error(format!("{call}: none is not iterable")));
     }
     // The engine compares values without checking the time limit.
-    let size = measure(state, &value)?;
+    let size = measure_value(state, &value)?;
     spend_bytes(state, size.bytes)?;
     let named = names
         .iter()
         .enumerate()
         .filter_map(|(index, name)| Some((*name, bound.value(index)?.clone())));
     let value = filter(state, value, named.collect())?;
-    keep(state, value)
+    check_container(state, value)
 }
 
-fn dictsort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    by_name(
+fn dictsort_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    call_with_named_arguments(
         state,
         "dictsort",
         &["case_sensitive", "by", "reverse"],
@@ -357,12 +389,19 @@ fn dictsort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, E
     )
 }
 
-fn sort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    by_name(state, "sort", &["reverse", "case_sensitive", "attribute"], value, given, filters::sort)
+fn sort_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    call_with_named_arguments(
+        state,
+        "sort",
+        &["reverse", "case_sensitive", "attribute"],
+        value,
+        given,
+        filters::sort,
+    )
 }
 
-fn groupby(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    by_name(
+fn groupby_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    call_with_named_arguments(
         state,
         "groupby",
         &["attribute", "default", "case_sensitive"],
@@ -372,14 +411,19 @@ fn groupby(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Er
     )
 }
 
-fn sum(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    by_name(state, "sum", &["attribute", "start"], value, given, |state, value, named| {
-        filters::sum(state, value, None, None, named)
-    })
+fn sum_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
+    call_with_named_arguments(
+        state,
+        "sum",
+        &["attribute", "start"],
+        value,
+        given,
+        |state, value, named| filters::sum(state, value, None, None, named),
+    )
 }
 
-/// Implements `batch` and `slice`.
-fn in_groups(
+/// Implements the filters `batch` and `slice`.
+fn call_grouping_filter(
     state: &mut State,
     call: &str,
     value: Value,
@@ -389,10 +433,10 @@ fn in_groups(
     let bound = BoundArguments::new(call, &["count", "fill_with"], given)?;
     bound.required(0)?;
     if value.is_none() {
-        return Err(failure(format!("{call}: none is not iterable")));
+        return Err(template_error(format!("{call}: none is not iterable")));
     }
     let count = usize::try_from(bound.integer(0, 1)?).unwrap_or(0);
     spend_bytes(state, count.saturating_mul(size_of::<Value>()))?;
     let groups = filter(state, value, count, bound.value(1).cloned())?;
-    keep(state, groups)
+    check_container(state, groups)
 }

@@ -6,13 +6,14 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, State, Value};
 
 use super::arguments::{integer, split_arguments};
-use super::limits::{TEXT, failure, spend_bytes};
-use super::repr::{is_printable, repr, text};
+use super::limits::{TEXT, spend_bytes, template_error};
+use super::repr::{is_printable, python_repr, python_str};
 
-/// Maximum number of digits of a float. No 64-bit float has more than 1074 digits after its point.
+/// Maximum number of printed digits of a float. No 64-bit float has more than 1074 digits after its
+/// point.
 const DIGITS: usize = 4096;
 
-/// Implements `template % arguments`.
+/// Implements Python's string formatting `template % arguments`.
 pub(crate) fn printf(
     state: &mut State,
     template: &str,
@@ -34,31 +35,31 @@ pub(crate) fn printf(
         let mut value = None;
         if let Some(keyed) = rest.strip_prefix('(') {
             let (key, after) = keyed.split_once(')').ok_or_else(|| {
-                failure(format!("{template:?} has a key without a closing parenthesis"))
+                template_error(format!("{template:?} has a key without a closing parenthesis"))
             })?;
             if !mapping {
-                return Err(failure(format!(
+                return Err(template_error(format!(
                     "{template:?} uses the key {key:?}, which requires a mapping"
                 )));
             }
             let item = arguments.get_item(&Value::from(key))?;
             if item.is_undefined() {
-                return Err(failure(format!(
+                return Err(template_error(format!(
                     "{template:?} uses the key {key:?}, which is missing"
                 )));
             }
             (value, rest, named) = (Some(item), after, true);
         }
         let mut next = || {
-            values
-                .next()
-                .ok_or_else(|| failure(format!("{template:?} requires more values than are given")))
+            values.next().ok_or_else(|| {
+                template_error(format!("{template:?} requires more values than are given"))
+            })
         };
         let after = rest.trim_start_matches(['#', '0', '-', ' ', '+']);
         let flags = &rest[..rest.len() - after.len()];
         rest = after;
         let mut left = flags.contains('-');
-        let mut width = count(&mut rest, &mut next)?.unwrap_or(0);
+        let mut width = parse_count(&mut rest, &mut next)?.unwrap_or(0);
         if width < 0 {
             (left, width) = (true, width.saturating_neg());
         }
@@ -66,12 +67,12 @@ pub(crate) fn printf(
             None => None,
             Some(after) => {
                 rest = after;
-                Some(count(&mut rest, &mut next)?.unwrap_or(0).max(0))
+                Some(parse_count(&mut rest, &mut next)?.unwrap_or(0).max(0))
             }
         };
         rest = rest.strip_prefix(['h', 'l', 'L']).unwrap_or(rest);
         let Some(conversion) = rest.chars().next() else {
-            return Err(failure(format!("{template:?} ends within a field")));
+            return Err(template_error(format!("{template:?} ends within a field")));
         };
         rest = &rest[conversion.len_utf8()..];
         if conversion == '%' {
@@ -88,9 +89,9 @@ pub(crate) fn printf(
             's' | 'r' | 'a' => {
                 let body = match (conversion, value.as_str()) {
                     ('s', Some(value)) => value.to_string(),
-                    ('s', None) => text(state, &value)?,
-                    ('r', _) => repr(state, &value)?,
-                    _ => ascii(&repr(state, &value)?),
+                    ('s', None) => python_str(state, &value)?,
+                    ('r', _) => python_repr(state, &value)?,
+                    _ => escape_non_ascii(&python_repr(state, &value)?),
                 };
                 precision.map_or(body.clone(), |precision| body.chars().take(precision).collect())
             }
@@ -104,7 +105,7 @@ pub(crate) fn printf(
                     ValueKind::Number => value,
                     ValueKind::String if conversion == 'c' => value,
                     kind => {
-                        return Err(failure(format!(
+                        return Err(template_error(format!(
                             "%{conversion} needs a number, not a value of kind {kind}"
                         )));
                     }
@@ -114,11 +115,11 @@ pub(crate) fn printf(
                 let signs = signs.replace('0', "");
                 let precision = match precision {
                     Some(_) if value.is_integer() && !"eEfFgG".contains(conversion) => {
-                        return Err(failure(format!(
+                        return Err(template_error(format!(
                             "{template:?} sets a precision for an integer"
                         )));
                     }
-                    Some(precision) => format!(".{}", digits(precision)?),
+                    Some(precision) => format!(".{}", check_precision(precision)?),
                     None => String::new(),
                 };
                 let width = if zeros && width > 0 { format!("0{width}") } else { String::new() };
@@ -129,48 +130,50 @@ pub(crate) fn printf(
                     &[value],
                 )?
             }
-            other => return Err(failure(format!("{template:?} has the unknown field %{other}"))),
+            other => {
+                return Err(template_error(format!("{template:?} has the unknown field %{other}")));
+            }
         };
         pad(&mut out, &body, ' ', width, if left { '<' } else { '>' });
         spend_bytes(state, width.max(body.len()))?;
     }
     out.push_str(rest);
     if !mapping && !named && values.next().is_some() {
-        return Err(failure(format!("{template:?} does not print all of its values")));
+        return Err(template_error(format!("{template:?} does not print all of its values")));
     }
     spend_bytes(state, out.len())?;
     Ok(out)
 }
 
-/// Returns a float without its fraction, or an error if it does not fit into 128 bits.
+/// Truncates a float to an integer. Returns an error if the integer does not fit into 128 bits.
 pub(super) fn to_integer(value: f64) -> Result<i128, Error> {
     let range = -(2f64.powi(127))..2f64.powi(127);
     if range.contains(&value) {
         Ok(value.trunc() as i128)
     } else {
-        Err(failure(format!("{value} is not an integer of 128 bits")))
+        Err(template_error(format!("{value} is not an integer of 128 bits")))
     }
 }
 
-/// Checks the precision with which a float is printed.
-fn digits(precision: usize) -> Result<usize, Error> {
+/// Checks the precision with which a float is printed. Returns an error if it exceeds [`DIGITS`].
+fn check_precision(precision: usize) -> Result<usize, Error> {
     if precision > DIGITS {
-        return Err(failure(format!(
+        return Err(template_error(format!(
             "a precision is {precision}; at most {DIGITS} digits are printed"
         )));
     }
     Ok(precision)
 }
 
-/// Parses a width or precision: digits, or `*` for the next value.
-fn count(
+/// Parses a width or precision of a `%` field: digits, or `*` for the next value.
+fn parse_count(
     rest: &mut &str,
     next: &mut impl FnMut() -> Result<Value, Error>,
 ) -> Result<Option<i64>, Error> {
     if let Some(after) = rest.strip_prefix('*') {
         *rest = after;
         let value = next()?;
-        return integer(&value).map(Some).ok_or_else(|| failure("* requires an integer"));
+        return integer(&value).map(Some).ok_or_else(|| template_error("* requires an integer"));
     }
     let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
     let digits = &rest[..rest.len() - after.len()];
@@ -181,14 +184,14 @@ fn count(
     }
 }
 
-/// Charges a width to the budget and returns it.
+/// Charges the width of a field to the rendering's budget, and returns the width.
 fn spend_width(state: &mut State, width: i64) -> Result<usize, Error> {
     let width = usize::try_from(width).unwrap_or(TEXT + 1);
     spend_bytes(state, width)?;
     Ok(width)
 }
 
-/// Appends `body`, padded to `width` characters.
+/// Appends `body` to `out`, padded to `width` characters.
 fn pad(out: &mut String, body: &str, fill: char, width: usize, align: char) {
     let missing = width.saturating_sub(body.chars().count());
     let before = match align {
@@ -201,11 +204,11 @@ fn pad(out: &mut String, body: &str, fill: char, width: usize, align: char) {
     out.extend(std::iter::repeat_n(fill, missing - before));
 }
 
-fn ascii(text: &str) -> String {
-    text.chars().map(|c| if c.is_ascii() { c.to_string() } else { escape(c) }).collect()
+fn escape_non_ascii(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii() { c.to_string() } else { escape_char(c) }).collect()
 }
 
-fn escape(c: char) -> String {
+fn escape_char(c: char) -> String {
     match u32::from(c) {
         code @ 0..=0xFF => format!("\\x{code:02x}"),
         code @ 0x100..=0xFFFF => format!("\\u{code:04x}"),
@@ -213,30 +216,30 @@ fn escape(c: char) -> String {
     }
 }
 
-/// Implements `template.format(*arguments)`.
+/// Implements Python's string formatting `template.format(*arguments)`.
 pub(crate) fn str_format(
     state: &mut State,
     template: &str,
     arguments: &[Value],
 ) -> Result<String, Error> {
     let (positional, named) = split_arguments(arguments)?;
-    let mut fields = Fields { positional, named, automatic: 0, numbered: false };
+    let mut fields = ReplacementFields { positional, named, automatic: 0, numbered: false };
     let mut out = String::new();
     fields.format(state, template, &mut out, 0)?;
     spend_bytes(state, out.len())?;
     Ok(out)
 }
 
-struct Fields<'a> {
+struct ReplacementFields<'a> {
     positional: &'a [Value],
     named: Kwargs,
-    /// Number of fields without a name so far.
+    /// Number of fields without a name or number that were formatted so far.
     automatic: usize,
-    /// Whether any field has a number.
+    /// Whether any field of the template has a number.
     numbered: bool,
 }
 
-impl Fields<'_> {
+impl ReplacementFields<'_> {
     fn format(
         &mut self,
         state: &mut State,
@@ -255,7 +258,7 @@ impl Fields<'_> {
                 continue;
             }
             if brace == "}" {
-                return Err(failure(format!("{template:?} has a single }}")));
+                return Err(template_error(format!("{template:?} has a single }}")));
             }
             // A nested field in a format specification has its own braces.
             let mut open = 1;
@@ -268,22 +271,22 @@ impl Fields<'_> {
                 open == 0
             });
             let (end, _) =
-                end.ok_or_else(|| failure(format!("{template:?} has a {{ without a }}")))?;
+                end.ok_or_else(|| template_error(format!("{template:?} has a {{ without a }}")))?;
             let (field, spec) = rest[..end].split_once(':').unwrap_or((&rest[..end], ""));
             rest = &rest[end + 1..];
             let (name, conversion) = field.split_once('!').unwrap_or((field, ""));
-            let value = self.value(name)?;
+            let value = self.field_value(name)?;
             let mut inner = String::new();
             if depth < 2 {
                 self.format(state, spec, &mut inner, depth + 1)?;
             }
             let value = match conversion {
                 "" => value,
-                "s" => Value::from(text(state, &value)?),
-                "r" => Value::from(repr(state, &value)?),
-                "a" => Value::from(ascii(&repr(state, &value)?)),
+                "s" => Value::from(python_str(state, &value)?),
+                "r" => Value::from(python_repr(state, &value)?),
+                "a" => Value::from(escape_non_ascii(&python_repr(state, &value)?)),
                 other => {
-                    return Err(failure(format!(
+                    return Err(template_error(format!(
                         "{template:?} has the unknown conversion !{other}"
                     )));
                 }
@@ -294,15 +297,15 @@ impl Fields<'_> {
         Ok(())
     }
 
-    fn value(&mut self, name: &str) -> Result<Value, Error> {
+    fn field_value(&mut self, name: &str) -> Result<Value, Error> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut path) = name.split_at(end);
-        let missing = || failure(format!("format: there is no value for {{{name}}}"));
+        let missing = || template_error(format!("format: there is no value for {{{name}}}"));
         let by_number = first.parse::<usize>();
         self.automatic += usize::from(first.is_empty());
         self.numbered |= by_number.is_ok();
         if self.numbered && self.automatic > 0 {
-            return Err(failure("format: some fields have numbers and others have none"));
+            return Err(template_error("format: some fields have numbers and others have none"));
         }
         let mut value = if first.is_empty() {
             self.positional.get(self.automatic - 1).cloned().ok_or_else(missing)?
@@ -330,25 +333,25 @@ impl Fields<'_> {
     }
 }
 
-/// Implements `format(value, spec)`.
+/// Implements Python's function `format(value, spec)`.
 fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, Error> {
     if spec.is_empty() {
-        return text(state, value);
+        return python_str(state, value);
     }
     let value = match value.kind() {
         ValueKind::Number | ValueKind::Bool | ValueKind::String => value.clone(),
         kind => {
-            return Err(failure(format!(
+            return Err(template_error(format!(
                 "format: {spec:?} does not apply to a value of kind {kind}"
             )));
         }
     };
-    let layout = Layout::parse(spec);
+    let layout = FormatSpec::parse(spec);
     spend_bytes(state, layout.width)?;
     if let Some((_, precision)) = layout.body.split_once('.') {
         let end = precision.find(|c: char| !c.is_ascii_digit()).unwrap_or(precision.len());
         if value.as_str().is_none() {
-            digits(precision[..end].parse().unwrap_or(usize::MAX))?;
+            check_precision(precision[..end].parse().unwrap_or(usize::MAX))?;
         }
     }
     if let (Some(body), Ok(number)) = (layout.body.strip_suffix('%'), f64::try_from(value.clone()))
@@ -367,16 +370,16 @@ fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, 
     format(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[value])
 }
 
-/// A parsed format specification: the padding, and the rest.
-struct Layout {
+/// A parsed format specification: the padding, and the remaining specification.
+struct FormatSpec {
     fill: char,
     align: Option<char>,
     width: usize,
-    /// Sign, grouping, precision and type.
+    /// Sign, grouping, precision and type of the format specification.
     body: String,
 }
 
-impl Layout {
+impl FormatSpec {
     fn parse(spec: &str) -> Self {
         let mut chars = spec.chars();
         let first = chars.next();
@@ -392,7 +395,7 @@ impl Layout {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let (width, rest) = rest.split_at(digits);
         let zeros = width.starts_with('0') && align.is_none();
-        Layout {
+        FormatSpec {
             fill: fill.unwrap_or(if width.starts_with('0') { '0' } else { ' ' }),
             align: if zeros { Some('=') } else { align },
             width: if width.is_empty() { 0 } else { width.parse().unwrap_or(TEXT + 1) },
@@ -400,7 +403,8 @@ impl Layout {
         }
     }
 
-    /// Returns a number padded to its field. `=` inserts the padding after the sign.
+    /// Pads a formatted number to the width of its field. The alignment `=` inserts the padding
+    /// after the sign.
     fn apply_layout(&self, body: &str) -> String {
         let mut out = String::new();
         match self.align {
@@ -419,7 +423,7 @@ fn is_alignment(c: &char) -> bool {
     "<>=^".contains(*c)
 }
 
-/// Implements `str.center`, `ljust` and `rjust`.
+/// Implements Python's `str.center`, `str.ljust` and `str.rjust`.
 pub(crate) fn justify(
     state: &mut State,
     text: &str,
@@ -443,7 +447,7 @@ pub(crate) fn justify(
     Ok(out)
 }
 
-/// Implements `str.isprintable`.
+/// Implements Python's `str.isprintable`.
 pub(crate) fn all_printable(text: &str) -> bool {
     text.chars().all(is_printable)
 }

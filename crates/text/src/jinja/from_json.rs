@@ -10,12 +10,12 @@ use serde_json::{Number, Value as Json};
 
 use crate::decimal::exact_float;
 
-/// A number that the engine cannot represent: an integer beyond 128 bits, or a decimal that no f64
-/// prints as. It prints its digits and does not support arithmetic.
+/// A number that the template engine cannot represent: an integer beyond 128 bits, or a decimal
+/// that no f64 prints as. It prints its digits and does not support arithmetic.
 #[derive(Debug)]
-pub(super) struct Digits(pub(super) Number);
+pub(super) struct UnrepresentableNumber(pub(super) Number);
 
-impl Object for Digits {
+impl Object for UnrepresentableNumber {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -25,7 +25,7 @@ impl Object for Digits {
     }
 }
 
-/// Converts JSON to a template value. Keys keep their order.
+/// Converts a JSON value to a template value. Keys of objects keep their order.
 pub(crate) fn from_json(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -51,5 +51,5 @@ fn from_number(number: &Number) -> Value {
     let integer = integer.or_else(|| number.as_u128().map(Value::from));
     integer
         .or_else(|| exact_float(number).map(Value::from))
-        .unwrap_or_else(|| Value::from_object(Digits(number.clone())))
+        .unwrap_or_else(|| Value::from_object(UnrepresentableNumber(number.clone())))
 }

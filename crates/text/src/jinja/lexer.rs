@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-/// Maximum number of operators and brackets in one tag. The engine recurses over them without a
-/// limit.
+/// Maximum number of operators and brackets in one template tag. The template engine recurses over
+/// them without a limit.
 const OPERATORS: usize = 1000;
 
-/// A part of a template.
+/// A part of a Jinja template: text or a tag.
 pub(super) enum TemplatePart<'a> {
-    /// Text, comments and raw blocks, which stay unchanged.
+    /// Template text, comments and raw blocks, which stay unchanged.
     Text(&'a str),
     /// A `{{ … }}` tag, which prints a value.
     Print(Tag<'a>),
@@ -16,28 +16,28 @@ pub(super) enum TemplatePart<'a> {
     Block(Tag<'a>),
 }
 
-/// A tag, split into tokens.
+/// A template tag, split into tokens.
 pub(super) struct Tag<'a> {
-    /// `{{` or `{%`, with its white-space sign.
+    /// Opening delimiter of the tag, `{{` or `{%`, with its white-space sign.
     pub open: &'a str,
     pub tokens: Vec<Token<'a>>,
-    /// White space before `close`.
+    /// White space before the closing delimiter.
     pub tail: &'a str,
-    /// `}}` or `%}`, with its white-space sign.
+    /// Closing delimiter of the tag, `}}` or `%}`, with its white-space sign.
     pub close: &'a str,
     pub line: usize,
 }
 
-/// A token and the white space before it.
+/// A token of a template tag, with the white space before the token.
 pub(super) struct Token<'a> {
     pub gap: &'a str,
-    /// Text of the token; for a string, its unescaped value.
+    /// Text of the token. For a string token, this is its unescaped value.
     pub text: Cow<'a, str>,
     pub quoted: bool,
 }
 
 impl Tag<'_> {
-    /// Returns the first word, such as `for` or `set`. Empty if the tag is empty.
+    /// Returns the first word of the tag, such as `for` or `set`. Empty if the tag is empty.
     pub fn keyword(&self) -> &str {
         self.tokens.first().map_or("", |token| token.text.as_ref())
     }
@@ -48,12 +48,12 @@ impl Tag<'_> {
 }
 
 impl Token<'_> {
-    /// Returns whether this is the operator or word `text`, and not a string with that value.
+    /// Returns whether the token is the operator or word `text`, and not a string with that value.
     pub fn is(&self, text: &str) -> bool {
         !self.quoted && self.text == text
     }
 
-    /// Returns whether this token can increase the nesting of an expression.
+    /// Returns whether the token can increase the nesting of an expression.
     fn is_operator(&self) -> bool {
         let words = ["and", "or", "not", "in", "is", "if", "else"];
         let text = self.text.as_ref();
@@ -62,15 +62,15 @@ impl Token<'_> {
     }
 }
 
-/// Returns whether a token is a word.
+/// Returns whether the text of a token is a word.
 pub(super) fn is_name(text: &str) -> bool {
     let mut chars = text.chars();
     chars.next().is_some_and(|c| c == '_' || c.is_alphabetic())
         && chars.all(|c| c == '_' || c.is_alphanumeric())
 }
 
-/// Splits a template into pieces.
-pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
+/// Splits a Jinja template into text and tags.
+pub(super) fn split_template(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
     let mut parts = Vec::new();
     let mut rest = source;
     let mut line = 1;
@@ -95,11 +95,11 @@ pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
                 .ok_or_else(|| format!("a comment has no end (line {line} of the template)"))?;
             parts.push(TemplatePart::Text(&tag[..end + 2]));
             rest = &tag[end + 2..];
-        } else if let Some(start) = block_tag(tag, "raw") {
+        } else if let Some(start) = block_tag_length(tag, "raw") {
             let body = &tag[start..];
             let end = body
                 .match_indices("{%")
-                .find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
+                .find_map(|(at, _)| Some(at + block_tag_length(&body[at..], "endraw")?));
             let end =
                 end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
             // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep
@@ -117,9 +117,9 @@ pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
     }
 }
 
-/// Returns the length in bytes of the tag at the start of `source`, if that tag contains only
+/// Returns the length in bytes of the tag at the start of `source`, if the tag contains only
 /// `word`.
-fn block_tag(source: &str, word: &str) -> Option<usize> {
+fn block_tag_length(source: &str, word: &str) -> Option<usize> {
     let inner = source.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
     let after = inner.strip_prefix(word)?.trim_start();
@@ -127,7 +127,7 @@ fn block_tag(source: &str, word: &str) -> Option<usize> {
     Some(source.len() - after.len())
 }
 
-/// Parses the tag at the start of `source`. Also returns the text after it.
+/// Parses the template tag at the start of `source`. Also returns the text after the tag.
 fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
     let signed = source[2..].starts_with(['-', '+']);
     let (open, mut rest) = source.split_at(if signed { 3 } else { 2 });
@@ -155,7 +155,7 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
                 let length = string_length(body).ok_or_else(|| tag.error("a string has no end"))?;
                 (unescape(&body[1..length - 1]).map_err(|what| tag.error(what))?.into(), length)
             }
-            '0'..='9' => number(body, after_dot).map_err(|what| tag.error(what))?,
+            '0'..='9' => parse_number(body, after_dot).map_err(|what| tag.error(what))?,
             c if c == '_' || c.is_alphabetic() => {
                 let length =
                     body.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(body.len());
@@ -190,7 +190,8 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
     }
 }
 
-/// Returns the length in bytes of the string at the start of `source`, including its quotes.
+/// Returns the length in bytes of the string literal at the start of `source`, including its
+/// quotes.
 fn string_length(source: &str) -> Option<usize> {
     let quote = source.chars().next()?;
     let mut escaped = false;
@@ -205,9 +206,9 @@ fn string_length(source: &str) -> Option<usize> {
     None
 }
 
-/// Returns a number in the engine's notation, and its original length in bytes. After a dot, digits
-/// are an index.
-fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
+/// Parses the number at the start of `source`. Returns the number in the template engine's
+/// notation, and its original length in bytes. After a dot, digits are an index.
+fn parse_number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
     let radix = match source.as_bytes().get(..2) {
         Some(b"0x" | b"0X") => Some(16),
         Some(b"0o" | b"0O") => Some(8),
@@ -247,7 +248,7 @@ fn digits_length(text: &str) -> usize {
     text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len())
 }
 
-/// Resolves Python's escape sequences in a string.
+/// Resolves Python's escape sequences in the body of a string literal.
 fn unescape(body: &str) -> Result<String, String> {
     let mut out = String::with_capacity(body.len());
     let mut rest = body;

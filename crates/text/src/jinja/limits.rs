@@ -10,158 +10,168 @@ use std::time::{Duration, Instant};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Maximum number of engine instructions in one rendering.
+/// Maximum number of template engine instructions in one rendering.
 pub(crate) const STEPS: u64 = 5_000_000;
-/// Maximum nesting of frames: loops, scopes and macros. A macro counts as four.
+/// Maximum nesting depth of frames in a rendering: loops, scopes and macros. A macro counts as four
+/// frames.
 pub(crate) const FRAMES: usize = 200;
-/// Maximum length of one text, in bytes.
+/// Maximum length of one text in a rendering, in bytes.
 pub(crate) const TEXT: usize = 16 << 20;
-/// Maximum size of all texts and lists that one rendering creates, in bytes. Dropped values count,
-/// too.
+/// Maximum total size of all texts and lists that one rendering creates, in bytes. Dropped values
+/// count, too.
 pub(crate) const TOTAL: usize = 512 << 20;
-/// Maximum number of values in one container. A shared value counts each time it is reached.
+/// Maximum number of values in one container of a rendering. A shared value counts each time it is
+/// reached.
 pub(crate) const VALUES: usize = 1 << 18;
-/// Maximum nesting of containers.
+/// Maximum nesting depth of containers in a rendering.
 pub(crate) const DEPTH: usize = 100;
-/// Maximum duration of one rendering.
+/// Maximum duration of rendering a template.
 pub(crate) const TIME: Duration = Duration::from_secs(10);
 
-/// Remaining budget of a rendering.
+/// Budget of time and bytes that remains for a rendering.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct RenderBudget {
     bytes: usize,
     until: Instant,
-    /// Namespaces. They must not contain each other, because a cycle could be neither compared nor
-    /// freed.
+    /// Namespaces that the rendering has created. They must not contain each other, because a cycle
+    /// could be neither compared nor freed.
     namespaces: Vec<Value>,
 }
 
-impl Budget {
+impl RenderBudget {
     fn new() -> Self {
-        Budget { bytes: TOTAL, until: Instant::now() + TIME, namespaces: Vec::new() }
+        RenderBudget { bytes: TOTAL, until: Instant::now() + TIME, namespaces: Vec::new() }
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), Error> {
         if bytes > TEXT {
-            return Err(failure(format!(
-                "it creates a string of {bytes} bytes, but at most {TEXT} are allowed"
+            return Err(template_error(format!(
+                "the template creates a string of {bytes} bytes, but at most {TEXT} are allowed"
             )));
         }
         self.bytes = self.bytes.checked_sub(bytes).ok_or_else(|| {
-            failure(format!(
-                "it creates more than {TOTAL} bytes of text in one rendering; is there an infinite \
+            template_error(format!(
+                "one rendering creates more than {TOTAL} bytes of text; is there an infinite \
                  loop?"
             ))
         })?;
         Ok(())
     }
 
-    fn look(&self, now: Instant) -> Result<(), Error> {
+    fn check_time(&self, now: Instant) -> Result<(), Error> {
         if now >= self.until {
             let seconds = TIME.as_secs();
-            return Err(failure(format!(
-                "it takes more than {seconds} s to render; is there an infinite loop?"
+            return Err(template_error(format!(
+                "rendering takes more than {seconds} s; is there an infinite loop?"
             )));
         }
         Ok(())
     }
 }
 
-/// Creates a template error.
-pub(crate) fn failure(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+/// Creates a template error with a message.
+pub(crate) fn template_error(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-/// Charges `bytes` to the budget, before they are allocated.
+/// Charges `bytes` to the budget of a rendering, before the bytes are allocated.
 ///
 /// # Errors
 /// Returns an error if there are too many bytes for one text, or for the remaining budget.
 pub(crate) fn spend_bytes(state: &mut State, bytes: usize) -> Result<(), Error> {
-    state.get_or_insert_extension_with(Budget::new).spend(bytes)
+    state.get_or_insert_extension_with(RenderBudget::new).spend(bytes)
 }
 
-/// Starts the body of a loop or a macro that prints `bytes` of its own.
-pub(crate) fn tick(state: &mut State, bytes: usize) -> Result<Value, Error> {
-    let budget = state.get_or_insert_extension_with(Budget::new);
-    budget.look(Instant::now())?;
+/// Starts the body of a loop or a macro, and charges the `bytes` of text that the body prints to
+/// the budget.
+pub(crate) fn start_iteration(state: &mut State, bytes: usize) -> Result<Value, Error> {
+    let budget = state.get_or_insert_extension_with(RenderBudget::new);
+    budget.check_time(Instant::now())?;
     budget.spend(bytes)?;
     Ok(Value::UNDEFINED)
 }
 
-/// Creates a text and charges its length to the budget.
-pub(crate) fn text(state: &mut State, text: impl Into<String>) -> Result<Value, Error> {
+/// Creates a text value, and charges its length to the budget of the rendering.
+pub(crate) fn make_text(state: &mut State, text: impl Into<String>) -> Result<Value, Error> {
     let text = text.into();
     spend_bytes(state, text.len())?;
     Ok(Value::from(text))
 }
 
-/// Creates a list and charges its items to the budget.
-pub(crate) fn list(state: &mut State, items: Vec<Value>) -> Result<Value, Error> {
+/// Creates a list value, and charges its items to the budget of the rendering.
+pub(crate) fn make_list(state: &mut State, items: Vec<Value>) -> Result<Value, Error> {
     spend_bytes(state, items.len().saturating_mul(size_of::<Value>()))?;
     Ok(Value::from(items))
 }
 
-/// Registers a namespace.
+/// Registers a namespace that the template has created.
 pub(crate) fn remember_namespace(state: &mut State, namespace: &Value) {
-    state.get_or_insert_extension_with(Budget::new).namespaces.push(namespace.clone());
+    state.get_or_insert_extension_with(RenderBudget::new).namespaces.push(namespace.clone());
 }
 
-/// Returns whether a value is a namespace.
+/// Returns whether a value is a namespace that the template has created.
 pub(crate) fn is_namespace(state: &mut State, value: &Value) -> bool {
-    let known = &state.get_or_insert_extension_with(Budget::new).namespaces;
+    let known = &state.get_or_insert_extension_with(RenderBudget::new).namespaces;
     known.iter().any(|namespace| minijinja::tests::is_sameas(namespace, value))
 }
 
-/// Size of a value.
+/// Size of a template value: its values, nesting depth and bytes.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Size {
-    /// Number of values in it, including itself.
+pub(crate) struct ValueSize {
+    /// Number of values in the value, including the value itself.
     pub values: usize,
-    /// Nesting depth of containers.
+    /// Nesting depth of containers in the value.
     pub depth: usize,
-    /// Total length of its texts, in bytes.
+    /// Total length of the texts in the value, in bytes.
     pub bytes: usize,
-    /// Whether it contains an undefined value.
+    /// Whether the value contains an undefined value.
     pub undefined: bool,
 }
 
-/// Measures a value.
+/// Measures the size of a template value.
 ///
 /// # Errors
 /// Returns an error if the value contains more than [`VALUES`] values, or if it is nested deeper
 /// than [`DEPTH`]. A value that contains itself exceeds every depth.
-pub(crate) fn measure(state: &mut State, value: &Value) -> Result<Size, Error> {
-    let mut size = Size::default();
-    walk(state, value, 0, &mut size)?;
+pub(crate) fn measure_value(state: &mut State, value: &Value) -> Result<ValueSize, Error> {
+    let mut size = ValueSize::default();
+    measure_into(state, value, 0, &mut size)?;
     Ok(size)
 }
 
-fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Result<(), Error> {
+fn measure_into(
+    state: &mut State,
+    value: &Value,
+    depth: usize,
+    size: &mut ValueSize,
+) -> Result<(), Error> {
     size.values += 1;
     size.depth = size.depth.max(depth);
     if size.values > VALUES {
-        return Err(failure(format!("it creates a value of more than {VALUES} parts")));
+        return Err(template_error(format!(
+            "the template creates a value of more than {VALUES} parts"
+        )));
     }
     if depth > DEPTH {
-        return Err(failure(format!("it nests values deeper than {DEPTH}")));
+        return Err(template_error(format!("the template nests values deeper than {DEPTH}")));
     }
     match value.kind() {
         ValueKind::Undefined => size.undefined = true,
         ValueKind::String => size.bytes += value.as_str().map_or(0, str::len),
         ValueKind::Map => {
             if depth > 0 && is_namespace(state, value) {
-                return Err(failure(
-                    "it stores a namespace in another value, which Levade does not allow",
+                return Err(template_error(
+                    "the template stores a namespace in another value, which Levade does not allow",
                 ));
             }
-            for (key, item) in pairs(value) {
-                walk(state, &key, depth + 1, size)?;
-                walk(state, &item, depth + 1, size)?;
+            for (key, item) in mapping_pairs(value) {
+                measure_into(state, &key, depth + 1, size)?;
+                measure_into(state, &item, depth + 1, size)?;
             }
         }
         ValueKind::Seq | ValueKind::Iterable => {
             for item in value.try_iter()? {
-                walk(state, &item, depth + 1, size)?;
+                measure_into(state, &item, depth + 1, size)?;
             }
         }
         _ => {}
@@ -169,23 +179,24 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
     Ok(())
 }
 
-/// Returns the keys and values of a mapping.
-pub(crate) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
+/// Returns the pairs of keys and values of a mapping.
+pub(crate) fn mapping_pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
     value.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten()
 }
 
-/// Checks a container that is created or stored, and charges its values to the budget.
+/// Checks a container that a template creates or stores, and charges its values to the budget of
+/// the rendering.
 ///
 /// # Errors
 /// Returns an error if the container is too large or too deep, or if it contains a namespace.
-pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
+pub(crate) fn check_container(state: &mut State, value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         if is_namespace(state, &value) {
-            return Err(failure(
-                "it stores a namespace in another value, which Levade does not allow",
+            return Err(template_error(
+                "the template stores a namespace in another value, which Levade does not allow",
             ));
         }
-        let size = measure(state, &value)?;
+        let size = measure_value(state, &value)?;
         spend_bytes(state, size.values.saturating_mul(size_of::<Value>()))?;
     }
     Ok(value)
@@ -197,10 +208,10 @@ mod tests {
 
     #[test]
     fn budget_limits_time_and_bytes() {
-        let mut budget = Budget::new();
+        let mut budget = RenderBudget::new();
         let start = Instant::now();
-        budget.look(start).unwrap();
-        assert!(budget.look(start + TIME * 2).unwrap_err().to_string().contains("10 s"));
+        budget.check_time(start).unwrap();
+        assert!(budget.check_time(start + TIME * 2).unwrap_err().to_string().contains("10 s"));
         assert!(budget.spend(TEXT + 1).unwrap_err().to_string().contains("16777216"));
         for _ in 0..TOTAL / TEXT {
             budget.spend(TEXT).unwrap();

@@ -5,8 +5,8 @@ use minijinja::value::ValueKind;
 
 use super::strings;
 
-/// Returns the value of Python's `float(value)`, or `None` if it fails.
-pub(super) fn number(value: &Value) -> Option<f64> {
+/// Converts a value like Python's `float(value)`, or returns `None` if the conversion fails.
+pub(super) fn to_number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some(text) => {
             let text = strings::strip(text, None, true, true);
@@ -21,8 +21,8 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// Removes the underscores that Python allows between two digits. Returns `None` if an underscore
-/// stands anywhere else.
+/// Removes the underscores that Python allows between two digits of a number. Returns `None` if an
+/// underscore stands anywhere else.
 pub(super) fn strip_underscores(text: &str) -> Option<String> {
     text.match_indices('_')
         .all(|(at, _)| {

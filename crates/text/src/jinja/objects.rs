@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use minijinja::value::{Object, ObjectRepr, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::limits::{self, failure};
-use super::repr::text;
+use super::limits::{self, template_error};
+use super::repr::python_str;
 
-/// Returns its items in order, and starts again after the last one.
+/// Jinja's `cycler` object. It returns its items in order, and starts again after the last item.
 #[derive(Debug)]
 struct Cycler {
     items: Vec<Value>,
@@ -49,7 +49,8 @@ impl Object for Cycler {
     }
 }
 
-/// Returns an empty text at the first call, and its text at every later one.
+/// Jinja's `joiner` object. It returns an empty text at the first call, and its separator at every
+/// later call.
 #[derive(Debug)]
 struct Joiner {
     text: String,
@@ -71,20 +72,20 @@ impl Object for Joiner {
     }
 }
 
-/// Implements `cycler(*items)`.
+/// Implements Jinja's function `cycler(*items)`.
 pub(crate) fn cycler(state: &mut State, items: Rest<Value>) -> Result<Value, Error> {
     // Nested cyclers and joiners would form chains of unbounded length.
     if items.is_empty() || items.iter().any(|item| item.kind() == ValueKind::Plain) {
-        return Err(failure(
+        return Err(template_error(
             "cycler requires at least one argument, and no argument may be a cycler or joiner",
         ));
     }
-    limits::keep(state, Value::from(items.to_vec()))?;
+    limits::check_container(state, Value::from(items.to_vec()))?;
     Ok(Value::from_object(Cycler { items: items.0, at: AtomicUsize::new(0) }))
 }
 
-/// Implements `joiner(sep=", ")`.
+/// Implements Jinja's function `joiner(sep=", ")`.
 pub(crate) fn joiner(state: &mut State, sep: Option<Value>) -> Result<Value, Error> {
-    let text = sep.map_or_else(|| Ok(", ".to_string()), |sep| text(state, &sep))?;
+    let text = sep.map_or_else(|| Ok(", ".to_string()), |sep| python_str(state, &sep))?;
     Ok(Value::from_object(Joiner { text, used: AtomicBool::new(false) }))
 }

@@ -9,67 +9,69 @@ use minijinja::{Environment, Error, State, Value};
 use super::arguments::{integer, split_arguments};
 use super::containers;
 use super::format;
-use super::limits::{self, failure, list, measure, spend_bytes};
-use super::repr::text;
-use super::text_filters::escape;
+use super::limits::{self, make_list, measure_value, spend_bytes, template_error};
+use super::repr::python_str;
+use super::text_filters::escape_html;
 
-/// Registers these functions in an environment.
-pub(crate) fn install(environment: &mut Environment<'_>) {
-    environment.add_function("__levade_add", add);
-    environment.add_function("__levade_mul", mul);
-    environment.add_function("__levade_mod", modulo);
-    environment.add_function("__levade_pow", pow);
-    environment.add_function("__levade_concat", concat);
-    environment.add_function("__levade_slice", slice);
-    environment.add_function("__levade_bind", bind);
-    environment.add_function("__levade_order", order);
-    environment.add_function(super::names::ATTRIBUTE, containers::attribute);
+/// Registers the functions that implement Python's operators in a template environment.
+pub(crate) fn register_operators(environment: &mut Environment<'_>) {
+    environment.add_function("__levade_add", add_values);
+    environment.add_function("__levade_mul", mul_values);
+    environment.add_function("__levade_mod", modulo_values);
+    environment.add_function("__levade_pow", pow_values);
+    environment.add_function("__levade_concat", concat_values);
+    environment.add_function("__levade_slice", slice_values);
+    environment.add_function("__levade_bind", bind_macro_arguments);
+    environment.add_function("__levade_order", order_values);
+    environment.add_function(super::names::ATTRIBUTE, containers::get_attribute);
     environment.add_function(super::names::ITER, check_iterable);
-    environment.add_function(super::names::KEEP, limits::keep);
-    environment.add_function(super::names::TICK, limits::tick);
+    environment.add_function(super::names::KEEP, limits::check_container);
+    environment.add_function(super::names::TICK, limits::start_iteration);
 }
 
-/// A number as in Python. Booleans are numbers, too.
-enum Number {
+/// A number in Python's sense: booleans are numbers, too.
+enum PythonNumber {
     Integer(i128),
     Float(f64),
 }
 
-impl Number {
+impl PythonNumber {
     fn from_value(value: &Value) -> Option<Self> {
         match value.kind() {
-            ValueKind::Bool => Some(Number::Integer(i128::from(value.is_true()))),
+            ValueKind::Bool => Some(PythonNumber::Integer(i128::from(value.is_true()))),
             ValueKind::Number if value.is_integer() => {
-                i128::try_from(value.clone()).ok().map(Number::Integer)
+                i128::try_from(value.clone()).ok().map(PythonNumber::Integer)
             }
-            ValueKind::Number => f64::try_from(value.clone()).ok().map(Number::Float),
+            ValueKind::Number => f64::try_from(value.clone()).ok().map(PythonNumber::Float),
             _ => None,
         }
     }
 
-    fn float(&self) -> f64 {
+    fn to_f64(&self) -> f64 {
         match self {
-            Number::Integer(value) => *value as f64,
-            Number::Float(value) => *value,
+            PythonNumber::Integer(value) => *value as f64,
+            PythonNumber::Float(value) => *value,
         }
     }
 }
 
-/// Applies an arithmetic operator. `integers` returns `None` if the result exceeds 128 bits.
-fn arithmetic(
+/// Applies an arithmetic operator to two values. `integers` returns `None` if the result exceeds
+/// 128 bits.
+fn apply_arithmetic(
     operator: &str,
     (left, right): (&Value, &Value),
     integers: impl Fn(i128, i128) -> Option<i128>,
     floats: impl Fn(f64, f64) -> f64,
 ) -> Result<Value, Error> {
-    match (Number::from_value(left), Number::from_value(right)) {
-        (Some(Number::Integer(a)), Some(Number::Integer(b))) => {
-            let result = integers(a, b)
-                .ok_or_else(|| failure(format!("{a} {operator} {b} has no result in 128 bits")))?;
+    match (PythonNumber::from_value(left), PythonNumber::from_value(right)) {
+        (Some(PythonNumber::Integer(a)), Some(PythonNumber::Integer(b))) => {
+            let result = integers(a, b).ok_or_else(|| {
+                template_error(format!("{a} {operator} {b} has no result in 128 bits"))
+            })?;
             Ok(i64::try_from(result).map_or_else(|_| Value::from(result), Value::from))
         }
-        (Some(a), Some(b)) => Ok(Value::from(floats(a.float(), b.float()))),
-        _ => Err(failure(format!(
+        (Some(a), Some(b)) => Ok(Value::from(floats(a.to_f64(), b.to_f64()))),
+        _ => Err(template_error(format!(
             "{operator} cannot combine a value of kind {} with one of kind {}",
             left.kind(),
             right.kind()
@@ -81,7 +83,7 @@ fn is_list(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
 }
 
-fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+fn add_values(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
         spend_bytes(state, a.len() + b.len())?;
         if left.is_safe() || right.is_safe() {
@@ -93,56 +95,57 @@ fn add(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     }
     if is_list(&left) && is_list(&right) && left.is_tuple() == right.is_tuple() {
         let items: Vec<Value> = left.try_iter()?.chain(right.try_iter()?).collect();
-        return sequence(state, items, left.is_tuple());
+        return make_sequence(state, items, left.is_tuple());
     }
-    arithmetic("+", (&left, &right), i128::checked_add, |a, b| a + b)
+    apply_arithmetic("+", (&left, &right), i128::checked_add, |a, b| a + b)
 }
 
-/// Returns a text as markup. Plain text is escaped when it is joined with markup, as in markupsafe.
+/// Returns the markup of a value. Plain text is escaped when it is joined with markup, as in
+/// markupsafe.
 fn to_markup(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
-    if value.is_safe() { text.to_string() } else { escape(text) }
+    if value.is_safe() { text.to_string() } else { escape_html(text) }
 }
 
-fn sequence(state: &mut State, items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
-    let list = list(state, items)?;
+fn make_sequence(state: &mut State, items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
+    let list = make_list(state, items)?;
     Ok(if tuple { Value::from(Tuple::from(list.try_iter()?.collect::<Vec<_>>())) } else { list })
 }
 
-fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+fn mul_values(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     let pair = match (is_repeatable(&left), is_repeatable(&right)) {
         (true, _) => integer(&right).map(|count| (&left, count)),
         (_, true) => integer(&left).map(|count| (&right, count)),
-        _ => return arithmetic("*", (&left, &right), i128::checked_mul, |a, b| a * b),
+        _ => return apply_arithmetic("*", (&left, &right), i128::checked_mul, |a, b| a * b),
     };
     let (value, count) =
-        pair.ok_or_else(|| failure("* repeats strings and lists by integers only"))?;
+        pair.ok_or_else(|| template_error("* repeats strings and lists by integers only"))?;
     let count = usize::try_from(count).unwrap_or(0);
     if let Some(text) = value.as_str() {
         spend_bytes(state, text.len().saturating_mul(count))?;
         return Ok(Value::from(text.repeat(count)));
     }
-    let texts = measure(state, value)?.bytes;
+    let texts = measure_value(state, value)?.bytes;
     spend_bytes(state, texts.saturating_mul(count))?;
     let items: Vec<Value> = value.try_iter()?.collect();
     spend_bytes(state, items.len().saturating_mul(count).saturating_mul(size_of::<Value>()))?;
-    sequence(state, vec![items; count].concat(), value.is_tuple())
+    make_sequence(state, vec![items; count].concat(), value.is_tuple())
 }
 
 fn is_repeatable(value: &Value) -> bool {
     value.as_str().is_some() || is_list(value)
 }
 
-pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+pub(super) fn modulo_values(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
     if let Some(template) = left.as_str() {
         let formatted = format::printf(state, template, &right)?;
         return Ok(Value::from(formatted));
     }
-    let zero = Number::from_value(&right).is_some_and(|right| right.float() == 0.0);
-    if zero && Number::from_value(&left).is_some() {
-        return Err(failure(format!("{left} % {right} divides by zero")));
+    let zero = PythonNumber::from_value(&right).is_some_and(|right| right.to_f64() == 0.0);
+    if zero && PythonNumber::from_value(&left).is_some() {
+        return Err(template_error(format!("{left} % {right} divides by zero")));
     }
-    arithmetic("%", (&left, &right), floor_modulo, |a, b| {
+    apply_arithmetic("%", (&left, &right), floor_modulo, |a, b| {
         let rest = a % b;
         if rest == 0.0 {
             0.0_f64.copysign(b)
@@ -158,38 +161,38 @@ fn floor_modulo(a: i128, b: i128) -> Option<i128> {
     a.checked_rem(b).map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
 }
 
-fn pow(left: Value, right: Value) -> Result<Value, Error> {
-    if let (Some(base), Some(Number::Integer(exponent @ i128::MIN..0))) =
-        (Number::from_value(&left), Number::from_value(&right))
+fn pow_values(left: Value, right: Value) -> Result<Value, Error> {
+    if let (Some(base), Some(PythonNumber::Integer(exponent @ i128::MIN..0))) =
+        (PythonNumber::from_value(&left), PythonNumber::from_value(&right))
     {
-        if base.float() == 0.0 {
-            return Err(failure(format!("{left} ** {right} divides by zero")));
+        if base.to_f64() == 0.0 {
+            return Err(template_error(format!("{left} ** {right} divides by zero")));
         }
-        return Ok(Value::from(base.float().powf(exponent as f64)));
+        return Ok(Value::from(base.to_f64().powf(exponent as f64)));
     }
-    arithmetic("**", (&left, &right), checked_power, f64::powf)
+    apply_arithmetic("**", (&left, &right), checked_power, f64::powf)
 }
 
 fn checked_power(a: i128, b: i128) -> Option<i128> {
     a.checked_pow(u32::try_from(b).ok()?)
 }
 
-fn concat(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
+fn concat_values(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
     let mut out = String::new();
     for part in parts.iter() {
         match part.as_str() {
             Some(part) => out.push_str(part),
-            None => out.push_str(&text(state, part)?),
+            None => out.push_str(&python_str(state, part)?),
         }
         if out.len() > limits::TEXT {
             break;
         }
     }
-    limits::text(state, out)
+    limits::make_text(state, out)
 }
 
-/// Implements `value[start:stop:step]`.
-fn slice(
+/// Implements Python's slicing `value[start:stop:step]`.
+fn slice_values(
     state: &mut State,
     value: Value,
     start: Value,
@@ -200,7 +203,7 @@ fn slice(
     let stop = slice_bound(&stop, "the stop")?;
     let step = slice_bound(&step, "the step")?.unwrap_or(1);
     if step == 0 {
-        return Err(failure("the step of a slice is 0"));
+        return Err(template_error("the step of a slice is 0"));
     }
     // For a value that cannot be sliced, Jinja2 returns an undefined value instead of an error.
     if let Some(text) = value.as_str() {
@@ -212,19 +215,20 @@ fn slice(
         }
         let chars: Vec<char> = text.chars().collect();
         return Ok(Value::from(
-            positions(chars.len(), start, stop, step).map(|at| chars[at]).collect::<String>(),
+            slice_indices(chars.len(), start, stop, step).map(|at| chars[at]).collect::<String>(),
         ));
     }
     if !is_list(&value) {
         return if value.is_undefined() {
-            Err(failure("an undefined value cannot be sliced"))
+            Err(template_error("an undefined value cannot be sliced"))
         } else {
             Ok(Value::UNDEFINED)
         };
     }
     let items: Vec<Value> = value.try_iter()?.collect();
-    let sliced = positions(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
-    sequence(state, sliced, value.is_tuple())
+    let sliced =
+        slice_indices(items.len(), start, stop, step).map(|at| items[at].clone()).collect();
+    make_sequence(state, sliced, value.is_tuple())
 }
 
 fn slice_bound(value: &Value, name: &str) -> Result<Option<i64>, Error> {
@@ -232,7 +236,7 @@ fn slice_bound(value: &Value, name: &str) -> Result<Option<i64>, Error> {
         value if value.is_none() => Ok(None),
         value => match integer(value) {
             Some(bound) => Ok(Some(bound)),
-            None => Err(failure(format!(
+            None => Err(template_error(format!(
                 "{name} of a slice is of kind {}, but must be an integer",
                 value.kind()
             ))),
@@ -240,8 +244,9 @@ fn slice_bound(value: &Value, name: &str) -> Result<Option<i64>, Error> {
     }
 }
 
-/// Returns the indices of `range(*slice(start, stop, step).indices(length))`.
-fn positions(
+/// Returns the indices that a slice of a sequence selects, as Python's
+/// `range(*slice(start, stop, step).indices(length))` does.
+fn slice_indices(
     length: usize,
     start: Option<i64>,
     stop: Option<i64>,
@@ -267,12 +272,12 @@ fn positions(
     })
 }
 
-/// Implements `left < right` and the other order operators. As in Python, they compare numbers,
+/// Implements `left < right` and the other order operators of Python. They compare numbers,
 /// strings, lists or tuples with values of the same kind.
-pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
-    let numbers = match (Number::from_value(&left), Number::from_value(&right)) {
-        (Some(Number::Integer(a)), Some(Number::Integer(b))) => Some(Some(a.cmp(&b))),
-        (Some(a), Some(b)) => Some(a.float().partial_cmp(&b.float())),
+pub(super) fn order_values(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
+    let numbers = match (PythonNumber::from_value(&left), PythonNumber::from_value(&right)) {
+        (Some(PythonNumber::Integer(a)), Some(PythonNumber::Integer(b))) => Some(Some(a.cmp(&b))),
+        (Some(a), Some(b)) => Some(a.to_f64().partial_cmp(&b.to_f64())),
         _ => None,
     };
     let texts = left.as_str().is_some() && right.as_str().is_some();
@@ -285,7 +290,7 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
         None => {
             let left = left.kind();
             let right = right.kind();
-            return Err(failure(format!(
+            return Err(template_error(format!(
                 "{operator} cannot compare a value of kind {left} with one of kind {right}"
             )));
         }
@@ -301,14 +306,18 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
 /// Returns the value over which a loop iterates, or an error if it is `none`.
 fn check_iterable(value: Value) -> Result<Value, Error> {
     if value.is_none() {
-        return Err(failure("a loop runs over none, which is not iterable"));
+        return Err(template_error("a loop iterates over none, which is not iterable"));
     }
     Ok(value)
 }
 
 /// Binds the arguments of a macro that accepts any arguments: its own parameters by name, and the
 /// remaining arguments as `varargs` and `kwargs`.
-fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn bind_macro_arguments(
+    state: &mut State,
+    names: Value,
+    arguments: Rest<ValueOrKwargs>,
+) -> Result<Value, Error> {
     let arguments = arguments.into_values();
     let (positional, named) = split_arguments(&arguments)?;
     let names: Vec<Value> = names.try_iter()?.collect();
@@ -321,7 +330,7 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
         if !names.contains(&key) && name != "caller" {
             keyword_pairs.push((key, value));
         } else if bound.iter().any(|(known, _)| *known == key) {
-            return Err(failure(format!("a macro receives {name} twice")));
+            return Err(template_error(format!("a macro receives {name} twice")));
         } else {
             bound.push((key, value));
         }
@@ -330,7 +339,7 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
     bound.push((Value::from("varargs"), Value::from(Tuple::from(rest))));
     bound.push((Value::from("kwargs"), Value::from_pairs(keyword_pairs)));
     let bound = Value::from_pairs(bound);
-    measure(state, &bound)?;
+    measure_value(state, &bound)?;
     Ok(bound)
 }
 
@@ -356,7 +365,7 @@ mod tests {
         ];
         for (start, stop, step, expected) in cases {
             assert_eq!(
-                positions(5, start, stop, step).collect::<Vec<_>>(),
+                slice_indices(5, start, stop, step).collect::<Vec<_>>(),
                 expected,
                 "{start:?}:{stop:?}:{step}"
             );

@@ -5,61 +5,62 @@ use std::fmt::Write;
 use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
-use super::limits::{self, DEPTH, TEXT, failure, pairs};
+use super::limits::{self, DEPTH, TEXT, mapping_pairs, template_error};
 use crate::python_json;
 
-/// Returns `str(value)` and charges its length to the budget.
-pub(crate) fn text(state: &mut State, value: &Value) -> Result<String, Error> {
-    let mut printer = Printer::new(state);
+/// Returns Python's `str(value)`, and charges its length to the budget of the rendering.
+pub(crate) fn python_str(state: &mut State, value: &Value) -> Result<String, Error> {
+    let mut printer = ReprPrinter::new(state);
     if let Some(text) = value.as_str() {
         printer.out.push_str(text)
     } else {
-        printer.print(value, 0)?
+        printer.print_value(value, 0)?
     }
     let text = printer.out;
     limits::spend_bytes(state, text.len())?;
     Ok(text)
 }
 
-/// Returns `repr(value)` and charges its length to the budget.
-pub(crate) fn repr(state: &mut State, value: &Value) -> Result<String, Error> {
-    let mut printer = Printer::new(state);
-    printer.print(value, 0)?;
+/// Returns Python's `repr(value)`, and charges its length to the budget of the rendering.
+pub(crate) fn python_repr(state: &mut State, value: &Value) -> Result<String, Error> {
+    let mut printer = ReprPrinter::new(state);
+    printer.print_value(value, 0)?;
     let text = printer.out;
     limits::spend_bytes(state, text.len())?;
     Ok(text)
 }
 
-struct Printer {
+struct ReprPrinter {
     out: String,
     guard: Option<char>,
 }
 
-impl Printer {
+impl ReprPrinter {
     fn new(state: &State) -> Self {
-        Printer { out: String::new(), guard: super::guard(state) }
+        ReprPrinter { out: String::new(), guard: super::guard(state) }
     }
 
-    fn print(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+    fn print_value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH || self.out.len() > TEXT {
-            return Err(failure(format!(
-                "it prints a value that is nested deeper than {DEPTH} or longer than {TEXT} bytes"
+            return Err(template_error(format!(
+                "a printed value is nested deeper than {DEPTH} or longer than {TEXT} bytes"
             )));
         }
         match value.kind() {
             ValueKind::Undefined if depth == 0 => {}
             ValueKind::Undefined => self.out.push_str("Undefined"),
             ValueKind::Number if !value.is_integer() => {
-                self.out.push_str(&f64::try_from(value.clone()).map_or(String::new(), number));
+                self.out
+                    .push_str(&f64::try_from(value.clone()).map_or(String::new(), format_float));
             }
             ValueKind::String => self.write_quoted(value.as_str().unwrap_or_default()),
             ValueKind::Map => {
                 self.out.push('{');
-                for (index, (key, item)) in pairs(value).enumerate() {
-                    self.comma(index);
-                    self.print(&key, depth + 1)?;
+                for (index, (key, item)) in mapping_pairs(value).enumerate() {
+                    self.write_comma(index);
+                    self.print_value(&key, depth + 1)?;
                     self.out.push_str(": ");
-                    self.print(&item, depth + 1)?;
+                    self.print_value(&item, depth + 1)?;
                 }
                 self.out.push('}');
             }
@@ -68,8 +69,8 @@ impl Printer {
                 self.out.push(open);
                 let mut count = 0;
                 for (index, item) in value.try_iter()?.enumerate() {
-                    self.comma(index);
-                    self.print(&item, depth + 1)?;
+                    self.write_comma(index);
+                    self.print_value(&item, depth + 1)?;
                     count += 1;
                 }
                 if value.is_tuple() && count == 1 {
@@ -82,7 +83,7 @@ impl Printer {
         Ok(())
     }
 
-    fn comma(&mut self, index: usize) {
+    fn write_comma(&mut self, index: usize) {
         if index > 0 {
             self.out.push_str(", ");
         }
@@ -113,16 +114,16 @@ impl Printer {
     }
 }
 
-/// Returns `str(value)` of a float.
-pub(crate) fn number(value: f64) -> String {
+/// Returns Python's `str(value)` for a float.
+pub(crate) fn format_float(value: f64) -> String {
     match value {
         value if value.is_nan() => "nan".into(),
         value if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.into(),
-        value => python_json::float(value),
+        value => python_json::format_float(value),
     }
 }
 
-/// Returns whether `str.isprintable` holds for a character.
+/// Returns whether Python's `str.isprintable` holds for a character.
 pub(crate) fn is_printable(c: char) -> bool {
     // Rust escapes a combining character at the start of a text, but not after a letter. After a
     // letter, Rust and Python follow the same rule.

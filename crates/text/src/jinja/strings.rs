@@ -8,14 +8,14 @@ use unicode_categories::UnicodeCategories;
 
 use super::arguments::BoundArguments;
 use super::format;
-use super::limits::{self, failure, spend_bytes};
+use super::limits::{self, spend_bytes, template_error};
 
-/// Calls `text.method(*arguments)`.
+/// Calls the method `text.method(*arguments)` of a Python string.
 ///
 /// # Errors
 /// Returns [`ErrorKind::UnknownMethod`] if `str` has no such method, and the errors of the method
 /// itself.
-pub(crate) fn call(
+pub(crate) fn call_string_method(
     state: &mut State,
     text: &str,
     method: &str,
@@ -23,26 +23,25 @@ pub(crate) fn call(
 ) -> Result<Value, Error> {
     let bound = |names: &'static [&'static str]| BoundArguments::new(method, names, arguments);
     match method {
-        "upper" => bound(&[]).and_then(|_| limits::text(state, text.to_uppercase())),
-        "lower" => bound(&[]).and_then(|_| limits::text(state, text.to_lowercase())),
-        "casefold" => {
-            bound(&[]).and_then(|_| limits::text(state, text.to_lowercase().replace('ß', "ss")))
-        }
-        "title" => bound(&[]).and_then(|_| limits::text(state, title(text))),
-        "capitalize" => bound(&[]).and_then(|_| limits::text(state, capitalize(text))),
-        "swapcase" => bound(&[]).and_then(|_| limits::text(state, swapcase(text))),
+        "upper" => bound(&[]).and_then(|_| limits::make_text(state, text.to_uppercase())),
+        "lower" => bound(&[]).and_then(|_| limits::make_text(state, text.to_lowercase())),
+        "casefold" => bound(&[])
+            .and_then(|_| limits::make_text(state, text.to_lowercase().replace('ß', "ss"))),
+        "title" => bound(&[]).and_then(|_| limits::make_text(state, title_case(text))),
+        "capitalize" => bound(&[]).and_then(|_| limits::make_text(state, capitalize(text))),
+        "swapcase" => bound(&[]).and_then(|_| limits::make_text(state, swapcase(text))),
         "strip" | "lstrip" | "rstrip" => {
             let bound = bound(&["chars"])?;
             let text = strip(text, bound.text_or_none(0)?, method != "rstrip", method != "lstrip");
-            limits::text(state, text.to_string())
+            limits::make_text(state, text.to_string())
         }
         "removeprefix" => {
             let bound = bound(&["prefix"])?;
-            limits::text(state, text.strip_prefix(bound.text(0)?).unwrap_or(text).to_string())
+            limits::make_text(state, text.strip_prefix(bound.text(0)?).unwrap_or(text).to_string())
         }
         "removesuffix" => {
             let bound = bound(&["suffix"])?;
-            limits::text(state, text.strip_suffix(bound.text(0)?).unwrap_or(text).to_string())
+            limits::make_text(state, text.strip_suffix(bound.text(0)?).unwrap_or(text).to_string())
         }
         "replace" => {
             let bound = bound(&["old", "new", "count"])?;
@@ -51,18 +50,18 @@ pub(crate) fn call(
         "split" | "rsplit" => {
             let bound = bound(&["sep", "maxsplit"])?;
             let max_splits = usize::try_from(bound.integer(1, -1)?).unwrap_or(usize::MAX);
-            let parts = split(text, bound.text_or_none(0)?, max_splits, method == "rsplit")?;
-            texts(state, &parts)
+            let parts = split_text(text, bound.text_or_none(0)?, max_splits, method == "rsplit")?;
+            make_text_list(state, &parts)
         }
         "splitlines" => {
             let bound = bound(&["keepends"])?;
-            texts(state, &lines(text, bound.truth(0, false)))
+            make_text_list(state, &split_lines(text, bound.truth(0, false)))
         }
         "partition" | "rpartition" => {
             let bound = bound(&["sep"])?;
             let separator = bound.text(0)?;
             if separator.is_empty() {
-                return Err(failure(format!("{method}: the separator is empty")));
+                return Err(template_error(format!("{method}: the separator is empty")));
             }
             spend_bytes(state, text.len())?;
             let found = if method == "partition" {
@@ -82,7 +81,7 @@ pub(crate) fn call(
             let mut out = String::new();
             for (index, item) in bound.required(0)?.try_iter()?.enumerate() {
                 let Some(item) = item.as_str() else {
-                    return Err(failure(format!(
+                    return Err(template_error(format!(
                         "join: item {index} is of kind {}, but must be a string",
                         item.kind()
                     )));
@@ -93,18 +92,18 @@ pub(crate) fn call(
                 }
                 out.push_str(item);
             }
-            limits::text(state, out)
+            limits::make_text(state, out)
         }
         "startswith" | "endswith" => {
             let bound = bound(&["prefix", "start", "end"])?;
-            let part = part(text, &bound, 1)?;
+            let part = search_range(text, &bound, 1)?;
             let wanted = bound.required(0)?;
             let affixes =
                 if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
             for affix in affixes {
                 let Some(affix) = affix.as_str() else {
                     let kind = affix.kind();
-                    return Err(failure(format!(
+                    return Err(template_error(format!(
                         "{method} requires a string or a tuple of strings, not a value of kind \
                          {kind}"
                     )));
@@ -121,7 +120,7 @@ pub(crate) fn call(
         "find" | "rfind" | "index" | "rindex" => {
             let bound = bound(&["sub", "start", "end"])?;
             let wanted = bound.text(0)?;
-            let found = part(text, &bound, 1)?.and_then(|(skipped, part)| {
+            let found = search_range(text, &bound, 1)?.and_then(|(skipped, part)| {
                 let at =
                     if method.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
                 at.map(|at| skipped + part[..at].chars().count())
@@ -129,13 +128,13 @@ pub(crate) fn call(
             match found {
                 Some(at) => Ok(Value::from(at)),
                 None if method.ends_with("find") => Ok(Value::from(-1)),
-                None => Err(failure(format!("{method}: {wanted:?} is not in the string"))),
+                None => Err(template_error(format!("{method}: {wanted:?} is not in the string"))),
             }
         }
         "count" => {
             let bound = bound(&["sub", "start", "end"])?;
             let wanted = bound.text(0)?;
-            Ok(Value::from(part(text, &bound, 1)?.map_or(0, |(_, part)| match wanted {
+            Ok(Value::from(search_range(text, &bound, 1)?.map_or(0, |(_, part)| match wanted {
                 "" => part.chars().count() + 1,
                 wanted => part.matches(wanted).count(),
             })))
@@ -145,7 +144,7 @@ pub(crate) fn call(
             let fill = bound.text_or_none(1)?.unwrap_or(" ");
             let mut chars = fill.chars();
             let (Some(fill), None) = (chars.next(), chars.next()) else {
-                return Err(failure(format!(
+                return Err(template_error(format!(
                     "{method}: fillchar is {fill:?}, but must be one character"
                 )));
             };
@@ -180,7 +179,7 @@ pub(crate) fn call(
                 "utf-8" | "utf8" => {}
                 "ascii" if text.is_ascii() => {}
                 other => {
-                    return Err(failure(format!(
+                    return Err(template_error(format!(
                         "encode: {other:?} is not supported for this text; use utf-8"
                     )));
                 }
@@ -193,29 +192,29 @@ pub(crate) fn call(
             let bound = bound(&["mapping"])?;
             let mapping = bound.required(0)?;
             if mapping.kind() != ValueKind::Map {
-                return Err(failure("format_map: the mapping is none"));
+                return Err(template_error("format_map: the mapping is none"));
             }
-            let named = limits::pairs(mapping)
+            let named = limits::mapping_pairs(mapping)
                 .filter_map(|(key, item)| Some((key.as_str()?.to_string(), item)));
             let named = Value::from(named.collect::<minijinja::value::Kwargs>());
             format::str_format(state, text, &[named]).map(Value::from)
         }
-        _ => match predicate(text, method) {
+        _ => match evaluate_predicate(text, method) {
             Some(holds) => bound(&[]).map(|_| Value::from(holds)),
             None => Err(Error::from(ErrorKind::UnknownMethod)),
         },
     }
 }
 
-/// Creates a list of texts, and charges it to the budget first.
-fn texts(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
+/// Creates a list of texts, after charging it to the budget of the rendering.
+fn make_text_list(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
     spend_bytes(state, parts.iter().map(|part| part.len() + size_of::<Value>()).sum())?;
     Ok(parts.iter().copied().map(Value::from).collect())
 }
 
-/// Returns the result of `text.isalpha()` and similar methods, or `None` if there is no such
-/// method.
-fn predicate(text: &str, method: &str) -> Option<bool> {
+/// Returns the result of `text.isalpha()` and similar predicates of Python strings, or `None` if
+/// there is no such predicate.
+fn evaluate_predicate(text: &str, method: &str) -> Option<bool> {
     let all = |holds: fn(char) -> bool| !text.is_empty() && text.chars().all(holds);
     let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
         text.chars().any(wanted) && !text.chars().any(other)
@@ -244,7 +243,8 @@ fn is_digit(c: char) -> bool {
     sign || c.is_number_decimal_digit()
 }
 
-/// Returns whether `str.strip` removes `c`. This includes the ASCII separators U+001C to U+001F.
+/// Returns whether Python's `str.strip` removes `c`. This includes the ASCII separators U+001C to
+/// U+001F.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1C}'..='\u{1F}').contains(&c)
 }
@@ -267,8 +267,8 @@ fn is_title(text: &str) -> bool {
     any
 }
 
-/// Implements `str.title`.
-pub(crate) fn title(text: &str) -> String {
+/// Implements Python's `str.title`.
+pub(crate) fn title_case(text: &str) -> String {
     let mut inside = false;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -282,7 +282,7 @@ pub(crate) fn title(text: &str) -> String {
     out
 }
 
-/// Implements `str.capitalize`.
+/// Implements Python's `str.capitalize`.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().into_iter().flat_map(char::to_uppercase).collect::<String>();
@@ -297,7 +297,8 @@ fn swapcase(text: &str) -> String {
     out
 }
 
-/// Implements `str.strip`, `lstrip` and `rstrip`. `start` and `end` select the sides.
+/// Implements Python's `str.strip`, `str.lstrip` and `str.rstrip`. `start` and `end` select the
+/// sides.
 pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
     let set: Option<HashSet<char>> = chars.map(|chars| chars.chars().collect());
     let goes = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(&c));
@@ -305,7 +306,8 @@ pub(crate) fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bo
     if end { text.trim_end_matches(goes) } else { text }
 }
 
-/// Implements `str.replace` with at most `count` replacements. A negative `count` sets no limit.
+/// Implements Python's `str.replace` with at most `count` replacements. A negative `count` sets no
+/// limit.
 pub(crate) fn replace(
     state: &mut State,
     text: &str,
@@ -320,8 +322,8 @@ pub(crate) fn replace(
     Ok(Value::from(text.replacen(old, new, count)))
 }
 
-/// Implements `str.split` and `str.rsplit`.
-fn split<'a>(
+/// Implements Python's `str.split` and `str.rsplit`.
+fn split_text<'a>(
     text: &'a str,
     separator: Option<&str>,
     max_splits: usize,
@@ -329,7 +331,7 @@ fn split<'a>(
 ) -> Result<Vec<&'a str>, Error> {
     let Some(separator) = separator else { return Ok(split_spaces(text, max_splits, from_end)) };
     if separator.is_empty() {
-        return Err(failure("split: the separator is empty"));
+        return Err(template_error("split: the separator is empty"));
     }
     let max_splits = max_splits.saturating_add(1);
     Ok(if from_end {
@@ -365,8 +367,8 @@ fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
     words
 }
 
-/// Implements `str.splitlines`.
-pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
+/// Implements Python's `str.splitlines`.
+pub(crate) fn split_lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let ends = [
         '\n', '\r', '\u{B}', '\u{C}', '\u{1C}', '\u{1D}', '\u{1E}', '\u{85}', '\u{2028}',
         '\u{2029}',
@@ -410,7 +412,7 @@ fn expand_tabs(text: &str, size: usize) -> String {
 /// Returns the characters from argument `start` up to argument `start + 1`, and the number of
 /// characters before them. Returns `None` if the start is after the end, so that not even an empty
 /// text is found there.
-fn part<'a>(
+fn search_range<'a>(
     text: &'a str,
     bound: &BoundArguments<'_>,
     start: usize,

@@ -11,23 +11,24 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::expression::Expression;
-use super::lexer::{Tag, TemplatePart, Token, is_name, split};
+use super::lexer::{Tag, TemplatePart, Token, is_name, split_template};
 use super::names::{ITER, KEEP, OpenMacros, TICK};
 
-/// Maximum number of branches of one condition. The engine recurses over them without a limit.
+/// Maximum number of branches of one `if` block. The template engine recurses over them without a
+/// limit.
 const BRANCHES: usize = 500;
 
-/// Blocks that start a body which can run repeatedly or is rendered to a separate text.
+/// Template blocks whose body can run repeatedly or is rendered to a separate text.
 const BODIES: [&str; 3] = ["for", "macro", "call"];
 
-/// Translates a template.
+/// Translates a Jinja template of Python into the dialect of the template engine.
 ///
 /// # Errors
 /// Returns an error that names the line if the template does not parse.
 pub(crate) fn translate(source: &str) -> Result<String, String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let parts = split(&source)?;
-    let (macros, sizes) = analyze(&parts);
+    let parts = split_template(&source)?;
+    let (macros, sizes) = find_open_macros_and_sizes(&parts);
     let mut out = String::with_capacity(source.len() * 2);
     let mut branches = Vec::new();
     for (index, part) in parts.iter().enumerate() {
@@ -50,7 +51,7 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
                     _ => {}
                 }
                 out.push_str(tag.open);
-                out.push_str(&block(tag, &macros)?);
+                out.push_str(&translate_block(tag, &macros)?);
                 out.push_str(tag.tail);
                 match sizes.get(&index) {
                     // The two tags are adjacent, so white space around them is trimmed as around
@@ -64,8 +65,9 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Finds the macros that accept any arguments, and the length in bytes of the text in each body.
-fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
+/// Finds the macros that accept any arguments, and the length in bytes of the text in the body of
+/// each block.
+fn find_open_macros_and_sizes(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
     let mut macros = OpenMacros::new();
     let mut sizes = HashMap::new();
     // Index of the block, length of its text in bytes, and whether it reads extra arguments.
@@ -93,7 +95,7 @@ fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
             {
                 let name =
                     start.tokens.get(1).map(|token| token.text.to_string()).unwrap_or_default();
-                macros.insert(name, parameters(&start.tokens));
+                macros.insert(name, parse_parameter_names(&start.tokens));
             }
         }
     }
@@ -102,7 +104,7 @@ fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
 
 /// Returns the names of a macro's parameters: the words after its opening parenthesis and after
 /// each comma between parameters.
-fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
+fn parse_parameter_names(tokens: &[Token<'_>]) -> Vec<String> {
     let mut names = Vec::new();
     let mut depth = 0;
     for pair in tokens.windows(2) {
@@ -118,8 +120,8 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
     names
 }
 
-/// Translates the contents of a block tag.
-fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
+/// Translates the contents of a block tag, such as `{% if … %}`.
+fn translate_block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
     let tokens = tag.tokens.as_slice();
     let [first, rest @ ..] = tokens else { return Err(tag.error("a tag is empty")) };
     let head = first.source();
@@ -132,34 +134,36 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
             };
             let (targets, after) = rest.split_at(of + 1);
             let mut after = expression(after);
-            let values = format!(" {ITER}({})", after.tuple(false)?);
+            let values = format!(" {ITER}({})", after.parse_tuple(false)?);
             let condition = match after.take("if") {
-                Some(keyword) => format!("{keyword}{}", after.expression(true)?),
+                Some(keyword) => format!("{keyword}{}", after.parse_expression(true)?),
                 None => String::new(),
             };
             let recursive = after.take("recursive").unwrap_or_default();
-            after.end()?;
-            format!("{head}{}{values}{condition}{recursive}", source_of(targets))
+            after.expect_end()?;
+            format!("{head}{}{values}{condition}{recursive}", join_tokens(targets))
         }
         "set" => {
-            let Some(equals) = top_level_position(rest, "=") else { return Ok(source_of(tokens)) };
+            let Some(equals) = top_level_position(rest, "=") else {
+                return Ok(join_tokens(tokens));
+            };
             let (targets, after) = rest.split_at(equals);
             let value = expression(&after[1..]).translate_tuple()?;
             let value = match targets {
                 [_, dot, _] if dot.is(".") => format!("{KEEP}({value})"),
                 _ => value,
             };
-            format!("{head}{} = {value}", source_of(targets))
+            format!("{head}{} = {value}", join_tokens(targets))
         }
         "with" => {
             let mut rest = expression(rest);
             let mut out = head;
             while let Some(name) = rest.next_name() {
                 let equals = rest.expect("=")?;
-                out.push_str(&format!("{name}{equals}{}", rest.expression(true)?));
+                out.push_str(&format!("{name}{equals}{}", rest.parse_expression(true)?));
                 out.push_str(&rest.take(",").unwrap_or_default());
             }
-            rest.end()?;
+            rest.expect_end()?;
             out
         }
         "macro" => {
@@ -175,13 +179,13 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
                 before.push(parameter.trim().to_string());
                 if let Some(equals) = rest.take("=") {
                     // The engine evaluates defaults before any parameter has its value.
-                    if let Some(read) = rest.name_among(&before) {
+                    if let Some(read) = rest.find_name_among(&before) {
                         return Err(tag.error(format!(
                             "the default of {} reads the parameter {read}",
                             parameter.trim()
                         )));
                     }
-                    out.push_str(&format!("{equals}{}", rest.expression(true)?));
+                    out.push_str(&format!("{equals}{}", rest.parse_expression(true)?));
                 }
                 out.push_str(&rest.take(",").unwrap_or_default());
             }
@@ -191,7 +195,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
                 out.push_str(&format!("{comma}varargs=(), kwargs={{}}"));
             }
             out.push_str(&rest.expect(")")?);
-            rest.end()?;
+            rest.expect_end()?;
             out
         }
         "call" => {
@@ -202,7 +206,7 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
                 _ => 0,
             };
             let (parameters, call) = rest.split_at(parameters);
-            format!("{head}{}{}", source_of(parameters), expression(call).translate()?)
+            format!("{head}{}{}", join_tokens(parameters), expression(call).translate()?)
         }
         // A scope, as in transformers: a name that is set inside is not visible outside.
         "generation" => head.replace("generation", "with"),
@@ -215,11 +219,11 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         "do" => {
             return Err(tag.error("the tag \"do\" is not supported, as in transformers"));
         }
-        _ => source_of(tokens),
+        _ => join_tokens(tokens),
     })
 }
 
-/// Returns the position of a token outside of all brackets.
+/// Returns the position of the token `wanted` outside of all brackets, or `None` if there is none.
 fn top_level_position(rest: &[Token<'_>], wanted: &str) -> Option<usize> {
     let mut depth = 0;
     rest.iter().position(|token| {
@@ -233,12 +237,12 @@ fn top_level_position(rest: &[Token<'_>], wanted: &str) -> Option<usize> {
     })
 }
 
-fn source_of(tokens: &[Token<'_>]) -> String {
+fn join_tokens(tokens: &[Token<'_>]) -> String {
     tokens.iter().map(|token| token.source()).collect::<String>()
 }
 
 impl Token<'_> {
-    /// Returns the token in the engine's notation, after the white space that preceded it.
+    /// Returns the token in the template engine's notation, with the white space that preceded it.
     pub(super) fn source(&self) -> String {
         if !self.quoted {
             return format!("{}{}", self.gap, self.text);

@@ -4,14 +4,14 @@ use super::strings::is_space;
 
 /// Splits a line into lines of at most `width` characters. Splits at white space and hyphens, and
 /// within a word only if necessary.
-pub(crate) fn wrap(
+pub(crate) fn wrap_line(
     line: &str,
     width: usize,
     break_words: bool,
     break_hyphens: bool,
 ) -> Vec<String> {
     let width = width.max(1);
-    let mut chunks = chunks(line, break_hyphens);
+    let mut chunks = split_chunks(line, break_hyphens);
     chunks.reverse();
     let mut lines: Vec<String> = Vec::new();
     while let Some(chunk) = chunks.last() {
@@ -56,14 +56,15 @@ fn is_blank(chunk: &str) -> bool {
     chunk.chars().all(is_space)
 }
 
-/// Returns the offset at which a chunk exceeds `max_len` characters. The search stops there.
+/// Returns the byte offset at which a chunk exceeds `max_len` characters, or `None` if it does not.
+/// The search stops there.
 fn byte_offset(chunk: &str, max_len: usize) -> Option<usize> {
     chunk.char_indices().nth(max_len).map(|(at, _)| at)
 }
 
-/// Returns the words and the white space between them. Hyphenated words are split if
+/// Splits a line into words and the white space between them. Hyphenated words are split if
 /// `break_hyphens` is set.
-fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
+fn split_chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let chars: Vec<char> = line.chars().collect();
     let is_word = |at: usize| chars.get(at).is_some_and(|c| c.is_alphanumeric() || *c == '_');
     let is_letter = |at: usize| is_word(at) && !chars[at].is_numeric();
@@ -93,11 +94,11 @@ mod tests {
     #[test]
     fn wrap_matches_python_textwrap() {
         // textwrap.wrap(text, width=width, expand_tabs=False, replace_whitespace=False) in CPython.
-        assert_eq!(wrap("the quick  brown fox", 10, true, true), ["the quick", "brown fox"]);
-        assert_eq!(wrap("a well-known fact", 7, true, true), ["a well-", "known", "fact"]);
-        assert_eq!(wrap("a well-known fact", 7, true, false), ["a well-", "known", "fact"]);
-        assert_eq!(wrap("abcdefgh ij", 3, true, true), ["abc", "def", "gh", "ij"]);
-        assert_eq!(wrap("abcdefgh ij", 3, false, true), ["abcdefgh", "ij"]);
-        assert_eq!(wrap("", 3, true, true), Vec::<String>::new());
+        assert_eq!(wrap_line("the quick  brown fox", 10, true, true), ["the quick", "brown fox"]);
+        assert_eq!(wrap_line("a well-known fact", 7, true, true), ["a well-", "known", "fact"]);
+        assert_eq!(wrap_line("a well-known fact", 7, true, false), ["a well-", "known", "fact"]);
+        assert_eq!(wrap_line("abcdefgh ij", 3, true, true), ["abc", "def", "gh", "ij"]);
+        assert_eq!(wrap_line("abcdefgh ij", 3, false, true), ["abcdefgh", "ij"]);
+        assert_eq!(wrap_line("", 3, true, true), Vec::<String>::new());
     }
 }

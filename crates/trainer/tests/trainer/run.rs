@@ -62,7 +62,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     let completion = summary.evals[0].uncalled.as_ref().unwrap();
     assert_eq!(completion.attempt, "eval/0/0/0/0");
     assert!(
-        completion.reason.starts_with("it does not contain <tool_call>")
+        completion.reason.starts_with("the completion does not contain <tool_call>")
             && !completion.completion.is_empty(),
         "{completion:?}"
     );

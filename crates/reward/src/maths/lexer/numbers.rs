@@ -3,34 +3,34 @@
 use super::*;
 
 impl Lexer<'_> {
-    /// Parses digits with thousands separators, decimals and an exponent.
-    pub(super) fn number(&mut self) {
+    /// Parses a number: digits with thousands separators, decimals and an exponent.
+    pub(super) fn lex_number(&mut self) {
         let spaced = self.spaced;
-        let mut digits = self.run_of_digits();
+        let mut digits = self.take_digits();
         if !digits.is_empty() && digits.len() <= 3 {
             // The base of a logarithm and its argument are two numbers.
             let is_script = matches!(self.tokens.last(), Some(Token::Sign('_' | '^')));
             let thousands = self.thousands && self.brackets == 0 && !is_script;
-            while let Some(rest) = after_separator(self.rest, thousands) {
+            while let Some(rest) = strip_thousands_separator(self.rest, thousands) {
                 self.rest = rest;
-                digits.push_str(&self.run_of_digits());
+                digits.push_str(&self.take_digits());
             }
         }
         let mut decimal = false;
         let mut scale = 0;
         if let Some(rest) = self.rest.strip_prefix('.')
             && (rest.starts_with(|c: char| c.is_ascii_digit())
-                || period(rest).is_some()
+                || parse_repeating_digits(rest).is_some()
                 || ["\\overline", "\\dot{"].iter().any(|mark| rest.trim_start().starts_with(mark)))
         {
             self.rest = rest;
-            let decimals = self.run_of_digits();
+            let decimals = self.take_digits();
             (decimal, scale) = (true, -(decimals.len() as i32));
             digits.push_str(&decimals);
         }
-        if decimal && let Some((block, rest)) = period(self.rest) {
+        if decimal && let Some((block, rest)) = parse_repeating_digits(self.rest) {
             self.rest = rest;
-            return self.push_repeating(digits, scale, spaced, block.to_owned());
+            return self.push_repeating_decimal(digits, scale, spaced, block.to_owned());
         }
         if let Some(after) = self.rest.strip_prefix(['e', 'E']) {
             let unsigned = after.strip_prefix(['-', '+']).unwrap_or(after);
@@ -51,14 +51,14 @@ impl Lexer<'_> {
             && scale < 0
         {
             self.rest = rest;
-            return self.repeating(digits, scale, spaced);
+            return self.push_ellipsis_decimal(digits, scale, spaced);
         }
-        self.push(Token::Number { digits, scale, decimal, spaced });
+        self.push_token(Token::Number { digits, scale, decimal, spaced });
     }
 
-    /// Pushes a decimal that ends in an ellipsis. Its last digits repeat if they occur at least
-    /// twice, or at least three times if the block is one digit.
-    fn repeating(&mut self, mut digits: String, scale: i32, spaced: bool) {
+    /// Pushes the token of a decimal that ends in an ellipsis. The decimal's last digits repeat if
+    /// they occur at least twice, or at least three times if the block is one digit.
+    fn push_ellipsis_decimal(&mut self, mut digits: String, scale: i32, spaced: bool) {
         let decimals = &digits[digits.len() - scale.unsigned_abs() as usize..];
         let repeats = |length: &usize| {
             let times = if *length == 1 { 3 } else { 2 };
@@ -68,7 +68,7 @@ impl Lexer<'_> {
             }
         };
         let Some(length) = (1..=6).find(repeats) else {
-            return self.push(Token::Number { digits, scale, decimal: true, spaced });
+            return self.push_token(Token::Number { digits, scale, decimal: true, spaced });
         };
         let block = digits[digits.len() - length..].to_owned();
         let mut remaining = scale;
@@ -76,19 +76,19 @@ impl Lexer<'_> {
             digits.truncate(digits.len() - length);
             remaining += length as i32;
         }
-        self.push_repeating(digits, remaining, spaced, block);
+        self.push_repeating_decimal(digits, remaining, spaced, block);
     }
 
-    /// Pushes a decimal and the block of repeating digits after it.
-    fn push_repeating(&mut self, digits: String, scale: i32, spaced: bool, block: String) {
-        self.push(Token::Number { digits, scale, decimal: true, spaced });
-        self.push(Token::Command("overline".into()));
-        self.push(Token::GroupOpen);
-        self.push(Token::integer(block));
-        self.push(Token::GroupClose);
+    /// Pushes the tokens of a decimal and of the block of repeating digits after it.
+    fn push_repeating_decimal(&mut self, digits: String, scale: i32, spaced: bool, block: String) {
+        self.push_token(Token::Number { digits, scale, decimal: true, spaced });
+        self.push_token(Token::Command("overline".into()));
+        self.push_token(Token::GroupOpen);
+        self.push_token(Token::integer(block));
+        self.push_token(Token::GroupClose);
     }
 
-    fn run_of_digits(&mut self) -> String {
+    fn take_digits(&mut self) -> String {
         let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at(end);
         self.rest = rest;

@@ -2,16 +2,17 @@
 
 use super::*;
 
-/// Returns whether a text starts with two capital letters in braces.
-pub(super) fn is_segment(text: &str) -> bool {
+/// Returns whether a text starts with two capital letters in braces, the name of a line segment:
+/// {AB}.
+pub(super) fn starts_with_segment_name(text: &str) -> bool {
     let inside = text.trim_start().strip_prefix('{').and_then(|text| text.split_once('}'));
     inside.is_some_and(|(points, _)| {
         points.trim().len() == 2 && points.trim().bytes().all(|letter| letter.is_ascii_uppercase())
     })
 }
 
-/// Resolves ambiguous signs. Between numbers and relations, ∧ and ∨ join answers. Next to a number,
-/// ∼ and ≅ mean that it is rounded.
+/// Resolves ambiguous signs of a formula. Between numbers and relations, ∧ and ∨ join answers. Next
+/// to a number, ∼ and ≅ mean that the number is rounded.
 pub(super) fn resolve_ambiguous_signs(tokens: &mut [Token]) {
     let joins = tokens.iter().any(|token| {
         matches!(

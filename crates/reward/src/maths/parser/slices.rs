@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// Returns the index of the bracket that closes the bracket at the start.
-pub(in crate::maths) fn closing(tokens: &[Token]) -> Option<usize> {
+/// Returns the index of the bracket that closes the bracket at the start of `tokens`.
+pub(in crate::maths) fn closing_bracket_index(tokens: &[Token]) -> Option<usize> {
     let mut depth = 0i32;
     for (at, token) in tokens.iter().enumerate() {
-        depth += nesting(token);
+        depth += nesting_change(token);
         if depth == 0 {
             return Some(at);
         }
@@ -15,7 +15,7 @@ pub(in crate::maths) fn closing(tokens: &[Token]) -> Option<usize> {
 }
 
 /// Returns +1 if a token opens a bracket, −1 if it closes one, and 0 otherwise.
-fn nesting(token: &Token) -> i32 {
+fn nesting_change(token: &Token) -> i32 {
     match token {
         Token::Open(_) | Token::GroupOpen | Token::Begin(_) => 1,
         Token::Close(_) | Token::GroupClose | Token::End => -1,
@@ -23,26 +23,28 @@ fn nesting(token: &Token) -> i32 {
     }
 }
 
-/// Splits tokens at those for which `parts` holds, outside of brackets.
-pub(in crate::maths) fn split(
+/// Splits tokens at the separators outside of brackets for which `parts` returns true.
+pub(in crate::maths) fn split_outside_brackets(
     tokens: &[Token],
     mut parts: impl FnMut(&Token) -> bool,
 ) -> Vec<&[Token]> {
     let mut depth = 0;
     tokens
         .split(|token| {
-            depth += nesting(token);
+            depth += nesting_change(token);
             depth == 0 && parts(token)
         })
         .collect()
 }
 
-/// Returns the non-empty rows of a matrix.
-pub(in crate::maths) fn rows(inner: &[Token]) -> impl Iterator<Item = &[Token]> {
-    split(inner, |token| *token == Token::Row).into_iter().filter(|row| !row.is_empty())
+/// Splits the tokens of a matrix into its rows, and returns the rows that are not empty.
+pub(in crate::maths) fn split_matrix_rows(inner: &[Token]) -> impl Iterator<Item = &[Token]> {
+    split_outside_brackets(inner, |token| *token == Token::Row)
+        .into_iter()
+        .filter(|row| !row.is_empty())
 }
 
-/// Returns the cells of a row.
-pub(in crate::maths) fn cells(row: &[Token]) -> Vec<&[Token]> {
-    split(row, |token| *token == Token::Cell)
+/// Splits the tokens of a matrix row into its cells.
+pub(in crate::maths) fn split_row_cells(row: &[Token]) -> Vec<&[Token]> {
+    split_outside_brackets(row, |token| *token == Token::Cell)
 }
