@@ -27,7 +27,7 @@ fn main() {
     );
 }
 
-/// Returns what `git` prints, or `None` if it fails or is not installed.
+/// Returns the output of `git` with these arguments, or `None` if `git` fails or is not installed.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git")
         .args(arguments)

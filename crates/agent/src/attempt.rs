@@ -50,8 +50,8 @@ impl AgentLoop for BuiltInLoop {
     }
 }
 
-/// Makes one attempt. If it fails, the error is in its outcome, together with everything that was
-/// recorded before.
+/// Makes one attempt of the tool loop. A failure becomes the error of the attempt's outcome,
+/// together with everything that was recorded before.
 async fn run_attempt(context: AttemptContext) -> Attempt {
     let played = context.own_agent().and_then(|agent| Ok((agent, context.player(agent)?)));
     let (agent, player) = match played {
@@ -94,7 +94,7 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     }
 }
 
-/// Opens the tools of an attempt and runs its loop.
+/// Opens the tools of an attempt, and runs the attempt's tool loop.
 async fn open_and_loop(
     context: &AttemptContext,
     (agent, player): (&Agent, &Player),
@@ -141,7 +141,8 @@ async fn open_and_loop(
     result
 }
 
-/// Runs the loop of an attempt, after the first message of a user who opens the conversation.
+/// Runs the tool loop of an attempt. If the attempt has a user who opens the conversation, the
+/// user's first message precedes the loop.
 async fn talk(
     context: &AttemptContext,
     player: &Player,

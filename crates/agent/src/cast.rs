@@ -31,7 +31,7 @@ pub(crate) enum Caller {
     RemoteToolLoop,
 }
 
-/// Rules that determine the parties of the agents of one attempt.
+/// Rules that determine which party answers the calls of each agent of one attempt.
 pub(crate) struct PartyBuilder<'a> {
     context: &'a AttemptContext,
     caller: Caller,
@@ -40,10 +40,11 @@ pub(crate) struct PartyBuilder<'a> {
 }
 
 impl<'a> PartyBuilder<'a> {
-    /// Creates the rules for the attempt of `context`.
+    /// Creates the rules that select the parties in the attempt of `context`.
     ///
     /// # Errors
-    /// Returns a message if the task's row lacks the completions of a teacher that it must have.
+    /// Returns a message if a teacher replays completions from the task's row, and the row lacks
+    /// them.
     pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
         let teacher =
             context.teacher.as_ref().map(|teacher| teacher.responder(&context.task)).transpose()?;
@@ -64,8 +65,8 @@ impl<'a> PartyBuilder<'a> {
         Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
     }
 
-    /// Returns the party of `agent` as the player of a user, which a teacher never replaces.
-    /// `timeout` limits a completion.
+    /// Returns the party that answers for `agent` as a simulated user. A teacher never replaces
+    /// this party. `timeout` limits each completion.
     ///
     /// # Errors
     /// Returns the errors of [`party`](Self::party).
@@ -111,11 +112,11 @@ impl<'a> PartyBuilder<'a> {
         }
     }
 
-    /// Returns the summarizer of an agent: the agent that its context policy names, or its own
-    /// player under another name.
+    /// Returns the party that summarizes an agent's removed turns: the agent that the context
+    /// policy names, or the agent's own player under the name `AGENT.summary`.
     ///
     /// # Errors
-    /// Returns a message if there is no agent of that name.
+    /// Returns a message if the roster has no agent of the configured name.
     fn summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
         let summary = &player.context_policy.summary;
         let (name, agent, player) = match summary.agent.as_str() {
@@ -143,10 +144,11 @@ impl<'a> PartyBuilder<'a> {
 }
 
 impl AttemptContext {
-    /// Creates the context of an attempt of the first of `agents`, at an empty task.
+    /// Creates the context of an attempt at an empty task. The first of `agents` is the attempt's
+    /// own agent.
     ///
     /// # Panics
-    /// Panics if there is no agent.
+    /// Panics if `agents` is empty.
     pub fn new(name: &str, agents: Vec<Agent>) -> Self {
         AttemptContext {
             name: name.to_owned(),
@@ -188,8 +190,9 @@ impl AttemptContext {
         self.player_as(agent, &agent.name)
     }
 
-    /// Returns the policy that plays an agent under its recorded name `role`. Seats of one agent
-    /// are picked independently, unless the agent's mixture is selected for all of them together.
+    /// Returns the policy that plays an agent under the recorded name `role`. A policy is picked
+    /// for each seat of the agent independently, unless the agent's mixture picks one policy for
+    /// all seats.
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
@@ -217,8 +220,8 @@ impl AttemptContext {
         })
     }
 
-    /// Returns the limits of an agent. An evaluation has separate limits for the attempt's own
-    /// agent.
+    /// Returns the limits of an agent. In an evaluation, the attempt's own agent has the limits of
+    /// the attempt instead of its limits in training.
     pub(crate) fn limits_of<'a>(&'a self, agent: &'a Agent) -> &'a Limits {
         if agent.name == self.agent { &self.limits } else { &agent.limits }
     }
@@ -232,8 +235,8 @@ impl AttemptContext {
         }
     }
 
-    /// Returns the attempt's data for the tools of an agent. `deadline` is the time left for the
-    /// attempt.
+    /// Returns the attempt's data that the tools of an agent receive. `deadline` is the time left
+    /// for the attempt.
     pub(crate) fn tool_context(&self, agent: &Agent, deadline: Duration) -> ToolContext {
         ToolContext {
             attempt: self.name.clone(),
@@ -245,7 +248,7 @@ impl AttemptContext {
         }
     }
 
-    /// Creates the recorder of the tool loop, for at most `max_tokens` sampled tokens.
+    /// Creates the recorder of a tool loop, which records at most `max_tokens` sampled tokens.
     pub(crate) fn recorder(&self, max_tokens: usize) -> Arc<Recorder> {
         Recorder::new(RecorderOptions {
             name: self.name.clone(),

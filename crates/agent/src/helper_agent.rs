@@ -14,14 +14,14 @@ use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 /// Function that returns the initial messages of a conversation about a task.
 pub type PromptBuilder = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 
-/// Agent that toolboxes of other agents call.
+/// Helper: an agent that the toolboxes of other agents call.
 #[derive(Clone)]
 pub struct HelperAgent {
-    /// Name of the agent.
+    /// Name of the agent that helps.
     pub agent: String,
-    /// Agents of the run. The reference is weak, because their tools have this helper.
+    /// Agents of the run. The reference is weak, because the tools of these agents own this helper.
     pub roster: Weak<Roster>,
-    /// Returns the initial messages of a conversation about a task.
+    /// Function that returns the initial messages of the helper's conversation about a task.
     pub build_prompt: PromptBuilder,
 }
 

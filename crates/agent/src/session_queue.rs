@@ -36,8 +36,8 @@ use crate::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Program};
 /// Maximum interval between two checks whether a client has started a session.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time without a client after which the user is notified for the first time. It doubles with every
-/// notice.
+/// Time without a started session after which the user is notified for the first time. This time
+/// doubles with every notice.
 const NOTICE_AFTER: Duration = Duration::from_secs(60);
 
 /// Maximum wait of a request for an attempt, in seconds.
@@ -46,41 +46,41 @@ const MAX_REQUEST_WAIT: f64 = 60.0;
 /// Delay after which a client that got no attempt may repeat its request.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Settings of a queue of sessions.
+/// Options of a queue of attempts that external clients make in sessions.
 #[derive(Debug, Clone)]
 pub struct SessionQueueOptions {
-    /// URL at which clients start sessions, for messages.
+    /// URL at which clients start sessions, for messages to the user.
     pub url: String,
     /// Timeout for a client to start any session while attempts wait and no session is open.
     pub wait: Duration,
-    /// Time without a call after which the client of a session counts as lost.
+    /// Timeout between calls of a session. A client without a call for this time counts as lost.
     pub silence: Duration,
 }
 
-/// Attempts that wait for a client, and those that clients make.
+/// Queue of the attempts that wait for a client, and of the attempts that clients are making.
 pub struct SessionQueue {
     options: SessionQueueOptions,
     note: Box<dyn Fn(String) + Send + Sync>,
     state: Mutex<State>,
-    /// Notified when an attempt starts to wait.
+    /// Notified when an attempt is added to the queue.
     offered: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// Number of attempts that have waited so far.
+    /// Number of attempts that have been added to the queue so far.
     num_offers: u64,
-    /// Waiting attempts in the order in which they were offered.
+    /// Waiting attempts, ordered by the time at which they were added to the queue.
     waiting: BTreeMap<u64, WaitingAttempt>,
-    /// Started sessions by id.
+    /// Started sessions by their ids.
     started: HashMap<String, StartedSession>,
-    /// Number of sessions that were started.
+    /// Number of sessions that clients have started so far.
     num_starts: u64,
-    /// Number of notices since the last start of a session.
+    /// Number of notices to the user since a client last started a session.
     num_notices: u32,
 }
 
-/// An attempt that waits for a client.
+/// Attempt that waits for a client.
 struct WaitingAttempt {
     session: Arc<Session>,
     task: Value,
@@ -93,13 +93,14 @@ struct StartedSession {
     ended: oneshot::Sender<ClientEnd>,
 }
 
-/// End of a session that a client has requested.
+/// End of a session at the request of its client.
 struct ClientEnd {
     request: EndRequest,
     response: oneshot::Sender<EndedSession>,
 }
 
-/// Position of an attempt in the queue. If dropped, the session of the attempt gets status 410.
+/// Position of an attempt in the queue. If the position is dropped, requests to the session of the
+/// attempt get status 410.
 struct QueuePosition<'a> {
     queue: &'a SessionQueue,
     gateway: &'a Gateway,
@@ -122,8 +123,8 @@ impl Drop for QueuePosition<'_> {
 }
 
 impl SessionQueue {
-    /// Creates a queue, and lets clients of `gateway` start its attempts until the returned value
-    /// is dropped. `note` receives messages for the user.
+    /// Creates a queue whose attempts clients of `gateway` can start, until the returned value is
+    /// dropped. `note` receives messages for the user.
     pub fn open(
         gateway: &Gateway,
         options: SessionQueueOptions,
@@ -144,7 +145,8 @@ impl SessionQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an attempt with this session and task to the queue.
+    /// Adds an attempt with this session and this task to the queue. Returns the attempt's position
+    /// in the queue.
     fn offer<'a>(
         &'a self,
         gateway: &'a Gateway,
@@ -169,8 +171,8 @@ impl SessionQueue {
         QueuePosition { queue: self, gateway, session, number, started, ended }
     }
 
-    /// Removes and returns the first waiting attempt. If `task_id` is set, only attempts at this
-    /// task are considered.
+    /// Removes the first waiting attempt, and returns its session. If `task_id` is set, only
+    /// attempts at this task are considered.
     fn take(&self, task_id: Option<&str>) -> Option<HostedSession> {
         let mut state = self.state();
         let is_wanted = |attempt: &WaitingAttempt| {
@@ -190,7 +192,8 @@ impl SessionQueue {
     /// Waits until a client has started the attempt.
     ///
     /// # Errors
-    /// Returns a message if no client has started or made any attempt within the timeout.
+    /// Returns a message if, within the timeout, no client starts any attempt and no client makes
+    /// an attempt.
     async fn wait_for_start(&self, started: &mut oneshot::Receiver<()>) -> Result<(), String> {
         let SessionQueueOptions { url, wait, .. } = &self.options;
         let mut clock = Stopwatch::start();
@@ -221,7 +224,8 @@ impl SessionQueue {
         }
     }
 
-    /// Notifies the user if no client has started a session for a while.
+    /// Notifies the user if no client has started a session for too long, and `waited` exceeds the
+    /// time for the next notice.
     fn report_wait(&self, waited: Duration) {
         let mut state = self.state();
         if waited < NOTICE_AFTER.saturating_mul(1 << state.num_notices.min(16)) {
@@ -311,18 +315,19 @@ impl SessionHost for SessionQueue {
     }
 }
 
-/// Agent loop whose attempts are made by agents that run elsewhere.
+/// Agent loop that leaves its attempts to external agents, which start sessions at the gateway.
 #[derive(Clone)]
 pub struct SessionLoop {
-    /// Program that opens the sessions of attempts. It has no command.
+    /// Program whose options open the sessions of attempts. The program has no command.
     pub program: Program,
-    /// Queue from which clients start attempts.
+    /// Queue from which clients start the attempts.
     pub queue: Arc<SessionQueue>,
 }
 
 #[async_trait]
 impl AgentLoop for SessionLoop {
-    /// Makes one attempt. If the returned future is dropped, the session is closed.
+    /// Makes one attempt through an external agent. If the returned future is dropped, the session
+    /// is closed.
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("session", id = %context.name);
         self.attempt(context).instrument(span).await
@@ -384,7 +389,7 @@ impl SessionLoop {
     }
 }
 
-/// Waits until a session has had no call for `silence`.
+/// Waits until a session has had no call for the time `silence`.
 async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
     loop {
         recorder.wait_until_idle().await;
@@ -398,7 +403,7 @@ async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
     }
 }
 
-/// Returns the attempt of a session that ended with `ending`.
+/// Creates the attempt of a session that ended with `ending`.
 fn ended_attempt(
     limits: &Limits,
     (recorded, rewards): (Recording, Vec<Reward>),

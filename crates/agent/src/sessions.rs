@@ -41,71 +41,71 @@ use crate::program::{add_scorer_input, last_content, percent_encode, recorded_ou
 #[cfg(doc)]
 use levade_tree::Purpose;
 
-/// Source of the tasks of sessions, and the name of sessions in warnings.
+/// Name of the source of the tasks of sessions. Warnings also use it as the name of sessions.
 pub const SOURCE: &str = "sessions";
 
 /// Timeout for calls in flight to end after their session has ended.
 const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Settings of recorded sessions.
+/// Options of the recorder of sessions.
 #[derive(Clone)]
 pub struct SessionsOptions {
-    /// Gateway that serves the calls.
+    /// Gateway that serves the model calls of sessions.
     pub gateway: Gateway,
     /// Store in which the sessions are recorded.
     pub store: Arc<dyn Store>,
-    /// Party that answers calls, the same as outside of sessions.
+    /// Party that answers the calls of sessions. The same party answers calls outside of sessions.
     pub party: Arc<Party>,
-    /// Time after its start at which a session is closed.
+    /// Maximum duration of a session. The session is closed after this time.
     pub timeout: Duration,
     /// Whether calls outside of sessions are recorded.
     pub records_traffic: bool,
 }
 
-/// Recorder of sessions of agents that run elsewhere.
+/// Recorder of the sessions of agents that run elsewhere.
 pub struct Sessions {
     options: SessionsOptions,
-    /// Reference to this value, for tasks that outlive a call.
+    /// Weak reference to this value, for tasks that outlive a call.
     this: Weak<Sessions>,
     state: Mutex<State>,
-    /// Lock that is held while a session of traffic is created, so that a conversation has one
+    /// Lock that is held while traffic creates a session, so that a conversation has only one
     /// session.
     creating: AsyncMutex<()>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Open sessions by id.
+    /// Open sessions by their ids.
     open: HashMap<String, OpenSession>,
-    /// Ids of sessions by their conversation.
+    /// Ids of the sessions that traffic created, by their conversation.
     conversations: HashMap<Conversation, String>,
 }
 
-/// Key of a conversation in traffic: its id, and the key of the person.
+/// Key of a conversation in traffic: the id of the conversation, and the key of the person.
 type Conversation = (String, Option<String>);
 
 struct OpenSession {
     session: Arc<Session>,
     start: AttemptStart,
-    /// Whether the start is in the store.
+    /// Whether the store contains the start of the session.
     is_started: bool,
-    /// Task that closes the session when its time is over.
+    /// Handle of the task that closes the session at the session's time limit.
     deadline: Option<AbortHandle>,
 }
 
-/// Reason for the end of a session.
+/// Reason why a session ended.
 pub(crate) enum Ending {
-    /// The client has ended it.
+    /// The client ended the session with this request.
     Client(EndRequest),
-    /// The session exceeded its time limit.
+    /// The session exceeded this time limit.
     Timeout(Duration),
     /// The server was stopped.
     Shutdown,
 }
 
 impl Sessions {
-    /// Creates a recorder of sessions, and lets clients of the gateway start some until the
-    /// returned value is dropped. Must be called within a tokio runtime.
+    /// Creates a recorder of sessions. Until the returned value is dropped, clients of the gateway
+    /// can start sessions. This function must be called within a tokio runtime.
     pub fn open(options: SessionsOptions) -> Arc<Self> {
         let sessions = Arc::new_cyclic(|this| Sessions {
             options,
@@ -140,7 +140,7 @@ impl Sessions {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session, and records its start if `is_started`.
+    /// Opens a session. If `is_started` is true, the start of the session is recorded.
     async fn create(
         &self,
         request: StartRequest,
@@ -192,7 +192,7 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Closes a session whose time is over.
+    /// Closes a session that has exceeded its time limit.
     async fn close_late(&self, id: &str, timeout: Duration) {
         let traffic = {
             let mut state = self.state();
@@ -214,7 +214,7 @@ impl Sessions {
         let _ = self.finish(open, Ending::Timeout(timeout)).await;
     }
 
-    /// Returns the open session of a conversation.
+    /// Returns the open session of a conversation, or `None` if the conversation has none.
     fn session_of(&self, conversation: &Conversation) -> Option<Arc<Session>> {
         let state = self.state();
         let open = state.open.get(state.conversations.get(conversation)?)?;
@@ -227,7 +227,7 @@ impl Sessions {
         state.open.remove(id)
     }
 
-    /// Closes a session that is no longer open for clients, and records it.
+    /// Closes a session that was removed from the open sessions, and records its end.
     async fn finish(&self, open: OpenSession, ending: Ending) -> Result<EndedSession, ApiError> {
         let OpenSession { session, start, is_started, deadline } = open;
         if let Some(deadline) = deadline {
@@ -345,8 +345,8 @@ async fn record_end(store: &dyn Store, attempt: &Attempt) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Returns the outcome of a session that ended with `ending`, with the calls and rewards for
-/// scorers.
+/// Creates the outcome of a session that ended with `ending`. The outcome contains the calls and
+/// rewards for scorers.
 pub(crate) fn session_outcome(recorded: &Recording, rewards: &[Reward], ending: Ending) -> Outcome {
     let mut outcome = recorded_outcome(recorded);
     let given_text = match ending {
@@ -376,7 +376,7 @@ pub(crate) fn session_outcome(recorded: &Recording, rewards: &[Reward], ending: 
     outcome
 }
 
-/// Returns the task of a session.
+/// Creates the task of a session from the request that started the session.
 fn task_of(id: &str, StartRequest { task_id, mut task, person, .. }: StartRequest) -> Task {
     if let Some(person) = person {
         task.insert(PERSON.to_owned(), person.into());

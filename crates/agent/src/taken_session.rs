@@ -9,10 +9,10 @@ use levade_tree::AttemptId;
 use crate::sessions::SOURCE;
 use crate::{AgentLoop, Attempt, AttemptContext};
 
-/// Agent loop that samples nothing: its attempt is a copy of a recorded session. The tokens are
-/// attributed to the attempt's own agent and to the policy that plays it.
+/// Agent loop that samples nothing: its attempt is a copy of a recorded session. The copied tokens
+/// are attributed to the attempt's own agent and to the policy that plays this agent.
 pub struct TakenSession {
-    /// Store that contains the session.
+    /// Store that contains the recorded session.
     pub store: Arc<dyn Store>,
     /// Id of the session's attempt.
     pub id: AttemptId,

@@ -12,20 +12,21 @@ use crate::AttemptContext;
 use crate::cast::{Caller, PartyBuilder};
 use crate::tool_loop::{LoopError, LoopLimits, LoopObserver, ToolLoop, add_opening};
 
-/// Interactive conversation of a user with an agent. Tools stay open until the talk is closed.
+/// Interactive conversation of a user with an agent. The agent's tools stay open until the
+/// conversation is closed.
 pub struct Talk {
     context: AttemptContext,
     limits: LoopLimits,
     cast: Cast,
     tools: OpenTools,
-    /// Messages since the last reset.
+    /// Messages of the conversation since its last reset.
     history: Vec<Message>,
 }
 
 impl Talk {
-    /// Opens the tools of the agent of `context`, and starts a conversation with its messages.
-    /// `limits.tokens` is the maximum number of tokens of one completion, and `limits.turns` the
-    /// maximum number of completions for one message of the user.
+    /// Opens the tools of the agent of `context`, and starts a conversation with the opening
+    /// messages of `context`. `limits.tokens` is the maximum number of tokens of one completion,
+    /// and `limits.turns` the maximum number of completions for one message of the user.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy, or if a tool cannot be opened.
@@ -43,7 +44,7 @@ impl Talk {
         Ok(Talk { context, limits, cast, tools, history })
     }
 
-    /// Starts a new conversation with the initial messages.
+    /// Starts a new conversation with the opening messages.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy.
@@ -91,7 +92,7 @@ impl Talk {
         self.history.push(Message::assistant(text));
     }
 
-    /// Closes the sessions of the tools.
+    /// Closes the tool sessions of the conversation.
     ///
     /// # Errors
     /// Returns a message if a tool fails to close.
@@ -100,7 +101,7 @@ impl Talk {
     }
 }
 
-/// Creates the cast of a new conversation.
+/// Creates the cast of a new conversation: the parties that answer the model calls.
 fn cast(context: &AttemptContext) -> Result<Cast, String> {
     let agent = context.own_agent()?;
     let party =

@@ -16,28 +16,29 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use levade_tasks::Task;
 
-/// Source of completions to imitate.
+/// Teacher: a source of completions that trained policies imitate.
 #[derive(Clone)]
 pub enum Teacher {
-    /// Chat API of an external policy.
+    /// A chat API of an external policy writes the completions.
     Api(Arc<dyn ChatApi>),
-    /// Field of this name in the row of each task, which has the completions.
+    /// The field of this name in each task's row contains the completions.
     RowField(String),
 }
 
 impl Teacher {
-    /// Creates a teacher that answers a conversation by `rule`. The rule returns a message if it
-    /// has no answer.
+    /// Creates a teacher that answers each conversation with the function `rule`. The function
+    /// returns an error message if it has no answer.
     pub fn from_rule(
         rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static,
     ) -> Self {
         Teacher::Api(Arc::new(Rule(rule)))
     }
 
-    /// Returns the chat API that writes the completions of one attempt at a task.
+    /// Returns the chat API that supplies the teacher's completions for one attempt at a task.
     ///
     /// # Errors
-    /// Returns a message if the task's row must have the completions but does not.
+    /// Returns a message if the completions come from the task's row, but the row does not contain
+    /// them.
     pub(crate) fn responder(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
         match self {
             Teacher::Api(responder) => Ok(Arc::clone(responder)),
@@ -46,7 +47,7 @@ impl Teacher {
     }
 }
 
-/// Chat API that answers conversations by a rule.
+/// Chat API that answers conversations by calling the function `F`.
 struct Rule<F>(F);
 
 impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rule<F> {
@@ -73,9 +74,10 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
     }
 }
 
-/// Returns the completions in a field of a task's row, in order. The field is a list of texts, or
-/// of messages in the format of chat APIs. Messages of tools and users between them are left out,
-/// because the attempt has its own ones. Tool calls without an id get a generated id.
+/// Parses the completions in a field of a task's row, in order. The field is a list of texts, or of
+/// messages in the format of chat APIs. Messages of tools and users in the list are ignored,
+/// because the attempt has its own messages of tools and users. Tool calls without an id get a
+/// generated id.
 ///
 /// # Errors
 /// Returns a message if the row has no such field, or if the field is not a list of completions.
@@ -115,10 +117,11 @@ fn message(item: &Value) -> Result<Message, String> {
     message.check_calls().map(|()| message)
 }
 
-/// Creates a chat API that returns the completions of a task, one for each query.
+/// Creates a chat API that replays the completions in a task's row: each query gets the next
+/// completion.
 ///
 /// # Errors
-/// Returns the message of [`row_completions`] if it fails.
+/// Returns the errors of [`row_completions`].
 fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
     let completions = row_completions(task, field)?;
     let next = AtomicUsize::new(0);

@@ -30,7 +30,8 @@ pub(crate) enum LoopError {
 }
 
 impl LoopError {
-    /// Returns the name of the part that failed.
+    /// Returns the name of the component that failed: `prompt`, `sampler`, `tools` or another
+    /// component of the attempt.
     pub fn source(&self) -> &'static str {
         match self {
             LoopError::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
@@ -44,28 +45,28 @@ impl LoopError {
     }
 }
 
-/// Observer of a tool loop, for programs that display the loop live.
+/// Observer of a tool loop. Programs that display the loop live implement this trait.
 pub trait LoopObserver: Send {
-    /// Notifies that a completion starts. `opens_reasoning` is whether its prompt starts its
-    /// reasoning.
+    /// Notifies the observer that a completion starts. `opens_reasoning` is whether the prompt of
+    /// the completion already starts its reasoning.
     fn start(&mut self, opens_reasoning: bool);
 
-    /// Notifies that tokens were sampled.
+    /// Notifies the observer of new sampled tokens.
     fn tokens(&mut self, tokens: &[Token]);
 
-    /// Notifies that the completion has ended.
+    /// Notifies the observer that the completion has ended.
     fn end(&mut self);
 
-    /// Notifies that tools have returned the results of the completion's calls.
+    /// Notifies the observer of the results of the completion's tool calls.
     fn results(&mut self, results: &[Observation]);
 }
 
 /// Limits of a tool loop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LoopLimits {
-    /// Maximum number of completions.
+    /// Maximum number of completions in the loop.
     pub max_turns: u32,
-    /// Limit of the first prompt.
+    /// Limit for the opening prompt of the conversation.
     pub opening: OpeningLimit,
 }
 
@@ -74,24 +75,25 @@ pub(crate) struct ToolLoop<'a, 'b> {
     /// Name of the agent.
     pub agent: &'a str,
     pub cast: &'a Cast,
-    /// Tools in the prompt. They are the same for the entire conversation.
+    /// Specifications of the tools in the prompt. They do not change during a conversation.
     pub specs: &'a [ToolSpec],
     pub limits: LoopLimits,
     /// Outcome of the attempt so far.
     pub outcome: &'a mut Outcome,
-    /// Number of tool calls of helpers.
+    /// Number of tool calls that helpers of the agent have made.
     pub helped: &'a mut CallCounts,
     pub observer: Option<&'a mut dyn LoopObserver>,
-    /// User who answers replies without a tool call, with the policy that plays the agent.
+    /// User who answers completions without a tool call, and the player whose clock measures the
+    /// user's timeouts.
     pub user: Option<(&'a mut UserSession<'b>, &'a Player)>,
 }
 
 impl ToolLoop<'_, '_> {
-    /// Runs the loop and appends its messages to `history`, including the last completion.
+    /// Runs the tool loop, and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
-    /// Returns an error if a call fails, if a helper fails, or if a tool fails that the attempt
-    /// cannot continue without.
+    /// Returns an error if a model call fails, if a helper fails, or if a tool fails without which
+    /// the attempt cannot continue.
     pub async fn run(
         &mut self,
         history: &mut Vec<Message>,
@@ -152,8 +154,8 @@ impl ToolLoop<'_, '_> {
         Ok(Finish::MaxTurns)
     }
 
-    /// Returns the user's answer to the final text so far, or the end of the attempt. `is_last` is
-    /// whether the agent may write no further completion.
+    /// Returns the user's answer to the text of the agent's completion, or the end of the attempt.
+    /// `is_last` is whether the agent has reached its maximum number of completions.
     async fn answer_of_user(&mut self, turn: u32, is_last: bool) -> Result<Answer, LoopError> {
         let Some((user, player)) = &mut self.user else {
             return Ok(Answer::End(Finish::Answered));
@@ -174,7 +176,7 @@ impl ToolLoop<'_, '_> {
         })
     }
 
-    /// Requests the next completion.
+    /// Requests the agent's next completion.
     async fn call(&mut self, history: &[Message], is_first: bool) -> Result<End, ApiError> {
         let request = Request {
             tools: self.specs.to_vec(),
@@ -196,7 +198,7 @@ impl ToolLoop<'_, '_> {
         completed
     }
 
-    /// Adds the conversations of helpers to the recorded conversation.
+    /// Adds the conversations of helpers to the recorded conversation of the attempt.
     fn merge_helpers(&mut self, results: &mut [Observation]) -> Result<(), LoopError> {
         let mut broken = None;
         for Branch { agent, trajectory, outcome } in
@@ -211,15 +213,15 @@ impl ToolLoop<'_, '_> {
     }
 }
 
-/// Result of a completion without a tool call.
+/// Answer to a completion without a tool call.
 enum Answer {
     /// The simulated user has sent a message, and the agent continues.
     Message(String),
-    /// The attempt has ended, with this finish.
+    /// The attempt has ended with this finish.
     End(Finish),
 }
 
-/// Appends the opening text of the tools to the last message.
+/// Appends the opening text of the tools to the last message of the history.
 pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
     let (Some(opening), Some(last)) = (opening, history.last_mut()) else { return };
     let parts = match last.content.parts() {
@@ -230,14 +232,14 @@ pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
     last.content = parts.into_iter().chain([opening]).collect();
 }
 
-/// A turn of the model whose completion has ended.
+/// Turn of the model, whose completion has ended.
 struct AssistantTurn {
-    /// Turn in the conversation. If the completion is not recorded as tokens, the number of earlier
-    /// turns.
+    /// Index of the turn in the recorded conversation. If the completion is not recorded as tokens,
+    /// this index is the number of earlier turns.
     turn: u32,
     parsed: ParsedCompletion,
     reasoning: String,
-    /// Message that continues the history, with the text exactly as the model wrote it.
+    /// Message that is added to the history, with the text exactly as the model wrote it.
     message: Message,
 }
 
@@ -265,7 +267,8 @@ impl AssistantTurn {
     }
 }
 
-/// Adds the times of tool calls to the outcome. Calls that were skipped have no result.
+/// Adds the times of tool calls to the outcome. Skipped calls have no result, so they have no
+/// times.
 fn add_timings(
     outcome: &mut Outcome,
     turn: u32,
@@ -286,11 +289,11 @@ fn add_timings(
 }
 
 /// Adds failures, metrics and rewards of tool calls to the outcome. Returns the final answer of the
-/// first call that ended the attempt, if any.
+/// first call that ended the attempt, or `None` if no call ended the attempt.
 ///
 /// # Errors
-/// Returns a message if a tool failed that the attempt cannot continue without. It names the tool
-/// and the failure.
+/// Returns a message that names the tool and its failure if a tool failed without which the attempt
+/// cannot continue.
 pub(crate) fn apply_results(
     outcome: &mut Outcome,
     turn: u32,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use levade_engine::available_memory;
 
-/// The system's allocator, which ends the process if an allocation fails.
+/// Allocator that calls the system's allocator, and ends the process if an allocation fails.
 pub struct EndingAllocator;
 
 // SAFETY: every call is forwarded unchanged, and a null pointer is never returned to the caller.

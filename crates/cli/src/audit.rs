@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, group = "subject", value_name = "KEY")]
     person: Option<String>,
 
-    /// Only this policy
+    /// Show only steps that trained this policy
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
 
@@ -125,7 +125,8 @@ impl Subject<'_> {
         }
     }
 
-    /// Returns the subject of tombstones, if all attempts of the subject are withdrawn together.
+    /// Returns the subject as tombstones name it. Returns `None` if the attempts of the subject are
+    /// not withdrawn together.
     pub fn withdrawn_as(&self) -> Option<String> {
         match self {
             Subject::Task(id) => Some((*id).to_owned()),
@@ -134,7 +135,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Returns the error for a run without attempts of the subject.
+    /// Creates the error for a run that has no attempts of the subject.
     pub fn missing(&self) -> anyhow::Error {
         unusable(match self {
             Subject::Task(id) => {
@@ -153,11 +154,11 @@ impl Subject<'_> {
     }
 }
 
-/// Returns the attempts of a subject. Withdrawn ones are included, and so are copies that a phase
-/// imitates.
+/// Returns the ids of the attempts of a subject. Withdrawn attempts are included, and so are copies
+/// that a phase imitates.
 ///
 /// # Errors
-/// Returns an error if the store cannot be read or contains none.
+/// Returns an error if the store cannot be read or contains no attempts of the subject.
 pub async fn select(
     store: &dyn Store,
     subject: Subject<'_>,
@@ -201,7 +202,7 @@ pub async fn select(
     if found.is_empty() { Err(subject.missing()) } else { Ok(found) }
 }
 
-/// Returns the id of a task as text.
+/// Converts the id of a task from JSON to text.
 pub fn task_id(task: &Value) -> String {
     match &task["id"] {
         Value::String(id) => id.clone(),
@@ -210,7 +211,8 @@ pub fn task_id(task: &Value) -> String {
     }
 }
 
-/// Returns the steps that led to the weights of a step or version, latest first.
+/// Returns the steps that led to the weights of the requested step or version, the latest step
+/// first.
 async fn backward(
     args: &Args,
     store: &dyn Store,
@@ -238,7 +240,7 @@ async fn backward(
     Ok(json!({ "made_by": listed }))
 }
 
-/// Returns the error for a requested step or version that is not among `steps`.
+/// Creates the error for a requested step or version that is not among `steps`.
 fn no_weights(args: &Args, steps: &[TrainedStep]) -> anyhow::Error {
     if let Some(step) = args.step {
         let known: BTreeSet<u32> = steps.iter().map(|step| step.global_step).collect();
@@ -260,7 +262,7 @@ fn no_weights(args: &Args, steps: &[TrainedStep]) -> anyhow::Error {
     ))
 }
 
-/// Returns the first and the last of ascending numbers as text.
+/// Formats the smallest and the largest of `numbers`, such as `3 to 7`.
 fn range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
     match (numbers.first(), numbers.last()) {
         (Some(first), Some(last)) if numbers.len() > 1 => format!("{first} to {last}"),
@@ -269,7 +271,7 @@ fn range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
     }
 }
 
-/// Returns the weights that descend from attempts, with their checkpoints.
+/// Returns the weights that descend from these attempts, with their checkpoints.
 async fn forward(
     run: &Path,
     store: &dyn Store,
@@ -312,8 +314,8 @@ async fn step_document(
     }))
 }
 
-/// Returns the origin of an attempt: its task, tokens by kind, sampling versions, tool results and
-/// scores.
+/// Describes the origin of an attempt in JSON: its task, tokens by kind, sampling versions, tool
+/// results and scores.
 fn attempt_document(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value {
     let segments = attempt.trajectory.segments();
     let tokens = |kind: Kind| -> usize {
@@ -408,7 +410,8 @@ fn format_step(text: &mut String, step: &Value) {
     }
 }
 
-/// Returns the scores of each scorer, in parentheses. Returns an empty string if there are none.
+/// Formats the scores of each scorer in parentheses. Returns an empty string if there are no
+/// scores.
 fn format_scores(scores: &Value) -> String {
     let all: Vec<String> = scores
         .as_array()

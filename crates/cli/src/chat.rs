@@ -42,7 +42,7 @@ pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -125,7 +125,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(run_chat(&args, &source, recipe, started_at))
 }
 
-/// Returns the recipe in the directory of a model, which makes the model usable without a run.
+/// Reads the recipe in the directory of a model, which makes the model usable without its run.
+/// Returns `None` if the directory contains no recipe.
 ///
 /// # Errors
 /// Returns an error if the recipe cannot be read, or if it defines tools: such a tool can run a
@@ -240,8 +241,8 @@ fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     lines
 }
 
-/// Reads the next line, with its line ending. Returns `None` at the end of the input. Replaces
-/// bytes that are not UTF-8 and prints a note about them.
+/// Reads the next line of `input`, with its line ending. Returns `None` at the end of the input.
+/// Bytes that are not UTF-8 are replaced, and a note about them is printed.
 fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     if input.read_until(b'\n', &mut bytes)? == 0 {
@@ -254,7 +255,7 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(Some(line))
 }
 
-/// A conversation with a model on the terminal.
+/// Conversation of the user with a model on the terminal.
 struct ChatSession {
     talk: Talk,
     format: Arc<Format>,
@@ -262,8 +263,8 @@ struct ChatSession {
 }
 
 impl ChatSession {
-    /// Sends a message to the model, and prints its completions while they are sampled. Ctrl-C
-    /// interrupts them.
+    /// Sends a message of the user to the model, and prints the completions while the model samples
+    /// them. Ctrl-C interrupts the completions.
     async fn send_message(&mut self, text: &str) -> anyhow::Result<()> {
         let question = self.keys.prompt.replace(QUESTION, text);
         let mut screen =
@@ -293,12 +294,12 @@ impl ChatSession {
     }
 }
 
-/// Prints completions and tool results.
+/// Printer of a conversation's completions and tool results.
 struct Screen {
     format: Arc<Format>,
-    /// Parser of the completion in progress.
+    /// Parser of the completion that the model is sampling. `None` between completions.
     stream: Option<CompletionStream>,
-    /// Text of the completion in progress.
+    /// Text of the completion that the model is sampling.
     text: String,
 }
 
@@ -330,7 +331,8 @@ impl LoopObserver for Screen {
     }
 }
 
-/// Returns the text of a piece, or `None` if it is not part of the message's content.
+/// Returns the text of a delta of a completion, or `None` if the delta is not part of the message's
+/// content.
 fn content_text(delta: &CompletionDelta) -> Option<&str> {
     match delta {
         CompletionDelta::Speech(text) => Some(text),
@@ -344,7 +346,7 @@ fn note(text: &str) {
     eprintln!("{}", Style::stderr().dim(&format!("[{text}]")));
 }
 
-/// Formats pieces of a completion, with reasoning and tool calls dimmed.
+/// Formats deltas of a completion for the terminal. Reasoning and tool calls are dimmed.
 fn format_deltas(deltas: Vec<CompletionDelta>, style: Style) -> String {
     deltas
         .into_iter()

@@ -36,11 +36,11 @@ enum Command {
   levade cluster setup --into envs/torch                     for the CPUs of this machine
   levade cluster setup --into envs/torch --torch-index https://download.pytorch.org/whl/cu130")]
 struct Setup {
-    /// Directory of the environment
+    /// Directory of the new Python environment
     #[arg(long, value_name = "DIR")]
     into: PathBuf,
 
-    /// Directory of the package: python/levade_torch in Levade's source
+    /// Directory of the package levade_torch: python/levade_torch in Levade's source
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 
@@ -52,7 +52,7 @@ struct Setup {
     #[arg(long, value_name = "URL")]
     torch_index: Option<String>,
 
-    /// Timeout of the installation, in seconds
+    /// Timeout for the installation, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     seconds: u64,
 }

@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -119,8 +119,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a warning if one of these models was trained on evaluated tasks, according to the store
-/// of its run and the stores of the runs of the models from which it was trained.
+/// Prints a warning for each of these models that was trained on evaluated tasks. The stores of the
+/// model's run, and of the runs of the models from which it was trained, tell which tasks it was
+/// trained on.
 async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let unknown = |why: anyhow::Error| {
@@ -154,8 +155,8 @@ async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     );
 }
 
-/// Writes a line for each failed attempt, for an evaluation that has no result because every
-/// attempt failed.
+/// Writes a line for each failed attempt of an evaluation in which every attempt failed, so that it
+/// has no result.
 async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> anyhow::Result<()> {
     let slices =
         tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));

@@ -37,47 +37,48 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<FormatName>,
 
-    /// File of JSON lines; a Parquet file, if it ends with .parquet; for atif, a directory, if it
-    /// ends with /; - for standard output
+    /// File of JSON lines; a Parquet file, if the name ends with .parquet; for atif, a directory,
+    /// if the name ends with /; - for standard output
     #[arg(long, value_name = "PATH", default_value = "-")]
     out: String,
 
-    /// Only attempts of this phase, from 0
+    /// Export only attempts of this phase, from 0
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only attempts that were started for these steps, from 0
+    /// Export only attempts that were started for these steps, from 0
     #[arg(long, value_name = "A..B")]
     step: Option<Range<u32>>,
 
-    /// Only attempts with these rewards
+    /// Export only attempts with these rewards
     #[arg(long, value_name = "MIN..MAX", allow_hyphen_values = true)]
     reward: Option<Range<f64>>,
 
-    /// Only attempts with these scores
+    /// Export only attempts with these scores
     #[arg(long, value_name = "MIN..MAX", allow_hyphen_values = true)]
     score: Option<Range<f64>>,
 
-    /// Only sequences of this agent
+    /// Export only sequences of this agent
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
 
-    /// Only attempts at tasks with this id; * and ? match any text and any character
+    /// Export only attempts at tasks with this id; * and ? match any text and any character
     #[arg(long, value_name = "GLOB")]
     task: Option<Pattern>,
 
-    /// Purposes of the attempts, separated by commas: train, eval, baseline, demonstration, session
+    /// Purposes of the exported attempts, separated by commas: train, eval, baseline,
+    /// demonstration, session
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "train",
         value_parser = purpose)]
     purpose: Vec<Purpose>,
 
-    /// Statuses of the attempts, separated by commas: completed, unscored, failed, superseded,
-    /// abandoned
+    /// Statuses of the exported attempts, separated by commas: completed, unscored, failed,
+    /// superseded, abandoned
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "completed",
         value_parser = status)]
     status: Vec<Status>,
 
-    /// Only this attempt, by its slot or its id, whatever its purpose and status
+    /// Export only this attempt, by its slot or its id, whatever its purpose and status
     #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "step", "reward", "score", "task",
         "purpose", "status"])]
     attempt: Option<String>,
@@ -87,7 +88,7 @@ pub struct Args {
     tokens: bool,
 
     /// Keep reasoning, tool calls and descriptions of tools in the text of messages, as the model
-    /// read and wrote it (always so for verl-sft)
+    /// read and wrote them (always so for verl-sft)
     #[arg(long)]
     raw: bool,
 
@@ -95,18 +96,18 @@ pub struct Args {
     #[arg(long)]
     split_prompt: bool,
 
-    /// Minimum difference of the two scores of a pair; equal scores are never a pair
+    /// Minimum difference between the two scores of a pair; equal scores never form a pair
     /// (trl-preference)
     #[arg(long, value_name = "GAP", default_value_t = 0.0)]
     min_gap: f64,
 }
 
-/// Name of a format on the command line.
+/// Format of exported rows, as the user names it on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
 enum FormatName {
     /// One row per sequence, with everything that is recorded
     Jsonl,
-    /// The rows of jsonl in a Parquet file
+    /// The same rows as jsonl, in a Parquet file
     Parquet,
     /// Prompts for reinforcement learning with verl, one row per task
     Verl,
@@ -132,7 +133,7 @@ impl FormatName {
         }
     }
 
-    /// Returns whether rows of the format can contain the tokens.
+    /// Returns whether rows of the format can contain tokens.
     fn has_tokens(self) -> bool {
         matches!(self.format(), Format::Table | Format::Atif)
     }
@@ -232,7 +233,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a summary to standard error.
+/// Prints a summary of the export to standard error.
 fn report(progress: &Progress, location: &str) {
     let Progress { groups, rows, skipped, first_skipped, .. } = progress;
     eprintln!("{} {rows} rows of {groups} groups to {location}", Style::stderr().dim("wrote"));

@@ -18,7 +18,8 @@ use levade_store::StoreError;
 use levade_text::TextError;
 use levade_trainer::TrainerError;
 
-/// Returns 2 if the user can correct the cause of an error, and 1 otherwise.
+/// Returns the exit code for an error: 2 if the user can correct the cause of the error, and 1
+/// otherwise.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if is_user_error(error) { 2 } else { 1 })
 }
@@ -58,8 +59,8 @@ fn is_user_error(error: &anyhow::Error) -> bool {
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()
 }
 
-/// Returns the text that is printed for an error. Adds what to do in the terms of recipes if the
-/// crate that defines the error does not know the recipe's keys.
+/// Formats an error for the user. If the crate that defines the error does not know the keys of
+/// recipes, the text also tells which keys to change.
 pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
         let ways = remedies(plan.largest());
@@ -83,7 +84,7 @@ pub fn message(error: &anyhow::Error) -> String {
     })
 }
 
-/// Lists ways to reduce the memory for some purposes, each way once.
+/// Lists ways to reduce the memory for several purposes, each way only once.
 fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
     let mut ways = Vec::new();
     for way in purposes.into_iter().flat_map(remedies_for) {
@@ -94,7 +95,7 @@ fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
     ways
 }
 
-/// Lists ways to reduce the memory for one purpose, in the terms of recipes.
+/// Lists ways to reduce the memory for one purpose, as changes of a recipe.
 fn remedies_for(purpose: Purpose) -> &'static [&'static str] {
     match purpose {
         Purpose::Weights => &["take a smaller model"],

@@ -9,7 +9,7 @@ use levade_run::{Event, Host};
 
 use crate::screen::{self, Style};
 
-/// Returns the supervisor of programs, which is this binary.
+/// Creates the supervisor of child processes. The supervisor process is this binary.
 ///
 /// # Errors
 /// Returns an error if the path of this binary is unknown.
@@ -17,7 +17,7 @@ pub fn supervisor() -> anyhow::Result<Supervisor> {
     Supervisor::from_current_exe().context("cannot find the executable of this program")
 }
 
-/// Returns the host of a subcommand that does not start a run. It prints setup events.
+/// Creates the host of a subcommand that does not start a run. The host prints setup events.
 ///
 /// # Errors
 /// Returns an error if the path of this binary is unknown.
@@ -28,7 +28,7 @@ pub fn host() -> anyhow::Result<Host> {
     }))
 }
 
-/// Printer of setup events, with a progress bar while a model is fetched.
+/// Printer of setup events. It shows a progress bar while a model is downloaded.
 #[derive(Default)]
 pub struct Setup {
     stage: String,

@@ -55,8 +55,8 @@ pub struct Args {
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only attempts that were started for this step of the phase, from 0; for evaluations, the
-    /// number of steps completed before. With --terms: the step that trained on the attempt
+    /// Show only attempts that were started for this step of the phase, from 0; for evaluations,
+    /// the number of steps completed before. With --terms: the step that trained on the attempt
     /// [default: the first such step]
     #[arg(long)]
     step: Option<u32>,
@@ -77,7 +77,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["eval", "demonstrations", "prompts", "phase", "step"])]
     sessions: bool,
 
-    /// Show this attempt
+    /// Show this attempt, by its slot or its id
     #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "eval", "demonstrations", "prompts"])]
     attempt: Option<String>,
 
@@ -102,7 +102,7 @@ pub struct Args {
     #[arg(long, requires = "attempt")]
     terms: bool,
 
-    /// Show only the token at this index of a sequence, from 0
+    /// Show only the token at this index of each sequence, from 0
     #[arg(long, value_name = "INDEX", requires = "terms")]
     token: Option<u32>,
 
@@ -221,8 +221,8 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the first sequence of an attempt that the step `only` trained on, with the step. If
-/// `only` is `None`, returns that of the first step of the attempt's phase that trained on the
+/// Finds the first sequence of an attempt that the step `only` trained on, and returns it with the
+/// step. If `only` is `None`, takes the first step of the attempt's phase that trained on the
 /// attempt. This step can differ from the step for which the attempt was started.
 async fn find_planned_sequence(
     store: &dyn Store,
@@ -257,8 +257,8 @@ fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     Ok(Tokenizer::new(&source)?)
 }
 
-/// Formats an attempt: its score and reward, its advantage in the step and sequence in
-/// `find_planned_sequence`, its task and outcome, and its tokens.
+/// Formats an attempt for the terminal: its score and reward, its advantage in the step and
+/// sequence `planned`, its task and outcome, and its tokens.
 fn format_attempt(
     attempt: &Attempt,
     planned: Option<&(u32, PlannedSequence)>,
@@ -365,7 +365,7 @@ pub fn calls(calls: &serde_json::Value) -> String {
 }
 
 /// Formats a line with the number of system messages that the chat template does not render at
-/// their original positions. Returns an empty string if there are none.
+/// their original positions. Returns an empty string if there are no such messages.
 fn systems(counts: &serde_json::Value) -> String {
     let [joined, moved] =
         ["joined_systems", "moved_systems"].map(|name| counts[name].as_u64().unwrap_or_default());
@@ -379,7 +379,8 @@ fn systems(counts: &serde_json::Value) -> String {
     }
 }
 
-/// Formats the calls that external policies answered: the new messages of each call, and its reply.
+/// Formats the model calls that external policies answered: the new messages of each call, and its
+/// completion.
 fn external(recorded: &serde_json::Value) -> String {
     let Ok(calls) = serde_json::from_value::<Vec<ExternalCall>>(recorded.clone()) else {
         return String::new();
@@ -406,7 +407,7 @@ fn external(recorded: &serde_json::Value) -> String {
     text
 }
 
-/// Fields of a task or an outcome that are omitted or have separate lines.
+/// Fields of a task or an outcome that are not shown, or that have lines of their own.
 const SEPARATE_FIELDS: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
 
 /// Formats the components of a score, each with its weight if it has one. Returns an empty string
@@ -423,7 +424,7 @@ fn components(components: &[Component]) -> String {
     format!(", of {}", components.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-/// Formats the part of an attempt that a score or a reward is about.
+/// Describes the part of an attempt that gets the credit of a score or a reward.
 pub fn credit_target(by: &CreditTarget) -> String {
     match by {
         CreditTarget::Segment(SegmentId(segment)) => format!("segment {segment}"),
@@ -432,7 +433,8 @@ pub fn credit_target(by: &CreditTarget) -> String {
     }
 }
 
-/// Formats the value that all tokens share, or the minimum and the maximum.
+/// Formats the values of all tokens: as one number if they are equal, and otherwise as their
+/// minimum and maximum.
 fn range(numbers: &PerToken) -> String {
     let low = numbers.run_values().fold(f32::INFINITY, f32::min);
     let high = numbers.run_values().fold(f32::NEG_INFINITY, f32::max);
@@ -441,7 +443,8 @@ fn range(numbers: &PerToken) -> String {
     if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
-/// Formats the fields of a JSON object on one line, without those that are null or shown elsewhere.
+/// Formats the fields of a JSON object on one line. Fields that are null or have lines of their own
+/// are left out.
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
     let shown = object
@@ -450,8 +453,8 @@ fn fields(value: &serde_json::Value) -> String {
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
-/// Formats the origin of a segment. `trains` is whether its attempt is for training; then the
-/// reason is added if the segment is masked.
+/// Formats the origin of a segment. If the segment is masked and `trains` is true, which means that
+/// the attempt is for training, the reason for the mask is added.
 fn heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
         Kind::Context => "context",
@@ -477,7 +480,7 @@ fn heading(segment: &Segment, trains: bool) -> String {
     format!("── {heading}")
 }
 
-/// Formats the tokens of a segment as text, marked by their origin.
+/// Formats the tokens of a segment as text. Colors or brackets mark their origin.
 fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
     if segment.kind == Kind::Context {
         let text = tokenizer.decode_with_special(&segment.tokens);

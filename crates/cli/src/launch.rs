@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Run directory, instead of the recipe's run.folder
+    /// Run directory, instead of the directory in the recipe's run.folder
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
 
@@ -74,7 +74,7 @@ pub struct Args {
 /// Options of `--on ssh`
 #[derive(clap::Args)]
 struct Ssh {
-    /// Machine for --on ssh, by its name for ssh; the first one trains; can be repeated
+    /// Name of a machine for --on ssh, as ssh accepts it; the first machine trains; can be repeated
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
 
@@ -115,7 +115,7 @@ struct K8s {
     #[arg(long = "claim", value_name = "NAME:DIR")]
     claims: Vec<String>,
 
-    /// Namespace, for --on k8s
+    /// Namespace of the job, for --on k8s
     #[arg(long, default_value = "default")]
     namespace: String,
 
@@ -124,7 +124,7 @@ struct K8s {
     memory: String,
 }
 
-/// A launcher, which starts the processes of a run.
+/// Launcher: starts the processes of a run on machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum LaunchTarget {
     /// This machine; each node is a group of processes on it
@@ -140,7 +140,7 @@ enum LaunchTarget {
 }
 
 impl Args {
-    /// Returns the launcher with its options.
+    /// Creates the launcher that the options select, with its settings.
     fn launcher(&self) -> Launcher {
         match self.on {
             LaunchTarget::Local => Launcher::Local,

@@ -186,8 +186,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Creates the runtime for async code, with two worker threads. They only wait and pass data on:
-/// the engine computes on its own threads.
+/// Creates the async runtime, with two worker threads. The threads only wait and pass data on,
+/// because the engine computes on its own threads.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }

@@ -26,7 +26,7 @@ pub struct Args {
     /// Directory of the merged model, which must not exist yet
     dir: PathBuf,
 
-    /// Base of the adapter, instead of the one that its file names
+    /// Base model of the adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }

@@ -3,12 +3,12 @@
 //! Every attempt, session and connection opens files. The usual soft limit of 1024 is low for the
 //! sake of programs that use `select`, which cannot handle larger file descriptors.
 
-/// Maximum limit that this process requests, in files.
+/// Maximum number of open files that this process requests as its limit.
 #[cfg(unix)]
 const MAX_OPEN_FILES: u64 = 65_536;
 
-/// Raises the soft limit on open files to the hard limit, at most 65,536. Keeps a higher soft
-/// limit. Does nothing on systems other than Unix.
+/// Raises the soft limit of open files to the hard limit, but at most to 65,536. A higher soft
+/// limit stays. Does nothing on systems other than Unix.
 pub fn raise() {
     #[cfg(unix)]
     {

@@ -19,13 +19,14 @@ use crate::{host, recipe};
 
 /// Maximum number of devices of a simulated fleet.
 const MAX_DEVICES: usize = 16384;
-/// Maximum length of prompts, and of the sampled tokens of an attempt, in tokens.
+/// Maximum number of tokens of a prompt, and maximum number of sampled tokens of an attempt.
 const MAX_TOKENS: u64 = memory::MAX_TOKENS << 8;
-/// Fraction of a device's memory that a server uses: the default of vLLM.
+/// Fraction of a device's memory that a server uses, as in vLLM's default.
 const SERVER_MEMORY_FRACTION: f64 = 0.9;
-/// Tokens of a prompt with tool results, where the command line does not set them.
+/// Default number of tokens of a prompt with its tool results.
 const DEFAULT_PROMPT: u64 = 500;
-/// Memory of a device that a sleeping server keeps: the CUDA context and captured graphs.
+/// Memory of a device that a sleeping server keeps for the CUDA context and captured graphs, in
+/// bytes.
 const SLEEPING_SERVER_MEMORY: Bytes = 1500 << 20;
 
 /// Estimate the resources of a run: memory of every device, tokens per second, time and cost
@@ -47,7 +48,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// The config.json of the model, instead of fetching model.source
+    /// File config.json of the model; if set, model.source is not fetched
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -61,8 +62,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DEVICES as i64))]
     devices: Option<u32>,
 
-    /// Number of tokens in the prompt and tool results of an attempt [default: 500, or the context
-    /// if it is smaller]
+    /// Number of tokens in the prompt and the tool results of an attempt [default: 500, or the
+    /// context if it is smaller]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
     prompt: Option<u64>,
 
@@ -91,14 +92,14 @@ pub struct Args {
     #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     spread: f64,
 
-    /// Trained tokens divided by the sum of sampled tokens and one prompt per group, for --fleet;
+    /// Ratio of trained tokens to the sum of sampled tokens and one prompt per group, for --fleet;
     /// below 1 if groups have zero variance, or if completions share prefixes, which are trained on
     /// once
     #[arg(long, alias = "learnt", value_name = "RATIO", default_value_t = 1.0)]
     trained: f64,
 
-    /// JSON file with measured times in seconds, for --fleet, instead of those of the device:
-    /// prompt, batch, sequence, learn, update, publish
+    /// JSON file with measured times in seconds, for --fleet, which replace the times of the
+    /// device: prompt, batch, sequence, learn, update, publish
     #[arg(long, value_name = "FILE")]
     service: Option<PathBuf>,
 
@@ -199,7 +200,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Formats a duration with two or more digits.
+/// Formats a duration with at least two digits and its unit.
 fn duration(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", 1000.0 * seconds),
@@ -210,39 +211,39 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// Reads the file that an option names.
+/// Reads the file that the option `option` names.
 fn read(option: &str, file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file)
         .map_err(|error| unusable(format!("cannot read {option} {}: {error}", file.display())))
 }
 
-/// The properties of the learner that determine the time of a step.
+/// Properties of the learner that determine the time of a step.
 struct LearnerEstimate {
-    /// Number of its devices. 0 for the embedded engine.
+    /// Number of devices of the learner. 0 for the embedded engine.
     devices: u32,
-    /// Memory that each device offloads to its host when servers get the device, in bytes.
+    /// Bytes of memory that each device offloads to its host while servers use the device.
     moved: Bytes,
-    /// Memory of each device that the learner keeps then, in bytes.
+    /// Bytes of memory that the learner keeps on each device while servers use the device.
     resident: Bytes,
-    /// Number of pipeline stages.
+    /// Number of pipeline stages of the learner.
     stages: u64,
-    /// Number of tokens in the micro-batches that all ranks process at the same time.
+    /// Number of tokens in the micro-batches that all ranks process concurrently.
     round: u64,
-    /// Whether servers are colocated on its devices.
+    /// Whether the servers are colocated on the learner's devices.
     is_colocated: bool,
 }
 
-/// The servers, or single devices, that sample.
+/// Samplers of a run: servers, or single devices.
 struct SamplerEstimate {
     /// Number of devices of each server.
     tensor: u32,
-    /// Number of servers.
+    /// Number of servers of the run.
     count: u32,
     /// Number of sequences that each server samples concurrently.
     running: u64,
 }
 
-/// Prints the learner and its memory, and returns its properties.
+/// Prints the learner and its memory, and returns the learner's properties.
 fn print_learner(
     recipe: &Recipe,
     shape: &Shape,
@@ -329,7 +330,7 @@ fn warn_if_too_large(total: u64, device: Option<&Device>, way_out: &str) {
     }
 }
 
-/// Prints the memory and the concurrency of the samplers, and returns their properties.
+/// Prints the memory and the concurrency of the samplers, and returns the samplers' properties.
 fn print_samplers(
     recipe: &Recipe,
     shape: &Shape,
@@ -398,7 +399,7 @@ fn print_samplers(
     Ok(SamplerEstimate { tensor, count, running: attempts_per_server.min(max_attempts) })
 }
 
-/// Simulates the last RL phase on fleets of several sizes.
+/// Simulates the last RL phase of the recipe on fleets of several sizes.
 fn simulate_fleets(
     args: &Args,
     recipe: &Recipe,
@@ -490,7 +491,7 @@ fn simulate_fleets(
     Ok(())
 }
 
-/// Prints the estimated time of a phase, and returns it in hours.
+/// Prints the estimated time of a phase, and returns the time in hours.
 fn print_phase(
     index: usize,
     keys: &RlKeys,

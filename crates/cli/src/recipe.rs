@@ -16,7 +16,8 @@ pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
     Ok(Recipe::load(&recipe_file(path)?, overrides)?)
 }
 
-/// Reads a recipe of which only `[reward]` counts, for a run. The file can contain only `[reward]`.
+/// Reads a recipe whose table `[reward]` is applied to a run. The other tables are ignored, so the
+/// file can contain only `[reward]`.
 ///
 /// # Errors
 /// Returns the errors of [`load`].

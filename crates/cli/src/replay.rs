@@ -14,7 +14,7 @@ use crate::host;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
 
-/// Repeat the training of a run, and compare the weights with its checkpoints
+/// Repeat the training of a run, and compare the weights with the run's checkpoints
 ///
 /// Samples nothing: every step trains on the recorded tokens. The resulting weights are equal bit
 /// for bit, on any number of threads. A difference shows that something else has changed.

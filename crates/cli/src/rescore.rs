@@ -30,15 +30,16 @@ pub struct Args {
     /// Run directory
     run: PathBuf,
 
-    /// Recipe of which only the table `reward` counts; the file need not contain other tables
+    /// Recipe with the new table `reward`; its other tables are ignored and can be missing
     #[arg(long, value_name = "RECIPE")]
     reward: PathBuf,
 
-    /// Override a key of that recipe; can be repeated
+    /// Override a key of the recipe with the new reward; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Write one line of JSON per attempt: its old and its new score, or the reason why it has none
+    /// Write one line of JSON per attempt: its old and its new score, or the reason why it has no
+    /// new score
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -126,11 +127,11 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(if compared == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Maximum number of reasons that are printed.
+/// Maximum number of reasons for missing scores that are printed.
 const MAX_REASONS: usize = 5;
 
-/// Returns sentences about the attempts without a new score, by the number of each reason. Reasons
-/// can name tasks, so there can be as many as tasks.
+/// Describes the attempts without a new score, one sentence for each reason, the most frequent
+/// reason first. Reasons can name tasks, so there can be as many reasons as tasks.
 fn notes(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
     let mut sorted: Vec<(&str, u64)> = reasons.iter().map(|(why, count)| (*why, *count)).collect();
     sorted.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -149,12 +150,13 @@ fn notes(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
     notes
 }
 
-/// Returns the number of attempts that have an old and a new score.
+/// Returns the number of attempts that have both an old and a new score.
 fn num_compared(found: &Rescored) -> usize {
     found.attempts.iter().filter(|it| it.old.is_some() && it.new.is_some()).count()
 }
 
-/// Returns the mean old and new score of each step, over the attempts that have both.
+/// Computes the mean old score and the mean new score of each step, over the attempts that have
+/// both.
 fn step_means(found: &Rescored) -> Vec<Value> {
     let mut sums: BTreeMap<(u32, u32), (f64, f64, u32)> = BTreeMap::new();
     for attempt in &found.attempts {
@@ -170,7 +172,8 @@ fn step_means(found: &Rescored) -> Vec<Value> {
     steps.collect()
 }
 
-/// Returns the newest checkpoint that was not trained on a step of the interval or later.
+/// Finds the newest checkpoint that was trained on no step of the interval and on no later step.
+/// Returns `None` if there is no such checkpoint.
 fn checkpoint_before(
     args: &Args,
     found: &Rescored,
@@ -180,7 +183,7 @@ fn checkpoint_before(
     Ok(checkpoints(&args.run)?.into_iter().rfind(|c| (c.position.phase, c.position.step) <= first))
 }
 
-/// Returns the command by which the run continues from a checkpoint with the new reward.
+/// Returns the command that continues the run from a checkpoint with the new reward.
 fn command_from(args: &Args, recipe: &Recipe, checkpoint: &Checkpoint) -> anyhow::Result<String> {
     Ok(format!(
         "{} train {} --resume --from {} --set {}",

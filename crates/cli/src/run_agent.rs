@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// Question of the task, which the program gets in LEVADE_TASK
+    /// Question of the task, which the program reads in LEVADE_TASK
     #[arg(long, default_value = "")]
     question: String,
 

@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, value_name = "URL|PATH")]
     store: String,
 
-    /// Queue of one run, such as run/NAME; by default all runs of the store
+    /// Queue of one run, such as run/NAME [default: the queues of all runs in the store]
     #[arg(long)]
     queue: Option<String>,
 
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     slots: u16,
 
-    /// Name of the runner, unique in the store; by default the host name and the process id
+    /// Name of the runner, unique in the store [default: the host name and the process id]
     #[arg(long)]
     name: Option<String>,
 
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
-    /// Exit after the attempts of the first leases
+    /// Exit after the attempts that the first leases return
     #[arg(long)]
     once: bool,
 
@@ -55,12 +55,13 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     wait_seconds: u32,
 
-    /// Timeout for attempts in progress after a request to stop; then other runners repeat them
+    /// Time that attempts in progress have after a request to stop, in seconds; other runners
+    /// repeat those that exceed it
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_seconds: u32,
 }
 
-/// Attempts to which a runner is restricted.
+/// Kind of attempts to which a runner is restricted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Only {
     Train,
@@ -108,7 +109,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Returns a name that is unique among the runners of a store.
+/// Returns the default name of a runner, which is unique among the runners of a store.
 fn default_name() -> String {
     #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

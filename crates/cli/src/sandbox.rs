@@ -50,11 +50,12 @@ struct ServeArgs {
     #[arg(long)]
     concurrency: Option<usize>,
 
-    /// Maximum number of queued runs; further runs are rejected with 429
+    /// Maximum number of queued runs; additional runs are rejected with 429
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
 
-    /// Maximum timeout that a request can set, in seconds; longer ones are rejected with 422
+    /// Maximum timeout that a request can set, in seconds; requests with a longer timeout are
+    /// rejected with 422
     #[arg(long, default_value_t = 300.0)]
     max_seconds: f64,
 
@@ -93,10 +94,11 @@ struct RunArgs {
     jail: JailArgs,
 }
 
-/// Sandbox options that `serve` and `run` share.
+/// Options of the sandbox, which `serve` and `run` share.
 #[derive(clap::Args)]
 struct JailArgs {
-    /// Required protection, without which no code runs: full or best-effort
+    /// Required protection, full or best-effort; code runs only if the machine supports this
+    /// protection
     #[arg(long, default_value = "full")]
     protection: Demand,
 
@@ -116,7 +118,7 @@ struct JailArgs {
     #[arg(long, default_value_t = Limits::default().memory_mb)]
     memory_mb: u64,
 
-    /// Watch the memory of runs, even if each run could have a cgroup
+    /// Limit memory by watching the runs, even if each run could have a cgroup
     #[arg(long, hide = true)]
     no_cgroup: bool,
 
@@ -154,7 +156,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Converts a sandbox error to a runtime failure, or to an error that the user must correct.
+/// Converts a sandbox error into an error of the command: a runtime failure, or an error that the
+/// user can correct.
 fn to_cli_error(error: SandboxError) -> anyhow::Error {
     match error {
         SandboxError::Busy { .. } | SandboxError::Broken(_) => error.into(),
@@ -217,7 +220,7 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     signals.serve(|stop| serve(&service, listener, stop), first).await
 }
 
-/// Reads the keys in a file, one per line.
+/// Reads API keys from a file that contains one key per line.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or contains no key.

@@ -19,7 +19,7 @@ use crate::lines::{LinesFile, attempt_line};
 use crate::screen::{self, Style};
 use crate::{host, recipe};
 
-/// Default names of the field that contains the completion, in search order.
+/// Default names of the field that contains the completion of a row, in the order of the search.
 const COMPLETION_FIELDS: [&str; 6] =
     ["reply", "response", "completion", "output", "prediction", "text"];
 
@@ -46,7 +46,8 @@ pub struct Args {
     #[arg(long, alias = "reply", value_name = "FIELD")]
     completion: Option<String>,
 
-    /// Write one line of JSON per completion: its task, and its score or the reason why it has none
+    /// Write one line of JSON per completion: its task, and its score or the reason why it has no
+    /// score
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -105,7 +106,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Formats the success and the mean score of the completions that have a score, on one line.
+/// Formats the success rate and the mean score of the scored completions, on one line.
 fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
     let Some(success) = success else { return "no completion has a score".into() };
     let [estimate, low, high] =
@@ -161,7 +162,8 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
     Ok(score_completions(&scorers, completions, recipe.engine.sequences()).await?)
 }
 
-/// Ids of tasks that rows define themselves. Rows with the same task share an id and form a group.
+/// Ids of the tasks that rows themselves define. Rows with the same task share an id and form a
+/// group.
 #[derive(Default)]
 struct OwnIds {
     by_task: HashMap<(Option<String>, String, String, QuestionKey), String>,
@@ -169,8 +171,8 @@ struct OwnIds {
 }
 
 impl OwnIds {
-    /// Returns a task with its final id: the id of an earlier row with the same task, or else `id`.
-    /// Keeps the task's own id if `id` is `None` or another task has it.
+    /// Returns a task with its final id: the id of an earlier row with the same task, or otherwise
+    /// `id`. If `id` is `None` or belongs to another task, the task keeps its own id.
     fn with_final_id(&mut self, task: Task, id: Option<String>) -> Task {
         let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
         let taken = &mut self.taken;
@@ -183,12 +185,12 @@ impl OwnIds {
     }
 }
 
-/// Returns the task of a row, out of the recipe's tasks with the row's id. Returns `None` if none
-/// of them has the row's question: ids are row numbers of a file, so two different tasks can have
-/// the same id.
+/// Finds the task of a row among the recipe's tasks with the row's id. Returns `None` if none of
+/// these tasks has the row's question. Ids are row numbers of a file, so two different tasks can
+/// have the same id.
 ///
 /// # Errors
-/// Returns an error if several tasks have the id and the row has no question to choose by.
+/// Returns an error if several tasks have the id and the row contains no question to choose by.
 fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
     let question = row.task.as_ref().ok().map(|task| &*task.question);
     let question = question.or_else(|| row.fields.get("question")?.as_str());
@@ -207,8 +209,8 @@ fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&
     Ok(same_id.iter().find(|task| task.question.trim() == question.trim()))
 }
 
-/// Returns the tasks of the recipe by id. Several tasks share an id if two files have the same
-/// name.
+/// Returns the tasks of the recipe by their ids. Several tasks share an id if two files have the
+/// same name.
 ///
 /// If the tasks cannot be read, prints a note and returns none of them: rows that contain an
 /// expected answer can be scored without the files of the recipe.
@@ -241,8 +243,9 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
     known
 }
 
-/// Returns the rows of the file. They are parsed as tasks with the fields of the recipe's first
-/// file source. A row that is not a task then is parsed with the fields `question` and `answer`.
+/// Reads the rows of the file. Each row is parsed as a task with the fields of the recipe's first
+/// file source. A row that is not a task with these fields is parsed with the fields `question` and
+/// `answer`.
 fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
     let read = match file_source(recipe) {
@@ -265,7 +268,7 @@ fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     Ok(rows)
 }
 
-/// Returns the recipe's first task source that reads files.
+/// Returns the recipe's first task source that reads files, or `None` if there is none.
 fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
     recipe.tasks.iter().find_map(|source| match source {
         TaskSource::File(options) => Some(options),
@@ -273,8 +276,8 @@ fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
     })
 }
 
-/// Returns the completion of a row. Fields from which the question or the expected answer is read
-/// are skipped, unless the user names one of them.
+/// Returns the completion in a row. Fields that contain the question or the expected answer are
+/// skipped, unless the user names one of them.
 fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
     let is_task_field =
         |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));

@@ -56,11 +56,11 @@ struct IndexArgs {
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
-    /// Text before each embedded query [default: the model's]
+    /// Text that precedes each embedded query [default: the model's]
     #[arg(long, value_name = "TEXT", requires = "dense")]
     query_prefix: Option<String>,
 
-    /// Text before each embedded passage [default: the model's]
+    /// Text that precedes each embedded passage [default: the model's]
     #[arg(long, value_name = "TEXT", requires = "dense")]
     passage_prefix: Option<String>,
 
@@ -122,14 +122,14 @@ struct ServeArgs {
     access: access::Args,
 }
 
-/// Search options that `query` and `serve` share.
+/// Options of a search, which `query` and `serve` share.
 #[derive(clap::Args)]
 struct SearchOptions {
     /// Search mode: bm25, dense or hybrid [default: hybrid if the index has vectors, else bm25]
     #[arg(long)]
     mode: Option<Mode>,
 
-    /// Source of the encoder, instead of the one that the index names
+    /// Source of the encoder, instead of the source that the index names
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
@@ -150,7 +150,7 @@ fn parse_analyzer(text: &str) -> Result<Analyzer, String> {
     }
 }
 
-/// Parses the number of passages for a query, from 1 to [`MAX_RESULTS`].
+/// Parses the number of passages that a query returns, from 1 to [`MAX_RESULTS`].
 fn parse_num_passages(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| (1..=MAX_RESULTS).contains(count));
     count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MAX_RESULTS}"))
@@ -211,7 +211,7 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens an index, with its encoder if the mode needs one.
+/// Opens an index. Also opens the index's encoder if the search mode needs one.
 fn open(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
     let index = Index::open(dir, options.verify)?;
     let dense = index.manifest().dense.as_ref();
@@ -230,7 +230,7 @@ fn open(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
     Ok(Searcher::new(index, mode, embedder, options.threads)?)
 }
 
-/// Returns a model source that is valid in any directory: paths are made absolute.
+/// Converts a model source into a source that is valid in any directory: a path becomes absolute.
 fn absolute_source(source: &str) -> String {
     let path = Path::new(source).canonicalize().ok();
     path.map_or_else(|| source.to_owned(), |path| path.display().to_string())

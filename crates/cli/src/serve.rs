@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     external_key_env: Option<String>,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, default_value_t = 16, value_parser = parse_running)]
     running: usize,
 
-    /// Maximum number of queued calls; further calls are rejected with 429
+    /// Maximum number of queued calls; additional calls are rejected with 429
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
 
@@ -113,12 +113,12 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
 
-    /// Also record calls outside of sessions: those with the same header x-session-id as one
-    /// session, every other call as a session of its own
+    /// Also record calls outside of sessions: calls with the same header x-session-id as one
+    /// session, every other call as a separate session
     #[arg(long, requires = "record")]
     record_traffic: bool,
 
-    /// Time after its start at which a session is closed, in seconds
+    /// Maximum duration of a session, in seconds; the session is closed after this time
     #[arg(long, value_name = "SECONDS", requires = "record", default_value_t = 3600.0,
         value_parser = parse_seconds)]
     session_seconds: f64,
@@ -136,7 +136,8 @@ fn parse_precision(text: &str) -> Result<Precision, String> {
     }
 }
 
-/// Parses an IP address, or a name, of whose addresses the first IPv4 address is preferred.
+/// Parses an IP address, or resolves a name. If a name has several addresses, the first IPv4
+/// address is preferred.
 pub fn parse_host(text: &str) -> Result<IpAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -170,7 +171,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// Returns an error if there are no keys and other machines can reach the address `host`. The
-/// message names `what`, which every client could do then.
+/// message names `what`, the action that every client could then perform.
 pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let keys = read_api_keys(name);
     if keys.is_empty() && !host.is_loopback() {
@@ -182,8 +183,8 @@ pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<Str
     Ok(keys)
 }
 
-/// Splits an argument `NAME=SOURCE` into its name and source. If the argument is only a source, the
-/// name is its last component.
+/// Splits an argument `NAME=SOURCE` into its name and its source. If the argument is only a source,
+/// the last component of the source is the name.
 fn parse_model_argument(argument: &str) -> (String, &str) {
     if let Some((name, source)) = argument.split_once('=')
         && !name.is_empty()
@@ -271,17 +272,17 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     served
 }
 
-/// A model that is served, with what it was started from.
+/// Served model, with the source and the options from which it was started.
 struct StartedModel {
     model: Model,
     found: ResolvedModel,
-    /// Name of the source, which is a path or a package.
+    /// Source of the model: a path or a package.
     source: String,
-    /// Chat options, if the source is a run.
+    /// Chat options of the agent, if the source is a run. `None` for other sources.
     agent: Option<AgentKeys>,
 }
 
-/// Creates a model whose calls are forwarded to an external API, from the argument `NAME=URL`.
+/// Creates a model that forwards its calls to an external API. `argument` is `NAME=URL`.
 fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
     let Some((name, url)) = argument.split_once('=').filter(|(name, _)| !name.is_empty()) else {
         return Err(unusable(format!("--external is {argument:?}, but must be NAME=URL")));
@@ -301,7 +302,7 @@ fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Starts an engine for a source and returns its model.
+/// Starts an engine for a model source, and returns the served model.
 async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Result<StartedModel> {
     let (source, its_run) = run::resolve_model(argument, run::AgentScope::Default)?;
     let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
@@ -347,7 +348,8 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
     Ok(StartedModel { model, found, source, agent: recipe.map(|recipe| recipe.agent) })
 }
 
-/// Converts an error about the memory of an engine to one that names the options of this command.
+/// Converts an error about the memory of an engine into an error that names the options of this
+/// command.
 fn memory_error(error: anyhow::Error) -> anyhow::Error {
     let Some(EngineError::Memory { plan, available }) = error.downcast_ref() else {
         return error;
@@ -370,7 +372,7 @@ fn memory_error(error: anyhow::Error) -> anyhow::Error {
     ))
 }
 
-/// Creates a model that answers calls outside of attempts.
+/// Creates a served model, which answers calls outside of attempts.
 fn model(
     name: &str,
     backend: Backend,

@@ -12,12 +12,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::failure::INTERRUPTED;
 
-/// A future that completes when a server must stop accepting requests.
+/// Future that completes when a server must stop accepting requests.
 pub type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Interval after a signal in which further signals belong to the same request. A supervisor
-/// forwards a signal that the keyboard has sent to both processes, and some schedulers signal the
-/// process and its group.
+/// Interval after a signal in which further signals belong to the same request to stop. A
+/// supervisor forwards a signal that the keyboard has already sent to both processes, and some
+/// schedulers signal both the process and its group.
 const SAME_REQUEST_WINDOW: Duration = Duration::from_millis(500);
 
 #[cfg(unix)]
@@ -31,7 +31,7 @@ mod unix {
     use rustix::process::Signal as Number;
     use tokio::signal::unix::{Signal, SignalKind, signal};
 
-    /// Requests to stop that arrive after this value is created.
+    /// Listener for requests to stop that arrive after this value is created:
     ///
     /// - Ctrl-C (SIGINT).
     /// - SIGTERM, which Slurm, Kubernetes, systemd and `docker stop` send.
@@ -41,10 +41,10 @@ mod unix {
     pub struct Requests(Vec<(Number, Signal)>);
 
     impl Requests {
-        /// Starts to listen for signals.
+        /// Starts to listen for the signals that request a stop.
         ///
         /// # Errors
-        /// Returns an error if the system does not allow it.
+        /// Returns an error if the system does not allow a signal handler.
         pub fn listen() -> io::Result<Self> {
             let mut numbers = vec![Number::INT, Number::TERM, Number::USR1];
             // If the system does not report ignored signals, SIGHUP keeps its default action and
@@ -58,7 +58,7 @@ mod unix {
             Ok(Requests(numbers.into_iter().map(listen).collect::<io::Result<_>>()?))
         }
 
-        /// Waits for the next signal and returns its number.
+        /// Waits for the next signal, and returns the signal's number.
         pub async fn next(&mut self) -> Number {
             std::future::poll_fn(|context| {
                 let received = |(number, signal): &mut (Number, Signal)| {
@@ -70,8 +70,9 @@ mod unix {
         }
     }
 
-    /// Returns whether a process does not ignore a signal, given its `/proc/PID/status`. Returns
-    /// `false` if the status has no mask of ignored signals.
+    /// Returns whether a process reacts to a signal, according to the text of its
+    /// `/proc/PID/status`: the signal is not among the ignored signals. Returns `false` if the
+    /// status contains no mask of ignored signals.
     fn is_not_ignored(status: &str, signal: Number) -> bool {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -93,7 +94,7 @@ mod unix {
     }
 }
 
-/// Requests to stop. On this system only Ctrl-C is one.
+/// Listener for requests to stop. On this system, only Ctrl-C requests a stop.
 #[cfg(not(unix))]
 pub struct Requests;
 

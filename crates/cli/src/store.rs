@@ -76,13 +76,13 @@ struct ServeArgs {
     #[arg(long, value_name = "HOST")]
     allow_host: Vec<String>,
 
-    /// Minimum interval between two searches for timeouts that requests cause; 0 searches at every
-    /// request
+    /// Minimum interval between two searches for timeouts that requests cause, in seconds; with 0,
+    /// every request causes a search
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     scan_debounce_seconds: f64,
 
-    /// API key that clients must send, in addition to those of --key-env; can be repeated. Other
-    /// users of this machine can see it
+    /// API key that clients must send, in addition to the keys of --key-env; can be repeated. Other
+    /// users of this machine can see the key
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
@@ -95,7 +95,7 @@ struct ServeArgs {
     no_keys: bool,
 }
 
-/// Parses a number of seconds that is not negative.
+/// Parses a number of seconds, which must not be negative.
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds >= 0.0);
     number.ok_or_else(|| format!("{text:?} is not a number of seconds from 0"))
@@ -113,10 +113,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Returns the accepted keys.
+/// Returns the API keys that the server accepts.
 ///
 /// # Errors
-/// Returns an error if other machines can reach the address and no key is required.
+/// Returns an error if other machines can reach the address, but no key is required.
 fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
     if args.no_keys {
         return Ok(Vec::new());
@@ -136,8 +136,8 @@ fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
     Ok(keys)
 }
 
-/// Returns the directory for the stores of runs: beside the file of rollouts, or in the current
-/// directory if the rollouts are in MongoDB. Returns `None` if they are kept in memory.
+/// Returns the directory for the stores of runs: next to the file of rollouts, or in the current
+/// directory if the rollouts are in MongoDB. Returns `None` if the rollouts are kept in memory.
 fn runs_dir(db: &str) -> Option<PathBuf> {
     match db {
         "memory:" => None,

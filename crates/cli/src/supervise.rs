@@ -10,11 +10,11 @@ use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
-/// Uptime after which a process counts as having made progress: the count of restarts starts at 0
-/// again.
+/// Uptime after which the count of restarts returns to 0, because the process has made progress.
 const STABLE_UPTIME: Duration = Duration::from_secs(600);
 
-/// Options that only the first process handles: it goes back to an earlier step once.
+/// Options that only the first process of a supervised run handles, because it goes back to an
+/// earlier step only once.
 const REMOVED: [&str; 2] = ["--restarts", "--from"];
 
 /// Runs this program as a child process with the same arguments except [`REMOVED`], and restarts it
@@ -96,12 +96,12 @@ fn pass_on(child: &Child, signal: rustix::process::Signal) {
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-/// Does nothing: on this system the keyboard is the only source of requests, and Ctrl-C has reached
-/// the child.
+/// Does nothing. On this system, only the keyboard requests a stop, and Ctrl-C has already reached
+/// the child process.
 #[cfg(not(unix))]
 fn pass_on(_: &Child, (): ()) {}
 
-/// Describes how a process ended, as the rest of a sentence that starts with "the run".
+/// Describes how a process ended. The text completes a sentence that starts with "the run".
 fn cause(status: ExitStatus) -> String {
     #[cfg(unix)]
     {
@@ -120,7 +120,8 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
-/// Returns the arguments without the options [`REMOVED`], as in `--from N` and `--from=N`.
+/// Returns the arguments without the options [`REMOVED`] and their values, which are written as
+/// `--from N` or `--from=N`.
 fn remove_options(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut skip = false;

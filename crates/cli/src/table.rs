@@ -9,8 +9,8 @@ fn percent(fraction: f64) -> String {
     format!("{:.1} %", 100.0 * fraction)
 }
 
-/// Formats an evaluation on one line: the overall success with its interval, and the slices that
-/// are reported separately.
+/// Formats an evaluation on one line: the overall success with its interval, and the task slices
+/// that are reported separately.
 pub fn line(result: &EvalResult) -> String {
     let part = |slice: &TaskSliceResult, name: &str| {
         let TaskSliceResult { success, tasks, .. } = slice;
@@ -52,9 +52,9 @@ pub fn line(result: &EvalResult) -> String {
     )
 }
 
-/// Formats the metrics of a game: the fraction of matches that each role won, or its mean reward if
-/// the game has no winners, and the legal replies of each agent. Returns an empty text without a
-/// game.
+/// Formats the metrics of a game: the fraction of matches that each role won, and the legal
+/// completions of each agent. If the game has no winners, the mean reward of each role replaces the
+/// fraction. Returns an empty string if no game was played.
 fn format_game(slice: &TaskSliceResult) -> String {
     let of = |metric: &str, is_role: bool| -> Vec<(String, Interval)> {
         let named = slice.game.iter().filter_map(|(name, interval)| {
@@ -87,7 +87,8 @@ fn format_game(slice: &TaskSliceResult) -> String {
     text
 }
 
-/// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
+/// Formats a warning about the first completion of an evaluation in which no tool answered a call,
+/// with the reason.
 fn format_uncalled(UncalledTools { attempt, completion, reason: why }: &UncalledTools) -> String {
     const MAX_CHARS: usize = 400;
     let end = completion.char_indices().nth(MAX_CHARS).map_or(completion.len(), |(end, _)| end);
@@ -97,8 +98,8 @@ fn format_uncalled(UncalledTools { attempt, completion, reason: why }: &Uncalled
     format!("  no tool returned a result; first completion of {attempt}: {why}\n{}", shown.concat())
 }
 
-/// Formats evaluations as a table with one row each: first the overall results, then those of each
-/// slice.
+/// Formats evaluations as tables with one row for each evaluation: first a table of the overall
+/// results, and then one table for each slice.
 pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let Some(first) = evals.first() else { return String::new() };
     let width = evals.iter().map(|eval| eval.label.chars().count()).max().unwrap_or(0).max(16);
@@ -136,7 +137,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     text
 }
 
-/// Formats the gains of phases, one line each.
+/// Formats the gain in success of each phase, one line per phase.
 pub fn gains(gains: &[Gain]) -> String {
     let mut text = String::new();
     for Gain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
@@ -151,7 +152,8 @@ pub fn gains(gains: &[Gain]) -> String {
     text
 }
 
-/// Formats the best checkpoint, its success, and whether the selection biases that result.
+/// Formats the best checkpoint and its success. Adds whether the selection of the checkpoint biases
+/// this result.
 pub fn best(best: &Best) -> String {
     let Best { label, candidates: of, success, uses_selection_tasks: is_separate, .. } = best;
     let by = if *is_separate {

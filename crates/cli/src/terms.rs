@@ -16,8 +16,9 @@ use crate::failure::unusable;
 use crate::host;
 use crate::watch::Watch;
 
-/// Computes the loss terms of an attempt by replaying the step that trained on it. Returns them as
-/// text, or as one line of JSON per token if `as_json`. `token` selects one index of each sequence.
+/// Computes the loss terms of an attempt by replaying the step that trained on the attempt. Returns
+/// the terms as text, or as one line of JSON per token if `as_json` is true. If `token` is set,
+/// only the token at this index of each sequence is included.
 ///
 /// # Errors
 /// Returns an error if the recipe has a remote learner, the step cannot be replayed, or the step
@@ -79,8 +80,8 @@ pub async fn format_terms(
     }
 }
 
-/// Writes the policy and the step of the terms, and whether the terms add up to the loss of the
-/// step, which is a mean over its updates.
+/// Writes the heading of the terms: the policy, the step, and whether the terms add up to the loss
+/// of the step. The loss of the step is a mean over the step's updates.
 fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
     let PolicyTerms { policy: name, version, .. } = policy;
     let _ =
@@ -121,8 +122,8 @@ fn to_document(
     document
 }
 
-/// Writes a term: the token, the weighted formula with its value, the values of its symbols, and
-/// the log-probabilities.
+/// Writes the loss term of a token: the token, the weighted formula with its value, the values of
+/// the formula's symbols, and the log-probabilities.
 fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
     let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, bonus, part, .. } = term;
     let value = if *bonus == 0.0 { format!("{loss}") } else { format!("({loss} − {bonus})") };

@@ -59,7 +59,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(show(args, arguments, row))
 }
 
-/// Parses the value of `option`.
+/// Parses the value of the command-line option `option` as a JSON object.
 fn parse_object(option: &str, text: &str) -> anyhow::Result<Map<String, Value>> {
     serde_json::from_str(text)
         .map_err(|error| unusable(format!("{option} {text:?} is not a JSON object: {error}")))

@@ -14,7 +14,7 @@ use crate::failure::unusable;
 use crate::recorded::{self, attempt_with_times, run_chats};
 use crate::screen;
 
-/// Number of attempts in a request.
+/// Number of attempts that one request to the collector contains.
 const BATCH: usize = 32;
 
 /// Send the recorded attempts of a run to a collector of traces: OpenTelemetry or MLflow
@@ -39,11 +39,11 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with = "to")]
     mlflow: Option<String>,
 
-    /// Further header of the requests; repeat it for several headers
+    /// Additional header of the requests; can be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
 
-    /// Environment variable with further headers, as NAME=VALUE,NAME=VALUE
+    /// Environment variable with additional headers, as NAME=VALUE,NAME=VALUE
     #[arg(long, value_name = "NAME", default_value = "OTEL_EXPORTER_OTLP_HEADERS")]
     headers_env: String,
 
@@ -123,7 +123,7 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the ids of the attempts that the options select, in the order of the record.
+/// Returns the ids of the attempts that the options select, in the order of the store.
 async fn selected_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptId>> {
     if let Some(name) = &args.attempt {
         let found = recorded::find_attempt(store, name).await?;
@@ -142,7 +142,7 @@ async fn selected_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec
     Ok(ids)
 }
 
-/// Creates the client of the collector that the options name.
+/// Creates the client for the collector that the options name.
 fn collector(args: &Args, run: &str) -> anyhow::Result<Collector> {
     let mut headers = CollectorOptions::parse_headers(&args.headers.join(","))
         .map_err(|why| unusable(format!("--header: {why}")))?;

@@ -45,8 +45,8 @@ pub struct Args {
     #[arg(long)]
     resume: bool,
 
-    /// Go back to the checkpoint after STEP finished steps, or to the newest one before; the later
-    /// steps are kept in another directory, and repeated
+    /// Go back to the checkpoint after STEP finished steps, or to the newest checkpoint before; the
+    /// later steps are moved to another directory and repeated
     #[arg(long, value_name = "STEP", requires = "resume")]
     from: Option<u32>,
 
@@ -94,7 +94,7 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(train(args, recipe, start))
 }
 
-/// Sets the run back to the newest checkpoint with at most `step` finished steps.
+/// Resets the run to its newest checkpoint with at most `step` finished steps.
 fn rewind_run(recipe: &Recipe, step: u32) -> anyhow::Result<()> {
     let Rewound { step: found, superseded_steps, superseded } =
         crate::runtime()?.block_on(rewind(recipe, step))?;
@@ -154,7 +154,8 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
     Ok(ExitCode::from(INTERRUPTED))
 }
 
-/// Stops the run at the next safe point on the first request, and ends the process on the second.
+/// Waits for requests to stop. The first request stops the run at the next safe point, and the
+/// second request ends the process.
 async fn stop_on_signal(requests: Requests, stop: StopFlag) {
     requests
         .wait_for_second(|| {

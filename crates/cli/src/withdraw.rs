@@ -32,20 +32,21 @@ pub struct Args {
     /// Run directory
     run: PathBuf,
 
-    /// Id of a task: all attempts at it, also of evaluations and failed tries
+    /// Id of a task: withdraw all attempts at the task, including those of evaluations and failed
+    /// tries
     #[arg(long, group = "subject", value_name = "ID")]
     task: Option<String>,
 
-    /// Slot of an attempt, such as train/1/3/0/2, or its id
+    /// Slot of an attempt, such as train/1/3/0/2, or its id: withdraw this attempt
     #[arg(long, group = "subject", value_name = "ID")]
     attempt: Option<String>,
 
-    /// Key of a person, as the field `person` of tasks and sessions has it: all attempts at the
-    /// person's tasks
+    /// Key of a person, as the field `person` of tasks and sessions has it: withdraw all attempts
+    /// at the person's tasks
     #[arg(long, group = "subject", value_name = "KEY")]
     person: Option<String>,
 
-    /// Reason, which the tombstone keeps
+    /// Reason for the withdrawal, which the tombstone keeps
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 
@@ -124,8 +125,8 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes quotes of attempts from a file with one JSON document per line, which is replaced by a
-/// rename. A missing file is accepted.
+/// Removes quotes of the attempts `names` from a file with one JSON document per line. The changed
+/// file replaces the original file by a rename. A missing file is accepted.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or replaced.

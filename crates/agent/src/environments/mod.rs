@@ -44,10 +44,11 @@ pub use options::{
 pub use scorer::EnvironmentScorer;
 pub use task_list::TaskList;
 
-/// Placeholder of the expected answer in demonstrations.
+/// Placeholder of the data set's answer in the template of demonstrations.
 const ANSWER: &str = "{answer}";
 
-/// Python modules of a worker process, each after those that it imports.
+/// Name and source text of each Python module of a worker process. A module follows the modules
+/// that it imports.
 const MODULES: [(&str, &str); 8] = [
     ("numbers", include_str!("worker/numbers.py")),
     ("chat", include_str!("worker/chat.py")),
@@ -59,11 +60,11 @@ const MODULES: [(&str, &str); 8] = [
     ("serve", include_str!("worker/serve.py")),
 ];
 
-/// Environments of a run, each with its processes. Clones share the processes.
+/// Environments of a run, each with its worker processes. Clones share the processes.
 #[derive(Clone, Default)]
 pub struct Environments(Arc<Vec<Environment>>);
 
-/// Environment with its worker processes, which are started on demand.
+/// Environment with its worker processes. A process is started when it is first needed.
 pub struct Environment {
     options: EnvironmentOptions,
     workers: Arc<Pool>,
@@ -73,9 +74,9 @@ pub struct Environment {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment {name}: {why}")]
 pub struct EnvironmentError {
-    /// Name of the source.
+    /// Name of the environment.
     pub name: String,
-    /// Message of the environment, or how its process ended.
+    /// Error message of the environment, or a description of how its process ended.
     pub why: String,
 }
 
@@ -86,7 +87,7 @@ impl fmt::Debug for Environments {
 }
 
 impl Environments {
-    /// Creates environments with these options, without starting a process.
+    /// Creates one environment for each of the `options`, without starting a process.
     pub fn new(
         options: impl IntoIterator<Item = EnvironmentOptions>,
         supervisor: &Supervisor,
@@ -95,7 +96,7 @@ impl Environments {
         Environments(Arc::new(all.collect()))
     }
 
-    /// Returns the environment with this name, if any.
+    /// Returns the environment with this name, or `None` if the run has no such environment.
     pub fn find(&self, name: &str) -> Option<&Environment> {
         self.0.iter().find(|one| one.name() == name)
     }
@@ -118,7 +119,7 @@ impl Environment {
         Environment { options, workers }
     }
 
-    /// Returns the name of the source.
+    /// Returns the name of the environment, which is the source of its tasks.
     pub fn name(&self) -> &str {
         self.options.common().name
     }
@@ -127,7 +128,8 @@ impl Environment {
         EnvironmentError { name: self.name().to_owned(), why: why.into() }
     }
 
-    /// Sends a request other than an attempt, and waits for the response.
+    /// Sends the request `verb` with the fields of `order` to a worker process, and waits for the
+    /// response. Attempts are requested elsewhere.
     ///
     /// # Errors
     /// Returns an error if the process cannot be started or ends, if the environment rejects the

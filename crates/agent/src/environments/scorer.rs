@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 
 use super::{Environment, EnvironmentOptions, Environments};
 
-/// Scorer that returns the score of the task's environment. An environment that led the attempt
-/// reported the score at the end; other environments are called to score the final
-/// answer.
+/// Scorer that returns the score from the task's environment. An environment that led the attempt
+/// has already reported the score at the attempt's end. Any other environment is called to score
+/// the final answer.
 #[derive(Debug, Clone)]
 pub struct EnvironmentScorer {
     environments: Environments,
 }
 
 impl EnvironmentScorer {
-    /// Creates a scorer that uses these environments.
+    /// Creates a scorer that takes the scores from `environments`.
     pub fn new(environments: Environments) -> Self {
         EnvironmentScorer { environments }
     }

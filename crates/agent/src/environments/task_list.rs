@@ -9,23 +9,23 @@ use serde_json::{Map, Value, json};
 use super::options::{CommonOptions, MAX_TASKS, ReasoningGymOptions};
 use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
 
-/// Maximum number of tasks per request.
+/// Maximum number of tasks that one request to a worker lists.
 const PAGE: usize = 100;
 
-/// Minimum derived seed of held-out tasks. It exceeds all seeds of training that are derived from a
-/// run's seed.
+/// Smallest seed of held-out tasks that is derived from `eval.split_seed`. This number exceeds all
+/// seeds of training tasks that are derived from a run's seed.
 const HELD_OUT_SEED_BASE: u64 = 2_000_000_000;
 
-/// Tasks of an environment.
+/// Tasks of an environment, divided into training tasks and held-out tasks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TaskList {
     /// Training tasks.
     pub train: Vec<Task>,
     /// Held-out tasks, in an order that depends only on the split seed.
     pub held_out: Vec<Task>,
-    /// Number of tasks left out because an earlier task is the same.
+    /// Number of tasks that were left out because they repeat an earlier task.
     pub repeated: usize,
-    /// Packages that the tasks come from, with their versions.
+    /// Names and versions of the Python packages that the tasks come from.
     pub package: String,
 }
 
@@ -41,7 +41,7 @@ struct TaskMessage {
     row: Map<String, Value>,
 }
 
-/// Range of tasks that one seed yields.
+/// Range of tasks that an environment generates from one seed.
 struct SeedRange<'o> {
     /// Name of the data set. `None` if the environment has only one.
     dataset: Option<&'o str>,
@@ -56,7 +56,7 @@ impl Environment {
     ///
     /// # Errors
     /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks
-    /// to hold out so many.
+    /// for the number of held-out tasks.
     pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<TaskList, EnvironmentError> {
         let CommonOptions { train, held_out, seeds, .. } = self.options.common();
         let mut listed = TaskList::default();
@@ -105,7 +105,7 @@ impl Environment {
         Ok(listed)
     }
 
-    /// Returns the ranges of tasks that together have `count` tasks: one range for each data set.
+    /// Divides `count` tasks into ranges, one for each data set. All ranges have the same `seed`.
     fn seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
@@ -125,8 +125,8 @@ impl Environment {
         }
     }
 
-    /// Returns the tasks of a range, page by page. There are fewer tasks if the environment has no
-    /// more.
+    /// Lists the tasks of a range, page by page. The list is shorter than the range if the
+    /// environment has fewer tasks.
     async fn list_range(
         &self,
         range: &SeedRange<'_>,
@@ -189,8 +189,8 @@ impl Environment {
     }
 }
 
-/// Divides `count` in proportion to `fractions`. The remainder goes to the largest fractional
-/// parts, and to the first of equal ones.
+/// Divides `count` in proportion to `fractions`. The remainder goes to the parts with the largest
+/// fractional parts, and among equal ones to the first.
 fn split_by_fraction(count: usize, fractions: &[f64]) -> Vec<usize> {
     let sum: f64 = fractions.iter().sum();
     let exact: Vec<f64> = fractions.iter().map(|fraction| fraction / sum * count as f64).collect();

@@ -48,10 +48,10 @@ use player::SeatPlayer;
 use record::MatchRecord;
 use running_match::RunningMatch;
 
-/// Agent loop that plays matches of one game.
+/// Agent loop that plays matches of one game. Each match is an attempt.
 #[derive(Clone)]
 pub struct GameLoop {
-    /// The game, its options, and the agents of its seats.
+    /// Game of the run with its options, and the agents that play the seats.
     pub options: Arc<GameOptions>,
 }
 
@@ -62,29 +62,29 @@ impl AgentLoop for GameLoop {
         self.attempt(context).instrument(span).await
     }
 
-    /// A teacher plays all seats of policies that run here.
+    /// Returns true: a teacher can play all seats whose policies are sampled in this run.
     fn can_be_taught(&self, _: &Agent) -> bool {
         true
     }
 }
 
-/// State of a match that the loop plays.
+/// State of a match that the game loop plays.
 struct Match<'a> {
     options: &'a GameOptions,
     running: RunningMatch,
     players: Vec<SeatPlayer>,
     cast: Cast,
     record: MatchRecord,
-    /// Trained policies that a teacher replaces.
+    /// Trained policies whose seats a teacher plays.
     imitating: Vec<ImitatingPolicy>,
-    /// Seats that the match waits for, for the error of a timeout.
+    /// Names of the seats whose moves the match waits for. The error of a timeout quotes them.
     waiting: String,
 }
 
-/// Returns the seed of the match at a task.
+/// Returns the seed of the match that a task requests.
 ///
 /// # Errors
-/// Returns a message if the task has none.
+/// Returns a message if the task has no seed.
 fn seed_of(task: &Task) -> Result<u64, String> {
     task.row.get("seed").and_then(serde_json::Value::as_u64).ok_or_else(|| {
         let id = &task.id;
@@ -147,7 +147,7 @@ impl GameLoop {
         Attempt::new(recorded.trajectory, outcome)
     }
 
-    /// Starts a match and seats its players.
+    /// Starts the match of an attempt, and creates the players of its seats.
     ///
     /// # Errors
     /// Returns a message if the task has no seed, if the rules reject the options, or if a seat has
@@ -201,8 +201,8 @@ impl GameLoop {
     }
 }
 
-/// Returns whether the completions of a seat can be constrained: tokens that a grammar restricts
-/// are never trained.
+/// Returns whether the completions of a seat can be constrained. Completions of trained policies
+/// are not, because tokens that a grammar restricts are never trained.
 fn can_constrain(party: &Party, player: &Player) -> bool {
     !player.is_trained || matches!(party.backend, Backend::Messages(_))
 }
@@ -242,7 +242,7 @@ impl Match<'_> {
         }
     }
 
-    /// Returns the names of the seats that act, with the kinds of their moves.
+    /// Returns the names of the seats that have to move, each with the kind of its move.
     fn describe(&self, requests: &[levade_game::MoveRequest]) -> String {
         let name = |seat: usize| self.players.get(seat).map_or("?", |player| player.name.as_str());
         let seats =
@@ -250,7 +250,7 @@ impl Match<'_> {
         seats.collect::<Vec<_>>().join(", ")
     }
 
-    /// Shows events to the seats that may observe them.
+    /// Delivers each event to the players of the seats that may observe the event.
     fn deliver(&mut self, events: &[Event]) {
         for (index, player) in self.players.iter_mut().enumerate() {
             let seen = events.iter().filter(|event| event.to.contains(index));

@@ -15,12 +15,12 @@ pub const DEFAULT_FORMAT: &str = "Reply with one JSON object: {format}";
 /// Placeholder in a system prompt for the rules' instructions of a seat.
 pub const INSTRUCTIONS: &str = "{instructions}";
 
-/// Rules of a game: in this process, or in workers of another language.
+/// Rules of a game, which run in this process or in workers of another language.
 #[derive(Clone)]
 pub enum Rules {
-    /// A game of `levade-game`.
+    /// A built-in game of `levade-game`.
     BuiltIn(Arc<dyn Game>),
-    /// A game behind the line protocol.
+    /// A game whose rules run in worker processes, which speak the line protocol.
     Workers(Arc<GameWorkers>),
 }
 
@@ -34,8 +34,8 @@ impl Rules {
         Ok(Rules::BuiltIn(found.into()))
     }
 
-    /// Returns the seats of a match with these options. Returns no seats if the rules run in
-    /// workers, because no worker is started.
+    /// Returns the seats of a match with these options of the rules. If the rules run in workers,
+    /// the list is empty, because this function starts no worker.
     ///
     /// # Errors
     /// Returns a message if the rules reject the options.
@@ -58,36 +58,42 @@ impl Rules {
     }
 }
 
-/// Prompts of one policy of an agent. They replace the prompts of the agent and the game.
+/// Prompts for one policy of an agent. They replace the prompts of the agent and of the game.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyPrompts {
-    /// System prompt. `{instructions}` is replaced by the rules' instructions for the seat.
+    /// System prompt. `{instructions}` is replaced by the rules' instructions for the seat. `None`
+    /// keeps the prompt of the agent.
     pub system: Option<String>,
-    /// Text after every request. `{format}` is replaced by the format of the completion.
+    /// Text after every request for a move. `{format}` is replaced by the format of the completion.
+    /// `None` keeps the text of the game.
     pub format: Option<String>,
 }
 
-/// Game of a run, and the agents that play it.
+/// Game of a run, with its options and the agents that play it.
 #[derive(Clone)]
 pub struct GameOptions {
     /// Rules of the game.
     pub rules: Rules,
-    /// Options of the rules.
+    /// Options of the rules, as a JSON object.
     pub options: Value,
-    /// Agents by seat name, role or side; the first of these that has an entry counts.
+    /// Name of the agent that plays a seat, by the name, role or side of the seat. The first of
+    /// these three that has an entry counts.
     pub agents: BTreeMap<String, String>,
-    /// Agent of the seats that have no entry. `None` rejects matches with such a seat.
+    /// Name of the agent that plays the seats without an entry in `agents`. If `None`, matches with
+    /// such a seat are rejected.
     pub other: Option<String>,
     /// System prompts by agent. `{instructions}` is replaced by the rules' instructions for the
     /// seat. Agents without an entry have only these instructions.
     pub systems: BTreeMap<String, String>,
-    /// Prompts of single policies, by agent and policy.
+    /// Prompts that replace those of the agent and the game, by the names of agent and policy.
     pub policy_prompts: BTreeMap<(String, String), PolicyPrompts>,
-    /// Maximum number of completions to one request after the first one.
+    /// Maximum number of additional completions to one request, after a completion without a legal
+    /// move.
     pub retries: u32,
     /// Reward of a completion that is not a legal move.
     pub illegal_reward: f64,
-    /// Reward of a default move that was played instead.
+    /// Reward of a turn in which the default move was played, because the player made no legal
+    /// move.
     pub default_reward: f64,
     /// Maximum number of tokens of one completion. 0 leaves the limit to the agent.
     pub move_tokens: usize,
@@ -96,7 +102,7 @@ pub struct GameOptions {
     pub constrained: bool,
     /// Whether the described format of a completion has a field for private reasoning.
     pub has_reasoning: bool,
-    /// Text after every request. `{format}` is replaced by the format of the completion.
+    /// Text after every request for a move. `{format}` is replaced by the format of the completion.
     pub format: String,
 }
 
@@ -120,8 +126,8 @@ impl GameOptions {
         }
     }
 
-    /// Returns the system prompt and the format text of an agent that a policy plays. The system
-    /// prompt is `None` if it consists of the rules' instructions.
+    /// Returns the system prompt and the format text of an agent when `policy` plays it. The system
+    /// prompt is `None` if it consists only of the rules' instructions.
     pub(super) fn prompts(&self, agent: &str, policy: &str) -> (Option<&str>, &str) {
         let own = self.policy_prompts.get(&(agent.to_owned(), policy.to_owned()));
         let system = own.and_then(|own| own.system.as_ref()).or_else(|| self.systems.get(agent));
@@ -130,14 +136,14 @@ impl GameOptions {
     }
 
     /// Returns the messages with which every conversation of a seat starts: the system prompt,
-    /// unless it is empty, and the format text, which the first request contains.
+    /// unless it is empty, and a message with the format text of the first request.
     pub fn fixed_messages(&self, agent: &str, policy: &str, seat: &Seat) -> Vec<Message> {
         let system = self.system_prompt(agent, policy, seat);
         let system = (!system.is_empty()).then(|| Message::system(system));
         system.into_iter().chain([Message::user(self.prompts(agent, policy).1)]).collect()
     }
 
-    /// Returns the system prompt of a policy in a seat of an agent.
+    /// Returns the system prompt that an agent's policy gets when it plays the seat.
     pub(super) fn system_prompt(&self, agent: &str, policy: &str, seat: &Seat) -> String {
         match self.prompts(agent, policy).0 {
             Some(system) => system.replace(INSTRUCTIONS, &seat.instructions),

@@ -9,34 +9,35 @@ use super::move_format::{describe_format, move_schema, parse_move};
 use super::options::GameOptions;
 use crate::roster::{Agent, Limits, Player};
 
-/// Player of one seat, with its conversation.
+/// Player of one seat of a match, with its conversation.
 pub(super) struct SeatPlayer {
-    /// Recorded name, `AGENT@SEAT`.
+    /// Name of the player in the record, `AGENT@SEAT`.
     pub name: String,
-    /// Name of the agent in the recipe.
+    /// Name of the agent that plays the seat, as in the recipe.
     pub agent: String,
     /// Name of the policy that plays the seat.
     pub policy: String,
-    /// Limits of the player over the whole match.
+    /// Limits of the player over the entire match.
     pub limits: Limits,
     /// Whether the sampler restricts completions to the schema of the request.
     pub is_constrained: bool,
-    /// Text that follows every request.
+    /// Text after every request for a move, which describes the format of a completion.
     format: String,
     history: Vec<Message>,
-    /// Events that the seat may observe, and that no request has shown to it yet.
+    /// Texts of events that the seat may observe, but that no request has shown to the player yet.
     unseen: Vec<String>,
-    /// Number of sampled tokens.
+    /// Number of tokens that the player has sampled in the match.
     tokens: usize,
-    /// Number of calls that the player has made.
+    /// Number of model calls that the player has made.
     calls: u32,
-    /// Number of completions that were not a legal move.
+    /// Number of the player's completions without a legal move.
     pub illegal: u32,
-    /// Number of default moves.
+    /// Number of default moves that were played for the seat.
     pub defaults: u32,
-    /// Recorded turn of each move, if its call was recorded as tokens.
+    /// Recorded turn of each move of the seat. `None` if the call was not recorded as tokens.
     pub turns: Vec<Option<u32>>,
-    /// Rewards of completions, each with the recorded turn.
+    /// Rewards of completions, each with the recorded turn of its completion. The turn is `None` if
+    /// the call was not recorded as tokens.
     pub rewards: Vec<(Option<u32>, f64)>,
 }
 
@@ -69,7 +70,7 @@ impl SeatPlayer {
         }
     }
 
-    /// Adds events that the seat observes.
+    /// Adds events that the seat may observe. The next request shows them to the player.
     pub fn observe<'a>(&mut self, events: impl Iterator<Item = &'a str>) {
         self.unseen.extend(events.map(str::to_owned));
     }
@@ -84,8 +85,8 @@ impl SeatPlayer {
         message.join("\n")
     }
 
-    /// Adds a request to the conversation without a call, and the player's completion to it, if
-    /// any.
+    /// Adds a request to the conversation without calling the model, and then the player's
+    /// completion if there is one.
     pub fn replay(
         &mut self,
         options: &GameOptions,
@@ -97,12 +98,12 @@ impl SeatPlayer {
         self.history.extend(completion.map(Message::assistant));
     }
 
-    /// Returns the messages of the conversation so far.
+    /// Returns the messages of the player's conversation so far.
     pub fn history(&self) -> &[Message] {
         &self.history
     }
 
-    /// Returns the player's move, or the default move if the player makes no legal one.
+    /// Requests a move from the player. Returns the default move if the player makes no legal move.
     ///
     /// # Errors
     /// Returns a message that names the seat if a call fails.
@@ -159,7 +160,8 @@ impl SeatPlayer {
         Ok(move_request.default.clone())
     }
 
-    /// Returns the next request, or `None` if the seat has reached a limit of its agent.
+    /// Creates the next model call of the player. Returns `None` if the player has reached a limit
+    /// of its agent.
     fn request(
         &self,
         message: &str,

@@ -16,20 +16,21 @@ use super::options::GameOptions;
 use super::player::SeatPlayer;
 use crate::roster::{Agent, Player};
 
-/// Maximum number of prompts that are scored at once.
+/// Maximum number of prompts that are scored concurrently.
 const CONCURRENCY: usize = 16;
 
 /// Probabilities of the legal choices at an information set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoveProbabilities {
-    /// Probability of each choice among the legal ones. They add up to 1.
+    /// Probability of each legal choice, normalized so that the probabilities add up to 1.
     pub choices: Vec<f64>,
-    /// Sum of the probabilities of all scored completions.
+    /// Sum of the probabilities of all scored completions before the normalization.
     pub legal: f64,
 }
 
 impl MoveProbabilities {
-    /// Creates the probabilities from the log-probability of each completion.
+    /// Computes the probabilities of the choices from the log-probability of each choice's
+    /// completion.
     fn from_logprobs(logprobs: &[f64]) -> Self {
         let max = logprobs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = logprobs.iter().map(|logprob| (logprob - max).exp()).collect();
@@ -41,8 +42,8 @@ impl MoveProbabilities {
     }
 }
 
-/// Returns the probabilities of the choices at the information sets `sets` of a tree, when `player`
-/// plays `agent` at this sampling temperature.
+/// Computes the probabilities of the legal choices at the information sets `sets` of a game tree,
+/// when `player` plays `agent` at this sampling temperature.
 ///
 /// # Errors
 /// Returns a message if the policy is a chat API, which cannot score completions, if a conversation
@@ -68,7 +69,7 @@ pub async fn move_probabilities(
     stream::iter(scores).buffered(CONCURRENCY).try_collect().await
 }
 
-/// Returns the conversation of a seat up to its request for the last move of `path`.
+/// Returns the conversation of a seat along `path`, up to the request for the last move.
 pub(super) fn conversation(
     options: &GameOptions,
     tree: &GameTree,
@@ -85,7 +86,7 @@ pub(super) fn conversation(
     seat_player.history().to_vec()
 }
 
-/// Returns the log-probability of a completion after these messages.
+/// Returns the log-probability that the player's policy writes `completion` after these messages.
 async fn score(
     player: &Player,
     messages: &[Message],

@@ -10,8 +10,7 @@ use super::player::SeatPlayer;
 use super::running_match::RunningMatch;
 use crate::merge_outcome::clamp_finite;
 
-/// Returns the numbers of moves, of completions without a legal move, and of default moves of each
-/// agent.
+/// Returns three counts for each agent: moves, completions without a legal move, and default moves.
 fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();
     for player in players {
@@ -23,13 +22,13 @@ fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     sums
 }
 
-/// Moves and positions of a match.
+/// Record of a match: its moves and positions.
 pub(super) struct MatchRecord {
     game: String,
     seed: u64,
     seats: Vec<Seat>,
     moves: Vec<Vec<(usize, Move)>>,
-    /// Position before each turn, and after the last one.
+    /// Positions of the match: one before each turn, and one after the last turn.
     positions: Vec<Value>,
 }
 
@@ -40,7 +39,7 @@ impl MatchRecord {
         MatchRecord { game: game.to_owned(), seed, seats, moves: Vec::new(), positions }
     }
 
-    /// Adds a turn, with the position after it.
+    /// Adds the moves of one turn, with the position after the turn.
     pub fn add(&mut self, moves: Vec<(usize, Move)>, position: Value) {
         self.moves.push(moves);
         self.positions.push(position);

@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::options::Rules;
 use super::workers::{GameWorkers, Response};
 
-/// Position of a match: of built-in rules, or of a worker.
+/// Running match with its current position. The rules are built in, or run in a worker process.
 pub(super) enum RunningMatch {
     BuiltIn(Box<dyn State>),
     Worker { workers: Arc<GameWorkers>, position: Value, next: Next },
 }
 
 impl RunningMatch {
-    /// Starts a match. Returns it with its seats and the first events.
+    /// Starts a match. Returns the match, its seats, and the events at its start.
     ///
     /// # Errors
     /// Returns a message if the rules reject the options, or if the worker fails.
@@ -46,7 +46,7 @@ impl RunningMatch {
         }
     }
 
-    /// Returns the next turn.
+    /// Returns what happens next in the match: requests for moves, or its end.
     pub fn next(&self) -> Next {
         match self {
             RunningMatch::BuiltIn(state) => state.next(),
@@ -54,7 +54,8 @@ impl RunningMatch {
         }
     }
 
-    /// Applies the moves of a turn.
+    /// Applies the moves of a turn, each with the index of its seat. Returns the events that
+    /// follow.
     ///
     /// # Errors
     /// Returns a message if the rules reject a move, or if the worker fails.
@@ -71,7 +72,7 @@ impl RunningMatch {
         }
     }
 
-    /// Returns the complete position.
+    /// Returns the complete position of the match, as JSON for the record.
     pub fn save(&self) -> Value {
         match self {
             RunningMatch::BuiltIn(state) => state.save(),

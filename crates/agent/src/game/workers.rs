@@ -14,15 +14,15 @@ use crate::program::workers;
 
 /// Pool of worker processes that implement the rules of one game.
 pub struct GameWorkers {
-    /// Name of the game in messages.
+    /// Name of the game, for error messages.
     pub name: String,
     pool: Pool,
     timeout: Duration,
 }
 
 impl GameWorkers {
-    /// Creates at most `count` workers, which are started on demand. `timeout` is the timeout of
-    /// one request.
+    /// Creates a pool of at most `count` workers, which are started on demand. `timeout` limits
+    /// each request.
     pub fn new(
         name: &str,
         supervisor: &Supervisor,
@@ -34,7 +34,7 @@ impl GameWorkers {
         GameWorkers { name: name.to_owned(), pool, timeout }
     }
 
-    /// Sends a request, and waits for the response.
+    /// Sends a request to a worker, and waits for its response.
     ///
     /// # Errors
     /// Returns a message that names the game if the worker fails, reports an error, or sends an
@@ -63,7 +63,7 @@ pub(super) struct Response {
     pub state: Value,
 }
 
-/// Next turn in a response.
+/// Next turn of a match, as a worker's response describes it.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum WorkerNext {

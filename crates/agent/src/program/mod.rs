@@ -48,29 +48,30 @@ use crate::{AgentLoop, Attempt, AttemptContext};
 /// Timeout for calls in flight to end after the program has ended.
 const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Program that makes attempts.
+/// Program that makes attempts by calling the model at an endpoint of the gateway.
 #[derive(Clone)]
 pub struct Program {
-    /// Command: the program and its arguments.
+    /// Command line of the program: the executable and its arguments.
     pub command: Vec<String>,
-    /// Working directory of the program. If empty, the working directory of this process.
+    /// Working directory of the program. If empty, the program uses the working directory of this
+    /// process.
     pub dir: PathBuf,
     /// Names of environment variables that the program receives in addition to the [usual
     /// ones](levade_policy::environment::CHILD_VARIABLES).
     pub passes: Vec<String>,
     /// Supervisor that starts the program.
     pub supervisor: Supervisor,
-    /// Gateway that answers the program's calls.
+    /// Gateway that answers the model calls of the program.
     pub gateway: Gateway,
     /// Address of the gateway, as `http://HOST:PORT`.
     pub address: String,
     /// Whether the program may report its own rewards.
     pub rewards: bool,
-    /// Whether the program calls other agents by using their names as models, as the seats of an
-    /// environment do.
+    /// Whether the program names other agents as models in its calls, as an environment with
+    /// several seats does.
     pub has_seats: bool,
-    /// Processes that keep running and take attempts as lines. `None` starts a process for each
-    /// attempt.
+    /// Pool of worker processes, which keep running and receive attempts as JSON lines. If `None`,
+    /// each attempt starts a process.
     pub workers: Option<Arc<Pool>>,
 }
 
@@ -89,8 +90,8 @@ impl AgentLoop for Program {
 /// Open session of the gateway, through which the programs of one attempt call their models.
 pub(crate) struct OpenProgram<'a> {
     pub session: Arc<Session>,
-    /// Agents as which the program can call, each with the policy that plays it. Calls that name no
-    /// agent are attributed to the first one, the attempt's own agent.
+    /// Agents as which the program can call, each with the policy that plays the agent. A call that
+    /// names no agent is attributed to the first agent, which is the attempt's own agent.
     played: Vec<(&'a Agent, &'a Player)>,
 }
 
@@ -111,15 +112,15 @@ impl OpenProgram<'_> {
         }
     }
 
-    /// Closes the session. Returns the recorded calls and the rewards that the client posted.
+    /// Closes the session. Returns its recorded model calls and the rewards that the client posted.
     pub(crate) async fn close(&self, gateway: &Gateway) -> (Recording, Vec<Reward>) {
         let recorded = self.session.close(CALL_END_TIMEOUT).await;
         gateway.forget(&self.session);
         recorded
     }
 
-    /// Completes an attempt with the recorded calls of chat APIs, `external`. If a teacher has made
-    /// the attempt, its completions become demonstrations.
+    /// Completes the attempt `made` with `external`, the recorded calls of chat APIs. If a teacher
+    /// has made the attempt, the teacher's completions become demonstrations.
     pub(crate) async fn complete(
         &self,
         context: &AttemptContext,
@@ -136,7 +137,7 @@ impl OpenProgram<'_> {
         attempt
     }
 
-    /// Returns the attempt that a teacher has made, with the teacher's completions as
+    /// Creates the attempt that a teacher has made, with the teacher's completions as
     /// demonstrations.
     async fn demonstrated_attempt(&self, outcome: Outcome, external: &[ExternalCall]) -> Attempt {
         let trained = self.played.iter().filter(|(_, player)| player.is_trained);
@@ -162,7 +163,7 @@ impl Program {
         self.complete(&context, &opened, ended, recorded).await
     }
 
-    /// Returns the attempt of a program that has ended.
+    /// Creates the attempt of a program that has ended.
     pub(crate) async fn complete(
         &self,
         context: &AttemptContext,
@@ -176,7 +177,7 @@ impl Program {
         opened.complete(context, made, &external).await
     }
 
-    /// Opens the gateway's session of an attempt.
+    /// Opens the session of an attempt at the gateway.
     ///
     /// # Errors
     /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's
@@ -221,7 +222,7 @@ impl Program {
     }
 }
 
-/// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is
+/// Replaces each character of `name` that a URL or a key cannot contain with `_`. The result is
 /// never empty.
 pub(crate) fn percent_encode(name: &str) -> String {
     let plain =

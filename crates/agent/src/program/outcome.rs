@@ -14,10 +14,10 @@ use super::Program;
 use crate::recorded_calls::to_context_truncation;
 use crate::{Attempt, Limits};
 
-/// Key of the program's entry in an attempt's evidence.
+/// Key of the program's entry in an attempt's scorer input.
 const SCORER_INPUT_KEY: &str = "program";
 
-/// Returns the attempt that a program has made.
+/// Creates the attempt that a program has made, from the program's output and its recorded calls.
 pub(super) fn attempt(
     program: &Program,
     limits: &Limits,
@@ -74,12 +74,13 @@ pub(super) fn attempt(
     Attempt::new(recorded.trajectory, outcome)
 }
 
-/// Returns the calls of a recording that are not summaries.
+/// Returns the recorded calls that are turns of the agent. Calls that write summaries are left out.
 pub(crate) fn turns_of(recorded: &Recording) -> Vec<&CallRecord> {
     recorded.calls.iter().filter(|call| !call.summary).collect()
 }
 
-/// Returns an outcome with the measurements of a recording. Its end is not set.
+/// Creates an outcome with the measurements of recorded calls. The caller sets the finish of the
+/// outcome.
 pub(crate) fn recorded_outcome(recorded: &Recording) -> Outcome {
     let mut outcome = Outcome::initial();
     let calls = turns_of(recorded);
@@ -98,14 +99,15 @@ pub(crate) fn recorded_outcome(recorded: &Recording) -> Outcome {
     outcome
 }
 
-/// Returns the content of the last completion that has any.
+/// Returns the content of the last recorded completion that has content, or `None` if no completion
+/// has content.
 pub(crate) fn last_content(recorded: &Recording) -> Option<String> {
     let last = turns_of(recorded).into_iter().rfind(|call| !call.content.is_empty());
     last.map(|call| call.content.clone())
 }
 
-/// Adds the calls and rewards of a recording to an outcome, for scorers. `printed` is the last line
-/// of a program's output. `source` names the agent in warnings.
+/// Adds recorded calls and rewards to the scorer input of an outcome. `printed` is the last line of
+/// a program's output. `source` names the agent in warnings.
 pub(crate) fn add_scorer_input(
     outcome: &mut Outcome,
     source: &str,
@@ -141,8 +143,8 @@ pub(crate) fn add_scorer_input(
     outcome.scorer_inputs.insert(SCORER_INPUT_KEY.into(), scorer_input);
 }
 
-/// Returns why a program without answered calls makes no attempt, with the last lines of its
-/// output: many programs report a wrong configuration and exit with 0.
+/// Explains why a program without answered model calls makes no attempt, and quotes the last lines
+/// of the program's output. Many programs report a wrong configuration and exit with 0.
 fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = if rejected.is_empty() {
         "never called the model; the program must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, \
@@ -165,7 +167,8 @@ fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail
     }
 }
 
-/// Returns a call for the evidence: its agent and model, the origin of its prompt, and its end.
+/// Returns the entry of a model call in the scorer input: its agent, its model, the origin of its
+/// prompt, and its end.
 fn call_summary(call: &CallRecord) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
@@ -199,9 +202,9 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
     outcome.finish = Finish::Failed;
 }
 
-/// Returns the finish of an attempt whose agent failed, if the gateway had rejected one of its
-/// calls by a limit: most agents fail then, and the recipe sets the limit. `calls` are the agent's
-/// calls without summaries.
+/// Returns the finish of an attempt whose agent failed after the gateway had rejected a call
+/// because of a limit. Most agents fail after such a rejection, although the recipe sets the limit.
+/// Returns `None` if no limit rejected a call. `calls` are the agent's calls without summaries.
 pub(crate) fn rejection_finish(
     recorded: &Recording,
     limits: &Limits,
@@ -214,7 +217,7 @@ pub(crate) fn rejection_finish(
     is_rejected("too_long").then_some(Finish::Context)
 }
 
-/// Returns the limit that rejected the calls of a program.
+/// Returns the finish for the limit that made the gateway reject calls of a program.
 fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     let last_finish = calls.last().map(|call| call.finish);
     if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize
@@ -225,8 +228,9 @@ fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     }
 }
 
-/// Returns the final answer in a program's last line: the field `answer` of a JSON object, or the
-/// line itself. A JSON object that has a reward but no answer contains no answer.
+/// Parses the final answer from the last line that a program printed: the field `answer` of a JSON
+/// object, or the line itself. A JSON object with a reward but without an answer contains no final
+/// answer.
 fn answer(line: Option<&str>) -> Option<String> {
     let line = line?;
     match serde_json::from_str::<Value>(line) {

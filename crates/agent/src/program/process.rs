@@ -14,14 +14,16 @@ use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 use crate::roster::Player;
 
-/// Placeholder of the question in the arguments of a program.
+/// Placeholder of the task's question in the arguments of a program.
 const QUESTION: &str = "{question}";
 
-/// Time within which a worker must end a cancelled attempt. A worker that exceeds it is stopped.
+/// Maximum time in which a worker must end a cancelled attempt. A worker that exceeds this time is
+/// stopped.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Creates a pool of at most `count` workers of a program, each with at most `attempts` concurrent
-/// attempts. Workers are started on demand, and read the line `first` before all attempts.
+/// Creates a pool of at most `count` worker processes of a program, each with at most `attempts`
+/// concurrent attempts. Workers are started on demand. The line `first` is sent to each worker
+/// before its attempts.
 pub fn workers(
     supervisor: &Supervisor,
     mut launch: Launch,
@@ -43,9 +45,9 @@ pub fn workers(
 }
 
 impl Program {
-    /// Runs the program of an attempt until it ends, `stop` completes or its timeout expires. The
-    /// output of a program that was stopped has no exit code. The timeout is measured on the clock
-    /// of `player`.
+    /// Runs the program of an attempt until the program ends, `stop` completes or the timeout
+    /// expires. The output of a program that was stopped has no exit code. The clock of `player`
+    /// measures the timeout.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or if its worker ends.
@@ -94,9 +96,9 @@ impl Program {
     }
 }
 
-/// Returns the request to a worker for an attempt. A worker makes many attempts, so the request
-/// contains the `variables` that a process for one attempt has in its environment, and the limits
-/// and agents of the attempt.
+/// Creates the request that sends an attempt to a worker. A worker makes many attempts, so the
+/// request contains the `variables` that the process of a single attempt has in its environment,
+/// and the limits and agents of the attempt.
 fn request(
     variables: &[(String, String)],
     context: &AttemptContext,
@@ -120,7 +122,7 @@ fn request(
     })
 }
 
-/// Converts the answer of a worker to the output of a program.
+/// Converts the response of a worker into the output of a program.
 fn to_output(response: Value) -> RunOutput {
     match response["error"].as_str() {
         Some(error) => RunOutput { code: Some(1), stdout: Tail::default(), stderr: error.into() },

@@ -18,31 +18,31 @@ use crate::environments::LedLoop;
 use crate::program::{OpenProgram, SessionEndpoint};
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, BuiltInLoop, Program};
 
-/// Agent loop that a runner executes. The programs open the sessions; their commands run on the
-/// runner.
+/// Agent loop that a runner executes. The programs in the variants open the sessions; their
+/// commands run on the runner.
 #[derive(Clone)]
 pub enum LeasedLoop {
     /// The runner executes the tool loop.
     Tools(Program),
     /// The runner executes a program.
     Program(Program),
-    /// The environment that leads the attempt.
+    /// The runner executes the environment that leads the attempt.
     Environment(LedLoop),
 }
 
-/// Agent loop whose attempts are made by runners, on this host or others.
+/// Agent loop that leaves its attempts to runners, on this host or on other hosts.
 #[derive(Clone)]
 pub struct RunnerLoop {
-    /// Loop that the runner executes.
+    /// Agent loop that the runner executes.
     pub leased: LeasedLoop,
-    /// Queue from which runners lease.
+    /// Queue from which runners lease the attempts.
     pub queue: Arc<RunnerQueue>,
 }
 
 #[async_trait]
 impl AgentLoop for RunnerLoop {
-    /// Makes one attempt. If the returned future is dropped, the rollout is cancelled and the
-    /// session is closed, by a task that outlives the future.
+    /// Makes one attempt through a runner. If the returned future is dropped, a task that outlives
+    /// the future cancels the rollout and closes the session.
     async fn run(&self, context: AttemptContext) -> Attempt {
         let (sender, attempt) = oneshot::channel();
         let span = debug_span!("leased", id = %context.name);
@@ -61,7 +61,8 @@ impl AgentLoop for RunnerLoop {
 }
 
 impl RunnerLoop {
-    /// Makes one attempt and sends it. Ends early if `sender` has no receiver.
+    /// Makes one attempt and sends the attempt to `sender`. Returns early if the receiver of
+    /// `sender` is dropped.
     async fn attempt(self, context: AttemptContext, mut sender: oneshot::Sender<Attempt>) {
         let (program, caller) = match &self.leased {
             LeasedLoop::Tools(program) => (Ok(program.clone()), Caller::RemoteToolLoop),
@@ -123,7 +124,7 @@ impl RunnerLoop {
         }
     }
 
-    /// Returns the attempt that ended with `result`.
+    /// Creates the attempt from the result of its lease and its recorded calls.
     async fn complete(
         &self,
         context: &AttemptContext,

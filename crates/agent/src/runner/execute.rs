@@ -15,18 +15,18 @@ use crate::{
     Agent, AgentLoop, AttemptContext, BuiltInLoop, ContextPolicy, Limits, Player, Program,
 };
 
-/// Time that is added to the timeout of a completion, so that the gateway's own timeout, which
-/// excludes the time in which devices train, expires first.
+/// Time that a runner adds to the timeout of a completion. The gateway's own timeout, which
+/// excludes time in which devices train, therefore expires first.
 const COMPLETION_GRACE: Duration = Duration::from_secs(3600);
 
-/// Agent that a runner executes.
+/// Agent whose loop a runner executes.
 #[derive(Clone)]
 pub enum RunnerAgent {
-    /// The tool loop with these tools.
+    /// The agent runs in the tool loop with these tools.
     Tools(ToolSet),
     /// The agent is a program.
     Program(Program),
-    /// The environment that leads the attempt.
+    /// The agent is played by an environment, which leads the attempt.
     Environment(LedLoop),
 }
 

@@ -9,7 +9,7 @@ use crate::program::rejection_finish;
 use crate::recorded_calls::add_recorded_calls;
 use crate::{Attempt, Limits};
 
-/// Returns the attempt of a tool loop that ended with `outcome` on a runner. Turns, tokens and
+/// Creates the attempt of a tool loop that ended with `outcome` on a runner. Turns, tokens and
 /// drift come from the recording.
 ///
 /// Over HTTP, the loop sees a limit of the gateway as a rejected call, and a full context as a

@@ -19,42 +19,44 @@ use tokio::time::Instant;
 use super::wire::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
 use crate::Player;
 
-/// Maximum wait of one request for changes.
+/// Maximum wait of one request to the store for changes of rollouts.
 const CHANGES_WAIT: Duration = Duration::from_secs(2);
 
-/// Maximum number of changes of one response.
+/// Maximum number of changes of rollouts in one response of the store.
 const MAX_CHANGES: usize = 1000;
 
-/// Interval between requests to a store that is unreachable.
+/// Interval between repeated requests to a store that is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time without a lease after which the user is notified that no runner leases.
+/// Time without a lease after which the user is notified that no runner leases attempts.
 const NOTICE_AFTER: Duration = Duration::from_secs(60);
 
-/// Time after the timeout of an attempt in which its runner can still report.
+/// Time that a runner has for its report after the timeout of an attempt.
 const REPORT_GRACE: Duration = Duration::from_secs(30);
 
-/// Settings of a queue.
+/// Options of a queue from which runners lease attempts.
 #[derive(Debug, Clone)]
 pub struct QueueOptions {
-    /// Location of the store, for messages.
+    /// Location of the store, for messages to the user.
     pub store: String,
     /// Name of the queue. Evaluation attempts are in its [`evaluation_queue`].
     pub queue: String,
-    /// Id of the resources with the recipe.
+    /// Id of the stored resources that contain the recipe.
     pub resources_id: String,
-    /// Version of these resources.
+    /// Version of the stored resources that contain the recipe.
     pub recipe_version: u64,
-    /// Maximum time between two reports of a runner. Without a report, its lease is lost.
+    /// Maximum interval between two reports of a runner. The lease of a runner that exceeds this
+    /// interval expires.
     pub lease: Duration,
-    /// Timeout for a runner to lease an attempt, and for an unreachable store.
+    /// Timeout for a runner to lease an attempt, and maximum time for which the store may be
+    /// unreachable.
     pub wait: Duration,
 }
 
-/// Result of a lease, for the attempt that waits for it.
+/// Result of a lease, which the waiting attempt receives.
 #[derive(Debug)]
 pub(super) enum LeaseResult {
-    /// The runner reported the end of the attempt.
+    /// The runner reported how the attempt ended.
     Reported(AttemptReport),
     /// The lease expired, or the runner returned it.
     Lost(String),
@@ -64,7 +66,7 @@ pub(super) enum LeaseResult {
     Failed(String),
 }
 
-/// State of a rollout, as seen by the attempt that waits for it.
+/// State of a rollout, as the attempt that waits for the rollout sees it.
 #[derive(Debug, Clone)]
 enum State {
     Queued,
@@ -81,12 +83,12 @@ pub struct RunnerQueue {
     note: Box<dyn Fn(String) + Send + Sync>,
     /// Rollouts that attempts wait for, by id.
     pending: Mutex<HashMap<String, watch::Sender<State>>>,
-    /// Set when the task that follows the store has started.
+    /// Set when the task that follows the changes in the store has started.
     follower: OnceLock<()>,
 }
 
 impl RunnerQueue {
-    /// Creates a queue in `store`. `note` receives messages for the user.
+    /// Creates a queue of attempts in `store`. `note` receives messages for the user.
     pub fn new(
         store: Arc<dyn Rollouts>,
         options: QueueOptions,
@@ -101,13 +103,13 @@ impl RunnerQueue {
         })
     }
 
-    /// Returns the id and the version of the resources with the recipe.
+    /// Returns the id and the version of the stored resources that contain the recipe.
     pub(super) fn recipe(&self) -> (String, u64) {
         (self.options.resources_id.clone(), self.options.recipe_version)
     }
 
-    /// Cancels all rollouts of the queue that have not ended, such as the rollouts of a process
-    /// that was killed. Returns their number.
+    /// Cancels all rollouts of the queue that have not ended, such as the rollouts that a killed
+    /// process left. Returns the number of cancelled rollouts.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -125,7 +127,8 @@ impl RunnerQueue {
         self.store.cancel(&ids).await
     }
 
-    /// Returns the names of the queues: of the training attempts, and of the evaluation attempts.
+    /// Returns the names of the two queues: first the queue of training attempts, then the queue of
+    /// evaluation attempts.
     fn queues(&self) -> [String; 2] {
         let QueueOptions { queue, .. } = &self.options;
         [queue.clone(), evaluation_queue(queue)]
@@ -187,8 +190,8 @@ impl RunnerQueue {
         Ok(rollout.id)
     }
 
-    /// Waits until the attempt has ended or its timeout expires. The timeout starts with the lease,
-    /// and is measured on the clock of `player`.
+    /// Waits until a runner has ended the attempt or the timeout expires. The timeout starts when a
+    /// runner leases the attempt. The clock of `player` measures the timeout.
     pub(super) async fn wait(&self, id: &str, player: &Player, timeout: Duration) -> LeaseResult {
         let receiver = self.pending().get(id).map(watch::Sender::subscribe);
         let Some(mut state) = receiver else {
@@ -220,7 +223,7 @@ impl RunnerQueue {
         }
     }
 
-    /// Passes a change of a rollout to the attempt that waits for it.
+    /// Passes the change of a rollout to the attempt that waits for the rollout.
     fn update(&self, rollout: &Rollout) {
         let pending = self.pending();
         let Some(sender) = pending.get(&rollout.id) else { return };
@@ -234,14 +237,14 @@ impl RunnerQueue {
         });
     }
 
-    /// Ends all waits with an error.
+    /// Ends the waits of all attempts with the error `why`.
     fn fail_all(&self, why: &str) {
         for sender in self.pending().values() {
             sender.send_replace(State::Failed(why.to_owned()));
         }
     }
 
-    /// Returns whether attempts wait, and no runner makes one.
+    /// Returns whether at least one attempt waits, and no runner makes an attempt.
     fn is_starving(&self) -> bool {
         let pending = self.pending();
         let is_queued = |sender: &watch::Sender<State>| matches!(*sender.borrow(), State::Queued);
@@ -256,7 +259,7 @@ impl RunnerQueue {
         )
     }
 
-    /// Returns the message that no runner has leased for `time`.
+    /// Returns the message for the user that no runner has leased an attempt for `time`.
     async fn starvation(&self, time: Duration) -> String {
         let QueueOptions { store, queue, .. } = &self.options;
         let known = self.runners().await.unwrap_or_default();
@@ -285,7 +288,7 @@ impl RunnerQueue {
     }
 }
 
-/// Returns the state of an attempt whose rollout has changed.
+/// Converts a rollout into the state that the waiting attempt sees.
 fn to_state(rollout: &Rollout) -> State {
     let latest = rollout.latest_try.as_ref();
     let report = || {
@@ -312,7 +315,8 @@ fn to_state(rollout: &Rollout) -> State {
     }
 }
 
-/// Passes changes of the store to waiting attempts until the queue is dropped.
+/// Follows the changes in the store after `since`, and passes them to the waiting attempts until
+/// the queue is dropped.
 async fn follow(queue: Weak<RunnerQueue>, mut since: u64) {
     let mut next_expiry = Instant::now();
     let mut reached = Instant::now();
@@ -345,8 +349,8 @@ async fn follow(queue: Weak<RunnerQueue>, mut since: u64) {
 }
 
 impl RunnerQueue {
-    /// Ends expired leases if an interval has passed. Passes the changes after `since` on to the
-    /// waiting attempts.
+    /// Reads the changes after `since` from the store, and passes them to the waiting attempts.
+    /// Also ends expired leases if the interval between two such checks has passed.
     async fn read_changes(
         &self,
         since: &mut u64,

@@ -15,53 +15,55 @@ use crate::cast::PartyBuilder;
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::Player;
 
-/// Simulated user in one attempt.
+/// Simulated user of one attempt, with its conversation.
 pub(crate) struct UserSession<'a> {
     user: &'a SimulatedUser,
     voice: Voice<'a>,
-    /// Number of the user's messages so far, the first one of a user who does not open included.
+    /// Number of the user's messages so far. The first message counts even if the task supplies it.
     turns: u32,
-    /// Whether the attempt waits for the user.
+    /// Whether the attempt is waiting for the user.
     is_waiting: bool,
     /// Whether the user has ended the conversation.
     has_ended: bool,
 }
 
-/// Agent or class that plays the user in this attempt, with the conversation as it reads it.
+/// Agent or Python class that plays the user in one attempt, with the conversation from the user's
+/// side.
 enum Voice<'a> {
-    /// An agent plays the user. Its conversation, in which the user is the assistant, has a
-    /// separate recorder.
+    /// An agent plays the user. In the agent's conversation, the user is the assistant. This
+    /// conversation has a separate recorder.
     Agent { cast: Cast, player: &'a Player, name: &'a str, history: Vec<Message> },
-    /// A class in Python, which reads messages as JSON.
+    /// A Python class plays the user. The class reads messages as JSON.
     Python { class: PythonUser, history: Vec<Value> },
 }
 
-/// Response of a user.
+/// Response of a simulated user to a message of the agent.
 pub(crate) enum UserResponse {
-    /// Message that the agent reads.
+    /// The user answers with this message.
     Message(String),
     /// The user has ended the conversation.
     End,
-    /// The user wants to continue, but has already written the maximum number of messages.
+    /// The user does not end the conversation, but has already written the maximum number of
+    /// messages.
     MaxTurns,
 }
 
 /// Conversation and scorer input of a user whose attempt has ended.
 pub(crate) struct EndedUser {
-    /// Conversation of the user's agent, if an agent played the user.
+    /// Conversation of the agent that played the user. `None` if a Python class played the user.
     pub recorded: Option<(Trajectory, Outcome)>,
-    /// Data about the user for scorers.
+    /// Data about the user that scorers receive.
     pub scorer_input: Value,
-    /// Failure at the end.
+    /// Message about a failure when the user was closed. `None` if there was no failure.
     pub warning: Option<String>,
 }
 
 impl<'a> UserSession<'a> {
-    /// Starts the user of the attempt of `context`.
+    /// Creates the simulated user of the attempt of `context`.
     ///
     /// # Errors
-    /// Returns a message that names the user if its agent has no policy, if its row lacks the
-    /// instruction, or if no process can be started.
+    /// Returns a message that names the user if its agent has no policy, if the task's row lacks
+    /// the instruction, or if the process of the user cannot be started.
     pub async fn open(
         user: &'a SimulatedUser,
         context: &'a AttemptContext,
@@ -93,17 +95,19 @@ impl<'a> UserSession<'a> {
         self.user.opens
     }
 
-    /// Returns the message of an error if the attempt's time is up while it waits for the user.
+    /// Returns the error message for an attempt whose timeout expires while the attempt waits for
+    /// the user. Returns `None` if the attempt does not wait for the user.
     pub fn timeout_error(&self) -> Option<String> {
         let user = &self.user.name;
         self.is_waiting
             .then(|| format!("the user {user} had not answered when the attempt's time was up"))
     }
 
-    /// Returns the first message of a user that opens the conversation.
+    /// Returns the first message of a user who opens the conversation.
     ///
     /// # Errors
-    /// Returns a message that names the user if it fails, or ends the conversation at once.
+    /// Returns a message that names the user if the user fails, or ends the conversation before its
+    /// first message.
     pub async fn opening(&mut self, player: &Player) -> Result<String, String> {
         match self.next(player).await?.0 {
             UserResponse::Message(text) => Ok(text),
@@ -113,11 +117,12 @@ impl<'a> UserSession<'a> {
         }
     }
 
-    /// Returns the user's response to a message of the agent, and the score that the user gives the
-    /// agent's turn, if any. The clock is that of `player`, the agent's policy.
+    /// Returns the user's response to a message of the agent. Also returns the score that the user
+    /// gives the agent's turn, or `None` if the user gives no score. The clock of `player`, the
+    /// agent's policy, measures the timeout.
     ///
     /// # Errors
-    /// Returns a message that names the user if it fails.
+    /// Returns a message that names the user if the user fails.
     pub async fn respond_to(
         &mut self,
         text: &str,
@@ -130,7 +135,8 @@ impl<'a> UserSession<'a> {
         self.next(player).await
     }
 
-    /// Returns the user's next message.
+    /// Requests the user's next message. Returns the user's response, and the score that the user
+    /// gives the agent's turn.
     async fn next(&mut self, player: &Player) -> Result<(UserResponse, Option<f64>), String> {
         self.is_waiting = true;
         let timeout = self.user.timeout;
@@ -171,8 +177,8 @@ impl<'a> UserSession<'a> {
         }
     }
 
-    /// Ends the user, and returns its conversation and its data for scorers. The clock is that of
-    /// `player`, the agent's policy.
+    /// Closes the user, and returns its conversation and its data for scorers. The clock of
+    /// `player`, the agent's policy, measures the timeout.
     pub async fn close(self, player: &Player) -> EndedUser {
         let UserSession { user, voice, turns, has_ended, .. } = self;
         let mut scorer_input = json!({ "name": user.name, "turns": turns, "ended": has_ended });
@@ -205,7 +211,7 @@ impl<'a> UserSession<'a> {
     }
 }
 
-/// Message that a user has written, with its effects.
+/// Message that a user has written, with its effects on the conversation.
 struct Written {
     text: Option<String>,
     ends: bool,
@@ -213,7 +219,7 @@ struct Written {
 }
 
 impl Voice<'_> {
-    /// Returns the user's next message, and adds it to the conversation.
+    /// Requests the user's next message, and adds the message to the conversation.
     ///
     /// # Errors
     /// Returns a message if the user fails.
@@ -259,10 +265,11 @@ impl Voice<'_> {
     }
 }
 
-/// Starts a user that an agent plays.
+/// Creates the voice of a user that an agent plays.
 ///
 /// # Errors
-/// Returns a message if there is no such agent or policy, or if the row lacks the instruction.
+/// Returns a message if there is no such agent or policy, or if the task's row lacks the
+/// instruction.
 fn open_agent<'a>(
     user: &SimulatedUser,
     keys: &'a UserAgent,
@@ -284,12 +291,12 @@ fn open_agent<'a>(
     Ok(Voice::Agent { cast, player, name, history })
 }
 
-/// Returns a message as a class in Python reads it.
+/// Returns a message of the conversation in the JSON format that a Python class reads.
 fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// Returns the last message of the user among the messages with which the attempt starts.
+/// Returns the last user message among the opening messages of the attempt.
 fn question(context: &AttemptContext) -> &str {
     let message = context.messages.iter().rfind(|message| message.role == Role::User);
     message.map_or(context.task.question.as_str(), |message| message.content.as_str())

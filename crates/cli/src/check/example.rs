@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-/// Maximum depth of nested schemas. Deeper values are null.
+/// Maximum depth of nested schemas for which values are generated. Deeper values are null.
 const MAX_DEPTH: usize = 8;
 
-/// Generates valid arguments for the schema of a tool, with the required fields only. Strings are
-/// `text`, unless the schema constrains them.
+/// Generates valid arguments for the schema of a tool. Only the required fields get a value. A
+/// string is `text`, unless the schema constrains it.
 pub fn arguments(schema: &Value, text: &str) -> Map<String, Value> {
     match generate_value(schema, schema, text, 0) {
         Value::Object(fields) => fields,

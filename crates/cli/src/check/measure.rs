@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 use super::report::Report;
 use crate::screen;
 
-/// Runs a step of one group, and reports an estimate of the time of a full step.
+/// Runs a training step with one group of attempts, and reports an estimate of the time of a full
+/// step.
 pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
     let Some((small, groups)) = reduce_recipe(recipe) else {
         report.note("time", "the recipe has no phase to measure");
@@ -25,9 +26,9 @@ pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, rep
     report.item("time", measured, |metrics| describe_time(metrics, groups, &policies));
 }
 
-/// Returns the recipe with a single step of one group, and the number of groups of a full step. The
-/// step is of the last RL phase, or of the first phase if there is none. Returns `None` if the
-/// recipe has no phase.
+/// Reduces a recipe to a single step of one group, and returns it with the number of groups of a
+/// full step. The step is of the last RL phase, or of the first phase if there is no RL phase.
+/// Returns `None` if the recipe has no phase.
 fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
@@ -45,7 +46,7 @@ fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     Some((small, groups))
 }
 
-/// Runs the trainer until its first step is done, and returns the metrics of that step.
+/// Trains until the first step is complete, and returns the metrics of this step.
 async fn measure_step(
     mut recipe: Recipe,
     environments: Environments,
@@ -73,7 +74,8 @@ async fn measure_step(
     found.ok_or_else(|| anyhow::anyhow!("the measured step did not complete"))
 }
 
-/// An observer that stores the metrics of the first step, and notifies when that step is done.
+/// Observer of a run that stores the metrics of the first step, and notifies when this step is
+/// complete.
 #[derive(Clone, Default)]
 struct FirstStep(Arc<(Mutex<Option<Metrics>>, Notify)>);
 
@@ -88,9 +90,9 @@ impl Observer for FirstStep {
 }
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
-/// a step of n groups takes at most n times as long as a step of one group. If the measured group
-/// left a policy nothing to learn, the policy had no update, and the description says so.
-/// `policies` are the policies that the step trains.
+/// a step of n groups takes at most n times as long as a step of one group. If a policy of
+/// `policies`, which the step trains, had no update because its attempts had zero variance, the
+/// description says so.
 fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> String {
     let step_seconds = metrics.get("timing_s/step").unwrap_or(0.0);
     let mut parts = Vec::new();
@@ -125,8 +127,8 @@ fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> Strin
     }
 }
 
-/// Describes the updates that the measured step did not have. Returns an empty text if there are
-/// none. `has_several` states whether the step trains several policies.
+/// Describes the updates that the measured step lacked. Returns an empty string if `updates` is
+/// empty. `has_several` is whether the step trains several policies.
 fn describe_missing(updates: &[String], has_several: bool) -> String {
     let verb = match updates.len() {
         0 => return String::new(),

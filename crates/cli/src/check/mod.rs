@@ -146,13 +146,13 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     Ok(())
 }
 
-/// Returns the first training task, or the first held-out task if there is no training task.
+/// Returns the first training task. If there is no training task, returns the first held-out task.
 fn first_task(tasks: &Tasks) -> Option<Task> {
     let held_out = || tasks.eval.iter().find_map(|slice| slice.tasks.first().cloned());
     tasks.train(0).or_else(held_out)
 }
 
-/// Checks that the run directory can be written and contains no run.
+/// Checks whether the run directory can be written and contains no run yet.
 fn check_run_dir(recipe: &Recipe, report: &mut Report) {
     let dir = &recipe.run.folder;
     if dir.join(RECIPE).exists() {
@@ -172,7 +172,8 @@ fn check_run_dir(recipe: &Recipe, report: &mut Report) {
     report.item("folder", written, |_| crate::screen::path(dir));
 }
 
-/// Returns the chats of all agents whose policy is sampled here, and reports the models.
+/// Opens the chat formats of all agents whose policy is sampled in this process, and reports the
+/// models.
 fn open_chats(
     recipe: &Recipe,
     planned: &PlannedModels,
@@ -195,8 +196,8 @@ fn open_chats(
     chats
 }
 
-/// Calls every scorer once, for a made-up attempt whose completion is the expected answer of its
-/// task.
+/// Calls every scorer once. The scored attempt is artificial: its completion is the expected answer
+/// of its task.
 async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
     for DryRunScore { scorer, result: gave } in dry_run(scorers, tasks).await {
         match gave {

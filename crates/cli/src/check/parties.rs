@@ -18,11 +18,11 @@ use serde_json::json;
 use super::report::Report;
 use crate::failure::unusable;
 
-/// Name in `game.agents` of the agent that plays the remaining seats.
+/// Key in `game.agents` of the agent that plays all seats without an entry.
 const OTHER: &str = "other";
 
-/// Starts a match of the recipe's game at a task, and drops it before the first move. Checks that
-/// the system prompts of the policies in its seats fit their contexts.
+/// Starts a match of the recipe's game at a task, and drops the match before its first move. Checks
+/// whether the system prompts of the policies fit their contexts.
 pub async fn check_game(
     recipe: &Recipe,
     host: &Host,
@@ -64,8 +64,8 @@ pub async fn check_game(
     }
 }
 
-/// Checks that the fixed messages of every policy in every seat fit its context, with the policy's
-/// own `system` and `format`.
+/// Checks whether the fixed messages of each policy in each seat fit the policy's context. The
+/// messages include the policy's own `system` and `format`.
 ///
 /// # Errors
 /// Returns an error that names the seat and the policy whose messages do not fit.
@@ -99,9 +99,9 @@ fn check_seats(
     Ok(())
 }
 
-/// Opens each simulated user in Python once, at the first task whose agent talks to it. A user that
-/// opens conversations writes its first message. A user that a model plays needs its instruction in
-/// that task, and its model is not called.
+/// Opens each simulated user in Python once, at the first task whose agent talks to this user. A
+/// user that opens conversations writes its first message. A user that a model plays is not called,
+/// but the task must contain the user's instruction.
 pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &mut Report) {
     let names: BTreeSet<&str> =
         recipe.agents().into_iter().map(|(_, keys)| keys.user.as_str()).collect();

@@ -22,10 +22,11 @@ use crate::host;
 /// Timeout for the first model call of a program.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time after the first answered call in which a program can exit by itself, before it is stopped.
+/// Time that a program has to exit by itself after its first answered model call. Afterwards, the
+/// program is stopped.
 const END_GRACE: Duration = Duration::from_secs(3);
 
-/// Finds the programs of all agents, and starts each once if `chats` is `Some`.
+/// Finds the programs of all agents. If `chats` is `Some`, also starts each program once.
 pub async fn check(
     recipe: &Recipe,
     planned: Option<&PlannedModels>,
@@ -69,11 +70,10 @@ pub async fn check(
     }
 }
 
-/// Returns the file of a program. A path is relative to `dir`, and a name is searched on the
-/// PATH.
+/// Finds the file of a program. A path is relative to `dir`, and a name is searched on the PATH.
 ///
 /// # Errors
-/// Returns an error if there is no such file.
+/// Returns an error if the file does not exist.
 pub fn find(program: &str, dir: &Path) -> anyhow::Result<PathBuf> {
     let found = if program.contains('/') {
         Some(dir.join(program)).filter(|path| path.is_file())
@@ -86,7 +86,7 @@ pub fn find(program: &str, dir: &Path) -> anyhow::Result<PathBuf> {
     found.ok_or_else(|| unusable(missing()))
 }
 
-/// Verdict on a program after its trial run, with a text for the report.
+/// Verdict on a program after its dry run, with a text for the report.
 enum Verdict {
     Working(String),
     Unclear(String),
@@ -130,8 +130,8 @@ fn judge(rehearsal: &DryRunResult) -> Verdict {
     }
 }
 
-/// Starts the program of an agent for a task, and answers all of its calls with a scripted
-/// completion.
+/// Starts the program of an agent for a task, and answers each model call of the program with a
+/// scripted completion.
 async fn trial_run(
     recipe: &Recipe,
     planned: &PlannedModels,

@@ -6,18 +6,18 @@ use std::process::ExitCode;
 use crate::failure;
 use crate::screen::{self, Style};
 
-/// Printer of findings, which counts the faults.
+/// Printer of the findings of a check. It counts the failed items.
 #[derive(Debug, Default)]
 pub struct Report {
     num_failures: u32,
 }
 
-/// Width of the column of item names, in characters.
+/// Width of the column that contains the names of items, in characters.
 const WIDTH: usize = 9;
 
 impl Report {
-    /// Reports an item with its description, or its error as a fault. Returns the item if it has no
-    /// fault.
+    /// Prints an item with its description, or the error of the item as a failure. Returns the
+    /// item, or `None` if it failed.
     pub fn item<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
@@ -29,8 +29,8 @@ impl Report {
         Some(found)
     }
 
-    /// Reports the error of an item as a fault, and nothing if there is no error. Returns the item
-    /// if it has no fault.
+    /// Prints the error of an item as a failure. Prints nothing if there is no error. Returns the
+    /// item, or `None` if it failed.
     pub fn ok_or_fail<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
@@ -45,29 +45,29 @@ impl Report {
         }
     }
 
-    /// Reports an item without a fault.
+    /// Prints a checked item that has no failure.
     pub fn pass(&mut self, name: &str, text: &str) {
         line(&Style::stdout().green("✓"), name, text);
     }
 
-    /// Reports a note, which is not a fault.
+    /// Prints a note, which does not count as a failure.
     pub fn note(&mut self, name: &str, text: &str) {
         line(&Style::stdout().dim("·"), name, text);
     }
 
-    /// Reports a fault.
+    /// Prints and counts a failure.
     pub fn fail(&mut self, name: &str, text: &str) {
         self.num_failures += 1;
         line(&Style::stdout().red("✗"), name, text);
     }
 
-    /// Returns whether a fault was reported.
+    /// Returns whether at least one failure was reported.
     pub fn has_failures(&self) -> bool {
         self.num_failures > 0
     }
 
-    /// Prints the number of faults, if any, and returns the exit code: 2 if there are faults, else
-    /// 0.
+    /// Prints the number of failures unless it is 0. Returns the exit code: 2 if there are
+    /// failures, and 0 otherwise.
     pub fn finish(self) -> ExitCode {
         match self.num_failures {
             0 => ExitCode::SUCCESS,

@@ -8,7 +8,8 @@ use levade_run::policies::PlannedModels;
 
 use super::report::Report;
 
-/// Compares the memory and disk space that a run needs with the available memory and space.
+/// Compares the memory and the disk space that a run needs with the available memory and disk
+/// space.
 pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     let plans = report.item("memory", planned.memory(recipe), |plans| {
         plans.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
@@ -38,13 +39,14 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     }
 }
 
-/// Returns the path itself or its nearest ancestor that exists.
+/// Returns `path` if it exists, and otherwise its nearest existing ancestor. Returns `None` if
+/// there is none.
 pub fn nearest_existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
 
-/// Returns the free disk space at the location of the run, in bytes, or `None` if the system does
-/// not report it.
+/// Returns the free disk space at the run directory, in bytes. Returns `None` if the system does
+/// not report the space.
 fn free(recipe: &Recipe) -> Option<u64> {
     let existing_dir = self::nearest_existing(&recipe.run.folder)?;
     #[cfg(unix)]

@@ -16,20 +16,20 @@ use serde_json::{Map, Value, json};
 use super::report::Report;
 use super::{example, programs};
 
-/// The values that are needed to open the toolboxes of an agent and call their tools.
+/// Inputs that are needed to open the toolboxes of an agent and to call their tools.
 pub struct Trial<'a> {
     pub recipe: &'a Recipe,
     pub toolboxes: &'a Toolboxes,
     pub keys: &'a AgentKeys,
     pub chat: &'a Arc<Chat>,
     pub task: &'a Task,
-    /// Whether tools are called even if their calls can have side effects.
+    /// Whether tools are also called if their calls can have side effects.
     pub call: bool,
 }
 
-/// Starts each toolbox of an agent once, and calls the tools without side effects, or all tools if
+/// Starts each toolbox of an agent once. Calls the tools without side effects, or all tools if
 /// `trial.call` is set. Returns the tool set, which keeps the tool specifications and does not
-/// start the toolboxes again, or `None` if a toolbox does not work.
+/// start the toolboxes again. Returns `None` if a toolbox does not work.
 pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let Trial { recipe, toolboxes, keys, chat, .. } = trial;
     let mut found = Vec::new();
@@ -56,8 +56,8 @@ fn with_tool_name(name: &str, task: &Task, error: anyhow::Error) -> anyhow::Erro
     crate::failure::unusable(format!("{name}: {}{hint}", crate::failure::message(&error)))
 }
 
-/// Starts a toolbox and calls its tools if allowed. Returns a description of the outcome, and the
-/// specifications of its tools.
+/// Starts a toolbox, and calls its tools if this is permitted. Returns a description of the
+/// outcome, and the specifications of the tools.
 async fn check_toolbox(
     trial: &Trial<'_>,
     tool: &ToolKeys,
@@ -102,8 +102,9 @@ async fn check_toolbox(
     Ok((format!("{names}; {description}"), specs))
 }
 
-/// Calls each tool once, and describes the results. An error result for the generated arguments is
-/// accepted if the tool is not `harmless`, unless the call timed out or the toolbox itself failed.
+/// Calls each tool once, and describes the results. If the tool is not `harmless`, an error result
+/// is accepted, because the arguments are generated. A timeout and a failure of the toolbox itself
+/// are never accepted.
 ///
 /// # Errors
 /// Returns an error if a tool does not work.
@@ -135,7 +136,8 @@ async fn call_tools(
     Ok(descriptions.join(", "))
 }
 
-/// Returns arguments for a simple call of a tool.
+/// Returns arguments for a simple call of a tool. They come from the task or from the tool's
+/// schema.
 fn arguments(spec: &ToolSpec, task: &Task) -> Map<String, Value> {
     let question = if task.question.is_empty() { "test" } else { &task.question };
     let mut arguments = example::arguments(&spec.parameters, question);

@@ -13,24 +13,26 @@ use levade_trainer::{Checkpoint, checkpoints};
 use crate::failure::unusable;
 use crate::run::{self, AgentScope};
 
-/// Models of an evaluation.
+/// Models that an evaluation measures.
 #[derive(Debug)]
 pub struct Measured {
-    /// Model of each measured policy, by its name in the recipe.
+    /// Model of each measured policy, by the name of the policy in the recipe.
     pub models: BTreeMap<String, PolicyModel>,
-    /// Source of the measured model, which is the label of the result. If a checkpoint contains
-    /// several measured models, the checkpoint.
+    /// Source of the measured model, which labels the result. If a checkpoint contains several
+    /// measured models, the source is the checkpoint.
     pub source: String,
-    /// Run that trained the measured model. `None` if no run did.
+    /// Run that trained the measured model. `None` if no run trained the model.
     pub trained_by: Option<RunDir>,
-    /// Checkpoint of the run whose past versions play. `None` if none play.
+    /// Checkpoint of the run whose past versions play in the evaluation. `None` if no past versions
+    /// play.
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// Finds the models of the measured policies: of all trained policies of the recipe, or of the
-/// policy of `[agent]` if none is trained. `named` is the model that the user names, or the run
-/// that contains the recipe. Policies whose source an override sets, and all if `named` is `None`,
-/// have their models in the recipe. `base` replaces the base of an adapter.
+/// Finds the models of the measured policies. All trained policies of the recipe are measured, or
+/// the policy of `[agent]` if the recipe has no trained policy. `named` is the model that the user
+/// names, or the run that contains the recipe. If an override sets the source of a policy, or if
+/// `named` is `None`, the policy's model comes from the recipe. `base` replaces the base model of
+/// an adapter.
 ///
 /// If past versions play, sets `run.folder` to the directory of their run.
 ///
@@ -71,7 +73,8 @@ pub fn find(
     Ok(Measured { models, source, trained_by, checkpoint })
 }
 
-/// Returns a line for each policy of a recipe that has several: its name, and what plays it.
+/// Returns a line for each policy of a recipe with several policies: the name of the policy, and
+/// the model that plays it. Other recipes have no lines.
 pub fn describe_policies(recipe: &Recipe, measured: &Measured) -> Vec<String> {
     let policies = recipe.policies();
     if policies.len() < 2 {
@@ -89,8 +92,8 @@ pub fn describe_policies(recipe: &Recipe, measured: &Measured) -> Vec<String> {
     policies.into_iter().map(describe).collect()
 }
 
-/// Returns the names of the trained policies, or of the frozen policy of `[agent]` if there are
-/// none.
+/// Returns the names of the trained policies. If there are none, returns the name of the frozen
+/// policy of `[agent]`.
 fn measured_policies(recipe: &Recipe) -> Vec<String> {
     let trained = recipe.trained_policies();
     if !trained.is_empty() {
@@ -101,7 +104,8 @@ fn measured_policies(recipe: &Recipe) -> Vec<String> {
     first.into_iter().filter(is_frozen).collect()
 }
 
-/// Returns the models of policies in the recipe, without adapters that are not trained yet.
+/// Returns the models that the recipe sets for `policies`, without adapters that are not trained
+/// yet.
 fn own_models(recipe: &Recipe, policies: &[String]) -> BTreeMap<String, PolicyModel> {
     let all = recipe.policies().into_iter().filter(|(name, _)| policies.contains(name));
     let own = all.filter_map(|(name, keys)| {
@@ -111,7 +115,7 @@ fn own_models(recipe: &Recipe, policies: &[String]) -> BTreeMap<String, PolicyMo
     own.collect()
 }
 
-/// Returns the sources of the models from which a recipe trains.
+/// Returns the sources of the models from which a recipe starts its training.
 pub fn trained_sources(recipe: &Recipe) -> Vec<String> {
     let models = own_models(recipe, &recipe.trained_policies());
     models.into_values().filter_map(|model| model.source).collect()
@@ -135,9 +139,9 @@ fn sets_source(overrides: &[Override], policy: &str) -> bool {
 /// Name of a policy and the source of its model.
 type PolicySource = (String, String);
 
-/// Resolves the name of a model for these policies. Returns its source, the run that it belongs to,
-/// and the source of each policy: one of several trained policies has its own model in the
-/// checkpoint of a run.
+/// Resolves the name of a model for these policies. Returns the source of the name, the run that
+/// the source belongs to, and the source of each policy. If a run trains several policies, each
+/// policy has its own model in the checkpoint of the run.
 fn sources(
     policies: &[&String],
     name: &str,
@@ -181,7 +185,8 @@ fn sources(
     }
 }
 
-/// Returns the checkpoint of the run whose past versions play, or `None` if none play.
+/// Returns the checkpoint of the run whose past versions play in the evaluation. Returns `None` if
+/// no past versions play.
 fn checkpoint_of_past(
     recipe: &mut Recipe,
     source: &str,

@@ -17,12 +17,12 @@ use super::rules::{RULES, Rule};
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 
-/// Number of steps in a trailing mean.
+/// Number of steps over which a trailing mean is computed.
 const WINDOW: usize = 10;
 /// Minimum number of steps before a trailing mean raises an alarm.
 const MIN_STEPS: usize = 3;
 
-/// Urgency of an alarm.
+/// Severity of an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
@@ -32,30 +32,30 @@ pub enum Severity {
     Warning,
 }
 
-/// A problem of a run.
+/// Alarm: a problem of a run, with the evidence and advice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Alarm {
-    /// Name of the rule.
+    /// Name of the rule that raises the alarm.
     pub name: String,
     pub severity: Severity,
     /// Index of the phase, from 0.
     pub phase: u32,
-    /// Number of the first step, from 1 as in metrics, since which the alarm holds.
+    /// Number of the first step since which the alarm has held, counted from 1 as in metrics.
     pub since_step: u32,
-    /// Measured value.
+    /// Measured value that raises the alarm.
     pub figure: f64,
     /// Value beyond which the rule raises an alarm.
     pub threshold: f64,
     /// Description of the problem.
     pub message: String,
-    /// Advice: a key to change, or something to inspect.
+    /// Advice to the user: a key to change, or something to inspect.
     pub action: String,
-    /// Page that explains the alarm.
+    /// Page of the documentation that explains the alarm.
     pub page: String,
 }
 
-/// Finds the alarms of a phase of a run, by default of the last one that has steps. Formats them as
-/// sentences or as JSON.
+/// Finds the alarms of a phase of a run. Formats the alarms as sentences, or as JSON. If `phase` is
+/// `None`, takes the last phase that has steps.
 ///
 /// # Errors
 /// Returns an error if the run has no such phase, or if its files cannot be read.
@@ -92,8 +92,9 @@ pub async fn report(
     Ok(format_alarms(&alarms, &history, Style::stdout()))
 }
 
-/// Returns the alarms of a run, the most urgent first. `is_exact` is whether the embedded engine
-/// samples and trains, so that both must compute the same bits.
+/// Finds the alarms of a run, and returns the most urgent alarm first. `is_exact` is whether the
+/// embedded engine both samples and trains, so that sampling and training must compute the same
+/// bits.
 pub async fn find(
     history: &History,
     store: &dyn Store,
@@ -126,7 +127,7 @@ pub async fn find(
     Ok(alarms)
 }
 
-/// Returns the alarms that metrics alone show.
+/// Finds the alarms that need only the metrics of the run.
 pub fn from_metrics(history: &History, is_exact: bool) -> Vec<Alarm> {
     let mut alarms = Vec::new();
     for rule in RULES {
@@ -149,7 +150,7 @@ pub fn from_metrics(history: &History, is_exact: bool) -> Vec<Alarm> {
     alarms
 }
 
-/// Applies a rule to the values of a metric.
+/// Applies a rule to the values of a metric. Returns an alarm if the rule is violated.
 fn apply(rule: &Rule, series: &Series, phase: u32) -> Option<Alarm> {
     let means = trailing_means(&series.values);
     let (_, figure) = *means.last()?;
@@ -181,7 +182,7 @@ fn trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
     means.collect()
 }
 
-/// Returns the first step since which `holds` has held without interruption.
+/// Returns the first step since which the condition `holds` has been true without interruption.
 fn since(means: &[(u32, f64)], holds: impl Fn(f64) -> bool) -> u32 {
     let holding = means.iter().rev().take_while(|(_, mean)| holds(*mean));
     holding.last().map_or(0, |(step, _)| *step)
@@ -214,7 +215,7 @@ fn tool_errors(history: &History) -> Vec<Alarm> {
     boxes.collect()
 }
 
-/// Finds completions whose tool calls mostly cannot be parsed.
+/// Finds out whether most tool calls in the completions of a run cannot be parsed.
 fn unread_calls(history: &History) -> Option<Alarm> {
     const MAX_MALFORMED: f64 = 0.2;
     let kinds = ["ok", "malformed", "unknown_tool", "bad_arguments", "failed", "timeout"];
@@ -243,7 +244,8 @@ fn unread_calls(history: &History) -> Option<Alarm> {
     })
 }
 
-/// Finds out whether the learner or the samplers of a run with external parts are mostly idle.
+/// Finds out whether the learner or the samplers of a run are idle most of the time. Only runs with
+/// external learners or samplers are examined.
 fn idle_side(history: &History) -> Vec<Alarm> {
     const MAX_FRACTION: f64 = 0.7;
     let step = history.values("timing_s/step");
@@ -281,14 +283,14 @@ fn idle_side(history: &History) -> Vec<Alarm> {
     sides.collect()
 }
 
-/// Returns the ratios of trailing means, without steps in which the divisor is 0.
+/// Divides the trailing means of two metrics. Steps whose divisor is 0 are left out.
 fn ratio(of: &[(u32, f64)], to: &[(u32, f64)]) -> Vec<(u32, f64)> {
     let means = trailing_means(of).into_iter().zip(trailing_means(to));
     let ratios = means.filter(|(_, (_, to))| *to > 0.0);
     ratios.map(|((step, of), (_, to))| (step, of / to)).collect()
 }
 
-/// Finds completions that have become more than twice as long without a larger reward.
+/// Finds out whether completions have become more than twice as long without a larger reward.
 fn longer_without_reward(history: &History) -> Option<Alarm> {
     const MAX_GROWTH: f64 = 2.0;
     let growth = growth(&history.values("response_length/mean"))?;
@@ -313,7 +315,8 @@ fn longer_without_reward(history: &History) -> Option<Alarm> {
 }
 
 /// Returns whether the policy solves its tasks: the mean score is at least 0.8, and no score is
-/// above 1. Then most groups have equal rewards and the entropy is low, as they should be.
+/// above 1. In this case, most groups have equal rewards and the entropy is low, and neither is a
+/// problem.
 fn is_solved(history: &History) -> bool {
     const SOLVED: f64 = 0.8;
     let is_rate = history.values("critic/score/max").iter().all(|(_, max)| *max <= 1.0);
@@ -329,8 +332,8 @@ fn is_learning(history: &History) -> bool {
     before.zip(means.last()).is_some_and(|(before, (_, now))| now - before > MIN_RISE)
 }
 
-/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks or
-/// still learns.
+/// Finds policies whose entropy has fallen to less than a tenth of its first values. Policies that
+/// solve their tasks or are still learning are left out.
 fn collapsed_entropy(history: &History) -> Vec<Alarm> {
     const MIN_REMAINING: f64 = 0.1;
     if is_solved(history) || is_learning(history) {
@@ -361,7 +364,8 @@ fn collapsed_entropy(history: &History) -> Vec<Alarm> {
     policies.collect()
 }
 
-/// Returns the mean of the first and of the last values, or `None` if these overlap.
+/// Returns the mean of the first values and the mean of the last values. Returns `None` if the
+/// first and the last values overlap.
 fn ends(values: &[(u32, f64)]) -> Option<[f64; 2]> {
     const ENDS: usize = 5;
     let mean = |values: &[(u32, f64)]| {
@@ -372,15 +376,15 @@ fn ends(values: &[(u32, f64)]) -> Option<[f64; 2]> {
     (values.len() >= 2 * ENDS).then(|| [mean(start), mean(end)])
 }
 
-/// Returns the trailing means in units of the mean of the first values.
+/// Returns the trailing means, divided by the mean of the first values.
 fn growth(values: &[(u32, f64)]) -> Option<Vec<(u32, f64)>> {
     let [first, _] = ends(values)?;
     let means = trailing_means(values).into_iter();
     (first > 0.0).then(|| means.map(|(step, mean)| (step, mean / first)).collect())
 }
 
-/// Finds a reward that rises while the success on held-out tasks falls: the policy learns to please
-/// the scorer, or memorizes the training tasks.
+/// Finds out whether the reward rises while the success on held-out tasks falls. The policy then
+/// learns to satisfy the scorer, or memorizes the training tasks.
 fn reward_without_success(history: &History) -> Option<Alarm> {
     const MIN_RISE: f64 = 0.05;
     let best = history.evals.iter().max_by(|a, b| a.low.total_cmp(&b.low))?;
@@ -409,7 +413,7 @@ fn reward_without_success(history: &History) -> Option<Alarm> {
     })
 }
 
-/// Formats alarms as sentences.
+/// Formats alarms as sentences for the terminal.
 pub fn format_alarms(alarms: &[Alarm], history: &History, style: Style) -> String {
     if alarms.is_empty() {
         return match history.steps.len() {
@@ -435,7 +439,7 @@ pub fn format_alarms(alarms: &[Alarm], history: &History, style: Style) -> Strin
     text
 }
 
-/// Formats a figure with three significant digits or as an integer.
+/// Formats a number with three significant digits, or as an integer.
 fn number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.3}") }
 }

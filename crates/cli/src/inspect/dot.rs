@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::colors::agent_color;
 use super::graph::Graph;
 
-/// Formats a graph.
+/// Formats the graph of an attempt in the language of Graphviz.
 pub fn dot(graph: &Graph) -> String {
     let mut out = String::from(
         "digraph attempt {\n  rankdir=TB;\n  node [shape=box, style=\"rounded,filled\", \
@@ -41,7 +41,7 @@ pub fn dot(graph: &Graph) -> String {
     out
 }
 
-/// Returns lines as a quoted label, aligned to the left.
+/// Formats lines as a quoted label of Graphviz, aligned to the left.
 fn label(lines: &[String]) -> String {
     let lines = lines.iter().map(|line| line.replace('\\', "\\\\").replace('"', "\\\"") + "\\l");
     format!("\"{}\"", lines.collect::<String>())

@@ -7,7 +7,7 @@ use levade_traces::{CallTree, TimesFile};
 use super::{dot, graph, svg};
 use crate::recorded::{attempt_with_times, run_chats};
 
-/// Draws an attempt as a graph.
+/// Draws an attempt as a graph of its model calls and tool calls.
 pub async fn draw(
     run: &RunDir,
     store: &dyn Store,

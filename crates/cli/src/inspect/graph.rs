@@ -8,85 +8,89 @@ use levade_store::Attempt;
 use levade_traces::{CallNode, CallTree, ToolNode};
 use levade_tree::{Kind, TimeInterval};
 
-/// Maximum numbers of characters of a line in a card, and of lines of a text.
+/// Maximum number of characters of a line in a card.
 pub const LINE_CHARS: usize = 46;
+/// Maximum number of lines of a text in a card.
 const TEXT_LINES: usize = 4;
-/// Maximum number of characters of a name in a title.
+/// Maximum number of characters of a name in the title of a card.
 const NAME_CHARS: usize = 24;
 
-/// Format of a graph.
+/// Output format of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// A picture that any browser shows.
+    /// An SVG picture, which any browser shows.
     Svg,
-    /// The language of Graphviz.
+    /// A text in the language of Graphviz.
     Dot,
 }
 
-/// The graph of an attempt.
+/// Graph of an attempt: a card for the attempt, and a card for each model call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
-    /// Card of the attempt.
+    /// Card that describes the attempt.
     pub attempt: AttemptCard,
-    /// Names of the agents, whose index determines their color.
+    /// Names of the agents. The index of a name determines the color of the agent.
     pub agents: Vec<String>,
-    /// Cards of the calls, each after the card of the call that it continues.
+    /// Cards of the model calls. Each card follows the card of the call that it continues.
     pub calls: Vec<CallCard>,
 }
 
-/// Card of the attempt.
+/// Card of an attempt in a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptCard {
     /// Name of the attempt slot.
     pub title: String,
-    /// Score and reward.
+    /// Score and reward of the attempt.
     pub score: String,
-    /// Further lines: components of the score, end, numbers, question.
+    /// Additional lines: the components of the score, the end of the attempt, its numbers, and the
+    /// question.
     pub lines: Vec<String>,
 }
 
-/// Card of a model call.
+/// Card of a model call in a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallCard {
-    /// Index of the agent.
+    /// Index of the agent that made the call.
     pub agent: usize,
-    /// Agent and turn.
+    /// Names of the agent and the turn.
     pub title: String,
-    /// Weight versions, such as `weights 2 → 3`. Empty for a chat API.
+    /// Weight versions that sampled the completion, such as `weights 2 → 3`. Empty for a chat API.
     pub versions: String,
-    /// Index of the call that this call continues.
+    /// Index of the call that this call continues. `None` if the call starts a conversation.
     pub parent: Option<usize>,
     pub is_fork: bool,
-    /// Whether a step can train the completion.
+    /// Whether a step can train on the completion.
     pub is_target: bool,
-    /// Numbers of prompt tokens that an earlier call has, of new ones, and of completion tokens.
+    /// Numbers of tokens: prompt tokens that an earlier call contains, new prompt tokens, and
+    /// completion tokens.
     pub tokens: [usize; 3],
-    /// Temperature, duration and end.
+    /// Temperature, duration and finish of the call.
     pub detail: String,
-    /// First lines of the completion.
+    /// First lines of the text of the completion.
     pub lines: Vec<String>,
     pub tools: Vec<ToolCard>,
 }
 
-/// Card of a tool call.
+/// Card of a tool call in a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCard {
-    /// Name and duration.
+    /// Name of the tool and duration of the call.
     pub title: String,
-    /// Arguments, and the first lines of the result.
+    /// Arguments of the call, and the first lines of its result.
     pub lines: Vec<String>,
     pub is_error: bool,
 }
 
 impl Graph {
-    /// Creates the graph of an attempt.
+    /// Creates the graph of an attempt from its tree of calls.
     pub fn new(attempt: &Attempt, tree: &CallTree) -> Self {
         let agents: Vec<String> = tree.agents().into_iter().map(str::to_owned).collect();
         let calls = tree.calls.iter().map(|call| call_card(call, attempt, &agents)).collect();
         Graph { attempt: attempt_card(attempt), agents, calls }
     }
 
-    /// Returns the calls that continue the call at `parent`, or that start a conversation.
+    /// Returns the indices of the calls that continue the call at `parent`. If `parent` is `None`,
+    /// returns the calls that start a conversation.
     pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
         (0..self.calls.len()).filter(move |index| self.calls[*index].parent == parent)
     }
@@ -188,7 +192,8 @@ fn duration(interval: TimeInterval) -> String {
     }
 }
 
-/// Returns the first characters of a name, with an ellipsis if there are more.
+/// Returns the first `max_chars` characters of a name. An ellipsis replaces the rest of a longer
+/// name.
 fn shorten(name: &str, max_chars: usize) -> String {
     match name.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}…", &name[..end]),
@@ -196,8 +201,8 @@ fn shorten(name: &str, max_chars: usize) -> String {
     }
 }
 
-/// Divides a text into lines of at most [`LINE_CHARS`] characters, and keeps the first ones. A word
-/// that is longer than a line is divided.
+/// Divides a text into lines of at most [`LINE_CHARS`] characters, and returns the first lines. A
+/// word that is longer than a line is divided.
 fn wrap(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let visible: String =

@@ -8,8 +8,8 @@ use levade_tree::{AttemptId, AttemptSlot, Purpose};
 use super::Args;
 use crate::failure::unusable;
 
-/// Returns the attempts that the options select, all of one phase. If no phase is selected, it is
-/// the last one that has attempts. Sessions belong to no phase and are all selected.
+/// Returns the attempts that the options select, all of one phase. If the options select no phase,
+/// takes the last phase that has attempts. Sessions belong to no phase and are all selected.
 pub async fn select_attempts(
     args: &Args,
     store: &dyn Store,
@@ -38,7 +38,8 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
     )
 }
 
-/// Returns the failed attempts that the options select, of all phases unless one is selected.
+/// Returns the failed attempts that the options select. If the options select no phase, returns the
+/// failed attempts of all phases.
 pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
     let mut failures = store.failures(args.purpose()).await?;
     failures.retain(|FailedAttempt { slot: placement, .. }| {
@@ -49,7 +50,7 @@ pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<V
 }
 
 /// Formats one line for each failed attempt: its name, try, status and error. An error that equals
-/// that of the previous line is shortened to "same error".
+/// the previous line's error is shortened to "same error".
 pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     let mut text = String::new();
     let mut previous = None;
@@ -73,8 +74,8 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     text
 }
 
-/// Returns the attempt with the largest reward if `best`, else the one with the smallest. The first
-/// of equal attempts wins.
+/// Returns the attempt with the largest reward if `best` is true, and otherwise the attempt with
+/// the smallest reward. If rewards are equal, returns the first of the attempts.
 ///
 /// # Errors
 /// Returns an error if no attempt has a reward.
@@ -87,7 +88,7 @@ pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Resul
         .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
 }
 
-/// Formats one line for each step, with the means of its attempts.
+/// Formats one line for each step, with the means over the attempts of the step.
 pub fn steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for step in
@@ -122,7 +123,7 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// Formats one line for each attempt.
+/// Formats one line for each attempt in a list of attempts.
 pub fn attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for summary in summaries {

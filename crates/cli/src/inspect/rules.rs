@@ -1,29 +1,30 @@
 //! The rules of `levade inspect --alarms` that compare one metric with a threshold.
 
-/// Rule over one metric. It raises an alarm if the trailing mean exceeds `warning`.
+/// Alarm rule for one metric. The rule raises an alarm if the trailing mean of the metric exceeds
+/// `warning`.
 pub struct Rule {
-    /// Name of the alarm.
+    /// Name of the alarm that the rule raises.
     pub name: &'static str,
     /// Name of the metric, without the prefix of a policy.
     pub metric: &'static str,
-    /// Threshold of a warning.
+    /// Threshold above which the rule raises a warning.
     pub warning: f64,
-    /// Threshold above which the alarm is critical. `None` if it never is.
+    /// Threshold above which the alarm is critical. `None` if the alarm is never critical.
     pub critical: Option<f64>,
-    /// Whether the metric must be exactly 0 if the embedded engine samples and trains. Such a rule
-    /// needs no minimum number of steps, and does not apply to other engines.
+    /// Whether the metric must be exactly 0 because the embedded engine samples and trains. Such a
+    /// rule needs no minimum number of steps. The rule does not apply to other engines.
     pub needs_exact: bool,
-    /// Whether the rule does not apply to a policy that solves its tasks.
+    /// Whether the rule ignores policies that solve their tasks.
     pub unless_solved: bool,
-    /// Describes the value.
+    /// Function that describes the measured value.
     pub message: fn(f64) -> String,
-    /// What the user can do about the alarm.
+    /// Advice on what the user can do about the alarm.
     pub action: &'static str,
-    /// Page that explains the alarm.
+    /// Page of the documentation that explains the alarm.
     pub page: &'static str,
 }
 
-/// All rules over one metric.
+/// All rules that raise an alarm from one metric.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "zero_variance_groups",

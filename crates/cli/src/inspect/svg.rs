@@ -8,20 +8,21 @@ use std::fmt::Write as _;
 use super::colors::agent_color;
 use super::graph::{AttemptCard, CallCard, Graph, LINE_CHARS, ToolCard};
 
-/// Width of a character of the fixed-width font, in pixels at its size of 11.
+/// Width of a character of the fixed-width font at font size 11, in pixels.
 const CHAR: f64 = 6.65;
 const LINE: f64 = 15.0;
 const PADDING: f64 = 10.0;
-/// Width of all cards.
+/// Width of each card, in pixels.
 const WIDTH: f64 = LINE_CHARS as f64 * CHAR + 2.0 * PADDING + 14.0;
-/// Height of the colored title of a card.
+/// Height of the colored title of a card, in pixels.
 const TITLE: f64 = 24.0;
-/// Space between cards, across and downward.
+/// Horizontal space between two cards, in pixels.
 const GAP_X: f64 = 28.0;
+/// Vertical space between two cards, in pixels.
 const GAP_Y: f64 = 26.0;
 const MARGIN: f64 = 24.0;
 
-/// Formats a graph.
+/// Formats the graph of an attempt as an SVG document.
 pub fn svg(graph: &Graph) -> String {
     let mut writer = SvgWriter { graph, shapes: String::new(), edges: String::new(), bottom: 0.0 };
     let roots: Vec<usize> = graph.children(None).collect();
@@ -43,30 +44,30 @@ pub fn svg(graph: &Graph) -> String {
     )
 }
 
-/// An SVG under construction. Edges lie below the cards.
+/// Writer of an SVG document. Edges lie below the cards.
 struct SvgWriter<'a> {
     graph: &'a Graph,
     shapes: String,
     edges: String,
-    /// Lower end of the lowest card.
+    /// Vertical position of the lower end of the lowest card, in pixels.
     bottom: f64,
 }
 
 impl SvgWriter<'_> {
-    /// Returns the width of a call with its tool calls and all calls below.
+    /// Computes the width of a call with its tool calls and all calls below it, in pixels.
     fn width(&self, call: usize) -> f64 {
         let tools = self.graph.calls[call].tools.len().max(1) as f64;
         let own = tools * WIDTH + (tools - 1.0) * GAP_X;
         own.max(self.row_width(&self.graph.children(Some(call)).collect::<Vec<_>>()))
     }
 
-    /// Returns the width of calls side by side.
+    /// Computes the width of a row of calls, in pixels.
     fn row_width(&self, calls: &[usize]) -> f64 {
         let widths = calls.iter().map(|call| self.width(*call) + GAP_X);
         (widths.sum::<f64>() - GAP_X).max(0.0)
     }
 
-    /// Draws calls side by side, from `x` on, with edges from `from`.
+    /// Draws a row of calls whose left end is at `x`, with edges from the point `from`.
     fn draw_row(&mut self, calls: &[usize], x: f64, y: f64, from: (f64, f64)) {
         let mut x = x;
         for &call in calls {
@@ -77,7 +78,7 @@ impl SvgWriter<'_> {
         }
     }
 
-    /// Draws a call, its tool calls and the calls that continue it.
+    /// Draws a call, its tool calls, and the calls that continue it.
     fn draw_tree(&mut self, call: usize, x: f64, y: f64) {
         let graph = self.graph;
         let card = &graph.calls[call];
@@ -193,7 +194,7 @@ impl SvgWriter<'_> {
         );
     }
 
-    /// Draws lines in a fixed-width font.
+    /// Draws lines of text in a fixed-width font.
     fn draw_lines(&mut self, lines: &[String], x: f64, y: f64) {
         let style = "font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" \
                      font-size=\"11\" fill=\"#222831\" xml:space=\"preserve\"";
@@ -222,7 +223,7 @@ fn tool_height(card: &ToolCard) -> f64 {
     28.0 + card.lines.len() as f64 * LINE + if card.lines.is_empty() { 0.0 } else { 4.0 }
 }
 
-/// Escapes a text for XML.
+/// Escapes the special characters of a text for XML.
 fn escape(text: &str) -> String {
     text.chars()
         .map(|c| match c {

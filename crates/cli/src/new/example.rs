@@ -25,10 +25,10 @@ pub struct ExampleArgs {
     dir: Option<PathBuf>,
 }
 
-/// A recipe that the binary carries.
+/// Example recipe that is embedded in the binary.
 struct Example {
     name: &'static str,
-    /// Names and contents.
+    /// Names and contents of the example's files.
     files: &'static [(&'static str, &'static str)],
 }
 
@@ -72,11 +72,11 @@ const EXAMPLES: &[Example] = &[
     example!("werewolf", "README.md", "legal.py", "legal.toml", "recipe.toml"),
 ];
 
-/// Writes the example that is named, or lists all.
+/// Writes the files of the named example. If no name is given, lists all examples.
 ///
 /// # Errors
-/// Returns an error if there is no such example, a file exists already, or a file cannot be
-/// written.
+/// Returns an error if there is no example of this name, if a file exists already, or if a file
+/// cannot be written.
 pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     let Some(name) = args.name else {
         for example in EXAMPLES {
@@ -102,8 +102,8 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the text of an example's file for a user without a clone: relative links would lead
-/// nowhere, and there is nothing to build.
+/// Adapts the text of an example's file for a user without a clone of the repository: replaces
+/// relative links, which would lead nowhere, and removes the steps that build the program.
 fn outside_of_clone(text: &str) -> String {
     text.replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
         .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"))
@@ -122,7 +122,7 @@ fn find(name: &str) -> Option<&'static Example> {
 }
 
 impl Example {
-    /// Returns the comment that opens the recipe.
+    /// Returns the comment at the start of the example's recipe, which summarizes the example.
     fn summary(&self) -> &'static str {
         let recipe = self.files.iter().find(|(file, _)| *file == "recipe.toml");
         let first = recipe.and_then(|(_, text)| text.lines().next());

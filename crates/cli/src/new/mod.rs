@@ -52,16 +52,16 @@ struct RecipeArgs {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Tasks: `arithmetic`, which generates them, or a file with a question and an answer in each
+    /// Tasks: `arithmetic`, which generates tasks, or a file with a question and an answer in each
     /// row
     #[arg(long, value_name = "FILE")]
     tasks: Option<String>,
 
-    /// Field of the file that contains the question, or a template such as "{Body} {Question}"
+    /// Field of the task file that contains the question, or a template such as "{Body} {Question}"
     #[arg(long, value_name = "FIELD", default_value = "question")]
     question: String,
 
-    /// Field of the file that contains the expected answer
+    /// Field of the task file that contains the expected answer
     #[arg(long, value_name = "FIELD", default_value = "answer")]
     answer: String,
 
@@ -78,7 +78,7 @@ struct RecipeArgs {
     algorithm: Option<String>,
 }
 
-/// A tool that needs no further keys in the recipe.
+/// Tool of the agent that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tool {
     /// No tools
@@ -91,24 +91,24 @@ enum Tool {
     Python,
 }
 
-/// A scorer that needs no further keys in the recipe.
+/// Scorer that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scorer {
-    /// The last number
+    /// Compares the last number of the final answer
     Numeric,
-    /// A mathematical answer in \boxed{}
+    /// Compares a mathematical answer in \boxed{}
     Maths,
-    /// A short answer in `<answer>`
+    /// Compares a short answer in `<answer>`
     Answer,
-    /// The letter of an option
+    /// Compares the letter of an option
     Choice,
-    /// A program, scored by the tests of its task
+    /// Runs the final answer as a program, with the tests of its task
     Code,
-    /// A function in score.py, which this command writes as well
+    /// Calls a function in score.py, which this command writes as well
     Python,
 }
 
-/// The values from which a recipe is written.
+/// Values from which the recipe of a new project is written.
 #[derive(Debug, Clone)]
 struct RecipeChoices {
     name: String,
@@ -118,16 +118,18 @@ struct RecipeChoices {
     tasks: TaskInput,
     tools: Vec<Tool>,
     scorer: Scorer,
-    /// Number of options of the scorer `choice`. `None` for its default of 4.
+    /// Number of options per question, for the scorer `choice`. `None` for the scorer's default of
+    /// 4.
     options: Option<usize>,
     algorithm: String,
 }
 
-/// The source of the tasks.
+/// Source of a new recipe's tasks.
 #[derive(Debug, Clone, PartialEq)]
 enum TaskInput {
     Arithmetic,
-    /// A file, with its path in the recipe, its fields and the number of rows that are held out.
+    /// A file contains the tasks: its path in the recipe, its fields, and the number of held-out
+    /// rows.
     File {
         path: String,
         question: String,
@@ -138,7 +140,8 @@ enum TaskInput {
 
 const ARITHMETIC: &str = "arithmetic";
 
-/// Maximum context of a new recipe in tokens, and the context if the model is not on this machine.
+/// Maximum context of a new recipe, in tokens. It is also the context if the model is not on this
+/// machine.
 const MAX_CONTEXT: usize = 2048;
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -243,7 +246,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that the files of tasks exist, so that the user answers no further questions in vain.
+/// Checks early that the file of tasks exists, before the user answers further questions in vain.
 fn check_tasks_exist(tasks: &str) -> anyhow::Result<()> {
     if tasks == ARITHMETIC {
         return Ok(());
@@ -259,7 +262,7 @@ fn check_tasks_exist(tasks: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file of a new recipe and prints its path.
+/// Writes a file of a new recipe, and prints its path.
 fn write_file(path: &Path, content: &str) -> anyhow::Result<()> {
     std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?;
     screen::print_line(&format!("wrote {}", screen::path(path)));
@@ -270,7 +273,7 @@ fn to_plain_char(c: char) -> char {
     if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '-' }
 }
 
-/// Returns a model source that is valid in a recipe in any directory: paths are made absolute.
+/// Converts a model source into a source that is valid in any directory: a path becomes absolute.
 fn absolute_source(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
@@ -280,8 +283,8 @@ fn absolute_source(model: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Returns the context of a model on this machine in tokens, at most [`MAX_CONTEXT`]. Returns
-/// [`MAX_CONTEXT`] for other models.
+/// Returns the context of a model on this machine, in tokens, but at most [`MAX_CONTEXT`]. For
+/// models that are not on this machine, returns [`MAX_CONTEXT`].
 fn context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
@@ -307,7 +310,7 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
     })
 }
 
-/// Prints which rows are left out of the tasks: repeated rows, and rows that contain held-out
+/// Prints which rows of the task file are left out: repeated rows, and rows that contain held-out
 /// questions.
 fn print_task_notes(recipe: &Recipe) -> anyhow::Result<()> {
     let tasks = crate::runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
@@ -316,20 +319,20 @@ fn print_task_notes(recipe: &Recipe) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tasks of a file, and the keys of the recipe that suit them.
+/// Tasks of a file, with the keys of the recipe that suit them.
 struct FileTasks {
-    /// Number of rows to hold out.
+    /// Number of rows of the file to hold out.
     held_out: usize,
     /// All tasks of the file.
     tasks: Vec<Task>,
-    /// The scorer that fits the expected answers, or a message that names an expected answer that
-    /// no scorer of this command can compare with.
+    /// Scorer that fits the expected answers. If no scorer of this command can compare with an
+    /// expected answer, a message that names this answer.
     scorer: Result<Scorer, String>,
-    /// The field of the question, or a template that shows the question and its options.
+    /// Field of the question, or a template that shows the question and its options.
     question: String,
 }
 
-/// Reads a file of tasks and chooses the keys of the recipe that suit them.
+/// Reads a file of tasks, and chooses the keys of the recipe that suit the tasks.
 fn inspect_tasks(
     choices: &RecipeChoices,
     path: &Path,
@@ -379,8 +382,8 @@ fn inspect_tasks(
     Ok(FileTasks { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
-/// Checks that a chosen scorer can score tasks that suggest the scorer `suggested`. Rejects `code`
-/// for numeric answers: a number would be a test that every program passes.
+/// Checks that the chosen scorer can score tasks for which the scorer `suggested` fits. Rejects
+/// `code` for numeric answers, because a number would be a test that every program passes.
 fn check_scorer_choice(choices: Scorer, suggested: Scorer) -> anyhow::Result<()> {
     let senseless = choices == Scorer::Code && suggested == Scorer::Numeric;
     let message = "--scorer code: the tasks expect a number, which is not a test of a program; \

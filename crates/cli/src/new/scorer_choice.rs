@@ -9,35 +9,36 @@ use serde_json::Value;
 
 use super::Scorer;
 
-/// Fields that list the options of a question.
+/// Names of the fields of a row that list the options of a question.
 pub const OPTIONS: [&str; 2] = ["choices", "options"];
 
-/// Kind of an expected answer.
+/// Kind of a task's expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerKind {
-    /// A number without further text.
+    /// The expected answer is a number without further text.
     Number,
-    /// A formula, a tuple, a fraction, or a solution that ends with a number.
+    /// The expected answer is a formula, a tuple, a fraction, or a solution that ends with a
+    /// number.
     Maths,
-    /// A single capital letter.
+    /// The expected answer is a single capital letter.
     Letter,
-    /// Words, or a truth value.
+    /// The expected answer consists of words, or is a truth value.
     Text,
-    /// Tests of a program.
+    /// The expected answer consists of tests of a program.
     Tests,
-    /// A program.
+    /// The expected answer is a program.
     Program,
-    /// A query in SQL.
+    /// The expected answer is an SQL query.
     Query,
-    /// A table, or a list of lists or tables.
+    /// The expected answer is a table, or a list of lists or tables.
     Table,
 }
 
-/// Chooses the scorer that suits the expected answers of all tasks.
+/// Chooses the scorer that fits the expected answers of all tasks.
 ///
 /// # Errors
-/// Returns a message that names what a task expects and what to do, if none of the scorers that
-/// this command offers suits it.
+/// Returns a message if no scorer of this command fits. The message names the expected answer of a
+/// task, and what the user can do.
 pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     let has = |name: &str| {
         tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()))
@@ -91,9 +92,9 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     })
 }
 
-/// Returns the maximum number of options that the questions show, among rows that do not list their
-/// options. Returns `None` if it is at most 4, the default of the scorer `choice`, or if all rows
-/// list their options.
+/// Returns the maximum number of options that questions show, over the rows that do not list their
+/// options. Returns `None` if this number is at most 4, the default of the scorer `choice`, or if
+/// all rows list their options.
 pub fn option_count(tasks: &[Task]) -> Option<usize> {
     let max_options = tasks
         .iter()
@@ -103,15 +104,17 @@ pub fn option_count(tasks: &[Task]) -> Option<usize> {
     (max_options > 4).then_some(max_options)
 }
 
-/// Creates the kind named `name` with these keys.
+/// Creates the kind of scorer with this name and these keys.
 fn scorer_kind(name: &str, keys: Value) -> Result<ScorerKind, String> {
     serde_json::from_value(serde_json::json!({ name: keys })).map_err(|error| error.to_string())
 }
 
-/// Checks that a scorer can compare with the expected answer of each task, as a run does.
+/// Checks that a scorer can compare with the expected answer of each task. A run does the same
+/// check.
 ///
 /// # Errors
-/// Returns a message that names the first task whose expected answer it cannot use, and the reason.
+/// Returns a message that names the first task whose expected answer the scorer cannot use, and the
+/// reason.
 pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
     let scorer: Arc<dyn reward::Scorer> = match scorer {
         Scorer::Numeric => scorer_kind("numeric", serde_json::json!({}))?.scorer(),
@@ -134,13 +137,14 @@ pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the text in which a task can show options: its messages and its question.
+/// Returns the text in which a task can show the options of its question: its messages and its
+/// question.
 fn visible_text(task: &Task) -> String {
     let texts = task.messages.iter().map(|message| message.content.to_string());
     texts.chain([task.question.clone()]).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the number of consecutive lettered options that a text shows from A: `A. …`, `B) …`.
+/// Counts the consecutive lettered options, from A on, that a text shows, such as `A. …` or `B) …`.
 fn count_options(text: &str) -> usize {
     let mut rest = text;
     let mut count = 0;

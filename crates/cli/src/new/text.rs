@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{RecipeChoices, Scorer, TaskInput, Tool};
 use crate::screen;
 
-/// Initial content of `tools.py`, with one example tool.
+/// Initial content of `tools.py`, which defines one example tool.
 pub const TOOLS: &str = r#""""Every public function here is a tool; the model sees its signature and docstring."""
 
 
@@ -20,7 +20,7 @@ def count_letters(word: str, letter: str) -> int:
     return word.lower().count(letter.lower())
 "#;
 
-/// Initial content of `score.py`, with one example scorer.
+/// Initial content of `score.py`, which defines one example scorer.
 pub const SCORE: &str = r#""""What an answer is worth: a number, or a dict with `score` and further numbers."""
 
 
@@ -28,12 +28,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0 if str(ground_truth).strip().lower() in solution_str.strip().lower() else 0.0
 "#;
 
-/// Quotes a string for TOML, which accepts all escapes of JSON and requires one more (U+007F).
+/// Quotes a string for TOML. TOML accepts all escapes of JSON, and requires an additional one for
+/// U+007F.
 fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default().replace('\u{7f}', "\\u007F")
 }
 
-/// Returns the text of `recipe.toml`.
+/// Returns the text of the new `recipe.toml`.
 pub fn recipe(choices: &RecipeChoices) -> String {
     let RecipeChoices { name, model, context, tasks, tools, scorer, options, algorithm } = choices;
     let mut text = String::new();
@@ -206,8 +207,8 @@ min_lr_ratio = 0.1"#,
     )
 }
 
-/// Returns the text of `README.md`. `dir` is the directory of the recipe, for the commands in
-/// the text.
+/// Returns the text of the new `README.md`. `dir` is the directory of the recipe, which the
+/// commands in the text name.
 pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
     let RecipeChoices { name, model, tasks, tools, scorer, algorithm, .. } = choices;
     let tasks = match tasks {

@@ -4,7 +4,7 @@ use levade_plan::fleet::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Si
 
 use crate::screen::{self, Style};
 
-/// Prints a line for each fleet size, and the bottleneck of the last one.
+/// Prints one line for each fleet size, and the bottleneck of the last fleet.
 pub fn print(sizes: &Sizes<'_>) {
     let style = Style::stdout();
     screen::print_line(&format!(

@@ -24,11 +24,11 @@ use crate::screen;
 /// Options of `levade play GAME --elo`.
 #[derive(clap::Args)]
 pub struct EloArgs {
-    /// Rate the checkpoints of a run by matches between them
+    /// Rate the checkpoints of this run by matches between them
     #[arg(long, value_name = "RUN", conflicts_with_all = ["seat", "value", "options"])]
     pub elo: Option<String>,
 
-    /// Number of matches of two checkpoints with each side of the game
+    /// Number of matches of each pair of checkpoints with each assignment of sides
     #[arg(long, value_name = "N", default_value_t = 50, requires = "elo", conflicts_with = "seat")]
     pub games: u64,
 
@@ -38,12 +38,12 @@ pub struct EloArgs {
     pub steps: Vec<u64>,
 }
 
-/// Number of bootstraps of the intervals.
+/// Number of bootstrap resamples for the intervals of the ratings.
 const RESAMPLES: u32 = 1000;
-/// Number of matches that are played at once.
+/// Maximum number of matches that are played concurrently.
 const CONCURRENCY: usize = 16;
 
-/// Plays the matches, and prints the rating of every checkpoint.
+/// Plays matches between the checkpoints of a run, and prints the rating of every checkpoint.
 pub fn main(
     game: &dyn Game,
     run: &str,
@@ -96,13 +96,14 @@ pub fn main(
 struct Series<'a> {
     options: &'a GameOptions,
     params: SamplingParams,
-    /// Seed of the sampled tokens. Matches of a pair have the seeds of games from this one on.
+    /// Seed of the sampled tokens. It is also the first game seed: the matches of a pair have
+    /// consecutive game seeds from this number.
     seed: u64,
     games: u64,
 }
 
 impl Series<'_> {
-    /// Plays the matches of all pairs.
+    /// Plays the matches between all pairs of versions.
     ///
     /// # Errors
     /// Returns an error if a model cannot be opened or if a match fails.
@@ -153,7 +154,8 @@ impl Series<'_> {
     }
 }
 
-/// Formats one row for each checkpoint: rating, interval, and the results of its matches.
+/// Formats one row for each checkpoint: its rating, the interval of the rating, and the results of
+/// its matches.
 fn format_table(steps: &[u64], ratings: &[Rating], played: &[PairedGame]) -> String {
     let mut table =
         format!("{:>8}{:>9}{:>20}{:>8}{:>8}{:>8}\n", "step", "elo", "95 %", "won", "drawn", "lost");

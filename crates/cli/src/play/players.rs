@@ -17,30 +17,33 @@ use levade_tree::DEFAULT;
 use crate::failure::unusable;
 use crate::{host, recipe, run};
 
-/// Policies of a run at one version, or one model for all seats.
+/// Players of a game: the policies of a run at one version, or one model for all seats.
 pub struct Players {
-    /// Argument of the user.
+    /// Argument with which the user named the players.
     name: String,
-    /// Recipe with the prompts of the game.
+    /// Recipe that contains the prompts of the game.
     pub recipe: Recipe,
     models: Models,
-    /// Start of the run as a Unix timestamp, which chat templates see as the current time.
+    /// Start of the run as a Unix timestamp, which chat templates see as the current time. If
+    /// `None`, chat templates see the actual time.
     started_at: Option<u64>,
 }
 
 enum Models {
-    /// One model plays every seat.
+    /// One model plays all seats.
     One(ModelKeys),
-    /// The policies of a run play the seats of their agents. `None` for its first version.
+    /// The policies of a run play the seats of their agents. `checkpoint` is `None` for the first
+    /// version of the run.
     Run { own: Box<Recipe>, checkpoint: Option<PathBuf> },
 }
 
 impl Players {
-    /// Finds the players that an argument names. Their prompts are those of the run's recipe, or of
-    /// the recipe at `path` if it is `Some`.
+    /// Finds the players that a command-line argument names. Their prompts come from the recipe at
+    /// `path` if it is `Some`, and otherwise from the run's recipe.
     ///
     /// # Errors
-    /// Returns an error if the run or its checkpoint does not exist, or if there is no recipe.
+    /// Returns an error if the run or its checkpoint does not exist, or if the players have no
+    /// recipe.
     pub fn find(name: &str, path: Option<&Path>) -> anyhow::Result<Self> {
         let (run, models) = Self::resolve(name)?;
         let recipe = match (path, &models) {
@@ -59,7 +62,8 @@ impl Players {
         Ok(Players { name: name.to_owned(), recipe, models, started_at })
     }
 
-    /// Finds an opponent, which gets the prompts of `recipe`.
+    /// Finds an opponent that a command-line argument names. The opponent gets the prompts of
+    /// `recipe`.
     ///
     /// # Errors
     /// Returns an error if the run or its checkpoint does not exist.
@@ -93,7 +97,7 @@ impl Players {
         Ok((run, Models::One(model)))
     }
 
-    /// Returns the model that plays for an agent.
+    /// Returns the keys of the model that plays for an agent.
     ///
     /// # Errors
     /// Returns an error if an external policy plays the agent.
@@ -123,30 +127,31 @@ impl Players {
     }
 }
 
-/// Returns the run and the step of `RUN@STEP`, or `None` if the text has another form.
+/// Parses the run and the step in `RUN@STEP`. Returns `None` if the text has another format.
 fn split_step(text: &str) -> Option<(RunDir, u64)> {
     let (run, step) = text.rsplit_once('@')?;
     Some((RunDir::find(Path::new(run))?, step.parse().ok()?))
 }
 
-/// Returns the steps of a run that have a checkpoint, in order, after step 0 for its first version.
+/// Returns the steps for which a run has a checkpoint, in order. The list starts with step 0, the
+/// first version.
 pub fn checkpoint_steps(run: &RunDir) -> Vec<u64> {
     std::iter::once(0).chain(run.checkpoints().into_keys()).collect()
 }
 
-/// Policy of an agent, ready to play.
+/// Agent that plays a seat, with its opened policy.
 pub struct SeatedAgent {
-    /// Index of the players that it belongs to.
+    /// Index of the players to which the agent belongs.
     pub players: usize,
-    /// Agent, with its player.
+    /// Agent with the opened player that generates its moves.
     pub agent: Agent,
 }
 
-/// Opens the models that play these agents for each of `all`, one after another, and passes each
-/// with the agents that it plays to `use_model`. Each model is opened once.
+/// Opens the models that play these agents for each of `all`. Each model is opened once, one after
+/// another, and passed to `use_model` with the agents that it plays.
 ///
 /// # Errors
-/// Returns an error if a model cannot be opened, and the errors of `use_model`.
+/// Returns an error if a model cannot be opened. Also returns the errors of `use_model`.
 pub async fn with_models(
     all: &[&Players],
     agent_names: &BTreeSet<String>,
@@ -203,7 +208,7 @@ pub fn agents_of_seats(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<
     names.collect::<Result<_, String>>().map_err(unusable)
 }
 
-/// Returns the probabilities of the choices at all information sets, for each of `all`.
+/// Computes the probabilities of the choices at all information sets of a game, for each of `all`.
 ///
 /// # Errors
 /// Returns an error if a seat has no agent, if a model cannot be opened, or if a policy cannot

@@ -20,13 +20,13 @@ use crate::screen;
 /// Options of `levade play GAME --value`.
 #[derive(clap::Args)]
 pub struct ValueArgs {
-    /// Print the exact expected value of the policies of a run (RUN for its newest checkpoint,
+    /// Print the exact expected value of these policies: of a run (RUN for its newest checkpoint,
     /// RUN@STEP for another one, RUN@0 for its first version), of a checkpoint, or of a model
     #[arg(long, value_name = "SOURCE", conflicts_with_all = ["seat", "options"])]
     pub value: Option<String>,
 
     /// Opponent of --value: random, equilibrium, best_response, or a source like that of --value;
-    /// can be repeated [default: the first three, as far as the game has them]
+    /// can be repeated [default: the first three, if the game has them]
     #[arg(long, value_name = "OPPONENT", requires = "value", conflicts_with = "seat")]
     pub against: Vec<String>,
 
@@ -48,25 +48,26 @@ pub struct ValueArgs {
     )]
     pub max_sets: usize,
 
-    /// Print one JSON object instead of a table; that of --value has the probabilities of all moves
+    /// Print one JSON object instead of a table; with --value, it contains the probabilities of all
+    /// moves
     #[arg(long, conflicts_with = "seat")]
     pub json: bool,
 }
 
-/// Opponent that needs no model.
+/// Name of the opponent that chooses random moves and needs no model.
 const RANDOM: &str = "random";
-/// Equilibrium that the rules know.
+/// Name of the opponent that plays the equilibrium, which the rules of some games know.
 const EQUILIBRIUM: &str = "equilibrium";
-/// Opponent that knows the policy and plays best against it.
+/// Name of the opponent that knows the policy and plays the best response to it.
 const BEST_RESPONSE: &str = "best_response";
 
-/// Row of the table: the values of all seats against one opponent.
+/// Row of the table of values: the expected values of all seats against one opponent.
 struct Row {
     opponent: String,
     values: Vec<f64>,
 }
 
-/// Prints the expected values of the policies of `source`.
+/// Prints the expected values of the policies that `source` names, against each opponent.
 pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<ExitCode> {
     let players = Players::find(source, args.recipe.as_deref())?;
     let recipe = &players.recipe;
@@ -136,10 +137,10 @@ fn is_word(opponent: &str) -> bool {
     [RANDOM, EQUILIBRIUM, BEST_RESPONSE].contains(&opponent)
 }
 
-/// Returns the opponents in the order of the table.
+/// Returns the names of the opponents, in the order of the table.
 ///
 /// # Errors
-/// Returns an error if an opponent is requested that the game does not have.
+/// Returns an error if a requested opponent does not exist in the game.
 fn opponents(args: &ValueArgs, has_equilibrium: bool, seats: usize) -> anyhow::Result<Vec<String>> {
     let words = [(RANDOM, true), (EQUILIBRIUM, has_equilibrium), (BEST_RESPONSE, seats == 2)];
     let known: Vec<String> =
@@ -156,10 +157,10 @@ fn opponents(args: &ValueArgs, has_equilibrium: bool, seats: usize) -> anyhow::R
     Ok(args.against.clone())
 }
 
-/// Returns the options of the recipe's game loop.
+/// Creates the options of the game that the recipe plays.
 ///
 /// # Errors
-/// Returns an error if the recipe plays another game, or a game in another program.
+/// Returns an error if the recipe plays another game, or a game whose rules run in another program.
 pub fn game_options(recipe: &Recipe, game: &str) -> anyhow::Result<GameOptions> {
     let keys = &recipe.game;
     if keys.name != game || !keys.command.is_empty() {
@@ -177,10 +178,10 @@ pub fn game_options(recipe: &Recipe, game: &str) -> anyhow::Result<GameOptions> 
     Ok(recipe.game_options(rules))
 }
 
-/// Returns the temperature at which the policies play.
+/// Returns the sampling temperature of the policies.
 ///
 /// # Errors
-/// Returns an error if it is out of range.
+/// Returns an error if the temperature is out of range.
 pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> {
     let of_phase = recipe.phase.iter().find_map(|phase| match phase {
         Phase::Rl(keys) => Some(keys.temperature),
@@ -196,8 +197,8 @@ pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> 
     Ok(temperature)
 }
 
-/// Returns, for each seat, the probability that a reply is a scored one, averaged over the moves of
-/// matches against random opponents.
+/// Computes, for each seat, the probability that a completion is one of the scored completions. The
+/// probability is averaged over the moves of matches against random opponents.
 fn legal_fractions(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
     let own: Strategy = scored.iter().map(|of| of.choices.clone()).collect();
     let fraction = |seat: usize| {
@@ -212,7 +213,7 @@ fn legal_fractions(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
     (0..tree.seats().len()).map(fraction).collect()
 }
 
-/// Returns every information set with the probabilities of its choices.
+/// Describes every information set in JSON, with the probabilities of its choices.
 fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
     let sets = tree.information_sets().iter().zip(scored).enumerate();
     sets.map(|(index, (set, scored))| {
@@ -229,7 +230,7 @@ fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
     .collect()
 }
 
-/// Formats one row for each opponent, and one with the fractions of legal replies.
+/// Formats one row for each opponent, and a row with the fractions of legal completions.
 fn format_table(tree: &GameTree, rows: &[Row], legal: &[f64]) -> String {
     let mut table = format_line("value against", tree.seats().iter().map(|seat| seat.role.clone()));
     for Row { opponent, values } in rows {

@@ -10,10 +10,10 @@ use levade_store::{CheckReport, Location, ValueCounts, check_file};
 use crate::failure::unusable;
 use crate::screen;
 
-/// Maximum number of findings that are printed as sentences. --json prints all.
+/// Maximum number of findings that are printed as sentences. `--json` prints all findings.
 const MAX_PRINTED: usize = 50;
 
-/// Report what a damaged record has lost, and save the rest
+/// Report what a damaged record has lost, and save the undamaged part
 ///
 /// Reads every attempt, step plan and evaluation, and compares it with its checksum. The record is
 /// not changed. Exit code 0: not damaged; 1: damaged.
@@ -22,7 +22,7 @@ pub struct Args {
     /// SQLite file of a record, or the directory of a run
     record: PathBuf,
 
-    /// New file for everything that is not damaged. In place of the damaged file, it lets the run
+    /// New file for everything that is not damaged. If it replaces the damaged file, the run can
     /// resume
     #[arg(long, value_name = "RESCUED")]
     out: Option<PathBuf>,
@@ -79,7 +79,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Formats a report: one sentence per finding, then the numbers.
+/// Formats a report on a record: one sentence per finding, and then the counts.
 fn sentences(report: &CheckReport) -> String {
     let mut lines: Vec<String> =
         report.findings.iter().take(MAX_PRINTED).map(|finding| finding.message.clone()).collect();

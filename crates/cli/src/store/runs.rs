@@ -15,8 +15,8 @@ use serde_json::json;
 use crate::failure::unusable;
 use crate::screen::{self, clock};
 
-/// Time since the last heartbeat after which a worker counts as lost. Runners of Agent Lightning
-/// report every 10 s.
+/// Time since the last heartbeat after which a worker counts as lost, in seconds. Runners of Agent
+/// Lightning send a heartbeat every 10 s.
 const SILENCE: f64 = 60.0;
 
 /// Show the runs, queues and workers of a store server
@@ -28,7 +28,7 @@ pub struct ListArgs {
     /// URL of the server, such as http://127.0.0.1:4747
     url: String,
 
-    /// Print JSON
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }
@@ -77,10 +77,10 @@ pub fn remove(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Returns the URL of a server without a trailing slash.
+/// Checks the URL of a store server, and returns it without a trailing slash.
 ///
 /// # Errors
-/// Returns an error if it is no HTTP URL, or contains a user.
+/// Returns an error if the URL is not an HTTP URL, or if it contains a user.
 fn server_url(url: &str) -> anyhow::Result<&str> {
     if url.contains('@') {
         return Err(unusable(
@@ -95,7 +95,7 @@ fn server_url(url: &str) -> anyhow::Result<&str> {
     Ok(url.trim_end_matches('/'))
 }
 
-/// Formats runs, workers and numbers, one line each.
+/// Formats runs, workers and counts of a store server, one line each.
 fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64) -> String {
     let mut lines = Vec::new();
     for RunEntry { name, bytes, idle_seconds, trainer } in runs {
