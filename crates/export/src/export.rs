@@ -19,16 +19,18 @@ use crate::parquet_file::ParquetFile;
 use crate::part::{Part, Progress, for_each_row};
 use crate::sequence::SequenceReader;
 
-/// Destination of the exported rows.
+/// Target of an export: the destination of the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
-    /// Standard output, or another stream, as JSON lines. Such an export cannot be continued.
+    /// The rows go to standard output, or to another stream, as JSON lines. An interrupted export
+    /// to a stream cannot be continued.
     Stream,
-    /// A file of JSON lines.
+    /// The rows go to this file of JSON lines.
     JsonLines(PathBuf),
-    /// One Parquet file.
+    /// The rows go to this Parquet file.
     Parquet(PathBuf),
-    /// A directory with one JSON file per row, named after the row's trajectory.
+    /// The rows go to this directory, with one JSON file per row. The file has the name of the
+    /// row's trajectory.
     Directory(PathBuf),
 }
 
@@ -40,7 +42,7 @@ impl Target {
     /// - any other path: a file of JSON lines
     ///
     /// # Errors
-    /// Returns an error if the rows of `format` cannot be written there.
+    /// Returns an error if rows of `format` cannot be written to this target.
     pub fn parse(path: &str, format: Format, options: &RowOptions) -> Result<Self, ExportError> {
         let target = match path {
             "-" => Target::Stream,
@@ -61,7 +63,7 @@ impl Target {
     }
 }
 
-/// Converts the attempts of a run to rows.
+/// Exporter that converts the attempts of a run into rows.
 pub struct Exporter<'a> {
     run: RunId,
     filter: &'a Filter,
@@ -69,15 +71,16 @@ pub struct Exporter<'a> {
     options: RowOptions,
     sequences: SequenceReader<'a>,
     read: &'a ReadAttempt<'a>,
-    /// Keys of the rows so far, for formats that keep only the first of equal rows.
+    /// Keys of the rows that have been written. Only formats that keep the first of several equal
+    /// rows use them.
     written: BTreeSet<RowKey>,
 }
 
-/// Reads an attempt of the run. Returns `None` if it is not recorded.
+/// Function that reads an attempt of the run. Returns `None` if the attempt is not recorded.
 pub type ReadAttempt<'a> = dyn Fn(&AttemptId) -> Result<Option<Attempt>, StoreError> + 'a;
 
 impl<'a> Exporter<'a> {
-    /// Creates an exporter for the attempts that `read` returns.
+    /// Creates an exporter for the attempts of a run, which `read` returns.
     pub fn new(
         run: &RunId,
         filter: &'a Filter,
@@ -92,7 +95,7 @@ impl<'a> Exporter<'a> {
     /// Writes the rows of all groups to a stream, as JSON lines.
     ///
     /// # Errors
-    /// Returns an error if reading or writing fails.
+    /// Returns an error if an attempt cannot be read, or if the rows cannot be written.
     pub fn write_stream(
         mut self,
         groups: &[Vec<AttemptId>],
@@ -114,11 +117,12 @@ impl<'a> Exporter<'a> {
         Ok(progress)
     }
 
-    /// Writes the remaining rows to a file or a directory, and calls `report` after each group.
+    /// Writes the remaining rows to a file or a directory. Calls `report` after each group.
     ///
     /// # Errors
-    /// Returns an error if reading or writing fails. The rows so far are kept in the part, which a
-    /// later export with equal options continues.
+    /// Returns an error if an attempt cannot be read, or if the rows cannot be written. The rows
+    /// that were written so far are kept in the part, which a later export with equal options
+    /// continues.
     pub fn write_part(
         mut self,
         mut part: Part,
@@ -148,8 +152,8 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    /// Returns the rows of a group. An attempt that the store cannot read, or that was withdrawn
-    /// since the export started, is skipped and named.
+    /// Converts a group of attempts into rows. An attempt that the store cannot read, or that was
+    /// withdrawn since the export started, is skipped. The result names the skipped attempts.
     fn rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
         let mut exported = Vec::with_capacity(group.len());
         let mut skipped = Vec::new();
@@ -185,7 +189,7 @@ impl<'a> Exporter<'a> {
     }
 }
 
-/// Writes one file per row into the directory `to`.
+/// Writes each row of the file `rows` into a separate file in the directory `to`.
 fn split_rows(rows: &Path, to: &Path) -> Result<(), ExportError> {
     fs::create_dir_all(to).map_err(ExportError::io(to))?;
     for_each_row(rows, |row| {

@@ -23,13 +23,14 @@ use serde_json::Value;
 use crate::column::{Column, ColumnType};
 use crate::error::ExportError;
 
-/// Maximum number of rows in a row group.
+/// Maximum number of rows in a row group of the Parquet file.
 const GROUP_ROWS: usize = 10_000;
 
-/// Maximum size of the values of a row group, in bytes. The last row may exceed it.
+/// Maximum size of the values in a row group, in bytes. The last row of a row group may exceed this
+/// size.
 const GROUP_BYTES: usize = 64 << 20;
 
-/// A Parquet file that is being written.
+/// Writer of a Parquet file.
 pub struct ParquetFile<'a> {
     path: &'a Path,
     columns: &'a [Column],
@@ -39,7 +40,7 @@ pub struct ParquetFile<'a> {
     bytes: usize,
 }
 
-/// The values of one leaf column in a row group.
+/// Values of one leaf column in a row group.
 #[derive(Debug)]
 struct Leaf {
     values: Values,
@@ -58,7 +59,7 @@ enum Values {
 }
 
 impl<'a> ParquetFile<'a> {
-    /// Creates a file with these columns.
+    /// Creates a Parquet file with these columns.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created.
@@ -78,10 +79,11 @@ impl<'a> ParquetFile<'a> {
         Ok(ParquetFile { path, columns, writer, leaves, rows: 0, bytes: 0 })
     }
 
-    /// Appends a row. Fields of objects that are not columns are ignored.
+    /// Appends a row to the file. Fields of the row's objects that are not columns are ignored.
     ///
     /// # Errors
-    /// Returns an error if a value does not have the type of its column, or if writing fails.
+    /// Returns an error if a value does not have the type of its column, or if the file cannot be
+    /// written.
     pub fn write(&mut self, row: &Value) -> Result<(), ExportError> {
         let mut shredder = Shredder { leaves: &mut self.leaves, next: 0, bytes: 0 };
         for column in self.columns {
@@ -98,7 +100,7 @@ impl<'a> ParquetFile<'a> {
     /// Writes the last rows and the index of the file.
     ///
     /// # Errors
-    /// Returns an error if writing fails.
+    /// Returns an error if the file cannot be written.
     pub fn finish(mut self) -> Result<(), ExportError> {
         self.flush()?;
         let path = self.path;
@@ -198,17 +200,17 @@ fn add_leaves(leaves: &mut Vec<Leaf>, kind: &ColumnType, is_repeated: bool) {
     leaves.push(Leaf { values, definitions: Vec::new(), repetitions: Vec::new(), is_repeated });
 }
 
-/// Splits a row into the values of the leaf columns.
+/// Splitter of a row into the values of the leaf columns.
 struct Shredder<'a> {
     leaves: &'a mut [Leaf],
-    /// Index of the next leaf column.
+    /// Index of the leaf column that gets the next value.
     next: usize,
     bytes: usize,
 }
 
 impl Shredder<'_> {
-    /// Adds a value and its descendants. `definition` and `repetition` are the levels of its
-    /// parent, and `depth` is the number of lists around it.
+    /// Adds a value and its descendants to the leaf columns. `definition` and `repetition` are the
+    /// Parquet levels of the value's parent, and `depth` is the number of lists around the value.
     fn add(
         &mut self,
         column: &Column,
@@ -264,7 +266,7 @@ impl Shredder<'_> {
     }
 }
 
-/// Appends a value to a leaf column and returns its size in bytes.
+/// Appends a value to a leaf column. Returns the size of the value in bytes.
 fn push(leaf: &mut Leaf, column: &Column, value: &Value) -> Result<usize, ExportError> {
     match &mut leaf.values {
         Values::Text(values) => {

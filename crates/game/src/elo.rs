@@ -12,37 +12,38 @@ use levade_policy::uniform;
 
 use crate::GameError;
 
-/// Maximum number of iterations of a fit.
+/// Maximum number of iterations when Elo ratings are fitted.
 const MAX_ITERATIONS: usize = 10_000;
 /// Relative change of all strengths at which a fit has converged.
 const TOLERANCE: f64 = 1e-10;
 
-/// Game between two players.
+/// Result of a game between two players.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PairedGame {
-    /// Indices of the players.
+    /// Indices of the two players.
     pub players: [usize; 2],
     /// Score of the first player: 1 for a win, 0.5 for a draw, 0 for a loss.
     pub score: f64,
 }
 
-/// Elo rating with its 95 % interval.
+/// Elo rating of a player with its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rating {
-    /// Estimated rating.
+    /// Estimated Elo rating, relative to the first player.
     pub estimate: f64,
-    /// Lower end of the 95 % interval.
+    /// Lower end of the rating's 95 % interval.
     pub low: f64,
-    /// Upper end of the 95 % interval.
+    /// Upper end of the rating's 95 % interval.
     pub high: f64,
 }
 
-/// Returns the Elo rating of each player relative to the first, with a 95 % percentile interval
-/// over `resamples` bootstraps of the games. The interval of the first player is empty.
+/// Computes the Elo rating of each player relative to the first player. The rating has a 95 %
+/// percentile interval over `resamples` bootstraps of the games. The interval of the first player
+/// is empty.
 ///
 /// # Errors
 /// Returns an error if there are no games or no resamples, if a score is not in 0..=1, or if a game
-/// names a player twice or one that does not exist.
+/// names a player twice or names a player that does not exist.
 pub fn elo(
     num_players: usize,
     games: &[PairedGame],
@@ -81,7 +82,8 @@ pub fn elo(
     Ok(estimates.into_iter().zip(samples).map(interval).collect())
 }
 
-/// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
+/// Returns the quantile `q` of sorted, non-empty numbers. The quantile is interpolated between
+/// neighbors.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (below, above) = (at.floor() as usize, at.ceil() as usize);

@@ -15,10 +15,10 @@ use crate::{
 
 const NAME: &str = "kuhn";
 
-/// Cards from the lowest to the highest.
+/// Names of the cards, from the lowest to the highest.
 const CARDS: [&str; 3] = ["J", "Q", "K"];
 
-/// Kuhn poker. The seed determines the cards.
+/// Kuhn poker, a game of two seats. The seed determines the cards.
 pub struct Kuhn;
 
 #[derive(Debug, Default, Deserialize)]
@@ -47,9 +47,9 @@ impl Action {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Deal {
-    /// Card of each seat, as an index in [`CARDS`].
+    /// Card of each seat, as an index into [`CARDS`].
     cards: [usize; 2],
-    /// Actions so far, in order. The seats act alternately.
+    /// Actions of the match so far, in order. The seats act alternately.
     actions: Vec<Action>,
 }
 
@@ -87,7 +87,7 @@ impl Game for Kuhn {
     }
 }
 
-/// Returns the start of a match with these cards.
+/// Creates the start of a match in which the seats have these cards.
 fn start_with(cards: [usize; 2]) -> Start {
     let seat = |index: usize| Seat {
         index,
@@ -115,7 +115,8 @@ fn start_with(cards: [usize; 2]) -> Start {
 }
 
 impl Deal {
-    /// Returns the legal actions, the default action first. Empty if the deal is over.
+    /// Returns the legal actions, with the default action first. The list is empty if the deal is
+    /// over.
     fn legal(&self) -> &'static [Action] {
         match self.actions[..] {
             [] | [Action::Check] => &[Action::Check, Action::Bet],
@@ -124,7 +125,7 @@ impl Deal {
         }
     }
 
-    /// Returns the number of chips that seat 0 wins. Negative if it loses.
+    /// Returns the number of chips that seat 0 wins. The number is negative if seat 0 loses.
     fn chips(&self) -> f64 {
         let bettor = self.actions.iter().position(|action| *action == Action::Bet);
         match (self.actions.last(), bettor) {

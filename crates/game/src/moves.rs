@@ -2,7 +2,8 @@
 
 use crate::{GameError, Move, MoveRequest};
 
-/// Returns one legal move for each request, in the order of the requests.
+/// Checks that `moves` contains one legal move for each request. Returns the moves with their
+/// seats, in the order of the requests.
 ///
 /// # Errors
 /// Returns [`GameError::Move`] if a move is missing, illegal, duplicated or was not requested.

@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 
 use crate::GameError;
 
-/// Reads the options of a game. Null means that no option is set.
+/// Parses the options of a game. Null means that no option is set.
 ///
 /// # Errors
-/// Returns [`GameError::Options`] if the options are no object, or if an option is unknown or has
-/// the wrong type.
+/// Returns [`GameError::Options`] if the options are not a JSON object, if an option is unknown, or
+/// if an option has the wrong type.
 pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<T, GameError> {
     let invalid = |message: String| GameError::Options { game: game.to_owned(), message };
     let options = match options {
@@ -33,10 +33,10 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
     })
 }
 
-/// Reads a saved position of a game.
+/// Parses a saved position of a game.
 ///
 /// # Errors
-/// Returns [`GameError::Position`] if the position is not one of the game.
+/// Returns [`GameError::Position`] if the position does not belong to the game.
 pub(crate) fn read_position<T: DeserializeOwned>(
     game: &str,
     position: &Value,

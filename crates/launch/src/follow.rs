@@ -13,14 +13,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{INTERRUPTED, LaunchOutcome, POLL_INTERVAL};
 
-/// Channels to the user who watches a job.
+/// Channels between this process and the user who watches a job.
 pub struct Watcher {
-    /// Receives messages, as events `Setup` and `Note`.
+    /// Host that receives messages for the user, as events `Setup` and `Note`.
     pub host: Host,
-    /// Receives the first machine's log as it grows.
+    /// Output to which the first machine's log is copied as it grows.
     pub log: Box<dyn Write + Send>,
-    /// Receives an item for each request to stop. The first one asks the job to end; the second one
-    /// makes this process stop following the job at once.
+    /// Receiver of the user's requests to stop. The first request asks the job to end. The second
+    /// request makes this process stop following the job at once.
     pub stops: UnboundedReceiver<()>,
 }
 
@@ -31,46 +31,46 @@ pub async fn stop_request(stops: &mut UnboundedReceiver<()>) {
     }
 }
 
-/// The state of a job.
+/// State of a job, as its scheduler reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// Description of the state in a few words.
+    /// Description of the job's state in a few words.
     pub text: String,
-    /// Exit code, or `None` if the job may still run.
+    /// Exit code of the job. `None` if the job may still run.
     pub ended: Option<u8>,
 }
 
-/// A job that a scheduler accepted. It runs independently of this process.
+/// Job that a scheduler has accepted. The job runs independently of this process.
 pub trait SchedulerJob {
-    /// Name of the scheduler in messages.
+    /// Name of the scheduler in messages to the user.
     const LAUNCHER: &'static str;
 
-    /// Returns the job's name in messages, such as "job 7".
+    /// Returns the name of the job in messages to the user, such as "job 7".
     fn name(&self) -> String;
 
-    /// Returns the command that shows the job's state.
+    /// Returns the shell command that shows the state of the job.
     fn to_watch(&self) -> String;
 
-    /// Returns the command that ends the job.
+    /// Returns the shell command that ends the job.
     fn to_end(&self) -> String;
 
-    /// Requests the state from the scheduler.
+    /// Requests the state of the job from the scheduler.
     async fn state(&self) -> anyhow::Result<State>;
 
-    /// Requests the end of the job from the scheduler. The call can be repeated.
+    /// Requests the end of the job from the scheduler. The request can be repeated.
     async fn end(&self) -> anyhow::Result<()>;
 }
 
-/// Intervals and timeouts of following a job.
+/// Intervals and timeouts that apply when this process follows a job.
 #[derive(Debug, Clone, Copy)]
 struct Timeouts {
-    /// Interval between two requests of the state.
+    /// Interval between two requests for the state of the job.
     poll: Duration,
     /// Timeout for one response of the scheduler.
     response_timeout: Duration,
-    /// Timeout for an outage, in which the scheduler does not report the state.
+    /// Maximum duration of an outage, in which the scheduler does not report the state of the job.
     silence: Duration,
-    /// Timeout for the end of a job after a request. The job may write a checkpoint first.
+    /// Timeout for the job to end after a request. The job may write a checkpoint first.
     ending: Duration,
 }
 
@@ -81,12 +81,12 @@ const TIMEOUTS: Timeouts = Timeouts {
     ending: Duration::from_secs(300),
 };
 
-/// Follows a job to its end and forwards the first machine's log. With `detach`, it returns at
-/// once.
+/// Follows a job to its end, and forwards the first machine's log to the user. If `detach` is true,
+/// returns at once.
 ///
 /// # Errors
-/// Returns an error if the scheduler does not report the job's state for too long, or the job does
-/// not end after a request.
+/// Returns an error if the scheduler does not report the job's state for too long, or if the job
+/// does not end after a request.
 pub async fn follow(
     job: &impl SchedulerJob,
     log: &Path,
@@ -111,7 +111,7 @@ pub async fn follow(
     }
 }
 
-/// Sends a message of a launcher.
+/// Sends a message about a job's status to the user.
 pub fn report_status<J: SchedulerJob>(host: &Host, text: &str) {
     host.setup(J::LAUNCHER, text);
 }
@@ -210,7 +210,7 @@ async fn within_timeout<T>(
         .unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for a response"))
 }
 
-/// A log that another process appends to.
+/// Log file that another process appends to.
 pub struct GrowingLog {
     path: PathBuf,
     passed: u64,
@@ -218,13 +218,13 @@ pub struct GrowingLog {
 }
 
 impl GrowingLog {
-    /// Creates a log whose existing text is skipped.
+    /// Creates the reader of a log. The text that is already in the log is skipped.
     pub fn new(path: &Path, output: Box<dyn Write + Send>) -> Self {
         let passed = std::fs::metadata(path).map_or(0, |found| found.len());
         GrowingLog { path: path.to_owned(), passed, output }
     }
 
-    /// Writes the text appended since the last call to the output.
+    /// Copies the text that was appended since the last call to the output.
     pub fn pass_on(&mut self) {
         let Ok(mut file) = std::fs::File::open(&self.path) else { return };
         let mut more = Vec::new();

@@ -22,31 +22,31 @@ use crate::{INTERRUPTED, LaunchOutcome, POLL_INTERVAL, STABLE};
 /// Options of the ssh launcher.
 #[derive(Debug, Clone)]
 pub struct SshOptions {
-    /// Names of the machines, as ssh accepts them. The first one trains.
+    /// Names of the machines, as ssh accepts them. The first machine trains.
     pub hosts: Vec<String>,
     /// Additional arguments of ssh, such as `-p` or `-F`.
     pub args: Vec<String>,
 }
 
-/// Machines, each with the supervisor of its part.
+/// Machines of a run, each with the supervisor of its part.
 pub struct Hosts {
     machines: Vec<(String, Supervisor)>,
     head: String,
     script: String,
 }
 
-/// Delay before the first restart of a failed part. The delay is tripled for each consecutive
+/// Delay before the first restart of a failed part. The delay triples after each consecutive
 /// failure.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
-/// Maximum delay before a restart.
+/// Maximum delay before a failed part is restarted.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(300);
-/// Timeout for the first machine after a request to stop. It continues to a point at which the run
-/// can be resumed, and writes a checkpoint.
+/// Timeout for the first machine to stop after a request. This machine continues to a point at
+/// which the run can be resumed, and writes a checkpoint.
 const STOP_TIMEOUT: Duration = Duration::from_secs(300);
-/// Timeout for the remaining machines after the first one has ended.
+/// Timeout for the other machines to end after the first machine has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates the parts of all machines on this machine.
+/// Creates the parts of all machines so that they run on this machine.
 ///
 /// # Errors
 /// Returns an error if several parts would use the same GPUs.
@@ -67,10 +67,11 @@ pub fn local(job: &Job) -> anyhow::Result<Hosts> {
     Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
 
-/// Creates the parts of machines that are reached by ssh.
+/// Creates the parts of the machines so that ssh starts them.
 ///
 /// # Errors
-/// Returns an error if the number of machines differs from the recipe's, or if a name is malformed.
+/// Returns an error if the number of machines differs from the number in the recipe, or if a
+/// machine's name is malformed.
 pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     let SshOptions { hosts, args: ssh_args } = options;
     if hosts.len() != job.nodes as usize {
@@ -116,9 +117,9 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     })
 }
 
-/// Returns the host name that ssh's own configuration resolves `host` to, because the remaining
-/// machines may not know its aliases. Opens no connection. Returns `None` if ssh does not report
-/// the name.
+/// Returns the host name to which ssh's configuration on this machine resolves `host`. Other
+/// machines may not know the aliases in this configuration. No connection is opened. Returns `None`
+/// if ssh does not report the name.
 fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     let mut command = std::process::Command::new("ssh");
     let requested = command
@@ -132,7 +133,8 @@ fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     (!address.is_empty()).then(|| address.to_owned())
 }
 
-/// Extracts the address from a name in the formats of ssh: `USER@HOST`, or `ssh://USER@HOST:PORT`.
+/// Extracts the address of a machine from a name in the formats of ssh: `USER@HOST`, or
+/// `ssh://USER@HOST:PORT`.
 fn parse_address(host: &str) -> &str {
     let uri = host.strip_prefix("ssh://");
     let address = uri.unwrap_or(host).rsplit('@').next().unwrap_or_default();
@@ -144,23 +146,23 @@ fn parse_address(host: &str) -> &str {
 }
 
 /// Returns the exit code of a run that ends because a machine's part failed with the exit code
-/// `ended`. Code 2, an error that the user has to correct, is preserved.
+/// `ended`. Code 2, which means an error that the user must correct, is preserved.
 fn failure_code(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }
 
 /// State of one machine's part of a run.
 enum Part {
-    /// Running, after `failures` consecutive failures.
+    /// The part is running, after `failures` consecutive failures.
     Up { process: Box<Child>, since: Instant, failures: u32 },
-    /// Waiting for its next start.
+    /// The part is waiting for its next start.
     Down { until: Instant, failures: u32 },
-    /// Finished successfully.
+    /// The part has finished successfully.
     Done,
 }
 
-/// Asks the first machine to stop at a point at which the run can be resumed. The remaining
-/// machines follow it.
+/// Requests the first machine to stop at a point at which the run can be resumed. The other
+/// machines stop after the first machine.
 async fn request_stop(parts: &mut [Part], host: &Host) {
     host.note(
         "stop requested: the run stops at the next point from which it can be resumed (repeat to \
@@ -171,8 +173,8 @@ async fn request_stop(parts: &mut [Part], host: &Host) {
     }
 }
 
-/// Returns the exit code of the first machine, which was asked to stop, or `None` if it is still
-/// running.
+/// Returns the exit code of the first machine after a request to stop. Returns `None` if the
+/// machine is still running.
 fn stop_code(parts: &mut [Part]) -> Option<u8> {
     match parts.first_mut() {
         Some(Part::Up { process, .. }) => {
@@ -184,7 +186,7 @@ fn stop_code(parts: &mut [Part]) -> Option<u8> {
 }
 
 impl Hosts {
-    /// Returns the commands that start the parts.
+    /// Returns the shell commands that start the parts of all machines.
     pub fn commands(&self) -> Vec<String> {
         self.machines
             .iter()
@@ -214,8 +216,8 @@ impl Hosts {
         Ok(Part::Up { process: Box::new(process), since: Instant::now(), failures })
     }
 
-    /// Starts every machine's part and restarts failed parts, until the first machine's part has
-    /// ended.
+    /// Starts the part of every machine, and restarts failed parts until the part of the first
+    /// machine has ended.
     pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let Watcher { host, log, mut stops } = watcher;
         let mut log = GrowingLog::new(&job.log(0), log);
@@ -270,7 +272,8 @@ impl Hosts {
         Ok(LaunchOutcome::Code(code))
     }
 
-    /// Checks every part and restarts failed ones. Returns the exit code of the run if it is over.
+    /// Checks the parts of all machines, and restarts failed parts. Returns the exit code of the
+    /// run, or `None` if the run is not over.
     async fn check_parts(
         &self,
         job: &Job,

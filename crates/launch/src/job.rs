@@ -9,33 +9,34 @@ use levade_run::unusable;
 
 use crate::shell::quoted;
 
-/// A run to launch: its files, and the machines that it needs.
+/// Job to launch: the files of a run, and the machines that the run needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Name that all launchers accept: lower-case letters, digits and hyphens.
+    /// Name of the job, which all launchers accept. The name consists of lower-case letters, digits
+    /// and hyphens.
     pub name: String,
-    /// Run directory.
+    /// Path of the run directory.
     pub root: PathBuf,
-    /// Directory of the launcher's files and the machines' logs, in the run directory.
+    /// Directory in the run directory for the launcher's files and the machines' logs.
     pub dir: PathBuf,
     /// Path of the binary `levade` on the machines.
     pub binary: PathBuf,
-    /// Number of machines.
+    /// Number of machines that the run needs.
     pub nodes: u32,
     /// Number of CPU cores that the learner uses on each machine.
     pub processors: u32,
     /// Number of GPUs that the run uses on each machine.
     pub gpus: u32,
-    /// Maximum number of consecutive restarts of a machine whose processes failed.
+    /// Maximum number of consecutive restarts of a machine's failed processes.
     pub restarts: u32,
 }
 
 impl Job {
-    /// Creates the job of a recipe.
+    /// Creates the job that executes a recipe.
     ///
     /// # Errors
-    /// Returns an error if a path is not UTF-8 or contains a line break, and so cannot be written
-    /// into a script.
+    /// Returns an error if a path is not UTF-8 or contains a line break, because a script cannot
+    /// contain such a path.
     pub fn new(recipe: &Recipe, binary: PathBuf, restarts: u32) -> anyhow::Result<Self> {
         let root = std::path::absolute(&recipe.run.folder)?;
         let (nodes, processes, threads) = match &recipe.cluster.learner {
@@ -50,7 +51,7 @@ impl Job {
         Ok(Job { nodes, processors, gpus, restarts, ..Job::named(&recipe.run.name, root, binary)? })
     }
 
-    /// Creates a job on one CPU core of one machine.
+    /// Creates a job that uses one CPU core of one machine.
     pub(crate) fn named(name: &str, root: PathBuf, binary: PathBuf) -> anyhow::Result<Self> {
         for path in [&root, &binary] {
             if path.to_str().is_none_or(|path| path.contains('\n')) {
@@ -72,17 +73,18 @@ impl Job {
         Ok(Job { name, root, dir, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
     }
 
-    /// Returns the path of the script that each machine runs with its number.
+    /// Returns the path of the script that each machine runs. The argument of the script is the
+    /// machine's number.
     pub fn script(&self) -> PathBuf {
         self.dir.join("node.sh")
     }
 
-    /// Returns the path of a machine's log.
+    /// Returns the path of the log of the machine `node`.
     pub fn log(&self, node: u32) -> PathBuf {
         self.dir.join(format!("node-{node}.log"))
     }
 
-    /// Renders the recipe and the script.
+    /// Renders the recipe and the script of the machines, as paths and texts.
     pub(crate) fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let file = self.dir.join(RECIPE);
         let binary = quoted(&self.binary.display());

@@ -16,31 +16,32 @@ use crate::{INTERRUPTED, LaunchOutcome};
 /// Options of the Kubernetes launcher.
 #[derive(Debug, Clone)]
 pub struct K8sOptions {
-    /// Image with levade and the learner's environment. Required.
+    /// Container image with levade and the learner's environment. The launcher rejects a job
+    /// without an image.
     pub image: Option<String>,
 
     /// Volume claims that all pods share, as `NAME:DIRECTORY`. The run directory, its model and its
     /// environment must be below these directories.
     pub claims: Vec<String>,
 
-    /// Namespace of the job.
+    /// Namespace in which the job is created.
     pub namespace: String,
 
-    /// Memory of a pod, such as `16Gi`.
+    /// Memory of each pod, such as `16Gi`.
     pub memory: String,
 }
 
-/// Manifests that are ready to be submitted.
+/// Manifests of a job that are ready to be submitted.
 pub struct Manifests {
     file: PathBuf,
     name: String,
     namespace: String,
 }
 
-/// Renders the manifests and their file.
+/// Renders the manifests of a job. Also returns the path and the text of their file.
 ///
 /// # Errors
-/// Returns an error if there is no image, a claim is malformed, or no volume contains the run
+/// Returns an error if there is no image, if a claim is malformed, or if no volume contains the run
 /// directory.
 pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (PathBuf, String))> {
     let K8sOptions { image, claims, namespace, memory } = options;
@@ -146,12 +147,12 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
 }
 
 impl Manifests {
-    /// Returns the command that submits the manifests.
+    /// Returns the shell command that submits the manifests.
     pub fn command(&self) -> String {
         format!("kubectl apply -f {}", quoted(&self.file.display()))
     }
 
-    /// Submits the job and follows it.
+    /// Submits the job to the cluster, and follows it to its end.
     pub async fn run(
         self,
         job: &Job,
@@ -184,7 +185,7 @@ impl Manifests {
     }
 }
 
-/// A job that was submitted to the cluster.
+/// Job that was submitted to a Kubernetes cluster.
 struct KubernetesJob {
     name: String,
     namespace: String,
@@ -198,12 +199,13 @@ impl KubernetesJob {
         output(&[&["kubectl", "-n", &self.namespace], words].concat()).await
     }
 
-    /// Returns the job's description in JSON, or an empty string if there is no such job.
+    /// Returns the cluster's JSON description of the job. Returns an empty string if the job does
+    /// not exist.
     async fn found(&self) -> anyhow::Result<String> {
         self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
     }
 
-    /// Saves the logs of the pods, because these are deleted with the job.
+    /// Saves the logs of the pods, because the cluster deletes them with the job.
     async fn collect(&self) -> anyhow::Result<()> {
         for node in 0..self.job.nodes {
             let pods =
@@ -255,8 +257,9 @@ impl SchedulerJob for KubernetesJob {
     }
 }
 
-/// Returns whether the description is that of a job that has ended or is being deleted. Such a job
-/// must be deleted first, because applying its manifest again would start nothing.
+/// Returns whether the cluster's description `found` shows a job that has ended or is being
+/// deleted. Such a job must be deleted first, because applying its manifest again would start
+/// nothing.
 fn is_over(found: &str) -> anyhow::Result<bool> {
     if found.trim().is_empty() {
         return Ok(false);
@@ -265,7 +268,8 @@ fn is_over(found: &str) -> anyhow::Result<bool> {
     Ok(!job["metadata"]["deletionTimestamp"].is_null() || parse_job(found)?.ended.is_some())
 }
 
-/// Converts a job's description to a state. An empty description means that the job was deleted.
+/// Converts the cluster's description of a job into a state. An empty description means that the
+/// job was deleted.
 fn parse_job(found: &str) -> anyhow::Result<State> {
     if found.trim().is_empty() {
         return Ok(State { text: "deleted".into(), ended: Some(INTERRUPTED) });

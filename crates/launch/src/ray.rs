@@ -19,25 +19,25 @@ use crate::{INTERRUPTED, LaunchOutcome, STABLE};
 /// Options of the Ray launcher.
 #[derive(Debug, Clone)]
 pub struct RayOptions {
-    /// URL of the cluster's dashboard.
+    /// URL of the Ray cluster's dashboard.
     pub address: String,
 
-    /// Python interpreter of the job on the cluster's machines.
+    /// Python interpreter that runs the job on the cluster's machines.
     pub python: String,
 }
 
-/// A Ray job that is ready to be submitted.
+/// Ray job that is ready to be submitted.
 pub struct RayJob {
     entrypoint: String,
     address: String,
     name: String,
 }
 
-/// Source of the driver. It starts an actor per machine, which holds the input of the supervisor of
-/// that machine's processes.
+/// Python source of the job's driver. The driver starts one actor per machine. The actor holds the
+/// standard input of the supervisor of the machine's processes.
 const DRIVER: &str = include_str!("driver.py");
 
-/// Renders the job and its driver.
+/// Renders the Ray job. Also returns the path and the text of its driver.
 ///
 /// # Errors
 /// Returns an error if the address is not an HTTP URL.
@@ -58,11 +58,11 @@ pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathB
     Ok((RayJob { entrypoint, address, name: job.name.clone() }, (driver, DRIVER.to_owned())))
 }
 
-/// Timeout for a response of the cluster.
+/// Timeout for one response of the Ray cluster.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl RayJob {
-    /// Returns the submission request as a `curl` command.
+    /// Returns the `curl` command that submits the job.
     pub fn command(&self) -> String {
         let url = quoted(&format!("{}/api/jobs/", self.address));
         format!("curl -X POST {url} -d {}", quoted(&self.order(&self.name)))
@@ -72,7 +72,7 @@ impl RayJob {
         json!({ "entrypoint": self.entrypoint, "submission_id": id })
     }
 
-    /// Submits the job and follows it.
+    /// Submits the job to the cluster, and follows it to its end.
     pub async fn run(
         self,
         job: &Job,
@@ -109,7 +109,7 @@ impl RayJob {
     }
 }
 
-/// A job that a Ray cluster has accepted.
+/// Job that a Ray cluster has accepted.
 struct AcceptedRayJob {
     client: Client,
     address: String,
@@ -158,7 +158,7 @@ impl SchedulerJob for AcceptedRayJob {
     }
 }
 
-/// Converts Ray's description of a job to a state.
+/// Converts Ray's description of a job into a state.
 fn parse_state(found: &Value) -> anyhow::Result<State> {
     let status =
         found["status"].as_str().with_context(|| format!("the response has no status: {found}"))?;

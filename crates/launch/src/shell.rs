@@ -17,11 +17,11 @@ pub fn quoted(word: &impl ToString) -> String {
     }
 }
 
-/// Runs a launcher's command and returns its output.
+/// Runs a command of a launcher, and returns the command's standard output.
 ///
 /// # Errors
-/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. The
-/// last error contains the command's standard error.
+/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. If
+/// the command fails, the error contains its standard error.
 pub async fn output(words: &[&str]) -> anyhow::Result<String> {
     const TIMEOUT: Duration = Duration::from_secs(120);
     let command = words.join(" ");

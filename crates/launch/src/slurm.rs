@@ -14,16 +14,16 @@ use crate::{INTERRUPTED, LaunchOutcome, STABLE};
 /// Options of the Slurm launcher.
 #[derive(Debug, Clone)]
 pub struct SlurmOptions {
-    /// Additional options of `sbatch`, such as `partition=gpu` or `time=12:00:00`.
+    /// Additional options of `sbatch` as `NAME=VALUE`, such as `partition=gpu` or `time=12:00:00`.
     pub sbatch: Vec<String>,
 }
 
-/// A batch job that is ready to be submitted.
+/// Batch job of Slurm that is ready to be submitted.
 pub struct Batch {
     script: PathBuf,
 }
 
-/// Options that the job itself sets, each with a hint how to choose its value.
+/// Options of `sbatch` that the job itself sets, each with a hint how to change the value.
 const OWNED: [(&str, &str); 5] = [
     ("nodes", "set `cluster.learner.nodes`"),
     ("ntasks", "each node has one task"),
@@ -32,14 +32,14 @@ const OWNED: [(&str, &str); 5] = [
     ("wrap", "the job has a script"),
 ];
 
-/// Exit code of a task whose part failed with an error that the user has to correct. srun returns
-/// the highest code of all tasks. The codes are ordered so that the code of the failed task exceeds
-/// those of tasks that were stopped because of the failure.
+/// Exit code of a task whose part failed with an error that the user must correct. srun returns the
+/// highest code of all tasks. The codes are ordered so that the code of the failed task exceeds the
+/// codes of tasks that were stopped because of the failure.
 const EXIT_USER_ERROR: i32 = 202;
-/// Exit code of a task whose part has failed otherwise.
+/// Exit code of a task whose part failed for any other reason.
 const EXIT_FAILED: i32 = 203;
 
-/// Script of one task, which runs one machine's part.
+/// Shell script of one Slurm task, which runs the part of one machine.
 const TASK: &str = "#!/bin/sh
 # The shell waits for its part, which receives the signal, too.
 trap : TERM
@@ -52,7 +52,7 @@ case $code in
 esac
 ";
 
-/// Script of the job, which restarts all tasks when one of them has failed.
+/// Shell script of the batch job, which restarts all tasks when one of the tasks has failed.
 const BATCH: &str = "
 # The address by which the nodes reach the first node, which trains.
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
@@ -88,7 +88,7 @@ while :; do
 done
 ";
 
-/// Renders the job and its files.
+/// Renders the batch job and its files.
 ///
 /// # Errors
 /// Returns an error if an option is malformed or set by the job itself, or if the directory's name
@@ -158,7 +158,8 @@ fn log_path(job: &Job, name: &str) -> String {
     format!("{}/{name}", dir.replace('%', "%%"))
 }
 
-/// Quotes a word of an `#SBATCH` line. In sbatch's quotes, a backslash escapes the next character.
+/// Quotes a word for an `#SBATCH` line. Within the quotes of sbatch, a backslash escapes the next
+/// character.
 fn directive(word: &str) -> String {
     if word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c)) {
         word.to_owned()
@@ -167,7 +168,7 @@ fn directive(word: &str) -> String {
     }
 }
 
-/// Replaces the placeholders in a text by their values. Placeholders within values are not
+/// Replaces the placeholders in a text with their values. Placeholders within values are not
 /// replaced.
 fn filled(text: &str, values: &[(&str, String)]) -> String {
     let mut all = String::new();
@@ -189,18 +190,19 @@ fn filled(text: &str, values: &[(&str, String)]) -> String {
     all + rest
 }
 
-/// The fields of a Slurm job that determine its state.
+/// Fields of a Slurm job that determine the state of the job.
 #[derive(Debug, PartialEq, Eq)]
 struct Fields {
     name: String,
     reason: String,
     exit: u8,
-    /// Whether the job is requeued after the loss of a node or a preemption.
+    /// Whether Slurm requeues the job after the loss of a node or a preemption.
     again: bool,
 }
 
 impl Fields {
-    /// Parses a line of `scontrol show job -o`.
+    /// Parses a line of the output of `scontrol show job -o`. Returns `None` if the line contains
+    /// no job state.
     fn parse(line: &str) -> Option<Self> {
         let exit = field(line, "ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
         Some(Fields {
@@ -211,7 +213,7 @@ impl Fields {
         })
     }
 
-    /// Returns the exit code, or `None` if the job may still run.
+    /// Returns the exit code of the job, or `None` if the job may still run.
     fn ended(&self) -> Option<u8> {
         match self.name.as_str() {
             "COMPLETED" => Some(0),
@@ -230,12 +232,12 @@ fn field(line: &str, name: &str) -> Option<String> {
 }
 
 impl Batch {
-    /// Returns the command that submits the job.
+    /// Returns the shell command that submits the batch job.
     pub fn command(&self) -> String {
         format!("sbatch --parsable {}", quoted(&self.script.display()))
     }
 
-    /// Submits the job and follows it.
+    /// Submits the batch job, and follows it to its end.
     pub async fn run(
         self,
         job: &Job,
@@ -252,7 +254,7 @@ impl Batch {
     }
 }
 
-/// A job that was submitted to Slurm.
+/// Job that was submitted to a Slurm cluster.
 struct SlurmJob {
     id: String,
     log: PathBuf,

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-/// A process that exits when its last owner drops it.
+/// Child process that exits when its last owner drops it.
 pub struct ChildTask {
-    /// Name of the process in messages.
+    /// Name of the child process in messages to the user.
     pub name: String,
-    /// Task that ends once all processes of the program have exited.
+    /// Task that ends when all processes of the program have exited.
     pub ended: JoinHandle<()>,
 }
 
-/// Waits until processes that were dropped have exited, because later processes need their memory.
-/// Returns the names of those that are still running after `timeout`.
+/// Waits until the child processes that were dropped have exited, because later processes need
+/// their memory. Returns the names of the processes that are still running after `timeout`.
 pub async fn await_exits(programs: Vec<ChildTask>, timeout: Duration) -> Vec<String> {
     let until = tokio::time::Instant::now() + timeout;
     let mut running = Vec::new();
@@ -34,12 +34,13 @@ pub fn free_port(address: impl Into<IpAddr>) -> io::Result<u16> {
     Ok(TcpListener::bind((address.into(), 0))?.local_addr()?.port())
 }
 
-/// Opens the log of a process for appending. Creates it if it does not exist.
+/// Opens the log file of a process for appending. Creates the file if it does not exist.
 pub fn log(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// Returns the last `bytes` bytes of a log, or an empty string if the log cannot be read.
+/// Returns the last `bytes` bytes of a log file. Returns an empty string if the file cannot be
+/// read.
 pub fn end_of(log: &Path, bytes: u64) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(log)?;

@@ -23,26 +23,28 @@ use crate::failure::unusable;
 use crate::gpus::{self, GpuAllocation};
 use crate::host::Host;
 
-/// Directory, within the run directory, that the learner's processes write to.
+/// Name of the directory in the run directory that the learner's processes write to.
 pub const SUBDIR: &str = "learner";
-/// File, in the run directory, with properties of the learner on which its numbers depend.
+/// Name of the file in the run directory with the properties of the learner that affect its
+/// numerical results.
 const LAYOUT: &str = "learner.json";
 
-/// Requirements for a learner: the policy that it will train.
+/// Requirements that an external learner must meet: the properties of the policy that it will
+/// train.
 pub struct Requirements<'a> {
     /// Model that the policy starts from.
     pub files: &'a ModelFiles,
     /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// Options of the policy's adapter, if it has one.
+    /// Options of the policy's adapter. `None` if all weights are trained.
     pub lora: Option<&'a LoraOptions>,
-    /// Whether the run needs a frozen reference copy.
+    /// Whether the run needs a frozen reference copy of the model.
     pub reference: bool,
     /// Whether the run needs a critic.
     pub critic: bool,
 }
 
-/// An external learner that is connected.
+/// Handles of a connected external learner.
 pub struct Handles {
     policy: RemoteLearner,
 }
@@ -69,12 +71,12 @@ impl Handles {
     }
 }
 
-/// Starts or connects to the learner of a recipe, and checks that it fits the run. Returns `None`
-/// if the embedded engine trains. A learner that is started is added to `children`.
+/// Starts the external learner of a recipe, or connects to it, and checks that it fits the run.
+/// Returns `None` if the embedded engine trains. A started learner is added to `children`.
 ///
 /// # Errors
-/// Returns an error if the learner cannot be started or reached, does not fit the model, or has a
-/// parallel layout that differs from the start of the run.
+/// Returns an error if the learner cannot be started or reached, if it does not fit the model, or
+/// if its parallel layout differs from the layout at the start of the run.
 pub async fn start(
     recipe: &Recipe,
     wants: &Requirements<'_>,
@@ -197,7 +199,7 @@ fn model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Returns the family of a model, as in its `config.json`.
+/// Returns the family of a model, as its `config.json` names the family.
 fn family(config: &ModelConfig) -> anyhow::Result<String> {
     let family = serde_json::to_value(config.family)?;
     Ok(family.as_str().unwrap_or_default().to_owned())
@@ -207,8 +209,8 @@ fn adapter(lora: &LoraOptions) -> Adapter {
     Adapter { rank: lora.rank, alpha: lora.alpha, targets: lora.targets.iter().cloned().collect() }
 }
 
-/// Records the learner's layout when a run starts. When a run resumes, compares the layout with the
-/// recorded one.
+/// Records the parallel layout of the learner when a run starts. When a run resumes, compares the
+/// layout with the recorded layout.
 fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
     let file = root.join(LAYOUT);
     let Some(before) = std::fs::read(&file).ok().filter(|_| root.join(RECIPE).exists()) else {

@@ -26,21 +26,22 @@ use crate::gpus::GpuAllocation;
 use crate::host::Host;
 use process::{Process, Spec};
 
-/// Text by whose log-probabilities servers are checked. It contains words, numbers and punctuation,
-/// as completions do.
+/// Text whose log-probabilities servers are checked by. Like a completion, it contains words,
+/// numbers and punctuation.
 const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? \
                      First 17 + 25 = 42, then 42 - 8 = 34, so the answer is 34.";
 
-/// Directory, within the run directory, for published weights and the logs of servers.
+/// Name of the directory in the run directory for published weights and the logs of servers.
 const SUBDIR: &str = "samplers";
 
 /// Interval at which the file of addresses is polled.
 const FOLLOW: Duration = Duration::from_secs(5);
 
-/// Interval at which a starting server is polled, and timeout for its description.
+/// Interval at which a starting server is polled. It is also the timeout for the server's
+/// description of itself.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Requirements for servers: the policy that they sample for.
+/// Requirements that servers must meet: the properties of the policy that they sample from.
 pub struct Requirements<'a> {
     /// Name of the policy.
     pub name: &'a str,
@@ -48,43 +49,46 @@ pub struct Requirements<'a> {
     pub files: &'a ModelFiles,
     /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// Options of the policy's adapter, if it has one.
+    /// Options of the policy's adapter. `None` if the policy has no adapter.
     pub lora: Option<&'a LoraOptions>,
     /// Chat format that renders the policy's prompts.
     pub chat: &'a Chat,
-    /// Function that completes a directory of weights to a model directory.
+    /// Function that adds the missing files of a model directory, such as the tokenizer, to a
+    /// directory of weights.
     pub companions: &'a ExtraFiles,
-    /// Processes of the external learner that hold the policy's weights, if there is one.
+    /// Processes of the external learner, which hold the policy's weights. `None` if the embedded
+    /// engine trains.
     pub group: Option<&'a RemoteLearner>,
-    /// Handoff of these processes' devices, if servers are colocated with the learner.
+    /// Handoff of the learner's devices. `None` if servers are not colocated with the learner.
     pub colocation: Option<&'a Arc<Colocation>>,
     /// GPUs of this machine, and their assignment to servers.
     pub gpus: GpuAllocation,
 }
 
-/// Returns the device handoff between the learner and the samplers of a recipe, or `None` if they
-/// are not colocated.
+/// Creates the handoff of devices between the learner and the samplers of a recipe. Returns `None`
+/// if they are not colocated.
 pub fn colocation(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Colocation>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
     let is_colocated = recipe.cluster.placement == Placement::Colocated;
     is_colocated.then(|| Colocation::new(Arc::new(group.clone()), samplers.start_timeout()))
 }
 
-/// Sampler and learner of a policy that servers sample for. They replace the policy's own.
+/// Sampler and learner of a policy that servers sample from. They replace the policy's own sampler
+/// and learner.
 pub struct Handles {
-    /// All servers, as one sampler.
+    /// Sampler that distributes requests to all servers.
     pub sampler: Arc<dyn Sampler>,
-    /// Learner that publishes its weights for the servers.
+    /// Learner that publishes its weights to the servers.
     pub learner: Arc<dyn Learner>,
 }
 
-/// Connects to the servers of a recipe that has samplers: servers at given addresses, and servers
-/// that are started now, under one router. Returns once one of them responds, or all if devices are
-/// colocated. Started servers are added to `children`.
+/// Connects to the servers of a recipe under one router: running servers at configured addresses,
+/// and servers that this function starts. Returns when one server responds. If devices are
+/// colocated, returns when all servers respond. Started servers are added to `children`.
 ///
 /// # Errors
-/// Returns an error if a server cannot be started, if it was started with unsuitable options (the
-/// error names the missing flag), if no server responds in time, or if the learner exits first.
+/// Returns an error if a server cannot be started, if no server responds in time, or if the learner
+/// exits first. If a server was started with unsuitable options, the error names the missing flag.
 pub async fn start(
     recipe: &Recipe,
     wants: &Requirements<'_>,
@@ -175,8 +179,8 @@ pub async fn start(
     Ok(Some(Handles { sampler: router, learner }))
 }
 
-/// Adds and removes servers of a router when their lines in a file appear and disappear. Ends when
-/// the router is dropped.
+/// Follows a file of server addresses: adds a server to the router when its line appears, and
+/// removes it when the line disappears. Ends when the router is dropped.
 async fn follow(
     file: PathBuf,
     router: Weak<Router>,
@@ -209,7 +213,7 @@ async fn within_poll_interval<T>(work: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(POLL_INTERVAL, work).await.ok()
 }
 
-/// Returns the addresses in a file, one per line. Empty lines and lines that start with `#` are
+/// Reads server addresses from a file, one per line. Empty lines and lines that start with `#` are
 /// ignored.
 fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
     if file.as_os_str().is_empty() {
@@ -226,8 +230,8 @@ fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(lines.map(str::to_owned).collect())
 }
 
-/// Returns the weight broadcast to the servers' memory, if the recipe enables it and has an
-/// external learner.
+/// Creates the broadcast of weights into the servers' memory. Returns `None` if the recipe does not
+/// enable the broadcast, or if it has no external learner.
 fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
     let backend = if learner.description().layout.device.starts_with("cuda") {
@@ -238,7 +242,7 @@ fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<We
     Some(Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), backend)))
 }
 
-/// Returns the options of the connections to the servers.
+/// Creates the options of the connections to the servers.
 fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) -> ServerOptions {
     let keys = samplers.servers();
     let kind = match samplers {
@@ -264,8 +268,8 @@ fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) 
     }
 }
 
-/// Writes the model that servers start with: the learner's current weights, or the base model of
-/// its adapter.
+/// Writes the model directory that servers start with. It contains the learner's current weights.
+/// If the learner trains an adapter, it contains the base model.
 async fn write_model(
     dir: &Path,
     wants: &Requirements<'_>,
@@ -293,7 +297,7 @@ async fn write_model(
     Ok(())
 }
 
-/// Waits until the external learner exits. Never returns if there is none.
+/// Waits until the external learner exits. If there is no external learner, never returns.
 async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
     match group {
         Some(group) => group.wait_for_exit().await,
@@ -305,7 +309,7 @@ async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
 ///
 /// # Errors
 /// Returns an error if a server was started with unsuitable options, exited soon after its start,
-/// or did not respond in time.
+/// or did not respond before the timeout.
 async fn await_servers(
     named_servers: &[(String, Server)],
     processes: &[Process],
@@ -373,7 +377,8 @@ fn router(
     Ok(Router::new(named_servers.collect(), options)?)
 }
 
-/// Returns the precision of started servers, unless their arguments set another.
+/// Returns the name of the precision that started servers use. A server's arguments can set another
+/// precision.
 fn dtype(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 => "float32",

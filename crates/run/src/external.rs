@@ -21,15 +21,15 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::failure::unusable;
 
-/// External policies by name. The concurrency limit of a policy applies to all of its agents
-/// together.
+/// Chat APIs of the external policies, by the names of the policies. The concurrency limit of a
+/// policy applies to all agents that use it together.
 pub type ExternalApis = BTreeMap<String, Arc<dyn ChatApi>>;
 
-/// Creates the external policies of a recipe that an agent uses or a phase imitates. API keys are
-/// read from the environment.
+/// Creates the chat APIs of a recipe's external policies that an agent uses or a phase imitates.
+/// API keys are read from environment variables.
 ///
 /// # Errors
-/// Returns an error if an address is invalid, or if an API key is missing.
+/// Returns an error if an address of a policy is invalid, or if an API key is missing.
 pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
     let mut external_apis = ExternalApis::new();
     let requested = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
@@ -49,7 +49,7 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
 /// Creates the chat API that `keys` describe. Its API key is read from the environment.
 ///
 /// # Errors
-/// Returns an error if an address is invalid, or if the API key is missing.
+/// Returns an error if an address in `keys` is invalid, or if the API key is missing.
 pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
     let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } =
         keys.clone();
@@ -68,10 +68,10 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError>
     Ok(Arc::new(Api(External::new(options)?)))
 }
 
-/// Creates the chat API of an attempt's endpoint. `timeout` applies to one completion.
+/// Creates the chat API that calls an attempt's endpoint. `timeout` limits each completion.
 ///
 /// # Errors
-/// Returns an error if the address is invalid.
+/// Returns an error if the address of the endpoint is invalid.
 pub fn session_api(
     endpoint: &SessionEndpoint,
     timeout: Duration,
@@ -111,11 +111,12 @@ impl ChatApi for Api {
     }
 }
 
-/// Creates a chat API whose completions arrive complete, in one delta, so that a failed call can
-/// always be retried at the next endpoint. API keys are read from the environment.
+/// Creates a chat API that does not stream: each completion arrives complete, in one delta. A
+/// failed call can therefore always be retried at the next endpoint. API keys are read from
+/// environment variables.
 ///
 /// # Errors
-/// Returns an error if an address is invalid, or if an API key is missing.
+/// Returns an error if an address in `options` is invalid, or if an API key is missing.
 pub fn complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
     Ok(Arc::new(CompleteApi(External::new(options)?)))
 }
@@ -153,8 +154,8 @@ async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiErro
     Ok(ChatDelta::Done(Box::new(completion(&response)?)))
 }
 
-/// Returns whether every endpoint rejects the request itself, so that only another request can
-/// succeed.
+/// Returns whether the error rejects the request itself at every endpoint, so that only a different
+/// request can succeed.
 pub fn is_rejected(error: &ExternalError) -> bool {
     let is_rejection = |error: &ExternalError| {
         matches!(
@@ -167,7 +168,7 @@ pub fn is_rejected(error: &ExternalError) -> bool {
     error.failures().iter().all(is_rejection)
 }
 
-/// Requests a completion and sends its deltas.
+/// Requests a completion from a chat API, and sends the completion's deltas to `sender`.
 async fn stream_completion(
     api: &External,
     query: ChatQuery,
@@ -190,10 +191,10 @@ async fn stream_completion(
     Ok(())
 }
 
-/// Converts a query to a request.
+/// Converts a query to a request to the chat API.
 ///
 /// # Errors
-/// Returns an error if the query has a format constraint that chat APIs do not support.
+/// Returns an error if the query has a constraint that chat APIs do not support.
 fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
     let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } =
         query;
@@ -222,7 +223,8 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
     Ok(ChatRequest { messages, tools, params })
 }
 
-/// Returns the sampling options for which [`ChatParams`] has no field.
+/// Returns the sampling options that [`ChatParams`] has no field for, as additional parameters of a
+/// request.
 fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
     let SamplingOptions {
         top_k,
@@ -285,7 +287,8 @@ fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
     })
 }
 
-/// Converts an error of an API. It is the caller's error if every endpoint reports that.
+/// Converts an error of an external API. The result blames the caller's request if every endpoint
+/// rejects the request.
 fn api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers = |error: &ExternalError| {

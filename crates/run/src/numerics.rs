@@ -7,11 +7,11 @@ use levade_model::write_json;
 
 use crate::host::Host;
 
-/// File in the run directory.
+/// Name of the file in the run directory that contains the numerical fingerprint of the engines.
 const FILE: &str = "engine.json";
 
-/// Notifies the user if the run in `dir` was computed with numerics that differ from `now` in
-/// their bits.
+/// Notifies the user if the run in `dir` was computed with a numerical fingerprint that differs
+/// from `now`. The results then differ in their bits.
 pub fn compare(dir: &Path, now: &Fingerprint, host: &Host) {
     let recorded = std::fs::read(dir.join(FILE)).ok();
     let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
@@ -20,7 +20,7 @@ pub fn compare(dir: &Path, now: &Fingerprint, host: &Host) {
     }
 }
 
-/// Writes the fingerprint into the run directory.
+/// Writes the numerical fingerprint into the run directory.
 pub fn record(dir: &Path, now: &Fingerprint) -> anyhow::Result<()> {
     Ok(write_json(&dir.join(FILE), &serde_json::to_value(now)?)?)
 }

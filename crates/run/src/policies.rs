@@ -30,39 +30,40 @@ mod planned;
 pub use evaluation::start_evaluation;
 pub use planned::{EnginePlan, PlannedModels};
 
-/// Running policies and agents of a recipe.
+/// Policies and agents of a recipe, after they have been started.
 pub struct StartedPolicies {
-    /// Policies, whether or not they are trained.
+    /// Policies of the recipe, trained or not.
     pub policies: Vec<Policy>,
-    /// Agents, each with the policies that play it.
+    /// Agents of the recipe, each with the policies that play it.
     pub agents: Vec<AgentSpec>,
-    /// Properties on which the numerics of the engines depend.
+    /// Fingerprint of the properties on which the numerical results of the engines depend.
     pub fingerprint: Fingerprint,
-    /// Files that the models were read from.
+    /// Paths of the files from which the models were read.
     pub model_files: Vec<PathBuf>,
-    /// External policies that phases imitate, by name.
+    /// External policies that phases imitate, by their names.
     pub teachers: BTreeMap<String, Teacher>,
 }
 
-/// A model that one or more policies start from.
+/// Model that one or more policies start from.
 struct Model {
     keys: ModelKeys,
     found: ResolvedModel,
-    /// Policies that start from the model. Trained policies have the options of their adapter, if
-    /// they have one.
+    /// Policies that start from the model. A trained policy contains the options of its adapter if
+    /// it has an adapter.
     policies: Vec<PolicySpec>,
 }
 
-/// A policy that will be started.
+/// Specification of a policy that will be started.
 struct PolicySpec {
     name: String,
     trained: bool,
     lora: Option<LoraOptions>,
     reference: bool,
     critic: bool,
-    /// Pools of past versions of the policy: name, and number of samplers.
+    /// Pools of past versions of the policy, each with its name and its number of samplers.
     past: Vec<(String, usize)>,
-    /// Whether an external learner trains the policy. The engine here only samples from it.
+    /// Whether an external learner trains the policy. The engine in this process then only samples
+    /// from the policy.
     elsewhere: bool,
 }
 
@@ -202,7 +203,7 @@ pub async fn start(
     Ok(StartedPolicies { policies, agents, fingerprint, model_files, teachers })
 }
 
-/// Starts the external learner of the policy that is trained, if the recipe has an external
+/// Starts the external learner of the trained policy. Returns `None` if the recipe has no external
 /// learner.
 async fn learner_elsewhere(
     recipe: &Recipe,
@@ -224,7 +225,7 @@ async fn learner_elsewhere(
     Ok(None)
 }
 
-/// Replaces the sampler of a trained policy by servers, if the recipe has servers.
+/// Replaces the sampler of a trained policy with servers if the recipe has servers.
 async fn sampled_elsewhere(
     recipe: &Recipe,
     model: &Model,
@@ -254,9 +255,9 @@ async fn sampled_elsewhere(
     Ok(())
 }
 
-/// Returns the choice of the policy that plays an agent in an attempt, or `None` if the agent has
-/// fewer than two policies. Policies are chosen in proportion to their weights, as a function of
-/// the run's seed, the attempt's stream and the recorded name of the agent.
+/// Creates the picker that chooses the policy of an agent for an attempt. Returns `None` if the
+/// agent has fewer than two policies. The picker chooses in proportion to the policies' weights, as
+/// a function of the run's seed, the attempt's stream and the recorded name of the agent.
 fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
@@ -275,7 +276,8 @@ fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     })))
 }
 
-/// Opens the models of a recipe, each with its policies, in the order of their first policies.
+/// Opens the models of a recipe, each with its policies. The order of the models is the order of
+/// their first policies.
 fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
     let mut models: Vec<Model> = Vec::new();
     for (name, keys) in recipe.policies() {
@@ -310,40 +312,40 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
     Ok(models)
 }
 
-/// Engine options of a policy whose weights are all its own, and a description of the memory of its
-/// reference and critic.
+/// Engine options of a policy that shares no weights with other policies, with a description of the
+/// memory of its reference and critic.
 struct FullModel {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
     critic: Option<EngineOptions>,
-    /// Options of the engine of each past version.
+    /// Options of the engine of each past version of the policy.
     past: Vec<EngineOptions>,
     also: String,
 }
 
 impl PolicySpec {
-    /// Returns whether the engine here only samples from the policy.
+    /// Returns whether the engine in this process only samples from the policy.
     fn only_samples(&self) -> bool {
         !self.trained || self.elsewhere
     }
 
-    /// Returns the number of past versions in all pools.
+    /// Returns the total number of past versions in all pools of the policy.
     fn num_past(&self) -> usize {
         self.past.iter().map(|(_, slots)| slots).sum()
     }
 }
 
-/// Engines that sample and train a policy.
+/// Engines that sample from a policy and train it.
 struct Engines {
     policy: Engine,
     reference: Option<Engine>,
     critic: Option<Engine>,
-    /// Past versions of the policy, in the order of its pools.
+    /// Engines of the past versions of the policy, in the order of its pools.
     past: Vec<Engine>,
 }
 
 impl Model {
-    /// Starts the policies of this model, in their order.
+    /// Starts the engines of all policies of this model, in the order of the policies.
     async fn start(
         &self,
         recipe: &Recipe,
@@ -366,7 +368,7 @@ impl Model {
         Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
     }
 
-    /// Starts a policy whose weights are all its own.
+    /// Starts the engines of a policy that shares no weights with other policies.
     fn start_full(
         &self,
         recipe: &Recipe,
@@ -386,8 +388,8 @@ impl Model {
         Ok(Engines { policy, reference, critic, past })
     }
 
-    /// Returns the engine options of a policy whose weights are all its own. `context` replaces the
-    /// context of the recipe.
+    /// Returns the engine options of a policy that shares no weights with other policies. If
+    /// `context` is set, it replaces the context of the recipe.
     fn full_options(
         &self,
         recipe: &Recipe,
@@ -432,9 +434,9 @@ impl Model {
         Ok(FullModel { policy, reference, critic, past, also })
     }
 
-    /// Returns the engine options of a past version of a policy whose weights are all its own. Its
-    /// cache has room for a fraction of the policy's sequences, and at least for one sequence of
-    /// the full context.
+    /// Returns the engine options of a past version of a policy that shares no weights with other
+    /// policies. The KV cache has room for a fraction of the policy's sequences, and for at least
+    /// one sequence of the full context.
     fn past_options(&self, policy: &EngineOptions) -> EngineOptions {
         let config = &self.found.files.config;
         let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };
@@ -469,8 +471,8 @@ impl Model {
         model::with_cache(recipe, config, EngineOptions { trains, critic, batch_tokens, ..options })
     }
 
-    /// Splits the policies into those whose weights are all their own, and those over the model's
-    /// original weights. A policy with past versions that are no adapters has its own weights.
+    /// Splits the policies into policies that share no weights, and policies over the model's
+    /// original weights. A policy with past versions that are not adapters belongs to the first.
     fn split_by_adapter(&self) -> (Vec<&PolicySpec>, Vec<&PolicySpec>) {
         let has_own = |wanted: &&PolicySpec| {
             let no_adapter = wanted.lora.is_none() && self.found.adapter.is_none();
@@ -479,7 +481,7 @@ impl Model {
         self.policies.iter().partition(has_own)
     }
 
-    /// Rejects training if the model is an adapter.
+    /// Checks that the recipe does not train a model that is an adapter.
     fn check(&self) -> anyhow::Result<()> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
@@ -491,8 +493,8 @@ impl Model {
         Ok(())
     }
 
-    /// Starts the policies that share the model's original weights: adapters over the weights, and
-    /// the frozen weights themselves.
+    /// Starts the policies that share the model's original weights: the adapters over these
+    /// weights, and the frozen policies that use the weights unchanged.
     async fn start_adapters<'a>(
         &self,
         recipe: &Recipe,

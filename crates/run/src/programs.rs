@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use crate::failure::unusable;
 use crate::host::{Host, ServedGateway};
 
-/// Returns the rule that assigns calls of programs to an agent.
+/// Returns the pattern that attributes calls of programs to an agent.
 ///
 /// # Errors
 /// Returns an error if `match.system` is not a valid regular expression.
@@ -49,32 +49,35 @@ pub(crate) fn takes_rewards(reward: &RewardKeys) -> bool {
         || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
 }
 
-/// Address of a gateway that other hosts can call.
+/// Address of a gateway that clients on other hosts can reach.
 #[derive(Debug, Clone)]
 pub struct GatewayAddress<'a> {
-    /// Address and port to listen at.
+    /// Address and port at which the gateway listens.
     pub listen: &'a str,
-    /// URL by which clients reach the gateway. If empty, the URL is `http://` and the address.
+    /// URL by which clients reach the gateway. If empty, the URL is `http://` followed by `listen`.
     pub url: &'a str,
-    /// Keys that start sessions. If empty, clients cannot start sessions.
+    /// API keys with which clients start sessions. If empty, clients cannot start sessions.
     pub keys: Vec<String>,
 }
 
-/// Gateway that the run's programs call. It ends with the process, or when its host stops it.
+/// Gateway that the run's programs call. It stops when this process ends, or when its host stops
+/// it.
 pub struct ProgramGateway {
     gateway: Gateway,
-    /// The task that serves calls. `None` if the host stops it, or if another process serves them.
+    /// Task that serves the gateway's calls. `None` if the host stops the task, or if another
+    /// process serves the calls.
     served: Option<ServedGateway>,
     address: String,
-    /// Supervisor of the programs.
+    /// Supervisor that starts the programs.
     supervisor: Supervisor,
 }
 
 impl ProgramGateway {
-    /// Starts the gateway at `address`, or on a free port of this machine without one.
+    /// Starts the gateway at `address`. If `address` is `None`, the gateway listens on a free port
+    /// of this machine.
     ///
     /// # Errors
-    /// Returns an error if the port is not free.
+    /// Returns an error if the port is in use.
     pub async fn start(
         supervisor: Supervisor,
         address: Option<GatewayAddress<'_>>,
@@ -116,13 +119,14 @@ impl ProgramGateway {
         Ok(ProgramGateway { gateway, served, address, supervisor })
     }
 
-    /// Lets `host` stop the gateway at the end of a run, whose restart may use the same address.
+    /// Leaves it to `host` to stop the gateway at the end of a run. A restart of the run may use
+    /// the same address.
     pub(crate) fn stopped_by(mut self, host: &Host) -> Self {
         self.served.take().into_iter().for_each(|served| host.add_gateway(served));
         self
     }
 
-    /// Creates the program of an agent. `rewards` sets whether the program can post rewards.
+    /// Creates the program that plays an agent. `rewards` is whether the program can post rewards.
     pub fn program(&self, keys: &AgentKeys, rewards: bool) -> Program {
         let workers = (keys.workers > 0).then(|| {
             let launch = Launch {
@@ -147,12 +151,12 @@ impl ProgramGateway {
     }
 }
 
-/// Replaces the built-in loop by programs, environments, games and sessions of agents elsewhere,
-/// for the agents that use them, and adds simulated users to the agents that talk to them.
+/// Replaces the built-in loop of agents with their programs, environments, games or external
+/// sessions. Also adds simulated users to the agents that talk to users.
 ///
 /// # Errors
-/// Returns the errors of [`ProgramGateway::start`], and an error if there is no game of the
-/// recipe's name, or no key that starts sessions.
+/// Returns the errors of [`ProgramGateway::start`]. Returns an error if the recipe's game does not
+/// exist, or if no key can start sessions.
 pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
@@ -194,16 +198,16 @@ pub async fn put_in(
     Ok(())
 }
 
-/// Returns the API keys in an environment variable, which are separated by commas.
+/// Reads API keys from an environment variable, which separates them by commas.
 pub fn read_api_keys(variable: &str) -> Vec<String> {
     let text = read_variable(variable).unwrap_or_default().to_string_lossy().into_owned();
     text.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the address at which agents start sessions.
+/// Returns the address at which external agents start sessions.
 ///
 /// # Errors
-/// Returns an error if no key starts sessions.
+/// Returns an error if no key can start sessions.
 fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
     let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
     let keys = read_api_keys(key_env);
@@ -216,8 +220,8 @@ fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'
     Ok(GatewayAddress { listen, url: gateway, keys })
 }
 
-/// Creates the queue from which agents elsewhere start the attempts of a run. Reports the URL at
-/// which they start sessions.
+/// Creates the queue from which external agents start the attempts of a run. Reports to the user at
+/// which URL the agents start sessions.
 fn session_queue(
     started: &ProgramGateway,
     keys: &SessionGatewayKeys,
@@ -230,11 +234,11 @@ fn session_queue(
     SessionQueue::open(&started.gateway, options, move |text| noticed.note(text))
 }
 
-/// Returns the loop that plays the recipe's game, or `None` if no agent plays a game. A program
-/// with the rules is started by the first match.
+/// Creates the agent loop that plays the recipe's game. Returns `None` if no agent plays a game. If
+/// a program implements the rules, the first match starts the program.
 ///
 /// # Errors
-/// Returns an error if there is no game of the recipe's name.
+/// Returns an error if the recipe's game does not exist.
 pub fn game_loop(recipe: &Recipe, host: &Host) -> anyhow::Result<Option<GameLoop>> {
     if recipe.agents().iter().all(|(_, keys)| keys.kind != AgentKind::Game) {
         return Ok(None);
@@ -250,15 +254,15 @@ pub fn game_loop(recipe: &Recipe, host: &Host) -> anyhow::Result<Option<GameLoop
     recipe.game_loop(workers).map(Some).map_err(anyhow::Error::msg)
 }
 
-/// Returns the simulated user `name` of the recipe, or `None` if there is none. A user in Python is
-/// started by the first conversation.
+/// Creates the simulated user `name` of the recipe. Returns `None` if the recipe has no such user.
+/// The first conversation starts the process of a user in Python.
 pub fn simulated_user(recipe: &Recipe, name: &str, host: &Host) -> Option<SimulatedUser> {
     let python = |keys: &_| PythonUsers::new(name, keys, host.supervisor().clone());
     recipe.simulated_user(name, python)
 }
 
-/// Adds simulated users to the agents that talk to them. Agents with the same user share its
-/// processes.
+/// Adds simulated users to the agents that talk to users. Agents with the same user share the
+/// user's processes.
 fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
     let mut users: BTreeMap<String, Arc<SimulatedUser>> = BTreeMap::new();
     for parts in parts {
@@ -272,7 +276,7 @@ fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
     }
 }
 
-/// Creates the program of an agent in the process of a runner, which calls a gateway elsewhere.
+/// Creates the program of an agent for a runner. The program calls the gateway of another process.
 pub(crate) fn runner_program(keys: &AgentKeys, supervisor: &Supervisor) -> Program {
     let gateway = Gateway::new(Vec::new(), Options::default());
     let address = String::new();

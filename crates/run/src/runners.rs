@@ -22,27 +22,29 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::programs::{GatewayAddress, ProgramGateway, takes_rewards};
 
-/// Version of the data that a trainer and its runners exchange. A runner of another version rejects
+/// Version of the protocol between a trainer and its runners. A runner with another version rejects
 /// the run.
 const PROTOCOL: u32 = 2;
 
-/// Interval between requests to a store that is unreachable.
+/// Interval between repeated requests to a store that is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Value of the resources by which a run announces itself. Their id is the name of the queue.
+/// Announcement of a run to runners, which the store contains as resources. The id of the resources
+/// is the name of the run's queue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// Version of the exchanged data. Stores recognize announcements by this first key.
+    /// Version of the protocol. This first key identifies the resources as an announcement.
     pub levade_runner_protocol: u32,
-    /// Recipe as TOML, with the trainer's paths.
+    /// Recipe of the run in TOML, with the trainer's paths.
     pub recipe: String,
 }
 
 impl Announcement {
-    /// Parses the resources of a run.
+    /// Parses the announcement of a run from stored resources.
     ///
     /// # Errors
-    /// Returns an error if the resources are those of another program or version.
+    /// Returns an error if the resources belong to another program or to another version of the
+    /// protocol.
     pub fn parse(resources: &Resources) -> anyhow::Result<Self> {
         let Resources { id, value, .. } = resources;
         let parsed: Self = serde_json::from_str(value.get())
@@ -58,8 +60,8 @@ impl Announcement {
     }
 }
 
-/// Opens a store of rollouts: the path of an SQLite file, which is created if it does not exist, or
-/// the URL of a server. Waits for the server for at most `wait`.
+/// Opens a store of rollouts. `location` is the path of an SQLite file, which is created if it does
+/// not exist, or the URL of a server. Waits for the server for at most `wait`.
 ///
 /// # Errors
 /// Returns an error if the store cannot be opened.
@@ -107,8 +109,8 @@ pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dy
     }
 }
 
-/// Replaces the loops of all agents by leases, if the recipe has `[runners]`. Returns the queue of
-/// the attempts, or `None` if this process makes them.
+/// Replaces the loops of all agents with loops that lease attempts to runners, if the recipe has
+/// `[runners]`. Returns the queue of the attempts, or `None` if this process makes the attempts.
 ///
 /// # Errors
 /// Returns an error if the store cannot be used within `runners.wait_seconds`, or if the address of
@@ -141,8 +143,8 @@ pub async fn lease(
     Ok(Some(queue))
 }
 
-/// Puts the recipe into the store of runners, and cancels what earlier processes of the run left in
-/// its queue.
+/// Announces a run: puts its recipe into the store of runners, and cancels the rollouts that
+/// earlier processes of the run left in its queue.
 ///
 /// # Errors
 /// Returns an error if the store cannot be used within `runners.wait_seconds`.

@@ -26,8 +26,8 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::{external, testbed};
 
-/// Creates the scorers of a recipe that need a client, a sandbox, a process supervisor or its
-/// environments. API keys are read from environment variables.
+/// Creates the scorers of a recipe that need a client, a sandbox, a process supervisor or the
+/// recipe's environments. API keys are read from environment variables.
 ///
 /// # Errors
 /// Returns an error that names the scorer if an address or a setting is invalid, or if an API key
@@ -73,7 +73,7 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
     Ok(HttpScorer::new(keys.clone(), Arc::new(HttpService(service))))
 }
 
-/// Returns warnings about scorers that work but are unsafe, each with a remedy.
+/// Returns warnings about scorers that work but are unsafe. Each warning names a remedy.
 pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
     let kinds = keys.scorers.iter().map(|scorer| &scorer.scorer).chain([&keys.scorer]);
     let note =
@@ -111,8 +111,8 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
     Ok(JudgeScorer::new(keys.clone(), Arc::new(Judge(Arc::new(party))))?)
 }
 
-/// Converts an error of a service. A rejection makes the request unusable. Any other error is an
-/// outage, after which the run waits for the service.
+/// Converts an error of a scoring service. A rejection means that the request is unusable. Any
+/// other error is an outage, after which the run waits for the service.
 fn score_error(error: &ExternalError) -> ScoreError {
     if external::is_rejected(error) {
         ScoreError::Unusable(error.to_string())
@@ -132,7 +132,7 @@ impl reward::Service for HttpService {
     }
 }
 
-/// Party of the judge model.
+/// Party that answers for the judge model.
 struct Judge(Arc<Party>);
 
 impl fmt::Debug for Judge {

@@ -14,7 +14,8 @@ use levade_sandbox::{
 };
 use tokio::sync::OnceCell;
 
-/// Creates the scorer of these keys. Its sandbox starts when it is first used.
+/// Creates the scorer of programs with these keys. The scorer's sandbox starts when it is first
+/// used.
 ///
 /// # Errors
 /// Returns an error if an API key is not set, or if the address of a service is invalid.
@@ -52,7 +53,7 @@ fn limits(keys: &CodeKeys) -> Limits {
     Limits { seconds: keys.seconds, memory_mb: keys.memory_mb, ..Limits::default() }
 }
 
-/// Converts an error of a sandbox to an error of a scorer.
+/// Converts an error of a sandbox into an error of a scorer.
 fn score_error(error: &SandboxError) -> ScoreError {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } | SandboxError::Broken(_) => {
@@ -62,7 +63,7 @@ fn score_error(error: &SandboxError) -> ScoreError {
     }
 }
 
-/// Runs tests in a sandbox of this process.
+/// Runner of tests in a sandbox of this process.
 #[derive(Debug)]
 struct LocalRunner {
     options: Options,
@@ -103,7 +104,7 @@ impl Runner for LocalRunner {
     }
 }
 
-/// Runs tests at a sandbox service.
+/// Runner of tests at a sandbox service.
 #[derive(Debug)]
 struct RemoteRunner {
     service: Remote,
@@ -112,7 +113,7 @@ struct RemoteRunner {
     permits: tokio::sync::Semaphore,
 }
 
-/// Maximum number of concurrent requests if the recipe sets none.
+/// Maximum number of concurrent requests to a sandbox service if the recipe does not set it.
 const REQUESTS: usize = 32;
 
 impl RemoteRunner {
@@ -163,8 +164,8 @@ impl Runner for RemoteRunner {
     }
 }
 
-/// Converts a response of the service. If the program did not compile, the result of the compiler
-/// is used.
+/// Converts a response of a sandbox service into the result of a program. If the program did not
+/// compile, the result is the result of the compiler.
 fn to_ran(response: CodeResponse) -> ProgramResult {
     let compiled = response.compile_result.filter(|_| response.run_result.is_none());
     let Some(result) = response.run_result.or(compiled) else {

@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use crate::format::{ExportedAttempt, NO_MESSAGES, RowOptions, Rows, tools_to_json};
 use crate::sequence::{Completion, Sequence};
 
-/// Version of the format.
+/// Version of the Agent Trajectory Interchange Format that the rows have.
 const SCHEMA_VERSION: &str = "ATIF-v1.7";
 
-/// Returns one trajectory per sequence.
+/// Converts a group of attempts into trajectories, one for each sequence.
 pub fn rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     let mut rows = Rows::default();
     for exported in group {
@@ -75,8 +75,8 @@ fn trajectory(
     })
 }
 
-/// Returns the steps of a trajectory. Tool results belong to the step whose completion called the
-/// tools.
+/// Returns the steps of a trajectory. The results of tool calls belong to the step whose completion
+/// called the tools.
 fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec<Value> {
     let mut steps: Vec<Value> = Vec::new();
     for (index, message) in messages.iter().enumerate() {
@@ -108,7 +108,7 @@ fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec
     steps
 }
 
-/// Adds the fields of a completion to its step.
+/// Adds the fields of a completion to the step of the agent.
 fn agent_step(
     step: &mut Value,
     sequence: &Sequence,

@@ -7,7 +7,8 @@ use crate::format::{
 };
 use crate::sequence::Sequence;
 
-/// Returns one conversation per sequence: `messages`, or `prompt` and `completion`.
+/// Converts a group of attempts into conversations, one for each sequence. A conversation has the
+/// field `messages`, or the fields `prompt` and `completion`.
 pub fn sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     let mut rows = Rows::default();
     for ExportedAttempt { attempt, sequences, .. } in group {
@@ -31,8 +32,8 @@ pub fn sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     rows
 }
 
-/// Returns a pair of the attempts with the highest and the lowest score of the group. Of equal
-/// attempts, the first one is used.
+/// Creates a preference pair from the attempts with the highest and the lowest score of the group.
+/// Of attempts with equal scores, the first is used.
 ///
 /// There is no pair if the scores differ by 0 or by less than the minimum gap, or if the two
 /// attempts had different prompts.
@@ -80,7 +81,8 @@ pub fn preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows 
     rows
 }
 
-/// Returns the prompt and the turns of the last sequence of an attempt that has completions.
+/// Returns the prompt and the turns of an attempt's last sequence that has completions. Returns
+/// `None` if the attempt has no such sequence.
 fn final_turns(exported: &ExportedAttempt) -> Option<(Value, Value, &Sequence)> {
     let sequence = exported.sequences.iter().rev().find(|s| !s.completions.is_empty())?;
     let messages = sequence.messages.as_deref()?;
@@ -88,7 +90,7 @@ fn final_turns(exported: &ExportedAttempt) -> Option<(Value, Value, &Sequence)> 
     Some((to_template_json(prompt), to_template_json(turns), sequence))
 }
 
-/// Adds the column `tools` if the prompt describes tools.
+/// Adds the column `tools` to a row if the prompt of the sequence describes tools.
 fn with_tools(mut row: Value, sequence: &Sequence) -> Value {
     let tools = tools_to_json(sequence);
     if !tools.is_null() {

@@ -30,7 +30,7 @@ use texts::Texts;
 
 const NAME: &str = "werewolf";
 
-/// Werewolf. The seed determines the roles. `docs/games.md` describes the options.
+/// The game werewolf. The seed determines the roles. `docs/games.md` describes the options.
 pub struct Werewolf;
 
 impl Game for Werewolf {
@@ -63,7 +63,7 @@ impl Game for Werewolf {
     }
 }
 
-/// Returns the rules, the role and the guidance of one seat.
+/// Returns the instructions of one seat: the rules, the role and guidance.
 fn instructions(
     texts: &Texts,
     rules: &Rules,

@@ -14,14 +14,14 @@ use crate::{
     moves_in_seat_order,
 };
 
-/// Phase of a match. A phase in which no player can act is skipped.
+/// Phase of a werewolf match. A phase in which no player can act is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Phase {
     Nightfall,
     Guard,
-    /// The wolves speak in the order of their seats. The value is the number of speeches so far in
-    /// this night.
+    /// The wolves discuss, in the order of their seats. The value is the number of speeches so far
+    /// in this night.
     Discussion(usize),
     WolfVote,
     Heal,
@@ -30,13 +30,13 @@ enum Phase {
     Dawn,
     LastWords,
     Shot,
-    /// The next speaker is the first living player from this seat on.
+    /// Living players make speeches. The next speaker is the first living player from this seat on.
     Speech(usize),
     Vote,
     Over(Option<Side>),
 }
 
-/// Complete position of a match.
+/// Complete position of a werewolf match.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Position {
     rules: Rules,
@@ -44,15 +44,16 @@ struct Position {
     roles: Vec<Role>,
     alive: Vec<bool>,
     phase: Phase,
-    /// Number of the night or day, from 1.
+    /// Number of the current night or day, from 1.
     day: u32,
     /// Whether the current deaths happened by day, so that a night follows.
     by_day: bool,
-    /// Number of ties that chance has decided.
+    /// Number of ties that have been decided at random.
     random_ties: u64,
-    /// Player whom the guard protects in this night.
+    /// Player whom the guard protects in the current night. `None` if the guard protects no player.
     protected: Option<usize>,
-    /// Player whom the guard protected in the previous night.
+    /// Player whom the guard protected in the previous night. `None` if the guard protected no
+    /// player.
     protected_before: Option<usize>,
     victim: Option<usize>,
     healed: bool,
@@ -65,7 +66,7 @@ struct Position {
     shooters: Vec<usize>,
 }
 
-/// A match: its position, and its next turn in the language of the players.
+/// Werewolf match: its position, and the texts in the players' language.
 #[derive(Debug, Clone)]
 pub(super) struct WerewolfMatch {
     texts: Texts,
@@ -75,7 +76,7 @@ pub(super) struct WerewolfMatch {
 }
 
 impl WerewolfMatch {
-    /// Creates a match before its first night.
+    /// Creates a werewolf match before its first night.
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.
@@ -103,10 +104,10 @@ impl WerewolfMatch {
         Ok(WerewolfMatch { texts, names, position, next: Next::Over(Vec::new()) })
     }
 
-    /// Returns the match at its first turn, with the events before it.
+    /// Advances the match to its first turn. Returns the match with the events before this turn.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if a text is missing.
+    /// Returns [`GameError::Text`] if the texts of the language lack an entry.
     pub fn started(mut self) -> Result<(Self, Vec<Event>), GameError> {
         let mut events = Vec::new();
         self.advance(&mut events)?;
@@ -114,7 +115,7 @@ impl WerewolfMatch {
         Ok((self, events))
     }
 
-    /// Returns the living players in order.
+    /// Returns the seats of the living players in order.
     fn living(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.names.len()).filter(|seat| self.position.alive[*seat])
     }
@@ -123,8 +124,8 @@ impl WerewolfMatch {
         self.living().filter(|seat| self.position.roles[*seat].side() == Side::Wolves).collect()
     }
 
-    /// Returns the living player with a role that at most one player has, or `None` if no living
-    /// player has it.
+    /// Returns the seat of the living player with a role that at most one player has. Returns
+    /// `None` if no living player has the role.
     fn living_with_role(&self, role: Role) -> Option<usize> {
         self.living().find(|seat| self.position.roles[*seat] == role)
     }
@@ -146,7 +147,7 @@ impl WerewolfMatch {
         }
     }
 
-    /// Returns the seat of the witch if she can heal the victim.
+    /// Returns the seat of the witch if she can heal the victim of the night, and `None` otherwise.
     fn witch_who_can_heal(&self) -> Option<usize> {
         let Position { rules, victim, has_antidote, .. } = &self.position;
         let witch = self.living_with_role(Role::Witch)?;
@@ -154,7 +155,7 @@ impl WerewolfMatch {
         (*has_antidote && can_heal).then_some(witch)
     }
 
-    /// Returns the seat of the witch if she can poison a player.
+    /// Returns the seat of the witch if she can poison a player, and `None` otherwise.
     fn witch_who_can_poison(&self) -> Option<usize> {
         let can_poison = self.position.has_poison && !self.position.healed;
         self.living_with_role(Role::Witch).filter(|_| can_poison)
@@ -213,7 +214,7 @@ impl WerewolfMatch {
         }
     }
 
-    /// Applies the deaths of the night, and announces them.
+    /// Ends the night: applies its deaths, and announces them.
     fn dawn(&mut self, events: &mut Vec<Event>) -> Result<(), GameError> {
         let position = &mut self.position;
         let victim = position.victim.take();
@@ -240,7 +241,8 @@ impl WerewolfMatch {
         self.announce(events, key, &[("n", &day), ("names", &names)])
     }
 
-    /// Adds an event that all players observe.
+    /// Adds an event that all players observe. `key` names its text, and `slots` replace the text's
+    /// placeholders.
     fn announce(
         &self,
         events: &mut Vec<Event>,
@@ -252,7 +254,7 @@ impl WerewolfMatch {
         Ok(())
     }
 
-    /// Adds a statement of a player.
+    /// Adds an event for the statement of a player.
     fn speak(
         &self,
         events: &mut Vec<Event>,
@@ -395,12 +397,14 @@ impl WerewolfMatch {
         (0..self.names.len()).map(outcome).collect()
     }
 
-    /// Returns the player that a choice names, or `None` if it names no player.
+    /// Returns the seat of the player that a choice names. Returns `None` if the choice names no
+    /// player.
     fn chosen_player(&self, played: &Move) -> Option<usize> {
         self.names.iter().position(|name| played.choice == name.as_str())
     }
 
-    /// Returns the player with the most votes. `ties` decides among several.
+    /// Returns the player with the most votes. If several players have the most votes, `ties`
+    /// determines the result.
     fn most_votes(&mut self, votes: &[Option<usize>], ties: Tie) -> Option<usize> {
         let count = |seat: usize| votes.iter().filter(|vote| **vote == Some(seat)).count();
         let max_count =
@@ -419,7 +423,7 @@ impl WerewolfMatch {
         }
     }
 
-    /// Applies the moves of a turn.
+    /// Applies the moves of a turn. Returns the events that the seats observe.
     fn play(&mut self, moves: &[(usize, &Move)]) -> Result<Vec<Event>, GameError> {
         let mut events = Vec::new();
         let votes: Vec<Option<usize>> =

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::rules::Language;
 use crate::GameError;
 
-/// Texts by key. `{name}` in a text is a placeholder.
+/// Texts of werewolf in one language, by key. `{name}` in a text is a placeholder.
 #[derive(Debug, Clone)]
 pub(super) struct Texts {
     language: &'static str,
@@ -14,10 +14,10 @@ pub(super) struct Texts {
 }
 
 impl Texts {
-    /// Reads the texts of a language.
+    /// Reads the texts of werewolf in a language.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if the file is not valid.
+    /// Returns [`GameError::Text`] if the file of the texts is not valid.
     pub fn new(language: Language) -> Result<Self, GameError> {
         let (language, file) = match language {
             Language::English => ("en", include_str!("text/en.toml")),
@@ -30,10 +30,10 @@ impl Texts {
         Ok(Texts { language, entries: Arc::new(entries) })
     }
 
-    /// Returns the text of `key`.
+    /// Returns the text with this key.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if there is none.
+    /// Returns [`GameError::Text`] if there is no text with this key.
     pub fn get(&self, key: &str) -> Result<&str, GameError> {
         self.entries.get(key).map(String::as_str).ok_or_else(|| GameError::Text {
             language: self.language.to_owned(),
@@ -41,7 +41,8 @@ impl Texts {
         })
     }
 
-    /// Returns the text of `key` with its placeholders replaced by `slots`.
+    /// Returns the text with this key. `slots` contains the names of the text's placeholders with
+    /// their values.
     pub fn fill(&self, key: &str, slots: &[(&str, &str)]) -> Result<String, GameError> {
         // Values may contain braces, so only placeholders of the original text are replaced.
         let mut rest = self.get(key)?;
@@ -57,7 +58,8 @@ impl Texts {
         Ok(filled)
     }
 
-    /// Returns the name of the player in a seat.
+    /// Returns the name of the player who takes a seat, by which the other players refer to this
+    /// player.
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.

@@ -11,34 +11,34 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-/// File with the order of the newest start.
+/// Name of the file that contains the order of the newest start.
 const ORDER: &str = "group.json";
-/// File that marks the run as finished.
+/// Name of the file that marks the run as finished.
 const FINISHED_FILE: &str = "over";
-/// Placeholder for the node's rank in a command.
+/// Placeholder in a command that is replaced by the node's rank.
 const NODE: &str = "{node}";
 
-/// Order to start a learner once: the command and environment that its nodes run.
+/// Order to start the processes of a learner once: the command and the environment for its nodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchOrder {
-    /// Random name of the start.
+    /// Random name that identifies this start.
     pub start: String,
-    /// Command of a node. `{node}` stands for the node's rank.
+    /// Command that each node runs. `{node}` is replaced by the node's rank.
     pub command: Vec<String>,
-    /// Environment variables and their values, none of them secret.
+    /// Environment variables with their values. None of them is secret.
     pub variables: Vec<(String, String)>,
-    /// Names of environment variables that each node passes on if they are set.
+    /// Names of the environment variables that each node passes to its processes if they are set.
     pub environment: Vec<String>,
-    /// Number of nodes.
+    /// Number of nodes that run the learner.
     pub nodes: u32,
-    /// Timeout for the next start, in seconds.
+    /// Timeout for the learner to start again after this start, in seconds.
     #[serde(rename = "patience")]
     pub start_timeout_seconds: f64,
 }
 
 impl LaunchOrder {
-    /// Returns the command of a node.
+    /// Returns the command that the node with rank `node` runs.
     pub fn command_for(&self, node: u32) -> Vec<String> {
         self.command
             .iter()
@@ -46,26 +46,26 @@ impl LaunchOrder {
             .collect()
     }
 
-    /// Returns the complete environment of a node's processes.
+    /// Returns all environment variables of a node's processes.
     pub fn full_environment(&self) -> Vec<(String, String)> {
         let mut all = levade_policy::environment::child_environment(&self.environment);
         all.extend(self.variables.iter().cloned());
         all
     }
 
-    /// Returns the placeholder for the node's rank.
+    /// Returns the placeholder in commands for the node's rank.
     pub fn node() -> String {
         NODE.into()
     }
 
-    /// Writes the order atomically, so that readers see the complete order or none.
+    /// Writes the order into `dir` atomically, so that readers never see an incomplete order.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         let partial = dir.join(format!("{ORDER}.half"));
         std::fs::write(&partial, serde_json::to_vec_pretty(self)?)?;
         std::fs::rename(partial, dir.join(ORDER))
     }
 
-    /// Returns the newest order, or `None` if there is none.
+    /// Reads the newest order in `dir`. Returns `None` if there is no order.
     ///
     /// # Errors
     /// Returns an error if the order cannot be read.
@@ -95,12 +95,13 @@ fn exit_file(dir: &Path, start: &str, node: u32) -> PathBuf {
     dir.join(format!("left-{start}-{node}"))
 }
 
-/// Reports that the processes of a node have exited, and how.
+/// Records that the processes of a node have exited. `how` describes how they exited.
 pub fn leave(dir: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
     std::fs::write(exit_file(dir, start, node), how)
 }
 
-/// Returns how the processes of another node exited, or `None` if all are running.
+/// Returns how the processes of another node exited. Returns `None` if the processes of all nodes
+/// are running.
 pub fn exited_node(dir: &Path, order: &LaunchOrder) -> Option<String> {
     (1..order.nodes).find_map(|node| {
         let how = std::fs::read_to_string(exit_file(dir, &order.start, node)).ok()?;
@@ -112,14 +113,14 @@ fn claim_file(dir: &Path, node: u32) -> PathBuf {
     dir.join(format!("taken-{node}"))
 }
 
-/// Claims the role of a node under a unique name. A process that had the role before, which is
-/// disconnected or late, then gives it up.
+/// Claims the role of a node under a unique name. A disconnected or late process that claimed the
+/// role before then gives up the role.
 pub fn take(dir: &Path, node: u32, name: &str) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
     std::fs::write(claim_file(dir, node), name)
 }
 
-/// Returns whether another process has claimed the role of a node since.
+/// Returns whether another process has claimed the role of a node after the process `name`.
 pub fn is_taken(dir: &Path, node: u32, name: &str) -> bool {
     std::fs::read_to_string(claim_file(dir, node)).is_ok_and(|now| !now.is_empty() && now != name)
 }

@@ -21,33 +21,35 @@ use super::order::{self, LaunchOrder};
 use super::{Requirements, SUBDIR};
 use crate::{child, gpus};
 
-/// File into which rank 0 writes the address on which it listens.
+/// Name of the file into which rank 0 writes the address on which it listens.
 const PORT: &str = "port";
-/// Environment variable from which rank 0 reads its token.
+/// Environment variable from which rank 0 reads the token that requests must have.
 pub const TOKEN: &str = "LEVADE_LEARNER_TOKEN";
-/// Interval at which files are polled.
+/// Interval at which files of the learner are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of bytes at the end of a log that are searched for the reason why processes exited.
 const END_OF_LOG: u64 = 16 << 10;
-/// Environment variable with the name or address by which other nodes reach this node.
+/// Environment variable with the host name or address by which other nodes reach this node.
 pub const HEAD: &str = "LEVADE_HEAD";
 
-/// A running learner that accepts connections.
+/// Group of learner processes that are running and accept connections.
 pub struct Group {
-    /// URL at which rank 0 serves.
+    /// URL at which rank 0 accepts requests.
     pub url: String,
     /// Token that requests to the learner must have.
     pub token: String,
     /// Handle that stops the processes when it is dropped.
     pub processes: Processes,
-    /// Task that ends once the processes have exited.
+    /// Task that ends when the processes have exited.
     pub exit_task: JoinHandle<()>,
 }
 
-/// Starts the processes of a learner on this node, and writes the order for the other nodes.
+/// Starts the learner's processes on this node, and writes the order that starts them on the other
+/// nodes.
 ///
 /// # Errors
-/// Returns an error if the processes cannot be started, exit early, or do not listen in time.
+/// Returns an error if the processes cannot be started, exit early, or do not listen before the
+/// start timeout.
 pub async fn start(
     keys: &TorchKeys,
     recipe: &Recipe,
@@ -107,7 +109,7 @@ pub async fn start(
     Ok(Group { url, token, processes: Processes { ended, guard: Box::new(guard) }, exit_task })
 }
 
-/// Starts the processes of a node. Their log is appended to.
+/// Starts the learner's processes on a node. Their output is appended to the log.
 ///
 /// # Errors
 /// Returns an error if the processes cannot be started, or if the log cannot be written.
@@ -128,7 +130,7 @@ pub async fn serve(
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
 
-/// Returns the command of a node.
+/// Returns the command that each node runs to start the learner's processes.
 fn command(
     keys: &TorchKeys,
     recipe: &Recipe,
@@ -185,7 +187,7 @@ fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
     vec![("OMP_NUM_THREADS".into(), threads), ("PYTHONUNBUFFERED".into(), "1".into())]
 }
 
-/// Waits until rank 0 reports the address on which it listens. Returns its URL.
+/// Waits until rank 0 reports the address on which it listens. Returns the URL of rank 0.
 async fn await_address(
     kept: &mut Child,
     port: &Path,
@@ -216,7 +218,7 @@ async fn await_address(
     }
 }
 
-/// Waits until the processes of another node exit. Returns how they exited.
+/// Waits until the processes of another node exit. Returns a description of how they exited.
 async fn await_node_exit(dir: &Path, order: &LaunchOrder) -> String {
     loop {
         if let Some(how) = order::exited_node(dir, order) {
@@ -226,8 +228,8 @@ async fn await_node_exit(dir: &Path, order: &LaunchOrder) -> String {
     }
 }
 
-/// Returns the line of a log that most likely contains the reason for an exit, with the path of the
-/// log.
+/// Finds the line of a log that most likely contains the reason for an exit. Returns the line with
+/// the path of the log.
 pub fn failure_reason(log: &Path) -> String {
     let end = child::end_of(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -253,7 +255,7 @@ pub fn failure_reason(log: &Path) -> String {
     }
 }
 
-/// Returns the path of the log of a node's processes. The run's own node is 0.
+/// Returns the path of the log of a node's processes. The machine that runs the trainer is node 0.
 pub fn log_of(root: &Path, node: u32) -> PathBuf {
     root.join(SUBDIR).join(format!("node-{node}.log"))
 }

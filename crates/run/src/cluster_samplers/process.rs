@@ -19,24 +19,24 @@ use super::{Requirements, dtype};
 use crate::failure::unusable;
 use crate::{child, display, gpus};
 
-/// Name of the model at started servers.
+/// Name under which started servers serve the model.
 const SERVED: &str = "levade";
-/// Running time after which a server counts as started successfully, so that its arguments are not
-/// the reason for a later exit.
+/// Uptime after which a server counts as started successfully. If the server exits later, its
+/// arguments are not the reason.
 const STABLE_TIME: Duration = Duration::from_secs(5 * 60);
-/// Maximum wait before a server that exits repeatedly is started again.
+/// Maximum delay before the restart of a server that exits repeatedly.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Number of bytes at the end of a log that are searched for the reason why a server exited.
 const END_OF_LOG: u64 = 64 << 10;
-/// Maximum number of log lines that are shown.
+/// Maximum number of log lines that an error shows.
 const LINES: usize = 8;
 
-/// Specification of a server to start.
+/// Specification of a server that the run starts.
 #[derive(Debug, Clone)]
 pub(super) struct Spec {
-    /// Name in messages.
+    /// Name of the server in messages to the user.
     pub name: String,
-    /// URL of the server.
+    /// URL at which the server is reached.
     pub url: String,
     /// Log file for the server's output.
     pub log: PathBuf,
@@ -44,9 +44,9 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Creates the specification of server `number`, counted from 0, for the model in the directory
-    /// `model`. If `backend` is set, the server receives weights over this backend. If devices are
-    /// colocated, the server can sleep.
+    /// Creates the specification of server `number`, counted from 0. The server loads the model in
+    /// the directory `model`. If `backend` is set, the server receives weights over this backend.
+    /// If devices are colocated, the server supports sleep mode.
     ///
     /// # Errors
     /// Returns an error if no port is free, if there are too few GPUs, or if the run directory
@@ -172,7 +172,7 @@ impl Spec {
     }
 }
 
-/// A supervised server. The server is stopped when this is dropped.
+/// Supervised server process. The server is stopped when this value is dropped.
 pub(super) struct Process {
     running: watch::Receiver<bool>,
     start_error: Arc<Mutex<Option<String>>>,
@@ -180,8 +180,9 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a server, and restarts it whenever it exits. If devices are colocated, the server
-    /// starts only while `may` is true. The returned task ends once the server has exited for good.
+    /// Starts a server, and restarts the server whenever it exits. If devices are colocated, the
+    /// server starts only while `may` is true. The returned task ends when the server has exited
+    /// and is not restarted.
     pub fn start(
         spec: Spec,
         supervisor: Supervisor,
@@ -195,20 +196,22 @@ impl Process {
         (Process { running: watched, start_error, _guard: guard }, exit_task)
     }
 
-    /// Returns a receiver that contains whether the server's process is running.
+    /// Returns a receiver whose value is whether the server's process is running.
     pub fn running(&self) -> watch::Receiver<bool> {
         self.running.clone()
     }
 
-    /// Returns why the server exited soon after its start, or `None` if it did not.
+    /// Returns the reason why the server exited soon after its start. Returns `None` if the server
+    /// did not exit soon.
     pub fn start_error(&self) -> Option<String> {
         self.start_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Waits until a server may start, and marks it as running. Checks `may` again after marking: if
-/// the devices are taken away at the same moment, either this function or the other side notices.
-/// Returns `false` if the server can never start, because the sender of `may` was dropped.
+/// Waits until the server is permitted to start, and marks the server as running. Checks `may`
+/// again after marking: if the devices are taken away at the same moment, either this function or
+/// the party that takes them notices. Returns `false` if the server can never start, because the
+/// sender of `may` was dropped.
 async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sender<bool>) -> bool {
     loop {
         if let Some(may) = may
@@ -224,7 +227,7 @@ async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sen
     }
 }
 
-/// Runs a server until `dropped` completes, and returns once the server has exited.
+/// Runs a server and restarts it until `dropped` completes. Returns when the server has exited.
 async fn keep(
     spec: Spec,
     supervisor: Supervisor,
@@ -278,7 +281,7 @@ async fn keep(
     }
 }
 
-/// Returns the last non-blank lines of a log.
+/// Returns the last lines of a log that are not blank, joined into one text.
 fn last_lines(log: &Path) -> String {
     let text = child::end_of(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();

@@ -12,46 +12,47 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::model;
 
-/// Minimum values of `model.context` and `engine.micro_batch_tokens` that an error proposes, in
-/// tokens.
+/// Minimum of the values of `model.context` and `engine.micro_batch_tokens` that an error proposes,
+/// in tokens.
 const MIN_PROPOSED: usize = 128;
 
-/// Models of a recipe that are opened but not started.
+/// Models of a recipe that are opened, but whose engines are not started.
 pub struct PlannedModels(Vec<Model>);
 
-/// Memory of one engine of a run.
+/// Memory plan of one engine of a run.
 pub struct EnginePlan {
-    /// Role of the engine: `reference`, `critic`, `past version`, or empty for the policy's own
+    /// Role of the engine: `reference`, `critic`, or `past version`. Empty for the policy's own
     /// engine.
     pub what: &'static str,
-    /// Bytes by purpose.
+    /// Memory that the engine will take, by purpose.
     pub plan: MemoryPlan,
-    /// Bytes that the engines of earlier models leave.
+    /// Number of bytes that the engines of earlier models leave for this engine.
     available: u64,
 }
 
 impl PlannedModels {
-    /// Opens the models. Fetches models that are not on this machine.
+    /// Opens the models of a recipe. Models that are not on this machine are downloaded.
     ///
     /// # Errors
-    /// Returns an error if a model cannot be fetched or read.
+    /// Returns an error if a model cannot be downloaded or read.
     pub fn open(recipe: &Recipe, host: &Host) -> anyhow::Result<Self> {
         let models = models(recipe, host)?;
         models.iter().try_for_each(Model::check)?;
         Ok(PlannedModels(models))
     }
 
-    /// Returns the models.
+    /// Returns the opened models.
     pub(super) fn into_models(self) -> Vec<Model> {
         self.0
     }
 
-    /// Returns the source and a description of each model.
+    /// Returns the source of each model with a description of the model.
     pub fn described(&self) -> impl Iterator<Item = (&str, String)> {
         self.0.iter().map(|model| (model.keys.source.as_str(), model::describe(&model.found.files)))
     }
 
-    /// Returns the files of the model that a policy starts from.
+    /// Returns the files of the model that a policy starts from. Returns `None` if there is no such
+    /// policy.
     pub fn files_of(&self, policy: &str) -> Option<&ModelFiles> {
         let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
         self.0.iter().find(is_of).map(|model| &model.found.files)
@@ -62,7 +63,8 @@ impl PlannedModels {
         self.0.iter().map(Model::context).min().unwrap_or(0)
     }
 
-    /// Returns the maximum sequence length of a policy, in tokens.
+    /// Returns the maximum sequence length of a policy, in tokens. Returns `None` if there is no
+    /// such policy.
     pub fn context_of(&self, policy: &str) -> Option<usize> {
         let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
         self.0.iter().find(is_of).map(Model::context)
@@ -71,7 +73,7 @@ impl PlannedModels {
     /// Returns the memory that each engine of a run will take.
     ///
     /// # Errors
-    /// Returns an error if the options do not fit a model. If the memory does not suffice, the
+    /// Returns an error if the options do not fit a model. If the memory is not sufficient, the
     /// error proposes values of recipe keys with which the run fits.
     pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
         let plans = self.plans(recipe, None)?;
@@ -104,9 +106,10 @@ impl PlannedModels {
         Err(unusable(text))
     }
 
-    /// Returns the largest `engine.kv_memory_mb` with which the run fits, and the largest values of
-    /// `model.context` and `engine.micro_batch_tokens`, found by halving. Proposes each key by
-    /// itself if that suffices, otherwise both together.
+    /// Proposes smaller values of recipe keys with which the run fits: the largest
+    /// `engine.kv_memory_mb`, and the largest `model.context` and `engine.micro_batch_tokens` that
+    /// repeated halving finds. Proposes each key by itself if that is sufficient, and otherwise
+    /// both together.
     fn smaller(&self, recipe: &Recipe) -> Vec<String> {
         let context = self.context();
         let halves = |from: usize| {
@@ -139,8 +142,8 @@ impl PlannedModels {
         both.into_iter().collect()
     }
 
-    /// Returns the maximum `engine.kv_memory_mb` with which the run fits, or `None` if the recipe
-    /// sets none, or no smaller value suffices.
+    /// Returns the maximum `engine.kv_memory_mb` with which the run fits. Returns `None` if the
+    /// recipe does not set this key, or if no smaller value is sufficient.
     fn find_max_kv_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |kv_memory_mb: usize| {
             let mut changed = recipe.clone();
@@ -158,8 +161,8 @@ impl PlannedModels {
         Some(enough)
     }
 
-    /// Returns the minimum `engine.memory_mb` with which the run fits, or `None` if no larger value
-    /// is available on this machine.
+    /// Returns the minimum `engine.memory_mb` with which the run fits. Returns `None` if no larger
+    /// value is available on this machine.
     fn find_min_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |memory_mb: usize| {
             let mut changed = recipe.clone();
@@ -180,8 +183,8 @@ impl PlannedModels {
         Some(enough)
     }
 
-    /// Returns the memory that each engine of a run would take, whether or not it is available.
-    /// `context` replaces the context of every model.
+    /// Returns the memory plan of each engine of a run, whether or not the memory is available. If
+    /// `context` is set, it replaces the context of every model.
     ///
     /// # Errors
     /// Returns an error if options do not fit a model.
@@ -220,13 +223,13 @@ impl PlannedModels {
 }
 
 impl Model {
-    /// Returns the maximum length of a sequence, in tokens.
+    /// Returns the maximum sequence length of the model, in tokens.
     fn context(&self) -> usize {
         self.keys.context.unwrap_or(self.found.files.config.context)
     }
 }
 
-/// Returns whether every engine fits into its available memory.
+/// Returns whether the plan of every engine fits into its available memory.
 fn fit(plans: &[EnginePlan]) -> bool {
     plans.iter().all(|EnginePlan { plan, available, .. }| plan.total() <= *available)
 }

@@ -13,7 +13,7 @@ use levade_trainer::Toolboxes;
 use crate::failure::unusable;
 use crate::programs::runner_program;
 
-/// Agents of a run that a runner can execute.
+/// Recipe of a run, loaded by a runner, with the agents that the runner can execute.
 pub(super) struct LoadedRecipe {
     recipe: Recipe,
     toolboxes: Toolboxes,
@@ -24,7 +24,8 @@ pub(super) struct LoadedRecipe {
 }
 
 impl LoadedRecipe {
-    /// Reads the recipe `text` of the run `name`. Files that the recipe names are in `dir`.
+    /// Parses the recipe `text` of the run `name`. The directory `dir` contains the files that the
+    /// recipe names.
     ///
     /// # Errors
     /// Returns an error if the recipe is invalid, for example because it was written by another
@@ -45,10 +46,10 @@ impl LoadedRecipe {
         })
     }
 
-    /// Returns an agent, which is set up once.
+    /// Returns the agent with this name. The agent is set up when it is first requested.
     ///
     /// # Errors
-    /// Returns an error if there is no such agent, or if one of its files is missing here.
+    /// Returns an error if there is no such agent, or if this host lacks one of the agent's files.
     pub fn agent(&self, name: &str) -> anyhow::Result<RunnerAgent> {
         let mut agents = self.agents.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(agent) = agents.get(name) {
