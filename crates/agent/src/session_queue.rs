@@ -248,13 +248,14 @@ impl SessionHost for SessionQueue {
     async fn start(&self, request: StartRequest) -> Result<HostedSession, ApiError> {
         let StartRequest { task_id, task, person, wait_seconds } = request;
         if !task.is_empty() {
-            let message = "this run chooses the tasks; leave the task out, and read it from the \
-                           response";
+            let message = "this run chooses the tasks of its sessions; leave out the task in the \
+                           request, and read the task from the response";
             return Err(ApiError::field("task", message));
         }
         if person.is_some() {
-            let message = "this run chooses the tasks; leave the person out, and name the field \
-                           with the person of a task in the run's recipe (tasks.person)";
+            let message = "this run chooses the tasks of its sessions; leave out the person in the \
+                           request, and name the field with the person of a task in the run's \
+                           recipe (tasks.person)";
             return Err(ApiError::field("person", message));
         }
         if !(0.0..=MAX_REQUEST_WAIT).contains(&wait_seconds) {
@@ -280,8 +281,8 @@ impl SessionHost for SessionQueue {
         process_time::with_timeout(wait, waiting).await.ok_or_else(|| {
             let of_task = task_id.map_or(String::new(), |id| format!(" at the task {id:?}"));
             let message = format!(
-                "no attempt{of_task} waits for an agent now; the run may need one later, so repeat \
-                 the request, with wait_seconds to wait for it"
+                "no attempt{of_task} waits for an agent now; repeat the request later, or set \
+                 wait_seconds to wait for an attempt"
             );
             ApiError::new(ErrorKind::Busy(RETRY_DELAY), message)
         })

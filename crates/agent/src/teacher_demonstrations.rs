@@ -98,7 +98,7 @@ pub(crate) async fn create_attempt(
     let render = move || demonstrate_calls(&policies, &calls);
     let rendered = match tokio::task::spawn_blocking(render).await {
         Ok(rendered) => rendered.map_err(|error| error.to_string()),
-        Err(error) => Err(format!("rendering failed: {error}")),
+        Err(error) => Err(format!("the teacher's completions cannot be rendered: {error}")),
     };
     match rendered {
         Ok((trajectory, tokens)) => {

@@ -320,7 +320,7 @@ pub(crate) fn apply_results(
         observations.iter().find(|observation| observation.breaks)
     {
         return Err(format!(
-            "the tool {} does not work: {text}",
+            "the tool {} failed, and the attempt cannot continue without it: {text}",
             toolbox.as_deref().unwrap_or_default()
         ));
     }

@@ -139,7 +139,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     if args.attempt.is_some() && args.step.is_some() && !args.terms {
         return Err(unusable(
-            "--step with --attempt selects the step of --terms, which is not set".to_owned(),
+            "--attempt with --step requires --terms; add --terms, or leave out --step".to_owned(),
         ));
     }
     if args.json && !args.terms && !args.alarms {

@@ -129,7 +129,9 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     screen::print_line(&format!("{} {}", style.bold("model  "), shape.describe()));
 
     if let Some(price) = args.price.filter(|price| !(0.0..1e12).contains(price)) {
-        return Err(unusable(format!("--price {price}: give 0 to 1e12")));
+        return Err(unusable(format!(
+            "--price is {price}, but must be at least 0 and less than 1e12"
+        )));
     }
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
     let prompt = args.prompt.unwrap_or(DEFAULT_PROMPT.min(context));
@@ -439,7 +441,7 @@ fn simulate_fleets(
         args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices))
     {
         return Err(unusable(format!(
-            "--fleet {devices}: give {min_devices} to {MAX_DEVICES} devices"
+            "--fleet contains {devices} devices, but must be in {min_devices}..={MAX_DEVICES}"
         )));
     }
     let limits = [
@@ -450,7 +452,7 @@ fn simulate_fleets(
     if let Some((name, value, max_value)) =
         limits.into_iter().find(|(_, value, max_value)| !(0.0..=*max_value).contains(value))
     {
-        return Err(unusable(format!("{name} {value}: give 0 to {max_value}")));
+        return Err(unusable(format!("{name} is {value}, but must be in 0..={max_value}")));
     }
     let fleet = fleet::Fleet {
         samplers: 1,

@@ -77,7 +77,8 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let steps = screen::plural(steps, "step");
     if same + differ == 0 {
         anyhow::bail!(
-            "{steps} replayed, but nothing was compared: the run has no complete checkpoint of them"
+            "{steps} replayed, but nothing was compared: the run has no complete checkpoint of \
+             these steps"
         );
     }
     screen::print_line(&format!(

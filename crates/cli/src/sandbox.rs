@@ -232,7 +232,7 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
         text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
     if keys.is_empty() {
         return Err(unusable(format!(
-            "--key-file: there is no key in {}; write one key per line",
+            "the file {} (--key-file) contains no key; write one key per line",
             screen::path(path)
         )));
     }

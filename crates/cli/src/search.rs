@@ -146,7 +146,7 @@ fn parse_analyzer(text: &str) -> Result<Analyzer, String> {
     match text {
         "english" => Ok(Analyzer::English),
         "plain" => Ok(Analyzer::Plain),
-        other => Err(format!("{other:?} is neither english nor plain")),
+        other => Err(format!("the analyzer {other:?} does not exist; use english or plain")),
     }
 }
 

@@ -132,7 +132,7 @@ fn parse_precision(text: &str) -> Result<Precision, String> {
     match text {
         "f32" => Ok(Precision::F32),
         "bf16" => Ok(Precision::Bf16),
-        other => Err(format!("{other:?} is neither f32 nor bf16")),
+        other => Err(format!("the precision {other:?} does not exist; use f32 or bf16")),
     }
 }
 

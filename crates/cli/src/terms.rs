@@ -36,7 +36,8 @@ pub async fn format_terms(
     recipe.run.folder = std::path::absolute(dir)?;
     if recipe.cluster.learner.is_some() {
         return Err(unusable(
-            "--terms replays a step on the embedded engine, but this run has an external learner"
+            "--terms replays a step on the embedded engine, which is not possible because this run \
+             has an external learner"
                 .to_owned(),
         ));
     }

@@ -81,7 +81,9 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
     let store = run.open_store().await?;
     let ids = selected_attempts(&args, &*store).await?;
     if ids.is_empty() {
-        return Err(unusable("the run has no such attempts; `levade inspect` lists those it has"));
+        return Err(unusable(
+            "these options select no attempt of the run; `levade inspect` lists its attempts",
+        ));
     }
     let name = run.recipe()?.run.name;
     let mut collector = collector(&args, &name)?;
@@ -161,7 +163,7 @@ fn collector(args: &Args, run: &str) -> anyhow::Result<Collector> {
     };
     if !url.starts_with("http://") && !url.starts_with("https://") {
         return Err(unusable(format!(
-            "--to {url}: a collector has an address with http:// or https://, such as \
+            "--to is {url:?}, but must be the URL of a collector with http:// or https://, such as \
              http://127.0.0.1:4318/v1/traces"
         )));
     }

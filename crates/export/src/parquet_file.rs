@@ -127,7 +127,9 @@ fn write_group(
     let mut group = writer.next_row_group()?;
     for leaf in leaves {
         let Some(mut column) = group.next_column()? else {
-            return Err(ParquetError::General("the schema has too few columns".into()));
+            return Err(ParquetError::General(
+                "the schema has fewer columns than the rows; please report this defect".into(),
+            ));
         };
         let definitions = Some(&leaf.definitions[..]);
         let repetitions = leaf.is_repeated.then_some(&leaf.repetitions[..]);
@@ -152,7 +154,10 @@ fn write_group(
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            _ => return Err(ParquetError::General("a column has another type".into())),
+            _ => return Err(ParquetError::General(
+                "the schema gives a column another type than the rows; please report this defect"
+                    .into(),
+            )),
         }
         leaf.definitions.clear();
         leaf.repetitions.clear();

@@ -52,7 +52,7 @@ pub fn elo(
 ) -> Result<Vec<Rating>, GameError> {
     let error = |message: String| Err(GameError::Ratings { message });
     if games.is_empty() || resamples == 0 {
-        return error("they need at least one game and one resample".to_owned());
+        return error("at least one game and one resample are required".to_owned());
     }
     for PairedGame { players: [one, other], score } in games {
         if !(0.0..=1.0).contains(score) {

@@ -14,14 +14,14 @@ pub fn moves_in_seat_order<'a>(
     let error = |seat, message: &str| GameError::Move { seat, message: message.to_owned() };
     if let Some((seat, _)) = moves.iter().find(|(seat, _)| requests.iter().all(|a| a.seat != *seat))
     {
-        return Err(error(*seat, "this seat does not act in this turn"));
+        return Err(error(*seat, "the seat does not act in this turn"));
     }
     let find = |request: &MoveRequest| {
         let mut own = moves.iter().filter(|(seat, _)| *seat == request.seat);
         let (seat, played) =
             own.next().ok_or_else(|| error(request.seat, "the move is missing"))?;
         if own.next().is_some() {
-            return Err(error(*seat, "there are several moves for one turn"));
+            return Err(error(*seat, "the seat has several moves in one turn"));
         }
         request.check(played).map_err(|message| GameError::Move { seat: *seat, message })?;
         Ok((*seat, played))

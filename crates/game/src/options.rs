@@ -18,7 +18,9 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
         // serde would accept a list, and assign its items to the options in the order of their
         // declaration.
         other => {
-            return Err(invalid(format!("{other} is no object, such as {{\"name\": value}}")));
+            return Err(invalid(format!(
+                "the options are {other}, but must be an object such as {{\"name\": value}}"
+            )));
         }
     };
     serde_json::from_value(options.clone()).map_err(|error| {
@@ -74,7 +76,7 @@ mod tests {
         assert!(error.contains("`sets` is 2: unknown field `sets`"), "{error}");
         for wrong in [json!([]), json!([3]), json!(3), json!("seats")] {
             let error = read(wrong.clone()).unwrap_err().to_string();
-            assert!(error.contains(&format!("{wrong} is no object")), "{error}");
+            assert!(error.contains(&format!("{wrong}, but must be an object")), "{error}");
         }
     }
 }

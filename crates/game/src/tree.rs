@@ -81,7 +81,10 @@ impl GameTree {
         let name = game.name();
         let starts = game.starts(options)?;
         let starts = starts.filter(|starts| !starts.is_empty()).ok_or_else(|| {
-            tree_error(name, "its starts cannot be listed; use kuhn or tic_tac_toe".to_owned())
+            tree_error(
+                name,
+                "the starts of a match cannot be listed; use kuhn or tic_tac_toe".to_owned(),
+            )
         })?;
         let mut builder = Builder {
             game: name,
@@ -94,7 +97,7 @@ impl GameTree {
         let mut roots = Vec::with_capacity(starts.len());
         for Start { seats: own, events, mut state } in starts {
             if own != seats {
-                let why = "the roles of its seats differ from start to start".to_owned();
+                let why = "the roles of the seats differ from start to start".to_owned();
                 return Err(tree_error(name, why));
             }
             let mut views = vec![View::default(); seats.len()];

@@ -207,7 +207,7 @@ async fn within_timeout<T>(
 ) -> anyhow::Result<T> {
     with_timeout(timeout, response)
         .await
-        .unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for a response"))
+        .unwrap_or_else(|| anyhow::bail!("no response from the scheduler within {timeout:?}"))
 }
 
 /// Log file that another process appends to.

@@ -27,7 +27,8 @@ pub async fn output(words: &[&str]) -> anyhow::Result<String> {
     let command = words.join(" ");
     let run = tokio::process::Command::new(words[0]).args(&words[1..]).kill_on_drop(true).output();
     let output = tokio::time::timeout(TIMEOUT, run).await;
-    let output = output.map_err(|_| anyhow::anyhow!("waited {TIMEOUT:?} for `{command}`"))?;
+    let output =
+        output.map_err(|_| anyhow::anyhow!("`{command}` did not finish within {TIMEOUT:?}"))?;
     let output = output.map_err(|error| {
         unusable(format!("cannot start {}: {error}; is it installed on this machine?", words[0]))
     })?;

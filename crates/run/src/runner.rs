@@ -203,7 +203,8 @@ impl Runner {
         let Runner { store, dir, wait, .. } = self;
         let read = || store.resources(Some(id), Some(version));
         let resources = retry(&**store, "read the recipe", *wait, read).await?;
-        let missing = || anyhow::anyhow!("the store has no version {version} of {id}");
+        let missing =
+            || anyhow::anyhow!("the store contains no version {version} of the recipe {id}");
         let announcement = Announcement::parse(&resources.ok_or_else(missing)?)?;
         let supervisor = self.host.supervisor();
         let recipe = LoadedRecipe::new(&announcement.recipe, id, dir, supervisor)?;

@@ -141,7 +141,8 @@ impl Environment {
             self.workers.request(Request::new(verb, order), limit).await.map_err(|error| {
                 match error {
                     WorkerError::Timeout(_) => self.error(format!(
-                        "did not respond to {verb:?} within {limit:?} (worker.seconds)"
+                        "the process did not respond to the request {verb:?} within {limit:?} \
+                         (worker.seconds)"
                     )),
                     error => self.error(error.to_string()),
                 }

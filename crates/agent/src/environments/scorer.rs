@@ -55,10 +55,10 @@ impl Scorer for EnvironmentScorer {
             "text": scorer_input.text(),
             "tag": options.tag,
         });
-        let response = environment
-            .query("score", order)
-            .await
-            .map_err(|error| ScoreError::Command { command: error.name, what: error.why })?;
+        let response = environment.query("score", order).await.map_err(|error| {
+            let what = format!("failed: {}", error.why);
+            ScoreError::Command { command: error.name, what }
+        })?;
         let score = response["score"].as_f64().ok_or_else(|| {
             ScoreError::Unusable(format!(
                 "the environment {} returned no score",

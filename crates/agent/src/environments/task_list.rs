@@ -87,8 +87,8 @@ impl Environment {
             listed.repeated = before - tasks.len();
             if tasks.len() <= held_out {
                 return Err(self.error(format!(
-                    "has {} tasks, too few to hold out {held_out} of them and train on at least \
-                     one; lower held_out",
+                    "there are only {} tasks, too few to hold out {held_out} of them and train on \
+                     at least one; lower held_out",
                     tasks.len()
                 )));
             }
@@ -149,7 +149,7 @@ impl Environment {
             }
             let page: Vec<TaskMessage> =
                 serde_json::from_value(response["tasks"].take()).map_err(|error| {
-                    self.error(format!("returned tasks that cannot be parsed: {error}"))
+                    self.error(format!("the listed tasks cannot be parsed: {error}"))
                 })?;
             let got = page.len();
             tasks.extend(page.into_iter().map(|message| self.task(message)));

@@ -231,7 +231,8 @@ impl Match<'_> {
                 join_all(decisions).await.into_iter().collect::<Result<_, String>>()?;
             if moves.len() != requests.len() {
                 return Err(format!(
-                    "the game {} asked for a move of a seat that it does not have, or twice",
+                    "the game {} requested a move from a seat that does not exist, or two moves \
+                     from one seat",
                     options.rules.name()
                 ));
             }

@@ -96,7 +96,7 @@ async fn score(
     let policy = &player.policy;
     let failure = |why: String| format!("the policy {policy} cannot score a move: {why}");
     let (Backend::Tokens(sampler), Some(format)) = (&player.backend, &player.format) else {
-        return Err(failure("it is behind a chat API, which reports no probabilities".to_owned()));
+        return Err(failure("chat APIs do not report the probability of a completion".to_owned()));
     };
     let chat = format.chat();
     let render = || {

@@ -61,7 +61,11 @@ impl MatchRecord {
         let complete = outcomes.len() == players.len()
             && outcomes.iter().enumerate().all(|(index, seat)| seat.seat == index);
         if !complete {
-            return Err(format!("the game {game} must report one outcome per seat, in order"));
+            return Err(format!(
+                "the game {game} reports {} outcomes, but must report one outcome per seat, in \
+                 order",
+                outcomes.len()
+            ));
         }
         let mut rewards = Vec::new();
         let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -81,7 +85,11 @@ impl MatchRecord {
             });
             for (turn, reward) in player.rewards.iter().copied().chain(transitions) {
                 if !reward.is_finite() {
-                    return Err(format!("a reward of the seat {} is {reward}", player.name));
+                    return Err(format!(
+                        "the game {game} reports the reward {reward} for the seat {}, but rewards \
+                         must be finite",
+                        player.name
+                    ));
                 }
                 rewards.push(match turn {
                     Some(turn) => json!({"turn": turn, "value": reward}),
@@ -93,7 +101,11 @@ impl MatchRecord {
                 .chain(result.parts.iter().map(|(name, value)| (name.as_str(), *value)));
             for (name, value) in own {
                 if !value.is_finite() {
-                    return Err(format!("{name:?} of the seat {} is {value}", player.name));
+                    return Err(format!(
+                        "the game {game} reports {value} as {name:?} of the seat {}, but metrics \
+                         must be finite",
+                        player.name
+                    ));
                 }
                 metrics.entry(format!("game/{}.{name}", player.agent)).or_default().push(value);
                 metrics.entry(format!("game/role.{}.{name}", seat.role)).or_default().push(value);

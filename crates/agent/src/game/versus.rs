@@ -73,7 +73,7 @@ pub async fn play_versus(
         let agent = options.agent_for(seat)?;
         let contestant = contestants[index];
         if !contestant.agents.contains_key(agent) {
-            return Err(format!("{} has no agent {agent:?}", contestant.name));
+            return Err(format!("the contestant {} has no agent {agent:?}", contestant.name));
         }
         let name = contestant.agent_name(agent);
         seated.insert(seat.name.clone(), name.clone());

@@ -168,7 +168,7 @@ impl RunnerQueue {
             match self.store.enqueue(std::slice::from_ref(&new)).await {
                 Ok(mut rollouts) => match rollouts.pop() {
                     Some(rollout) => break rollout,
-                    None => return Err("the store returned no rollout".into()),
+                    None => return Err("the store returned no rollout for the attempt".into()),
                 },
                 Err(error @ RolloutError::Store(_)) if start.elapsed() < self.options.wait => {
                     tracing::warn!(%error, "waiting for the store");

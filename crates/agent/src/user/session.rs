@@ -242,10 +242,19 @@ impl Voice<'_> {
         match end.finish {
             FinishReason::StopId | FinishReason::StopString => {}
             FinishReason::Length => {
-                return Err(format!("the message had not ended after {} tokens", end.tokens));
+                return Err(format!(
+                    "the user's message had not ended after {} tokens",
+                    end.tokens
+                ));
             }
-            FinishReason::Context => return Err("the context of the user is full".to_owned()),
-            FinishReason::Aborted => return Err("the sampler of the user stopped".to_owned()),
+            FinishReason::Context => {
+                return Err(
+                    "the user's conversation has filled the context of its policy".to_owned()
+                );
+            }
+            FinishReason::Aborted => {
+                return Err("the sampler stopped before the user's message was complete".to_owned());
+            }
         }
         let (text, has_calls, written) = match end.recorded_completion {
             Some(recorded) => {
@@ -258,7 +267,7 @@ impl Voice<'_> {
             }
         };
         if has_calls {
-            return Err("the user called a tool, but a user has none".to_owned());
+            return Err("the user called a tool, but users have no tools".to_owned());
         }
         history.push(written);
         Ok(Written { text: Some(text), ends: false, score: None })

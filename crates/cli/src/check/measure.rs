@@ -71,7 +71,7 @@ async fn measure_step(
     };
     ended.transpose()?;
     let found = first.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-    found.ok_or_else(|| anyhow::anyhow!("the measured step did not complete"))
+    found.ok_or_else(|| anyhow::anyhow!("the run ended before its measured step was complete"))
 }
 
 /// Observer of a run that stores the metrics of the first step, and notifies when this step is

@@ -167,7 +167,10 @@ fn check_run_dir(recipe: &Recipe, report: &mut Report) {
     }
     let existing_dir = resources::nearest_existing(dir).unwrap_or(Path::new("/"));
     let written = tempfile::tempfile_in(existing_dir).map_err(|error| {
-        anyhow::anyhow!("{} cannot be written ({error}): set run.folder", existing_dir.display())
+        anyhow::anyhow!(
+            "the directory {} cannot be written: {error}; set run.folder to another directory",
+            existing_dir.display()
+        )
     });
     report.item("folder", written, |_| crate::screen::path(dir));
 }

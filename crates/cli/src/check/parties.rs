@@ -141,12 +141,12 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
             }
             let text = opened.respond_to(json!([])).await?.text.unwrap_or_default();
             if text.is_empty() {
-                return Err("it wrote no first message; set opens = false".to_owned());
+                return Err("the user wrote no first message; set opens = false".to_owned());
             }
             let start: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             Ok(format!("its first message is {start:?}"))
         };
-        let late = |_| Err(format!("it was not ready within {:?}", user.timeout));
+        let late = |_| Err(format!("the user was not ready within {:?}", user.timeout));
         let opened = tokio::time::timeout(user.timeout, opening).await.unwrap_or_else(late);
         let opened = opened.map_err(|why: String| unusable(format!("{name}: {why}")));
         report.item("user", opened, |what| format!("{name}: {what}"));

@@ -176,7 +176,7 @@ fn sources(
         ))),
         _ => match policies.iter().find(|policy| !trained.contains(policy)) {
             Some(missing) => Err(unusable(format!(
-                "{source} has no model of the trained policy {missing}, but of {}: set it with \
+                "{source} has no model of the trained policy {missing}, but of {}: name one with \
                  --set policy.{missing}.source=SOURCE",
                 names(&trained.iter().collect::<Vec<_>>())
             ))),

@@ -53,7 +53,8 @@ impl Players {
                 Some(run) => run.recipe()?,
                 None => {
                     return Err(unusable(format!(
-                        "{name} is no run; give the recipe of the game with --recipe"
+                        "{name} is not a run, which would contain the recipe of the game; name \
+                         a recipe with --recipe"
                     )));
                 }
             },

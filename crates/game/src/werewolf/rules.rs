@@ -126,7 +126,7 @@ impl Rules {
     pub fn roles(&self) -> Result<Vec<Role>, GameError> {
         let error = |message: String| GameError::Options { game: NAME.to_owned(), message };
         if self.counts().is_empty() {
-            return Err(error(format!("players is {}, but it must be 7, 9 or 12", self.players)));
+            return Err(error(format!("players is {}, but must be 7, 9 or 12", self.players)));
         }
         let ranges = [
             ("max_days", self.max_days, 1, MAX_DAYS),
@@ -134,7 +134,7 @@ impl Rules {
         ];
         for (name, value, min, max) in ranges {
             if !(min..=max).contains(&value) {
-                let message = format!("{name} is {value}, but it must be in {min}..={max}");
+                let message = format!("{name} is {value}, but must be in {min}..={max}");
                 return Err(error(message));
             }
         }

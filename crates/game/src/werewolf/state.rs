@@ -584,7 +584,7 @@ impl State for WerewolfMatch {
         let texts = Texts::new(position.rules.language)?;
         let Position { rules, seed, roles, alive, .. } = position.clone();
         if [roles.len(), alive.len()] != [rules.players; 2] {
-            let message = format!("it does not have {} players", rules.players);
+            let message = format!("the position does not have {} players", rules.players);
             return Err(GameError::Position { game: NAME.to_owned(), message });
         }
         let mut restored =

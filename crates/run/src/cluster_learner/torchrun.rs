@@ -203,15 +203,15 @@ async fn await_address(
         }
         tokio::select! {
             how = kept.describe_end() => anyhow::bail!(
-                "the processes of the learner ended before they listened: {how}\n{}",
+                "the processes of the learner exited before they accepted connections: {how}\n{}",
                 failure_reason(log)
             ),
             _ = sleep(POLL_INTERVAL) => {}
         }
         if watch.elapsed() > timeout {
             anyhow::bail!(
-                "waited {timeout:?} for the processes of the learner to listen\n{}\nraise \
-                 `cluster.learner.start_seconds` if the machine is only slow",
+                "the processes of the learner did not accept connections within {timeout:?}\n{}\n\
+                 raise `cluster.learner.start_seconds` if the machine is only slow",
                 failure_reason(log)
             );
         }

@@ -76,11 +76,15 @@ impl LoadedRecipe {
             }
             AgentKind::Program => RunnerAgent::Program(program()),
             AgentKind::Game => {
-                return Err(unusable("the agent plays a game, which runners cannot do"));
+                return Err(unusable(
+                    "the agent plays a game, but runners cannot execute games; remove `runners` \
+                     from the recipe",
+                ));
             }
             AgentKind::Session => {
                 return Err(unusable(
-                    "agents start sessions at the gateway of the trainer, not at runners",
+                    "the agent has the kind `session`, whose sessions start at the gateway of the \
+                     trainer; runners cannot execute it",
                 ));
             }
             AgentKind::Environment => {
