@@ -8,7 +8,7 @@ use levade_tasks::Task;
 use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
-use crate::roster::{Agent, Limits, Roster};
+use crate::roster::{Agent, AttemptLimits, Roster};
 use crate::teacher::Teacher;
 
 /// Input of one attempt: the task, the opening messages, the agents and the limits.
@@ -40,7 +40,7 @@ pub struct AttemptContext {
     /// Agents of the run.
     pub roster: Arc<Roster>,
     /// Limits of the attempt: turns, tokens and timeouts.
-    pub limits: Limits,
+    pub limits: AttemptLimits,
     /// Teacher that generates completions instead of the trained policies. The completions become
     /// demonstrations. `None` if the policies act.
     pub teacher: Option<Teacher>,

@@ -17,12 +17,12 @@ use levade_tasks::Task;
 use levade_tools::ToolContext;
 
 use crate::agent_loop::AttemptContext;
-use crate::context::summary_agent;
-use crate::roster::{Agent, Limits, MixtureScope, MixtureSeats, Player, Roster};
+use crate::context::own_summarizer_name;
+use crate::roster::{Agent, AttemptLimits, MixtureScope, MixtureSeats, Player, Roster};
 
 /// Kind of agent loop that calls the parties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Caller {
+pub(crate) enum CallerKind {
     /// The tool loop, which sends no sampling parameters.
     ToolLoop,
     /// A program, whose requests have sampling parameters.
@@ -34,7 +34,7 @@ pub(crate) enum Caller {
 /// Rules that determine which party answers the calls of each agent of one attempt.
 pub(crate) struct PartyBuilder<'a> {
     context: &'a AttemptContext,
-    caller: Caller,
+    caller: CallerKind,
     /// Teacher that generates completions instead of the trained policies.
     teacher: Option<Arc<dyn ChatApi>>,
 }
@@ -45,9 +45,12 @@ impl<'a> PartyBuilder<'a> {
     /// # Errors
     /// Returns a message if a teacher replays completions from the task's row, and the row lacks
     /// them.
-    pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
-        let teacher =
-            context.teacher.as_ref().map(|teacher| teacher.responder(&context.task)).transpose()?;
+    pub fn new(context: &'a AttemptContext, caller: CallerKind) -> Result<Self, String> {
+        let teacher = context
+            .teacher
+            .as_ref()
+            .map(|teacher| teacher.create_responder(&context.task))
+            .transpose()?;
         Ok(PartyBuilder { context, caller, teacher })
     }
 
@@ -56,31 +59,36 @@ impl<'a> PartyBuilder<'a> {
     /// # Errors
     /// Returns a message if the roster lacks the agent's summarizer, or if the summarizer has no
     /// player.
-    pub fn party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
+    pub fn create_party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
         let summarizer = if player.context_policy.is_summarizing() {
-            Some(Arc::new(self.summarizer(agent, player)?))
+            Some(Arc::new(self.create_summarizer(agent, player)?))
         } else {
             None
         };
-        Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
+        Ok(Party { summarizer, ..self.create_party_without_summarizer(agent, player) })
     }
 
     /// Returns the party that answers for `agent` as a simulated user. A teacher never replaces
     /// this party. `timeout` limits each completion.
     ///
     /// # Errors
-    /// Returns the errors of [`party`](Self::party).
-    pub fn user(&self, agent: &Agent, player: &Player, timeout: Duration) -> Result<Party, String> {
-        let party = self.party(agent, player)?;
+    /// Returns the errors of [`create_party`](Self::create_party).
+    pub fn create_user_party(
+        &self,
+        agent: &Agent,
+        player: &Player,
+        timeout: Duration,
+    ) -> Result<Party, String> {
+        let party = self.create_party(agent, player)?;
         let limits = PartyLimits { timeout, ..party.limits };
         Ok(Party { backend: player.backend.clone(), limits, ..party })
     }
 
     fn is_program(&self) -> bool {
-        self.caller == Caller::Program
+        self.caller == CallerKind::Program
     }
 
-    fn without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
+    fn create_party_without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
         // The tool loop has only one agent, whose completions the teacher demonstrates.
         let teacher = self.teacher.as_ref().filter(|_| player.is_trained || !self.is_program());
         let backend = match (teacher, &player.backend) {
@@ -88,8 +96,11 @@ impl<'a> PartyBuilder<'a> {
             (_, backend) => backend.clone(),
         };
         let sampling = if player.is_trained || !self.is_program() {
-            let max_tokens = self.context.limits_of(agent).max_tokens;
-            SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
+            let max_tokens = self.context.agent_limits(agent).max_tokens;
+            SamplingRule::Fixed(SamplingParams {
+                max_tokens,
+                ..self.context.agent_sampling_params(agent)
+            })
         } else {
             SamplingRule::Default(SamplingParams {
                 max_tokens: player.context,
@@ -98,7 +109,7 @@ impl<'a> PartyBuilder<'a> {
         };
         // In the tool loop of this process, the sampler enforces its context length, and reports it
         // in the finish reason.
-        let context = if self.caller == Caller::ToolLoop { usize::MAX } else { player.context };
+        let context = if self.caller == CallerKind::ToolLoop { usize::MAX } else { player.context };
         Party {
             agent: agent.name.clone(),
             policy: player.policy.clone(),
@@ -117,17 +128,17 @@ impl<'a> PartyBuilder<'a> {
     ///
     /// # Errors
     /// Returns a message if the roster has no agent of the configured name.
-    fn summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
+    fn create_summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
         let summary = &player.context_policy.summary;
         let (name, agent, player) = match summary.agent.as_str() {
-            "" => (summary_agent(&agent.name), agent, player),
+            "" => (own_summarizer_name(&agent.name), agent, player),
             named => {
                 let missing = || format!("there is no agent {named:?} to write summaries");
                 let found = self.context.roster.find(named).ok_or_else(missing)?;
-                (named.to_owned(), found, self.context.player(found)?)
+                (named.to_owned(), found, self.context.select_player(found)?)
             }
         };
-        let party = self.without_summarizer(agent, player);
+        let party = self.create_party_without_summarizer(agent, player);
         let sampling = match party.sampling {
             SamplingRule::Fixed(params) => {
                 SamplingRule::Fixed(SamplingParams { max_tokens: summary.tokens, ..params })
@@ -171,7 +182,7 @@ impl AttemptContext {
     ///
     /// # Errors
     /// Returns a message if the roster lacks the agent.
-    pub fn own_agent(&self) -> Result<&Agent, String> {
+    pub fn find_own_agent(&self) -> Result<&Agent, String> {
         let known =
             || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
         let missing = || {
@@ -186,8 +197,8 @@ impl AttemptContext {
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
-    pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
-        self.player_as(agent, &agent.name)
+    pub fn select_player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
+        self.select_player_for_role(agent, &agent.name)
     }
 
     /// Returns the policy that plays an agent under the recorded name `role`. A policy is picked
@@ -196,7 +207,11 @@ impl AttemptContext {
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
-    pub(crate) fn player_as<'a>(&self, agent: &'a Agent, role: &str) -> Result<&'a Player, String> {
+    pub(crate) fn select_player_for_role<'a>(
+        &self,
+        agent: &'a Agent,
+        role: &str,
+    ) -> Result<&'a Player, String> {
         let stream = match agent.mixture {
             MixtureScope::Attempt => self.stream,
             MixtureScope::Group => self.group_stream,
@@ -222,12 +237,12 @@ impl AttemptContext {
 
     /// Returns the limits of an agent. In an evaluation, the attempt's own agent has the limits of
     /// the attempt instead of its limits in training.
-    pub(crate) fn limits_of<'a>(&'a self, agent: &'a Agent) -> &'a Limits {
+    pub(crate) fn agent_limits<'a>(&'a self, agent: &'a Agent) -> &'a AttemptLimits {
         if agent.name == self.agent { &self.limits } else { &agent.limits }
     }
 
     /// Returns the sampling parameters of an agent, without its maximum number of tokens.
-    pub(crate) fn params_of(&self, agent: &Agent) -> SamplingParams {
+    pub(crate) fn agent_sampling_params(&self, agent: &Agent) -> SamplingParams {
         if self.has_own_sampling {
             (agent.samples)(self.params.clone())
         } else {
@@ -237,19 +252,19 @@ impl AttemptContext {
 
     /// Returns the attempt's data that the tools of an agent receive. `deadline` is the time left
     /// for the attempt.
-    pub(crate) fn tool_context(&self, agent: &Agent, deadline: Duration) -> ToolContext {
+    pub(crate) fn create_tool_context(&self, agent: &Agent, deadline: Duration) -> ToolContext {
         ToolContext {
             attempt: self.name.clone(),
             task: self.task.clone(),
             seed: self.seed,
             stream: self.stream,
             deadline,
-            params: self.params_of(agent),
+            params: self.agent_sampling_params(agent),
         }
     }
 
     /// Creates the recorder of a tool loop, which records at most `max_tokens` sampled tokens.
-    pub(crate) fn recorder(&self, max_tokens: usize) -> Arc<Recorder> {
+    pub(crate) fn create_recorder(&self, max_tokens: usize) -> Arc<Recorder> {
         Recorder::new(RecorderOptions {
             name: self.name.clone(),
             seed: self.seed,

@@ -47,13 +47,13 @@ impl ContextPolicy {
     /// Returns the name of the agent that writes the summaries of `agent`'s removed turns.
     pub fn summarizer_name(&self, agent: &str) -> String {
         match self.summary.agent.as_str() {
-            "" => summary_agent(agent),
+            "" => own_summarizer_name(agent),
             named => named.to_owned(),
         }
     }
 }
 
 /// Returns the name under which an agent writes its own summaries: `AGENT.summary`.
-pub fn summary_agent(agent: &str) -> String {
+pub fn own_summarizer_name(agent: &str) -> String {
     format!("{agent}.summary")
 }

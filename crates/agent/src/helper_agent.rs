@@ -8,7 +8,7 @@ use levade_text::Message;
 use levade_tools::{Branch, HelpRequest, Helper};
 use levade_tree::{Outcome, Trajectory};
 
-use crate::roster::{Limits, Roster};
+use crate::roster::{AttemptLimits, Roster};
 use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 
 /// Function that returns the initial messages of a conversation about a task.
@@ -47,7 +47,7 @@ impl Helper for HelperAgent {
             params,
             has_own_sampling: true,
             agent: self.agent.clone(),
-            limits: Limits {
+            limits: AttemptLimits {
                 attempt_timeout: agent.limits.attempt_timeout.min(deadline),
                 ..agent.limits
             },

@@ -46,7 +46,7 @@ pub type SamplingMap = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Syn
 
 /// Limits of an attempt. The agent that the task names determines them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct AttemptLimits {
     /// Maximum number of turns, at least 1.
     pub max_turns: u32,
     /// Maximum number of sampled tokens of the attempt over all turns, at least 1.
@@ -94,7 +94,7 @@ pub struct Agent {
     pub mixture_seats: MixtureSeats,
     /// Limits of attempts of this agent. In every attempt, a completion of this agent has at most
     /// `limits.tokens` tokens.
-    pub limits: Limits,
+    pub limits: AttemptLimits,
     /// Function that returns the sampling parameters of the agent's completions in training.
     pub samples: SamplingMap,
     /// Tools that the agent can call in the tool loop.
@@ -129,7 +129,7 @@ impl Roster {
 
 impl Agent {
     /// Creates an agent without tools that one policy plays.
-    pub fn new(name: &str, player: Player, limits: Limits) -> Self {
+    pub fn new(name: &str, player: Player, limits: AttemptLimits) -> Self {
         Agent {
             name: name.to_owned(),
             players: vec![player],

@@ -28,10 +28,10 @@ use serde_json::Value;
 use tokio::sync::{Notify, oneshot};
 use tracing::{Instrument, debug_span};
 
-use crate::cast::Caller;
-use crate::program::{rejection_finish, task_of, turns_of};
-use crate::sessions::{Ending, SOURCE, session_outcome};
-use crate::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Program};
+use crate::cast::CallerKind;
+use crate::program::{agent_turns, find_rejection_finish, task_to_json};
+use crate::sessions::{SOURCE, SessionEnding, create_session_outcome};
+use crate::{Agent, AgentLoop, Attempt, AttemptContext, AttemptLimits, Program};
 
 /// Maximum interval between two checks whether a client has started a session.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -61,13 +61,13 @@ pub struct SessionQueueOptions {
 pub struct SessionQueue {
     options: SessionQueueOptions,
     note: Box<dyn Fn(String) + Send + Sync>,
-    state: Mutex<State>,
+    state: Mutex<SessionQueueState>,
     /// Notified when an attempt is added to the queue.
     offered: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct SessionQueueState {
     /// Number of attempts that have been added to the queue so far.
     num_offers: u64,
     /// Waiting attempts, ordered by the time at which they were added to the queue.
@@ -85,16 +85,16 @@ struct WaitingAttempt {
     session: Arc<Session>,
     task: Value,
     started: oneshot::Sender<()>,
-    ended: oneshot::Sender<ClientEnd>,
+    ended: oneshot::Sender<ClientEndRequest>,
 }
 
 struct StartedSession {
     session: Arc<Session>,
-    ended: oneshot::Sender<ClientEnd>,
+    ended: oneshot::Sender<ClientEndRequest>,
 }
 
 /// End of a session at the request of its client.
-struct ClientEnd {
+struct ClientEndRequest {
     request: EndRequest,
     response: oneshot::Sender<EndedSession>,
 }
@@ -107,12 +107,12 @@ struct QueuePosition<'a> {
     session: Arc<Session>,
     number: u64,
     started: oneshot::Receiver<()>,
-    ended: oneshot::Receiver<ClientEnd>,
+    ended: oneshot::Receiver<ClientEndRequest>,
 }
 
 impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
+        let mut state = self.queue.lock_state();
         state.waiting.remove(&self.number);
         state.started.remove(self.session.recorder().name());
         drop(state);
@@ -141,13 +141,13 @@ impl SessionQueue {
         queue
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, SessionQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an attempt with this session and this task to the queue. Returns the attempt's position
     /// in the queue.
-    fn offer<'a>(
+    fn offer_attempt<'a>(
         &'a self,
         gateway: &'a Gateway,
         session: &Arc<Session>,
@@ -156,7 +156,7 @@ impl SessionQueue {
         let (start_sender, started) = oneshot::channel();
         let (end_sender, ended) = oneshot::channel();
         let session = Arc::clone(session);
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let number = state.num_offers;
         state.num_offers += 1;
         let attempt = WaitingAttempt {
@@ -173,8 +173,8 @@ impl SessionQueue {
 
     /// Removes the first waiting attempt, and returns its session. If `task_id` is set, only
     /// attempts at this task are considered.
-    fn take(&self, task_id: Option<&str>) -> Option<HostedSession> {
-        let mut state = self.state();
+    fn take_waiting_attempt(&self, task_id: Option<&str>) -> Option<HostedSession> {
+        let mut state = self.lock_state();
         let is_wanted = |attempt: &WaitingAttempt| {
             task_id.is_none() || task_id == attempt.task.get("id").and_then(Value::as_str)
         };
@@ -198,7 +198,7 @@ impl SessionQueue {
         let SessionQueueOptions { url, wait, .. } = &self.options;
         let mut clock = Stopwatch::start();
         let mut since = Duration::ZERO;
-        let mut known_starts = self.state().num_starts;
+        let mut known_starts = self.lock_state().num_starts;
         loop {
             let interval = POLL_INTERVAL.min(*wait);
             if let Some(result) = process_time::with_timeout(interval, &mut *started).await {
@@ -206,7 +206,7 @@ impl SessionQueue {
             }
             let elapsed = clock.elapsed();
             let (num_starts, is_busy) = {
-                let state = self.state();
+                let state = self.lock_state();
                 (state.num_starts, !state.started.is_empty())
             };
             // A client that makes another attempt can start this one next.
@@ -220,14 +220,14 @@ impl SessionQueue {
                      (sessions.wait_seconds)"
                 ));
             }
-            self.report_wait(waited);
+            self.notify_of_wait(waited);
         }
     }
 
     /// Notifies the user if no client has started a session for too long, and `waited` exceeds the
     /// time for the next notice.
-    fn report_wait(&self, waited: Duration) {
-        let mut state = self.state();
+    fn notify_of_wait(&self, waited: Duration) {
+        let mut state = self.lock_state();
         if waited < NOTICE_AFTER.saturating_mul(1 << state.num_notices.min(16)) {
             return;
         }
@@ -271,7 +271,7 @@ impl SessionHost for SessionQueue {
                 let mut offered = std::pin::pin!(self.offered.notified());
                 // An attempt that is offered from now on completes the wait.
                 offered.as_mut().enable();
-                if let Some(session) = self.take(task_id) {
+                if let Some(session) = self.take_waiting_attempt(task_id) {
                     return session;
                 }
                 offered.await;
@@ -294,10 +294,10 @@ impl SessionHost for SessionQueue {
             let message = format!("the session {id} has ended");
             ApiError::new(ErrorKind::AttemptEnded, message)
         };
-        let removed = self.state().started.remove(id);
+        let removed = self.lock_state().started.remove(id);
         let StartedSession { ended, .. } = removed.ok_or_else(has_ended)?;
         let (response, receiver) = oneshot::channel();
-        let request = ClientEnd { request: end, response };
+        let request = ClientEndRequest { request: end, response };
         ended.send(request).map_err(|_| has_ended())?;
         receiver.await.map_err(|_| has_ended())
     }
@@ -312,7 +312,7 @@ impl SessionHost for SessionQueue {
     }
 
     fn find(&self, id: &str) -> Option<Arc<Session>> {
-        self.state().started.get(id).map(|started| Arc::clone(&started.session))
+        self.lock_state().started.get(id).map(|started| Arc::clone(&started.session))
     }
 }
 
@@ -331,7 +331,7 @@ impl AgentLoop for SessionLoop {
     /// is closed.
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("session", id = %context.name);
-        self.attempt(context).instrument(span).await
+        self.run_attempt(context).instrument(span).await
     }
 
     fn can_be_taught(&self, _: &Agent) -> bool {
@@ -340,15 +340,15 @@ impl AgentLoop for SessionLoop {
 }
 
 impl SessionLoop {
-    async fn attempt(&self, context: AttemptContext) -> Attempt {
+    async fn run_attempt(&self, context: AttemptContext) -> Attempt {
         let SessionLoop { program, queue } = self;
-        let opened = match program.open(&context, Caller::Program) {
+        let opened = match program.open_session(&context, CallerKind::Program) {
             Ok(opened) => opened,
             Err(why) => return Attempt::failed("policies", why),
         };
-        let mut task = task_of(&context);
+        let mut task = task_to_json(&context);
         task["is_evaluation"] = context.is_evaluation.into();
-        let mut position = queue.offer(&program.gateway, &opened.session, task);
+        let mut position = queue.offer_attempt(&program.gateway, &opened.session, task);
         if let Err(why) = queue.wait_for_start(&mut position.started).await {
             return Attempt::failed(SOURCE, why);
         }
@@ -361,11 +361,11 @@ impl SessionLoop {
             }
         };
         let ended = opened.own_player().wait_within(timeout, ended).await;
-        let recorded = opened.close(&program.gateway).await;
+        let recorded = opened.close_session(&program.gateway).await;
         let (ending, response) = match ended {
-            None => (Ending::Timeout(timeout), None),
-            Some(Some(ClientEnd { request, response })) => {
-                (Ending::Client(request), Some(response))
+            None => (SessionEnding::Timeout(timeout), None),
+            Some(Some(ClientEndRequest { request, response })) => {
+                (SessionEnding::Client(request), Some(response))
             }
             Some(None) => {
                 let why = format!(
@@ -379,8 +379,8 @@ impl SessionLoop {
         let interaction_count = recorded.0.calls.len();
         let external =
             context.teacher.as_ref().map_or_else(Vec::new, |_| recorded.0.external.clone());
-        let made = ended_attempt(&context.limits, recorded, ending);
-        let attempt = opened.complete(&context, made, &external).await;
+        let made = create_ended_attempt(&context.limits, recorded, ending);
+        let attempt = opened.complete_attempt(&context, made, &external).await;
         if let Some(response) = response {
             // Sending fails if the client has disconnected.
             let _ = response
@@ -405,14 +405,16 @@ async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
 }
 
 /// Creates the attempt of a session that ended with `ending`.
-fn ended_attempt(
-    limits: &Limits,
+fn create_ended_attempt(
+    limits: &AttemptLimits,
     (recorded, rewards): (Recording, Vec<Reward>),
-    ending: Ending,
+    ending: SessionEnding,
 ) -> Attempt {
-    let has_error = matches!(&ending, Ending::Client(EndRequest { error: Some(_), .. }));
-    let mut outcome = session_outcome(&recorded, &rewards, ending);
-    if has_error && let Some(finish) = rejection_finish(&recorded, limits, &turns_of(&recorded)) {
+    let has_error = matches!(&ending, SessionEnding::Client(EndRequest { error: Some(_), .. }));
+    let mut outcome = create_session_outcome(&recorded, &rewards, ending);
+    if has_error
+        && let Some(finish) = find_rejection_finish(&recorded, limits, &agent_turns(&recorded))
+    {
         outcome.finish = finish;
         outcome.error = None;
     }

@@ -14,7 +14,7 @@ use crate::user::{UserResponse, UserSession};
 
 /// Reason why the tool loop of an attempt failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LoopError {
+pub(crate) enum ToolLoopError {
     #[error("{0}")]
     Call(#[from] ApiError),
     #[error("{0}")]
@@ -29,18 +29,20 @@ pub(crate) enum LoopError {
     Tree(#[from] TreeError),
 }
 
-impl LoopError {
+impl ToolLoopError {
     /// Returns the name of the component that failed: `prompt`, `sampler`, `tools` or another
     /// component of the attempt.
-    pub fn source(&self) -> &'static str {
+    pub fn failed_component(&self) -> &'static str {
         match self {
-            LoopError::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
-            LoopError::Call(error) if error.param.as_deref() == Some("messages") => "chat template",
-            LoopError::Call(_) => "sampler",
-            LoopError::Tool(_) | LoopError::Outage(_) => "tools",
-            LoopError::User(_) => "user",
-            LoopError::Helper { .. } => "agents",
-            LoopError::Tree(_) => "record",
+            ToolLoopError::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
+            ToolLoopError::Call(error) if error.param.as_deref() == Some("messages") => {
+                "chat template"
+            }
+            ToolLoopError::Call(_) => "sampler",
+            ToolLoopError::Tool(_) | ToolLoopError::Outage(_) => "tools",
+            ToolLoopError::User(_) => "user",
+            ToolLoopError::Helper { .. } => "agents",
+            ToolLoopError::Tree(_) => "record",
         }
     }
 }
@@ -49,21 +51,21 @@ impl LoopError {
 pub trait LoopObserver: Send {
     /// Notifies the observer that a completion starts. `opens_reasoning` is whether the prompt of
     /// the completion already starts its reasoning.
-    fn start(&mut self, opens_reasoning: bool);
+    fn completion_started(&mut self, opens_reasoning: bool);
 
     /// Notifies the observer of new sampled tokens.
-    fn tokens(&mut self, tokens: &[Token]);
+    fn tokens_sampled(&mut self, tokens: &[Token]);
 
     /// Notifies the observer that the completion has ended.
-    fn end(&mut self);
+    fn completion_ended(&mut self);
 
     /// Notifies the observer of the results of the completion's tool calls.
-    fn results(&mut self, results: &[Observation]);
+    fn tools_returned(&mut self, results: &[Observation]);
 }
 
 /// Limits of a tool loop.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LoopLimits {
+pub(crate) struct ToolLoopLimits {
     /// Maximum number of completions in the loop.
     pub max_turns: u32,
     /// Limit for the opening prompt of the conversation.
@@ -77,7 +79,7 @@ pub(crate) struct ToolLoop<'a, 'b> {
     pub cast: &'a Cast,
     /// Specifications of the tools in the prompt. They do not change during a conversation.
     pub specs: &'a [ToolSpec],
-    pub limits: LoopLimits,
+    pub limits: ToolLoopLimits,
     /// Outcome of the attempt so far.
     pub outcome: &'a mut Outcome,
     /// Number of tool calls that helpers of the agent have made.
@@ -98,9 +100,9 @@ impl ToolLoop<'_, '_> {
         &mut self,
         history: &mut Vec<Message>,
         tools: &mut OpenTools,
-    ) -> Result<Finish, LoopError> {
+    ) -> Result<Finish, ToolLoopError> {
         for index in 0.. {
-            let end = match self.call(history, index == 0).await {
+            let end = match self.request_completion(history, index == 0).await {
                 // The task fits into the context, but the tool results no longer do.
                 Err(error) if index > 0 && error.kind == ErrorKind::TooLong => {
                     return Ok(Finish::Context);
@@ -123,9 +125,9 @@ impl ToolLoop<'_, '_> {
             let is_last = index + 1 >= self.limits.max_turns;
             if parsed.calls.is_empty() {
                 (self.outcome.final_text, self.outcome.reasoning) = (parsed.content, reasoning);
-                match self.answer_of_user(turn, is_last).await? {
-                    Answer::Message(text) => history.push(Message::user(text)),
-                    Answer::End(finish) => return Ok(finish),
+                match self.request_user_answer(turn, is_last).await? {
+                    UserAnswer::Message(text) => history.push(Message::user(text)),
+                    UserAnswer::End(finish) => return Ok(finish),
                 }
                 continue;
             }
@@ -134,12 +136,12 @@ impl ToolLoop<'_, '_> {
             let mut results = tools.execute_calls(&parsed, !is_last).await;
             self.merge_helpers(&mut results)?;
             if let Some(observer) = &mut self.observer {
-                observer.results(&results);
+                observer.tools_returned(&results);
             }
             self.outcome.calls_by_turn.push((turn, tools.counts().subtract(&before)));
             add_timings(self.outcome, turn, &parsed, &results);
             let learned = apply_results(self.outcome, turn, &results);
-            if let Some(final_answer) = learned.map_err(LoopError::Outage)? {
+            if let Some(final_answer) = learned.map_err(ToolLoopError::Outage)? {
                 self.outcome.final_text = final_answer;
                 return Ok(Finish::Ended);
             }
@@ -156,28 +158,36 @@ impl ToolLoop<'_, '_> {
 
     /// Returns the user's answer to the text of the agent's completion, or the end of the attempt.
     /// `is_last` is whether the agent has reached its maximum number of completions.
-    async fn answer_of_user(&mut self, turn: u32, is_last: bool) -> Result<Answer, LoopError> {
+    async fn request_user_answer(
+        &mut self,
+        turn: u32,
+        is_last: bool,
+    ) -> Result<UserAnswer, ToolLoopError> {
         let Some((user, player)) = &mut self.user else {
-            return Ok(Answer::End(Finish::Answered));
+            return Ok(UserAnswer::End(Finish::Answered));
         };
         let responded = user.respond_to(&self.outcome.final_text, player).await;
-        let (response, score) = responded.map_err(LoopError::User)?;
+        let (response, score) = responded.map_err(ToolLoopError::User)?;
         if let Some(score) = score {
             self.outcome.rewards_by_turn.push((turn, score));
         }
         Ok(match response {
-            UserResponse::End => Answer::End(Finish::Ended),
-            UserResponse::MaxTurns => Answer::End(Finish::MaxTurns),
-            UserResponse::Message(_) if is_last => Answer::End(Finish::MaxTurns),
+            UserResponse::End => UserAnswer::End(Finish::Ended),
+            UserResponse::MaxTurns => UserAnswer::End(Finish::MaxTurns),
+            UserResponse::Message(_) if is_last => UserAnswer::End(Finish::MaxTurns),
             UserResponse::Message(_) if self.cast.recorder().remaining_tokens() == 0 => {
-                Answer::End(Finish::MaxTokens)
+                UserAnswer::End(Finish::MaxTokens)
             }
-            UserResponse::Message(text) => Answer::Message(text),
+            UserResponse::Message(text) => UserAnswer::Message(text),
         })
     }
 
     /// Requests the agent's next completion.
-    async fn call(&mut self, history: &[Message], is_first: bool) -> Result<End, ApiError> {
+    async fn request_completion(
+        &mut self,
+        history: &[Message],
+        is_first: bool,
+    ) -> Result<End, ApiError> {
         let request = Request {
             tools: self.specs.to_vec(),
             opening: is_first.then_some(self.limits.opening),
@@ -187,19 +197,19 @@ impl ToolLoop<'_, '_> {
         let head = reader.head();
         self.outcome.prompt_truncated |= head.is_truncated;
         let Some(observer) = &mut self.observer else { return reader.completion().await };
-        observer.start(head.opens_reasoning);
+        observer.completion_started(head.opens_reasoning);
         let tokens = |event: &Event| {
             if let Event::Delta { tokens, .. } = event {
-                observer.tokens(tokens);
+                observer.tokens_sampled(tokens);
             }
         };
         let completed = reader.completion_with(tokens).await;
-        observer.end();
+        observer.completion_ended();
         completed
     }
 
     /// Adds the conversations of helpers to the recorded conversation of the attempt.
-    fn merge_helpers(&mut self, results: &mut [Observation]) -> Result<(), LoopError> {
+    fn merge_helpers(&mut self, results: &mut [Observation]) -> Result<(), ToolLoopError> {
         let mut broken = None;
         for Branch { agent, trajectory, outcome } in
             results.iter_mut().flat_map(|observation| observation.branches.drain(..))
@@ -207,14 +217,14 @@ impl ToolLoop<'_, '_> {
             let first = self.cast.recorder().append_trajectory(&trajectory)?;
             let error = outcome.error.clone();
             merge_outcome(self.outcome, self.helped, first, outcome);
-            broken = broken.or(error.map(|why| LoopError::Helper { agent, why }));
+            broken = broken.or(error.map(|why| ToolLoopError::Helper { agent, why }));
         }
         broken.map_or(Ok(()), Err)
     }
 }
 
 /// Answer to a completion without a tool call.
-enum Answer {
+enum UserAnswer {
     /// The simulated user has sent a message, and the agent continues.
     Message(String),
     /// The attempt has ended with this finish.

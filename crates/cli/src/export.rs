@@ -12,7 +12,7 @@ use levade_store::Status;
 use levade_tree::{AttemptId, Purpose};
 
 use crate::failure::unusable;
-use crate::recorded::{find_attempt, run_chats};
+use crate::recorded::{find_attempt, open_run_chats};
 use crate::screen::Style;
 
 /// Write the recorded attempts of a run as rows for other programs
@@ -69,13 +69,13 @@ pub struct Args {
     /// Purposes of the exported attempts, separated by commas: train, eval, baseline,
     /// demonstration, session
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "train",
-        value_parser = purpose)]
+        value_parser = parse_purpose)]
     purpose: Vec<Purpose>,
 
     /// Statuses of the exported attempts, separated by commas: completed, unscored, failed,
     /// superseded, abandoned
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "completed",
-        value_parser = status)]
+        value_parser = parse_status)]
     status: Vec<Status>,
 
     /// Export only this attempt, by its slot or its id, whatever its purpose and status
@@ -122,7 +122,7 @@ enum FormatName {
 }
 
 impl FormatName {
-    fn format(self) -> Format {
+    fn to_format(self) -> Format {
         match self {
             FormatName::Jsonl | FormatName::Parquet => Format::Table,
             FormatName::Verl => Format::Verl,
@@ -135,16 +135,16 @@ impl FormatName {
 
     /// Returns whether rows of the format can contain tokens.
     fn has_tokens(self) -> bool {
-        matches!(self.format(), Format::Table | Format::Atif)
+        matches!(self.to_format(), Format::Table | Format::Atif)
     }
 }
 
-fn purpose(text: &str) -> Result<Purpose, String> {
+fn parse_purpose(text: &str) -> Result<Purpose, String> {
     Purpose::parse(text)
         .ok_or_else(|| format!("\"{text}\" is not train, eval, baseline, demonstration or session"))
 }
 
-fn status(text: &str) -> Result<Status, String> {
+fn parse_status(text: &str) -> Result<Status, String> {
     Status::parse(text).filter(|status| status.is_end()).ok_or_else(|| {
         format!("\"{text}\" is not completed, unscored, failed, superseded or abandoned")
     })
@@ -171,7 +171,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let options =
         RowOptions { tokens: args.tokens, split_prompt: args.split_prompt, min_gap: args.min_gap };
-    let format = args.format.map_or(Format::Table, FormatName::format);
+    let format = args.format.map_or(Format::Table, FormatName::to_format);
     let target = Target::parse(&args.out, format, &options)?;
     let filter = Filter {
         purposes: args.purpose.clone(),
@@ -183,7 +183,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         task: args.task.clone(),
         agent: args.agent.clone(),
     };
-    let runtime = crate::runtime()?;
+    let runtime = crate::create_runtime()?;
     let run = RunDir::open(&args.run)?;
     let store = runtime.block_on(run.open_store())?;
     let only = match &args.attempt {
@@ -193,13 +193,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             Some(found.ok_or_else(|| unusable(format!("the run has no {name}")))?.id)
         }
     };
-    let chats = run_chats(&run)?;
+    let chats = open_run_chats(&run)?;
     let find_chat = |agent: &str, policy: &str| {
         let chat = chats.chat(agent, policy).cloned();
         chat.ok_or_else(|| format!("policy {policy} has no chat template in this run"))
     };
     let read = |id: &AttemptId| runtime.block_on(store.attempt(id));
-    let sequences = SequenceReader::new(&find_chat, args.raw || format.is_raw());
+    let sequences = SequenceReader::new(&find_chat, args.raw || format.needs_raw_messages());
     let exporter = Exporter::new(store.run(), &filter, (format, options), sequences, &read);
     let select = || match only {
         Some(id) => Ok(vec![vec![id]]),
@@ -229,12 +229,12 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             (exporter.write_part(part, &target, &mut |_| {})?, args.out.clone())
         }
     };
-    report(&progress, &location);
+    print_summary(&progress, &location);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a summary of the export to standard error.
-fn report(progress: &Progress, location: &str) {
+fn print_summary(progress: &Progress, location: &str) {
     let Progress { groups, rows, skipped, first_skipped, .. } = progress;
     eprintln!("{} {rows} rows of {groups} groups to {location}", Style::stderr().dim("wrote"));
     if let Some(first) = first_skipped {

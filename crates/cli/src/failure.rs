@@ -61,9 +61,9 @@ fn is_user_error(error: &anyhow::Error) -> bool {
 
 /// Formats an error for the user. If the crate that defines the error does not know the keys of
 /// recipes, the text also tells which keys to change.
-pub fn message(error: &anyhow::Error) -> String {
+pub fn format_error(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
-        let ways = remedies(plan.largest());
+        let ways = list_remedies(plan.largest());
         return format!(
             "the model would take {plan}, but only {} MiB of memory may be used\n\
              {}, raise `engine.memory_mb` if it is set, or free memory",
@@ -85,9 +85,9 @@ pub fn message(error: &anyhow::Error) -> String {
 }
 
 /// Lists ways to reduce the memory for several purposes, each way only once.
-fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
+fn list_remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
     let mut ways = Vec::new();
-    for way in purposes.into_iter().flat_map(remedies_for) {
+    for way in purposes.into_iter().flat_map(remedies_for_purpose) {
         if !ways.contains(way) {
             ways.push(*way);
         }
@@ -96,7 +96,7 @@ fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
 }
 
 /// Lists ways to reduce the memory for one purpose, as changes of a recipe.
-fn remedies_for(purpose: Purpose) -> &'static [&'static str] {
+fn remedies_for_purpose(purpose: Purpose) -> &'static [&'static str] {
     match purpose {
         Purpose::Weights => &["take a smaller model"],
         Purpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
@@ -118,9 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways_out_removes_duplicates() {
-        let ways =
-            remedies([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
+    fn list_remedies_removes_duplicates() {
+        let ways = list_remedies([
+            Purpose::Optimizer,
+            Purpose::Weights,
+            Purpose::Sequence,
+            Purpose::Cache,
+        ]);
         let named = [
             "train an adapter (`model.lora`)",
             "take a smaller model",
@@ -131,18 +135,18 @@ mod tests {
     }
 
     #[test]
-    fn message_adds_sources_that_it_does_not_contain() {
+    fn format_error_adds_missing_sources() {
         for (context, expected) in [
             ("cannot open run.db", "cannot open run.db: disk full"),
             ("disk full: free space", "disk full: free space"),
         ] {
             let error = anyhow::Error::new(std::io::Error::other("disk full"));
-            assert_eq!(message(&error.context(context)), expected);
+            assert_eq!(format_error(&error.context(context)), expected);
         }
     }
 
     #[test]
-    fn is_users_distinguishes_input_from_runtime_failures() {
+    fn is_user_error_distinguishes_input_from_runtime_failures() {
         for error in [
             unusable("no"),
             TextError::NoTemplate.into(),

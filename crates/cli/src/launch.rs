@@ -12,7 +12,7 @@ use levade_recipe::Override;
 use crate::host;
 use crate::recipe;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Start a run on one or more machines, watch it, and collect its logs
 ///
@@ -71,7 +71,7 @@ pub struct Args {
     k8s: K8s,
 }
 
-/// Options of `--on ssh`
+/// Options of the launcher `--on ssh`
 #[derive(clap::Args)]
 struct Ssh {
     /// Name of a machine for --on ssh, as ssh accepts it; the first machine trains; can be repeated
@@ -83,7 +83,7 @@ struct Ssh {
     ssh_args: Vec<String>,
 }
 
-/// Options of `--on slurm`
+/// Options of the launcher `--on slurm`
 #[derive(clap::Args)]
 struct Slurm {
     /// Option of sbatch for --on slurm, such as partition=gpu or time=12:00:00; can be repeated
@@ -91,7 +91,7 @@ struct Slurm {
     sbatch: Vec<String>,
 }
 
-/// Options of `--on ray`
+/// Options of the launcher `--on ray`
 #[derive(clap::Args)]
 struct Ray {
     /// URL of the dashboard of a Ray cluster, for --on ray
@@ -103,7 +103,7 @@ struct Ray {
     ray_python: String,
 }
 
-/// Options of `--on k8s`
+/// Options of the launcher `--on k8s`
 #[derive(clap::Args)]
 struct K8s {
     /// Image with levade and the learner's environment, for --on k8s
@@ -127,13 +127,13 @@ struct K8s {
 /// Launcher: starts the processes of a run on machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum LaunchTarget {
-    /// This machine; each node is a group of processes on it
+    /// This machine; each node is a group of processes on this machine
     Local,
     /// Machines that ssh reaches without a password
     Ssh,
-    /// A Slurm cluster
+    /// A Slurm cluster, with sbatch
     Slurm,
-    /// A Ray cluster
+    /// A Ray cluster, through its HTTP API
     Ray,
     /// A Kubernetes cluster, with kubectl
     K8s,
@@ -141,7 +141,7 @@ enum LaunchTarget {
 
 impl Args {
     /// Creates the launcher that the options select, with its settings.
-    fn launcher(&self) -> Launcher {
+    fn create_launcher(&self) -> Launcher {
         match self.on {
             LaunchTarget::Local => Launcher::Local,
             LaunchTarget::Ssh => Launcher::Ssh(SshOptions {
@@ -172,7 +172,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         None => std::env::current_exe()?,
     };
     let job = Job::new(&recipe, binary, args.restarts)?;
-    let launch = Launch::new(job, &recipe, &args.launcher())?;
+    let launch = Launch::new(job, &recipe, &args.create_launcher())?;
     if args.dry_run {
         for (path, text) in launch.files() {
             screen::print_line(&format!(
@@ -188,10 +188,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let Job { nodes, root, dir, .. } = launch.job().clone();
     let machines = screen::plural(nodes, "machine");
     eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&root));
-    let ended = crate::runtime()?.block_on(async {
+    let ended = crate::create_runtime()?.block_on(async {
         let log = Box::new(std::io::stderr());
-        let stops = Requests::listen()?.stream();
-        launch.run(args.detach, Watcher { host: host::host()?, log, stops }).await
+        let stops = StopRequests::listen()?.into_stream();
+        launch.run(args.detach, Watcher { host: host::create_host()?, log, stops }).await
     })?;
     match ended {
         LaunchOutcome::Code(code) => {

@@ -64,7 +64,7 @@ impl LinesFile {
     /// Returns an error that names the file if it cannot be written.
     pub fn write(&mut self, line: &Value) -> anyhow::Result<()> {
         let written = self.drop_earlier_content().and_then(|()| writeln!(self.file, "{line}"));
-        written.map_err(|error| self.error(&error))
+        written.map_err(|error| self.to_file_error(&error))
     }
 
     /// Flushes the buffer to the file.
@@ -73,10 +73,10 @@ impl LinesFile {
     /// Returns an error that names the file if it cannot be written.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         let written = self.drop_earlier_content().and_then(|()| self.file.flush());
-        written.map_err(|error| self.error(&error))
+        written.map_err(|error| self.to_file_error(&error))
     }
 
-    fn error(&self, error: &io::Error) -> anyhow::Error {
+    fn to_file_error(&self, error: &io::Error) -> anyhow::Error {
         anyhow::anyhow!("{}: {error}", self.path.display())
     }
 }

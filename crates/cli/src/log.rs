@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_silences_mcp_sdk() {
+    fn default_filter_silences_mcp_sdk() {
         assert!(!default_filter().would_enable("rmcp::service", &Level::ERROR));
         assert!(default_filter().would_enable("levade_tools", &Level::WARN));
         assert!(parse_filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_include_every_crate() {
+    fn log_filter_knows_every_crate() {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for crate_name in std::fs::read_dir(crates).unwrap() {
             let name = crate_name.unwrap().file_name().into_string().unwrap();

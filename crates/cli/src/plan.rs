@@ -112,7 +112,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
     let (shape, files) = match &args.config {
         Some(file) => {
-            let text = read("--config", file)?;
+            let text = read_option_file("--config", file)?;
             (
                 Shape::parse(&text)
                     .map_err(|why| unusable(format!("{}: {why}", file.display())))?,
@@ -120,7 +120,10 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
             )
         }
         None => {
-            let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
+            let files = ModelFiles::open(&model::fetch_model(
+                &recipe.model.source,
+                &host::create_host()?,
+            )?)?;
             (Shape::new(&files.config), Some(files))
         }
     };
@@ -184,7 +187,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     screen::print_line(&format!(
         "\n{} {} of phases of kind \"rl\" on {}, without evaluations and other phases",
         style.bold("time   "),
-        duration(3600.0 * hours),
+        format_duration(3600.0 * hours),
         screen::plural(devices, "device")
     ));
     if let Some(price) = args.price {
@@ -203,7 +206,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Formats a duration with at least two digits and its unit.
-fn duration(seconds: f64) -> String {
+fn format_duration(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", 1000.0 * seconds),
         ..10.0 => format!("{seconds:.1} s"),
@@ -214,7 +217,7 @@ fn duration(seconds: f64) -> String {
 }
 
 /// Reads the file that the option `option` names.
-fn read(option: &str, file: &Path) -> anyhow::Result<String> {
+fn read_option_file(option: &str, file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file)
         .map_err(|error| unusable(format!("cannot read {option} {}: {error}", file.display())))
 }
@@ -269,7 +272,7 @@ fn print_learner(
             return Ok(none);
         }
         for EnginePlan { what, plan, .. } in
-            PlannedModels::open(recipe, &host::host()?)?.plans(recipe, None)?
+            PlannedModels::open(recipe, &host::create_host()?)?.plans(recipe, None)?
         {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::print_line(&format!("{} {what}: {plan}", style.bold("engine ")));
@@ -285,7 +288,7 @@ fn print_learner(
         style.bold("learner"),
         gib(total)
     ));
-    print_parts(&plan);
+    print_memory_parts(&plan);
     let is_colocated = recipe.cluster.placement == Placement::Colocated;
     let moved = memory::offloaded_bytes(&plan);
     let sleeping_server = if is_colocated && keys.gpus > 0 { SLEEPING_SERVER_MEMORY } else { 0 };
@@ -316,7 +319,7 @@ fn print_learner(
     })
 }
 
-fn print_parts(parts: &[(&str, Bytes)]) {
+fn print_memory_parts(parts: &[(&str, Bytes)]) {
     for (name, bytes) in parts.iter().filter(|(_, bytes)| *bytes > 0) {
         screen::print_line(&format!("          {name:<34} {:>9} GiB", gib(*bytes)));
     }
@@ -411,7 +414,7 @@ fn simulate_fleets(
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
-            let text = read("--service", file)?;
+            let text = read_option_file("--service", file)?;
             let service: fleet::Service = serde_json::from_str(&text)
                 .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service
@@ -489,7 +492,7 @@ fn simulate_fleets(
             fleet::MAX_COMPLETIONS
         )));
     }
-    fleets::print(&sizes);
+    fleets::print_fleets(&sizes);
     Ok(())
 }
 
@@ -523,7 +526,7 @@ fn print_phase(
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
     let handoff = if step.handoff_seconds > 0.0 {
-        format!("device handoff {}, ", duration(step.handoff_seconds))
+        format!("device handoff {}, ", format_duration(step.handoff_seconds))
     } else {
         String::new()
     };
@@ -534,18 +537,18 @@ fn print_phase(
     screen::print_line(&format!(
         "          sampling {} ({} tokens/s), learning {} ({} tokens/s{bubble}), {handoff}together \
          {} per step",
-        duration(step.sampling),
+        format_duration(step.sampling),
         screen::count((step.sampled as f64 / step.sampling) as u64),
-        duration(step.learning),
+        format_duration(step.learning),
         screen::count((step.trained as f64 / step.learning) as u64),
-        duration(seconds),
+        format_duration(seconds),
     ));
     seconds * f64::from(keys.steps) / 3600.0
 }
 
 #[cfg(test)]
 mod tests {
-    use super::duration;
+    use super::format_duration;
 
     #[test]
     fn duration_has_digits_at_every_scale() {
@@ -558,7 +561,7 @@ mod tests {
             (90_000.0, "25.0 h"),
         ];
         for (seconds, text) in expected {
-            assert_eq!(duration(seconds), text);
+            assert_eq!(format_duration(seconds), text);
         }
     }
 }

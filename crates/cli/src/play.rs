@@ -97,7 +97,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
     /// Returns an error if the input ends before the match, or if the rules reject a move.
     fn play(mut self, Start { seats, events, mut state }: Start) -> anyhow::Result<()> {
         writeln!(self.output, "{}\n", seats[self.seat].instructions)?;
-        self.show(&events)?;
+        self.print_events(&events)?;
         for turn in 0.. {
             let requests = match state.next() {
                 Next::Over(outcomes) => {
@@ -113,16 +113,16 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
                 let own = request.seat == self.seat;
                 moves.push((
                     request.seat,
-                    if own { self.read(request)? } else { self.random_move(request, turn) },
+                    if own { self.read_move(request)? } else { self.random_move(request, turn) },
                 ));
             }
             let events = state.apply(&moves)?;
-            self.show(&events)?;
+            self.print_events(&events)?;
         }
         Ok(())
     }
 
-    fn show(&mut self, events: &[Event]) -> io::Result<()> {
+    fn print_events(&mut self, events: &[Event]) -> io::Result<()> {
         for event in events.iter().filter(|event| event.to.contains(self.seat)) {
             writeln!(self.output, "{}", event.text)?;
         }
@@ -138,7 +138,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
     }
 
     /// Reads lines from the user until one of them is a legal move.
-    fn read(&mut self, request: &MoveRequest) -> anyhow::Result<Move> {
+    fn read_move(&mut self, request: &MoveRequest) -> anyhow::Result<Move> {
         writeln!(self.output, "\n{}", request.prompt)?;
         let choices = match &request.choice {
             Choice::OneOf(choices) => choices.clone(),
@@ -154,7 +154,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
             if self.input.read_line(&mut line)? == 0 {
                 return Err(unusable("the input ended before the game was over".to_owned()));
             }
-            let played = parse(request, &choices, line.trim());
+            let played = parse_move(request, &choices, line.trim());
             match played.and_then(|played| request.check(&played).map(|()| played)) {
                 Ok(played) => return Ok(played),
                 Err(why) => writeln!(self.output, "{why}")?,
@@ -169,7 +169,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
 ///
 /// # Errors
 /// Returns a message if the line does not start with a choice.
-fn parse(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, String> {
+fn parse_move(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, String> {
     if choices.is_empty() {
         return match &request.choice {
             Choice::Schema(_) => {

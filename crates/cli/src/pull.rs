@@ -31,8 +31,8 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let host = host::host()?;
-    let path = model::get(&args.source, &host)?;
+    let host = host::create_host()?;
+    let path = model::fetch_model(&args.source, &host)?;
     if path.join("modules.json").exists() {
         // The layout in which sentence-transformers saves encoders.
         let config = EncoderFiles::open(&path, &args.source)?.config;

@@ -34,7 +34,7 @@ pub async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Optio
 }
 
 /// Reads an attempt from the store, and adds its times, which a file of the run contains.
-pub async fn attempt_with_times(
+pub async fn read_attempt_with_times(
     store: &dyn Store,
     id: &AttemptId,
     times: &HashMap<AttemptId, Timings>,
@@ -48,10 +48,10 @@ pub async fn attempt_with_times(
 
 /// Opens the chat formats of a run, one for each agent and policy. A format comes from the policy's
 /// newest checkpoint, or from the policy's model if there is no checkpoint.
-pub fn run_chats(run: &RunDir) -> anyhow::Result<Chats> {
+pub fn open_run_chats(run: &RunDir) -> anyhow::Result<Chats> {
     let recipe = run.recipe()?;
     let started_at = run.started()?;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let trained = recipe.trained_policies();
     let mut chats = Chats::default();
     for (agent, keys) in recipe.agents() {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn named_accepts_slots_and_ids() {
+    async fn find_attempt_accepts_slots_and_ids() {
         let store = Memory::new(RunId("r".into()));
         for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
             assert!(find_attempt(&store, name).await.unwrap().is_none(), "{name}");

@@ -29,7 +29,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(replay_run(args))
+    crate::create_runtime()?.block_on(replay_run(args))
 }
 
 async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
@@ -48,7 +48,7 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
     trained.cluster.placement = levade_recipe::Placement::Disaggregated;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let StartedPolicies { policies, fingerprint, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
             .await?;

@@ -4,7 +4,7 @@ use levade_run::dir::RunDir;
 use levade_run::source;
 
 pub use levade_run::model::check_base;
-pub use levade_run::source::{AgentScope, is_best, model_source, trained_by};
+pub use levade_run::source::{AgentScope, find_training_run, is_best_checkpoint, model_source};
 
 use crate::screen::Style;
 

@@ -12,7 +12,7 @@ use levade_run::{Event, Host};
 use crate::failure::{INTERRUPTED, unusable};
 use crate::host;
 use crate::screen::Style;
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Make attempts of runs whose recipes have the table `runners`, on this machine
 #[derive(clap::Args)]
@@ -33,7 +33,7 @@ pub struct Args {
 
     /// Make only the attempts of training, or only those of evaluations
     #[arg(long, value_enum)]
-    only: Option<Only>,
+    only: Option<AttemptRestriction>,
 
     /// Maximum number of concurrent attempts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
@@ -63,7 +63,7 @@ pub struct Args {
 
 /// Kind of attempts to which a runner is restricted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Only {
+enum AttemptRestriction {
     Train,
     Evaluation,
 }
@@ -74,16 +74,16 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let dir = args.dir.display();
         return Err(unusable(format!("--dir {dir} is no directory; name an existing one")));
     }
-    crate::runtime()?.block_on(async {
+    crate::create_runtime()?.block_on(async {
         let wait = Duration::from_secs(args.wait_seconds.into());
         let store = open_store(&args.store, wait).await?;
         // Until then a signal ends the process, because there is nothing to drain.
-        let signals = Requests::listen()?;
-        let name = args.name.unwrap_or_else(default_name);
+        let signals = StopRequests::listen()?;
+        let name = args.name.unwrap_or_else(default_runner_name);
         let style = Style::stderr();
         let what = args.queue.as_deref().unwrap_or("all runs");
         eprintln!("{} {what} at {} as {name}", style.dim("making attempts of"), store.location());
-        let host = Host::new(host::supervisor()?, move |event| {
+        let host = Host::new(host::create_supervisor()?, move |event| {
             if let Event::Note(text) = event {
                 eprintln!("{text}");
             }
@@ -93,8 +93,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             queue: args.queue,
             filter: match args.only {
                 None => AttemptFilter::All,
-                Some(Only::Train) => AttemptFilter::Training,
-                Some(Only::Evaluation) => AttemptFilter::Evaluation,
+                Some(AttemptRestriction::Train) => AttemptFilter::Training,
+                Some(AttemptRestriction::Evaluation) => AttemptFilter::Evaluation,
             },
             slots: args.slots.into(),
             name,
@@ -104,13 +104,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             drain: Duration::from_secs(args.drain_seconds.into()),
         };
         let once = options.once;
-        run(options, host, signals.stream()).await.context("the runner has stopped")?;
+        run(options, host, signals.into_stream()).await.context("the runner has stopped")?;
         Ok(if once { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
     })
 }
 
 /// Returns the default name of a runner, which is unique among the runners of a store.
-fn default_name() -> String {
+fn default_runner_name() -> String {
     #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     #[cfg(not(unix))]

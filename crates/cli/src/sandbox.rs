@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Run untrusted code: from a file, or for HTTP clients
 #[derive(Parser)]
@@ -128,7 +128,7 @@ struct JailArgs {
 }
 
 impl JailArgs {
-    fn options(&self) -> Options {
+    fn sandbox_options(&self) -> Options {
         Options {
             python: self.python.clone(),
             preload: self.preload.clone(),
@@ -139,7 +139,7 @@ impl JailArgs {
         }
     }
 
-    fn limits(&self, seconds: f64) -> anyhow::Result<Limits> {
+    fn run_limits(&self, seconds: f64) -> anyhow::Result<Limits> {
         let memory_mb = self.memory_mb;
         let output_bytes = self.output_bytes;
         let limits = Limits { seconds, memory_mb, output_bytes, ..Limits::default() };
@@ -149,7 +149,7 @@ impl JailArgs {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let runtime = crate::runtime()?;
+    let runtime = crate::create_runtime()?;
     match args.command {
         Command::Serve(args) => runtime.block_on(run_server(&args)),
         Command::Run(args) => runtime.block_on(run_once(&args)),
@@ -184,7 +184,7 @@ async fn start_sandbox(options: Options) -> anyhow::Result<Sandbox> {
 
 async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let keys = match &args.key_file {
-        Some(path) => read_keys(path)?,
+        Some(path) => read_key_file(path)?,
         None if args.bind.ip().is_loopback() => Vec::new(),
         None => {
             return Err(unusable(format!(
@@ -194,13 +194,13 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             )));
         }
     };
-    let limits = args.jail.limits(args.max_seconds)?;
+    let limits = args.jail.run_limits(args.max_seconds)?;
     let access = Access::new(&args.allow_host, &args.allow_origin)
         .map_err(|error| unusable(error.to_string()))?;
     let bound = TcpListener::bind(args.bind).await;
     let listener =
         bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
-    let options = Options { waiting: args.waiting, ..args.jail.options() };
+    let options = Options { waiting: args.waiting, ..args.jail.sandbox_options() };
     let options =
         Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
     let service = Service::new(
@@ -209,7 +209,7 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         &keys,
         access.with_address(args.bind.ip()),
     );
-    let signals = Requests::listen()?;
+    let signals = StopRequests::listen()?;
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let first = || {
         let note = Style::stderr().dim("note      ");
@@ -224,7 +224,7 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or contains no key.
-fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
+fn read_key_file(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         unusable(format!("--key-file: cannot read {}: {error}", screen::path(path)))
     })?;
@@ -254,8 +254,8 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
         std::fs::read_to_string(&args.file).map(|text| code = text)
     };
     read.map_err(|error| unusable(format!("cannot read {}: {error}", screen::path(&args.file))))?;
-    let limits = args.jail.limits(args.seconds)?;
-    let sandbox = start_sandbox(args.jail.options()).await?;
+    let limits = args.jail.run_limits(args.seconds)?;
+    let sandbox = start_sandbox(args.jail.sandbox_options()).await?;
     let outcome =
         sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(to_cli_error)?;
     screen::print(&outcome.stdout.text());

@@ -34,7 +34,7 @@ const COMPLETION_FIELDS: [&str; 6] =
   levade score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out \
   scored.jsonl")]
 pub struct Args {
-    /// File of completions
+    /// File with the completions, one in each row
     file: PathBuf,
 
     /// Recipe with the scorers: a TOML file, or a directory that contains recipe.toml
@@ -73,7 +73,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let ScoredCompletions { attempts, success, score } =
-        crate::runtime()?.block_on(score_file(&args, &recipe))?;
+        crate::create_runtime()?.block_on(score_file(&args, &recipe))?;
     if let Some(out) = &mut out {
         attempts
             .iter()
@@ -98,7 +98,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             .to_string(),
         );
     } else {
-        screen::print_line(&summary(attempts.len() as u64 - unscored, success, score));
+        screen::print_line(&format_summary(attempts.len() as u64 - unscored, success, score));
     }
     for (reason, count) in &reasons {
         eprintln!("{} {count} without a score: {reason}", Style::stderr().dim("note:"));
@@ -107,7 +107,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Formats the success rate and the mean score of the scored completions, on one line.
-fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
+fn format_summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
     let Some(success) = success else { return "no completion has a score".into() };
     let [estimate, low, high] =
         [success.estimate, success.low, success.high].map(|fraction| 100.0 * fraction);
@@ -126,20 +126,20 @@ fn source(attempt: &Attempt) -> &str {
 }
 
 async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredCompletions> {
-    let host = host::host()?;
+    let host = host::create_host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
-    let known = known_tasks(recipe, &environments).await;
+    let known = read_recipe_tasks(recipe, &environments).await;
     let mut completions = Vec::new();
-    let mut own_ids = OwnIds::default();
-    for row in rows(args, recipe)? {
-        let completion = completion(args, recipe, &row)?;
+    let mut own_ids = RowTaskIds::default();
+    for row in read_rows(args, recipe)? {
+        let completion = find_completion(args, recipe, &row)?;
         let id = match row.fields.get("id") {
             Some(Value::String(id)) => Some(id.clone()),
             Some(Value::Number(id)) => Some(id.to_string()),
             _ => None,
         };
         let recipe_tasks = id.as_ref().and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
-        let task = match (known_task(recipe_tasks, &row)?, row.task) {
+        let task = match (find_known_task(recipe_tasks, &row)?, row.task) {
             (Some(known), _) => known.clone(),
             (None, Ok(task)) => own_ids.with_final_id(task, id),
             (None, Err(error)) => {
@@ -165,12 +165,12 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
 /// Ids of the tasks that rows themselves define. Rows with the same task share an id and form a
 /// group.
 #[derive(Default)]
-struct OwnIds {
+struct RowTaskIds {
     by_task: HashMap<(Option<String>, String, String, QuestionKey), String>,
     taken: HashSet<String>,
 }
 
-impl OwnIds {
+impl RowTaskIds {
     /// Returns a task with its final id: the id of an earlier row with the same task, or otherwise
     /// `id`. If `id` is `None` or belongs to another task, the task keeps its own id.
     fn with_final_id(&mut self, task: Task, id: Option<String>) -> Task {
@@ -191,7 +191,7 @@ impl OwnIds {
 ///
 /// # Errors
 /// Returns an error if several tasks have the id and the row contains no question to choose by.
-fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
+fn find_known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
     let question = row.task.as_ref().ok().map(|task| &*task.question);
     let question = question.or_else(|| row.fields.get("question")?.as_str());
     let Some(question) = question else {
@@ -214,7 +214,10 @@ fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&
 ///
 /// If the tasks cannot be read, prints a note and returns none of them: rows that contain an
 /// expected answer can be scored without the files of the recipe.
-async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Vec<Task>> {
+async fn read_recipe_tasks(
+    recipe: &Recipe,
+    environments: &Environments,
+) -> HashMap<String, Vec<Task>> {
     let mut known: HashMap<String, Vec<Task>> = HashMap::new();
     let mut loaded = Tasks::load(recipe, environments).await;
     if matches!(loaded, Err(TrainerError::NoHeldOutTasks)) {
@@ -246,9 +249,9 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
 /// Reads the rows of the file. Each row is parsed as a task with the fields of the recipe's first
 /// file source. A row that is not a task with these fields is parsed with the fields `question` and
 /// `answer`.
-fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
+fn read_rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
-    let read = match file_source(recipe) {
+    let read = match find_file_source(recipe) {
         Some(options) => FileOptions { path: plain.path.clone(), ..options.clone() }.rows(),
         None => plain.rows(),
     };
@@ -269,7 +272,7 @@ fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
 }
 
 /// Returns the recipe's first task source that reads files, or `None` if there is none.
-fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
+fn find_file_source(recipe: &Recipe) -> Option<&FileOptions> {
     recipe.tasks.iter().find_map(|source| match source {
         TaskSource::File(options) => Some(options),
         _ => None,
@@ -278,9 +281,9 @@ fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
 
 /// Returns the completion in a row. Fields that contain the question or the expected answer are
 /// skipped, unless the user names one of them.
-fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
+fn find_completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
     let is_task_field =
-        |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
+        |field: &&str| find_file_source(recipe).is_some_and(|options| options.uses(field));
     let fields: Vec<&str> = match &args.completion {
         Some(field) => vec![field],
         None => COMPLETION_FIELDS.into_iter().filter(|field| !is_task_field(field)).collect(),
@@ -320,7 +323,7 @@ mod tests {
 
     #[test]
     fn equal_row_tasks_share_an_id() {
-        let mut ids = OwnIds::default();
+        let mut ids = RowTaskIds::default();
         let mut named =
             |task: Task, id: Option<&str>| ids.with_final_id(task, id.map(str::to_owned)).id;
         assert_eq!(named(task("f-1", "a?", "x"), None), "f-1");

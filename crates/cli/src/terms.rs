@@ -43,7 +43,7 @@ pub async fn format_terms(
     }
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let StartedPolicies { policies, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
             .await?;
@@ -61,12 +61,12 @@ pub async fn format_terms(
             continue;
         }
         if !as_json {
-            write_head(&mut text, policy, (phase, step));
+            write_heading(&mut text, policy, (phase, step));
         }
         for (loss, term) in selected {
             let shown = tokenizer.decode_with_special(&[term.token]);
             if as_json {
-                let line = to_document(policy, (phase, step), &loss.formula(), term, &shown);
+                let line = term_to_json(policy, (phase, step), &loss.formula(), term, &shown);
                 let _ = writeln!(text, "{line}");
             } else {
                 write_term(&mut text, &loss.formula(), term, &shown)
@@ -83,7 +83,7 @@ pub async fn format_terms(
 
 /// Writes the heading of the terms: the policy, the step, and whether the terms add up to the loss
 /// of the step. The loss of the step is a mean over the step's updates.
-fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
+fn write_heading(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
     let PolicyTerms { policy: name, version, .. } = policy;
     let _ =
         writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
@@ -104,7 +104,7 @@ fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)
     };
 }
 
-fn to_document(
+fn term_to_json(
     policy: &PolicyTerms,
     (phase, step): (u32, u32),
     formula: &str,

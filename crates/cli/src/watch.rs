@@ -13,7 +13,7 @@ use crate::table;
 
 /// Progress bar for the current activity of a run: rollouts, an evaluation or micro-batches.
 #[derive(Default)]
-pub struct Bars {
+pub struct ProgressBars {
     clock: Clock,
     activity: Option<Activity>,
     /// Time at which the current activity started. The first event of an activity arrives only when
@@ -30,11 +30,11 @@ struct Activity {
     before: usize,
 }
 
-impl Bars {
+impl ProgressBars {
     /// Shows a spinner for an activity whose first part is not done yet.
-    pub fn wait(&mut self) {
+    pub fn show_spinner(&mut self) {
         self.clear();
-        let bar = screen::bar(0, "{spinner:>10} {elapsed}");
+        let bar = screen::create_bar(0, "{spinner:>10} {elapsed}");
         bar.enable_steady_tick(Duration::from_millis(250));
         self.activity = Some(Activity { name: "", bar, tokens: 0, before: 0 });
     }
@@ -58,7 +58,7 @@ impl Bars {
     /// Moves the progress bar to `done` of `total` parts. `tokens` is the number of tokens that
     /// were sampled since the last call. The text `run_progress` describes the progress of the
     /// entire run, and is appended to the message of the bar.
-    fn progress(
+    fn update_bar(
         &mut self,
         name: &'static str,
         done: usize,
@@ -70,7 +70,8 @@ impl Bars {
             let since = self.since;
             self.clear();
             self.since = since;
-            let bar = screen::bar(total as u64, "{prefix:>10} {bar:20.green} {pos}/{len}  {msg}");
+            let bar =
+                screen::create_bar(total as u64, "{prefix:>10} {bar:20.green} {pos}/{len}  {msg}");
             bar.set_prefix(name);
             bar.enable_steady_tick(Duration::from_millis(250));
             self.activity = Some(Activity { name, bar, tokens: 0, before: done.saturating_sub(1) });
@@ -85,7 +86,7 @@ impl Bars {
         let rate = if activity.tokens > 0 { format!("{rate:.0} tok/s, ") } else { String::new() };
         activity.bar.set_message(format!("{rate}{} left{run_progress}", screen::clock(remaining)));
         if done >= total {
-            self.wait();
+            self.show_spinner();
         }
     }
 
@@ -93,17 +94,17 @@ impl Bars {
         match *event {
             Event::Attempt { purpose, done, total, sampled_tokens } => {
                 let name = if purpose == Purpose::Eval { "evaluating" } else { "sampling" };
-                self.progress(name, done, total, sampled_tokens, run_progress);
+                self.update_bar(name, done, total, sampled_tokens, run_progress);
             }
             Event::MicroBatch { done, total } => {
-                self.progress("learning", done, total, 0, run_progress)
+                self.update_bar("learning", done, total, 0, run_progress)
             }
             _ => {}
         }
     }
 }
 
-impl Observer for Bars {
+impl Observer for ProgressBars {
     fn event(&mut self, event: &Event) {
         self.update(event, "");
     }
@@ -112,7 +113,7 @@ impl Observer for Bars {
 /// Observer that displays a run on the terminal: progress bars, and a line for each completed item.
 pub struct Watch {
     style: Style,
-    bars: Bars,
+    bars: ProgressBars,
     /// Number of completed steps of the run, over all phases.
     done: u32,
     /// Total number of steps of the run, over all phases.
@@ -128,7 +129,7 @@ impl Watch {
     pub fn new(clock: Clock) -> Self {
         let style = Style::stdout();
         let start = clock.elapsed();
-        let bars = Bars { clock, since: start, activity: None };
+        let bars = ProgressBars { clock, since: start, activity: None };
         Watch { style, bars, done: 0, steps: 0, own_steps: 0, start }
     }
 
@@ -140,7 +141,7 @@ impl Watch {
     /// Formats the current step of the run and the estimated remaining time. The estimate assumes
     /// that the remaining steps take as long as the steps of this phase. Before the first step of
     /// the phase, the time is left out.
-    fn run_progress(&self) -> String {
+    fn format_run_progress(&self) -> String {
         match self.bars.clock.elapsed().saturating_sub(self.start).checked_div(self.own_steps) {
             Some(step_duration) => {
                 let remaining = screen::clock(step_duration * self.steps.saturating_sub(self.done));
@@ -162,7 +163,7 @@ impl Observer for Watch {
                         screen::path(path)
                     ));
                 }
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::PhaseStarted { phase, kind, done, steps } => {
                 self.bars.clear();
@@ -173,11 +174,11 @@ impl Observer for Watch {
                     &self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")),
                 );
                 (self.own_steps, self.start) = (0, self.bars.clock.elapsed());
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.update(event, ""),
             Event::Attempt { .. } | Event::MicroBatch { .. } => {
-                let run_progress = self.run_progress();
+                let run_progress = self.format_run_progress();
                 self.bars.update(event, &run_progress);
             }
             Event::Step { kind, step, steps, metrics, .. } => {
@@ -185,18 +186,18 @@ impl Observer for Watch {
                 self.done += 1;
                 self.own_steps += 1;
                 self.bars.print_line(&step_line(kind, *step, *steps, metrics));
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::Evaluated(result) => {
                 self.bars.clear();
                 let label = self.style.bold(&format!("{}:", result.label));
-                self.bars.print_line(&format!("{label} {}", table::line(result)));
-                self.bars.wait();
+                self.bars.print_line(&format!("{label} {}", table::format_line(result)));
+                self.bars.show_spinner();
             }
             Event::Checkpoint(path) => {
                 self.bars
                     .print_line(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::Note(note) => self.bars.print_line(&format!("note: {note}")),
         }

@@ -14,7 +14,7 @@ use levade_tree::{AttemptId, Purpose};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::audit::{Subject, select};
+use crate::audit::{AuditSubject, select_attempts};
 use crate::screen;
 
 /// Withdraw attempts, so that they are never used again, and list what was trained on them
@@ -56,7 +56,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(withdraw(args))
+    crate::create_runtime()?.block_on(withdraw(args))
 }
 
 async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
@@ -67,12 +67,12 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     let id = run.recipe()?.run.id();
     let store = levade_store_client::open(&location, run.root(), Access::Resume(&id)).await?;
     let subject = match (&args.task, &args.person) {
-        (Some(id), _) => Subject::Task(id),
-        (None, Some(key)) => Subject::Person(key),
-        (None, None) => Subject::Attempt(args.attempt.as_deref().unwrap_or_default()),
+        (Some(id), _) => AuditSubject::Task(id),
+        (None, Some(key)) => AuditSubject::Person(key),
+        (None, None) => AuditSubject::Attempt(args.attempt.as_deref().unwrap_or_default()),
     };
     let mut request = WithdrawRequest {
-        task: subject.withdrawn_as(),
+        task: subject.tombstone_subject(),
         reason: args.reason.clone(),
         at: seconds(SystemTime::now()),
         erase: args.erase,
@@ -83,16 +83,16 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
         for purpose in Purpose::ALL {
             tasks.extend(store.tasks(purpose).await?);
         }
-        tasks.retain(|known| subject.has_task(known));
+        tasks.retain(|known| subject.includes_task(known));
         let earlier = store.withdrawals().await?.into_iter();
         let earlier = earlier.filter(|earlier| earlier.task.as_ref() == Some(name));
         request.attempts = earlier.map(|earlier| earlier.id).collect();
         if tasks.is_empty() && request.attempts.is_empty() {
-            return Err(subject.missing());
+            return Err(subject.missing_attempts_error());
         }
         request.tasks = tasks;
     } else {
-        request.attempts = select(&*store, subject).await?.into_iter().collect();
+        request.attempts = select_attempts(&*store, subject).await?.into_iter().collect();
     }
     let added = store.withdraw(&request).await?;
     let withdrawn: BTreeSet<AttemptId> =

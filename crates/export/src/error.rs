@@ -77,7 +77,7 @@ impl ExportError {
     }
 
     /// Returns a function that adds `path` to an I/O error.
-    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> ExportError + use<> {
+    pub(crate) fn io_error_at(path: &Path) -> impl Fn(io::Error) -> ExportError + use<> {
         let path = path.to_owned();
         move |source| ExportError::Io { path: path.clone(), source }
     }

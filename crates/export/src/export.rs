@@ -101,10 +101,10 @@ impl<'a> Exporter<'a> {
         groups: &[Vec<AttemptId>],
         to: &mut dyn Write,
     ) -> Result<Progress, ExportError> {
-        let failed = ExportError::io(Path::new("standard output"));
+        let failed = ExportError::io_error_at(Path::new("standard output"));
         let mut progress = Progress::default();
         for group in groups {
-            let Rows { rows, skipped } = self.rows(group)?;
+            let Rows { rows, skipped } = self.read_rows(group)?;
             for row in &rows {
                 writeln!(to, "{row}").map_err(&failed)?;
             }
@@ -130,10 +130,10 @@ impl<'a> Exporter<'a> {
         report: &mut dyn FnMut(&Progress),
     ) -> Result<Progress, ExportError> {
         if self.format.has_distinct_rows() {
-            self.written = part.keys(|row| self.format.distinct_key(row))?;
+            self.written = part.collect_keys(|row| self.format.distinct_key(row))?;
         }
         while let Some(group) = part.next_group() {
-            let Rows { rows, skipped } = self.rows(group)?;
+            let Rows { rows, skipped } = self.read_rows(group)?;
             part.write_group(&rows, &skipped)?;
             report(part.progress());
         }
@@ -154,7 +154,7 @@ impl<'a> Exporter<'a> {
 
     /// Converts a group of attempts into rows. An attempt that the store cannot read, or that was
     /// withdrawn since the export started, is skipped. The result names the skipped attempts.
-    fn rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
+    fn read_rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
         let mut exported = Vec::with_capacity(group.len());
         let mut skipped = Vec::new();
         for id in group {
@@ -173,7 +173,7 @@ impl<'a> Exporter<'a> {
                 skipped.push(format!("{}: it was withdrawn", attempt.slot.name()));
                 continue;
             }
-            let mut sequences = self.sequences.read(&attempt);
+            let mut sequences = self.sequences.read_sequences(&attempt);
             let had_sequences = !sequences.is_empty();
             sequences.retain(|sequence| self.filter.includes_agent(&sequence.agent));
             // An attempt without any sequence belongs to no other agent.
@@ -191,10 +191,10 @@ impl<'a> Exporter<'a> {
 
 /// Writes each row of the file `rows` into a separate file in the directory `to`.
 fn split_rows(rows: &Path, to: &Path) -> Result<(), ExportError> {
-    fs::create_dir_all(to).map_err(ExportError::io(to))?;
+    fs::create_dir_all(to).map_err(ExportError::io_error_at(to))?;
     for_each_row(rows, |row| {
         let name = row.get("trajectory_id").and_then(Value::as_str).unwrap_or("trajectory");
         let path = to.join(format!("{}.json", name.replace('/', "-")));
-        fs::write(&path, format!("{row:#}\n")).map_err(ExportError::io(&path))
+        fs::write(&path, format!("{row:#}\n")).map_err(ExportError::io_error_at(&path))
     })
 }

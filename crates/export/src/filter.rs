@@ -88,7 +88,7 @@ impl Filter {
         let mut found: Vec<(AttemptSlot, u32, AttemptId)> = Vec::new();
         for &purpose in &self.purposes {
             for one in store.summaries(purpose).await? {
-                if self.includes(&one.slot, one.status, one.score, one.reward) {
+                if self.includes_attempt(&one.slot, one.status, one.score, one.reward) {
                     found.push((one.slot, one.number, one.id));
                 }
             }
@@ -97,7 +97,7 @@ impl Filter {
             if uncounted.iter().any(|status| self.statuses.contains(status)) {
                 for one in store.failures(purpose).await? {
                     let is_uncounted = uncounted.contains(&one.status);
-                    if is_uncounted && self.includes(&one.slot, one.status, None, None) {
+                    if is_uncounted && self.includes_attempt(&one.slot, one.status, None, None) {
                         found.push((one.slot, one.number, one.id));
                     }
                 }
@@ -110,7 +110,7 @@ impl Filter {
         Ok(groups.map(|group| group.iter().map(|(.., id)| *id).collect()).collect())
     }
 
-    fn includes(
+    fn includes_attempt(
         &self,
         slot: &AttemptSlot,
         status: Status,

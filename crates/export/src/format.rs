@@ -68,7 +68,7 @@ pub struct Rows {
 
 impl Rows {
     /// Adds the reason why an attempt has no row.
-    pub(crate) fn skip(&mut self, attempt: &Attempt, why: &str) {
+    pub(crate) fn skip_attempt(&mut self, attempt: &Attempt, why: &str) {
         self.skipped.push(format!("{}: {why}", attempt.slot.name()));
     }
 }
@@ -90,9 +90,9 @@ impl Format {
         match self {
             Format::Table => table::rows(group, options),
             Format::Verl => verl::rows(group),
-            Format::VerlSft => verl::sft_rows(group),
-            Format::TrlSft => trl::sft_rows(group, options),
-            Format::TrlPreference => trl::preference_rows(group, options),
+            Format::VerlSft => verl::to_sft_rows(group),
+            Format::TrlSft => trl::to_sft_rows(group, options),
+            Format::TrlPreference => trl::to_preference_rows(group, options),
             Format::Atif => atif::rows(group, options),
         }
     }
@@ -101,7 +101,7 @@ impl Format {
     /// [`SequenceReader::new`] describes.
     ///
     /// [`SequenceReader::new`]: crate::SequenceReader::new
-    pub fn is_raw(self) -> bool {
+    pub fn needs_raw_messages(self) -> bool {
         self == Format::VerlSft
     }
 

@@ -35,22 +35,22 @@ pub struct ParquetFile<'a> {
     path: &'a Path,
     columns: &'a [Column],
     writer: SerializedFileWriter<File>,
-    leaves: Vec<Leaf>,
+    leaves: Vec<LeafColumn>,
     rows: usize,
     bytes: usize,
 }
 
 /// Values of one leaf column in a row group.
 #[derive(Debug)]
-struct Leaf {
-    values: Values,
+struct LeafColumn {
+    values: LeafValues,
     definitions: Vec<i16>,
     repetitions: Vec<i16>,
     is_repeated: bool,
 }
 
 #[derive(Debug)]
-enum Values {
+enum LeafValues {
     Text(Vec<ByteArray>),
     Integer(Vec<i64>),
     Double(Vec<f64>),
@@ -65,13 +65,13 @@ impl<'a> ParquetFile<'a> {
     /// Returns an error if the file cannot be created.
     pub fn create(path: &'a Path, columns: &'a [Column]) -> Result<Self, ExportError> {
         let mut schema = "message levade {\n".to_owned();
-        columns.iter().for_each(|column| declare(&mut schema, column.name, &column.kind));
+        columns.iter().for_each(|column| declare_field(&mut schema, column.name, &column.kind));
         schema.push('}');
         let failed = |source| ExportError::Parquet { path: path.to_owned(), source };
         let schema = Arc::new(parse_message_type(&schema).map_err(failed)?);
         let zstd = Compression::ZSTD(ZstdLevel::default());
         let properties = WriterProperties::builder().set_compression(zstd).build();
-        let file = File::create(path).map_err(ExportError::io(path))?;
+        let file = File::create(path).map_err(ExportError::io_error_at(path))?;
         let writer =
             SerializedFileWriter::new(file, schema, Arc::new(properties)).map_err(failed)?;
         let mut leaves = Vec::new();
@@ -85,9 +85,9 @@ impl<'a> ParquetFile<'a> {
     /// Returns an error if a value does not have the type of its column, or if the file cannot be
     /// written.
     pub fn write(&mut self, row: &Value) -> Result<(), ExportError> {
-        let mut shredder = Shredder { leaves: &mut self.leaves, next: 0, bytes: 0 };
+        let mut shredder = RowShredder { leaves: &mut self.leaves, next: 0, bytes: 0 };
         for column in self.columns {
-            shredder.add(column, &column.kind, row.get(column.name), 0, 0, 0)?;
+            shredder.add_value(column, &column.kind, row.get(column.name), 0, 0, 0)?;
         }
         self.bytes += shredder.bytes;
         self.rows += 1;
@@ -106,7 +106,7 @@ impl<'a> ParquetFile<'a> {
         let path = self.path;
         let failed = |source| ExportError::Parquet { path: path.to_owned(), source };
         let file = self.writer.into_inner().map_err(failed)?;
-        file.sync_all().map_err(ExportError::io(path))
+        file.sync_all().map_err(ExportError::io_error_at(path))
     }
 
     fn flush(&mut self) -> Result<(), ExportError> {
@@ -122,7 +122,7 @@ impl<'a> ParquetFile<'a> {
 
 fn write_group(
     writer: &mut SerializedFileWriter<File>,
-    leaves: &mut [Leaf],
+    leaves: &mut [LeafColumn],
 ) -> Result<(), ParquetError> {
     let mut group = writer.next_row_group()?;
     for leaf in leaves {
@@ -134,23 +134,23 @@ fn write_group(
         let definitions = Some(&leaf.definitions[..]);
         let repetitions = leaf.is_repeated.then_some(&leaf.repetitions[..]);
         match (column.untyped(), &mut leaf.values) {
-            (ColumnWriter::ByteArrayColumnWriter(to), Values::Text(values)) => {
+            (ColumnWriter::ByteArrayColumnWriter(to), LeafValues::Text(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::Int64ColumnWriter(to), Values::Integer(values)) => {
+            (ColumnWriter::Int64ColumnWriter(to), LeafValues::Integer(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::DoubleColumnWriter(to), Values::Double(values)) => {
+            (ColumnWriter::DoubleColumnWriter(to), LeafValues::Double(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::FloatColumnWriter(to), Values::Float(values)) => {
+            (ColumnWriter::FloatColumnWriter(to), LeafValues::Float(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::BoolColumnWriter(to), Values::Boolean(values)) => {
+            (ColumnWriter::BoolColumnWriter(to), LeafValues::Boolean(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
@@ -168,7 +168,7 @@ fn write_group(
 }
 
 /// Appends the declaration of a field in Parquet's schema language.
-fn declare(schema: &mut String, name: &str, kind: &ColumnType) {
+fn declare_field(schema: &mut String, name: &str, kind: &ColumnType) {
     let physical = match kind {
         ColumnType::Text => format!("optional binary {name} (UTF8);\n"),
         ColumnType::Integer => format!("optional int64 {name};\n"),
@@ -177,12 +177,12 @@ fn declare(schema: &mut String, name: &str, kind: &ColumnType) {
         ColumnType::Boolean => format!("optional boolean {name};\n"),
         ColumnType::List(of) => {
             let _ = writeln!(schema, "optional group {name} (LIST) {{ repeated group list {{");
-            declare(schema, "element", of);
+            declare_field(schema, "element", of);
             "} }\n".to_owned()
         }
         ColumnType::Struct(fields) => {
             let _ = writeln!(schema, "optional group {name} {{");
-            fields.iter().for_each(|field| declare(schema, field.name, &field.kind));
+            fields.iter().for_each(|field| declare_field(schema, field.name, &field.kind));
             "}\n".to_owned()
         }
     };
@@ -190,33 +190,38 @@ fn declare(schema: &mut String, name: &str, kind: &ColumnType) {
 }
 
 /// Appends the leaf columns of a type, in the order of the schema.
-fn add_leaves(leaves: &mut Vec<Leaf>, kind: &ColumnType, is_repeated: bool) {
+fn add_leaves(leaves: &mut Vec<LeafColumn>, kind: &ColumnType, is_repeated: bool) {
     let values = match kind {
         ColumnType::List(of) => return add_leaves(leaves, of, true),
         ColumnType::Struct(fields) => {
             return fields.iter().for_each(|field| add_leaves(leaves, &field.kind, is_repeated));
         }
-        ColumnType::Text => Values::Text(Vec::new()),
-        ColumnType::Integer => Values::Integer(Vec::new()),
-        ColumnType::Double => Values::Double(Vec::new()),
-        ColumnType::Float => Values::Float(Vec::new()),
-        ColumnType::Boolean => Values::Boolean(Vec::new()),
+        ColumnType::Text => LeafValues::Text(Vec::new()),
+        ColumnType::Integer => LeafValues::Integer(Vec::new()),
+        ColumnType::Double => LeafValues::Double(Vec::new()),
+        ColumnType::Float => LeafValues::Float(Vec::new()),
+        ColumnType::Boolean => LeafValues::Boolean(Vec::new()),
     };
-    leaves.push(Leaf { values, definitions: Vec::new(), repetitions: Vec::new(), is_repeated });
+    leaves.push(LeafColumn {
+        values,
+        definitions: Vec::new(),
+        repetitions: Vec::new(),
+        is_repeated,
+    });
 }
 
 /// Splitter of a row into the values of the leaf columns.
-struct Shredder<'a> {
-    leaves: &'a mut [Leaf],
+struct RowShredder<'a> {
+    leaves: &'a mut [LeafColumn],
     /// Index of the leaf column that gets the next value.
     next: usize,
     bytes: usize,
 }
 
-impl Shredder<'_> {
+impl RowShredder<'_> {
     /// Adds a value and its descendants to the leaf columns. `definition` and `repetition` are the
     /// Parquet levels of the value's parent, and `depth` is the number of lists around the value.
-    fn add(
+    fn add_value(
         &mut self,
         column: &Column,
         kind: &ColumnType,
@@ -231,10 +236,12 @@ impl Shredder<'_> {
                 let present = definition + i16::from(value.is_some());
                 for field in fields {
                     let of = value.and_then(|value| value.get(field.name));
-                    self.add(column, &field.kind, of, present, repetition, depth)?;
+                    self.add_value(column, &field.kind, of, present, repetition, depth)?;
                 }
                 match value {
-                    Some(value) if !value.is_object() => Err(mismatch(column, "an object", value)),
+                    Some(value) if !value.is_object() => {
+                        Err(type_mismatch_error(column, "an object", value))
+                    }
                     _ => Ok(()),
                 }
             }
@@ -242,17 +249,17 @@ impl Shredder<'_> {
                 let items = match value {
                     None => None,
                     Some(Value::Array(items)) => Some(items),
-                    Some(other) => return Err(mismatch(column, "a list", other)),
+                    Some(other) => return Err(type_mismatch_error(column, "a list", other)),
                 };
                 let start = self.next;
                 for (i, item) in items.into_iter().flatten().enumerate() {
                     self.next = start;
                     let level = if i == 0 { repetition } else { depth + 1 };
-                    self.add(column, of, Some(item), definition + 2, level, depth + 1)?;
+                    self.add_value(column, of, Some(item), definition + 2, level, depth + 1)?;
                 }
                 if items.is_none_or(Vec::is_empty) {
                     let present = definition + i16::from(items.is_some());
-                    self.add(column, of, None, present, repetition, depth + 1)?;
+                    self.add_value(column, of, None, present, repetition, depth + 1)?;
                 }
                 Ok(())
             }
@@ -263,7 +270,7 @@ impl Shredder<'_> {
                 leaf.repetitions.push(repetition);
                 self.bytes += 4;
                 if let Some(value) = value {
-                    self.bytes += push(leaf, column, value)?;
+                    self.bytes += push_value(leaf, column, value)?;
                 }
                 Ok(())
             }
@@ -272,34 +279,41 @@ impl Shredder<'_> {
 }
 
 /// Appends a value to a leaf column. Returns the size of the value in bytes.
-fn push(leaf: &mut Leaf, column: &Column, value: &Value) -> Result<usize, ExportError> {
+fn push_value(leaf: &mut LeafColumn, column: &Column, value: &Value) -> Result<usize, ExportError> {
     match &mut leaf.values {
-        Values::Text(values) => {
-            let text = value.as_str().ok_or_else(|| mismatch(column, "text", value))?;
+        LeafValues::Text(values) => {
+            let text = value.as_str().ok_or_else(|| type_mismatch_error(column, "text", value))?;
             values.push(ByteArray::from(text));
             Ok(text.len())
         }
-        Values::Integer(values) => {
-            values.push(value.as_i64().ok_or_else(|| mismatch(column, "an integer", value))?);
+        LeafValues::Integer(values) => {
+            values.push(
+                value.as_i64().ok_or_else(|| type_mismatch_error(column, "an integer", value))?,
+            );
             Ok(8)
         }
-        Values::Double(values) => {
-            values.push(value.as_f64().ok_or_else(|| mismatch(column, "a number", value))?);
+        LeafValues::Double(values) => {
+            values.push(
+                value.as_f64().ok_or_else(|| type_mismatch_error(column, "a number", value))?,
+            );
             Ok(8)
         }
-        Values::Float(values) => {
-            let number = value.as_f64().ok_or_else(|| mismatch(column, "a number", value))?;
+        LeafValues::Float(values) => {
+            let number =
+                value.as_f64().ok_or_else(|| type_mismatch_error(column, "a number", value))?;
             values.push(number as f32);
             Ok(4)
         }
-        Values::Boolean(values) => {
-            values.push(value.as_bool().ok_or_else(|| mismatch(column, "a boolean", value))?);
+        LeafValues::Boolean(values) => {
+            values.push(
+                value.as_bool().ok_or_else(|| type_mismatch_error(column, "a boolean", value))?,
+            );
             Ok(1)
         }
     }
 }
 
-fn mismatch(column: &Column, expected: &'static str, found: &Value) -> ExportError {
+fn type_mismatch_error(column: &Column, expected: &'static str, found: &Value) -> ExportError {
     let found = found.to_string().chars().take(80).collect();
     ExportError::Row { column: column.name.to_owned(), expected, found }
 }

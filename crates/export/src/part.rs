@@ -80,8 +80,8 @@ impl Part {
         if target.exists() {
             return Err(ExportError::Exists(target.to_owned()));
         }
-        let path = sibling(target, ".part");
-        let failed = ExportError::io(&path);
+        let path = sibling_path(target, ".part");
+        let failed = ExportError::io_error_at(&path);
         let mut options_of_file = OpenOptions::new();
         let file = options_of_file.read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(&failed)?;
@@ -90,12 +90,14 @@ impl Part {
             Err(TryLockError::WouldBlock) => return Err(ExportError::Busy(target.to_owned())),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        let (plan, progress) = match read::<Plan>(&sibling(target, ".part.plan"))? {
+        let (plan, progress) = match read_json::<Plan>(&sibling_path(target, ".part.plan"))? {
             Some(plan) if plan.options != options => return Err(ExportError::OtherOptions(path)),
-            Some(plan) => (plan, read(&sibling(target, ".part.position"))?.unwrap_or_default()),
+            Some(plan) => {
+                (plan, read_json(&sibling_path(target, ".part.position"))?.unwrap_or_default())
+            }
             None => {
                 let plan = Plan { options: options.to_owned(), groups: select()? };
-                replace(&sibling(target, ".part.plan"), &plan)?;
+                replace_json(&sibling_path(target, ".part.plan"), &plan)?;
                 (plan, Progress::default())
             }
         };
@@ -127,7 +129,7 @@ impl Part {
     /// # Errors
     /// Returns an error if a file of the part cannot be written.
     pub fn write_group(&mut self, rows: &[Value], skipped: &[String]) -> Result<(), ExportError> {
-        let failed = ExportError::io(&sibling(&self.target, ".part"));
+        let failed = ExportError::io_error_at(&sibling_path(&self.target, ".part"));
         for row in rows {
             let line = format!("{row}\n");
             self.rows.write_all(line.as_bytes()).map_err(&failed)?;
@@ -150,10 +152,10 @@ impl Part {
     /// # Errors
     /// Returns an error if a file of the part cannot be written.
     pub fn save(&mut self) -> Result<(), ExportError> {
-        let path = sibling(&self.target, ".part");
-        self.rows.flush().map_err(ExportError::io(&path))?;
-        self.rows.get_ref().sync_data().map_err(ExportError::io(&path))?;
-        replace(&sibling(&self.target, ".part.position"), &self.progress)?;
+        let path = sibling_path(&self.target, ".part");
+        self.rows.flush().map_err(ExportError::io_error_at(&path))?;
+        self.rows.get_ref().sync_data().map_err(ExportError::io_error_at(&path))?;
+        replace_json(&sibling_path(&self.target, ".part.position"), &self.progress)?;
         self.saved = Instant::now();
         Ok(())
     }
@@ -163,13 +165,13 @@ impl Part {
     ///
     /// # Errors
     /// Returns an error if the rows cannot be read.
-    pub fn keys<K: Ord>(
+    pub fn collect_keys<K: Ord>(
         &mut self,
         key: impl Fn(&Value) -> Option<K>,
     ) -> Result<BTreeSet<K>, ExportError> {
         let mut keys = BTreeSet::new();
         self.save()?;
-        for_each_row(&sibling(&self.target, ".part"), |row| {
+        for_each_row(&sibling_path(&self.target, ".part"), |row| {
             keys.extend(key(&row));
             Ok(())
         })?;
@@ -185,22 +187,22 @@ impl Part {
     /// kept.
     pub fn finish(mut self, convert: Option<&Convert<'_>>) -> Result<Progress, ExportError> {
         self.save()?;
-        let rows = sibling(&self.target, ".part");
-        let failed = ExportError::io(&self.target);
+        let rows = sibling_path(&self.target, ".part");
+        let failed = ExportError::io_error_at(&self.target);
         match convert {
             None => fs::rename(&rows, &self.target).map_err(&failed)?,
             Some(convert) => {
-                let converted = sibling(&self.target, ".part.converted");
+                let converted = sibling_path(&self.target, ".part.converted");
                 // Left behind by a process that was killed while it converted.
-                remove(&converted).map_err(ExportError::io(&converted))?;
+                remove_path(&converted).map_err(ExportError::io_error_at(&converted))?;
                 convert(&rows, &converted)?;
                 fs::rename(&converted, &self.target).map_err(&failed)?;
-                remove(&rows).map_err(ExportError::io(&rows))?;
+                remove_path(&rows).map_err(ExportError::io_error_at(&rows))?;
             }
         }
         for suffix in [".part.plan", ".part.position"] {
-            let path = sibling(&self.target, suffix);
-            remove(&path).map_err(ExportError::io(&path))?;
+            let path = sibling_path(&self.target, suffix);
+            remove_path(&path).map_err(ExportError::io_error_at(&path))?;
         }
         Ok(self.progress)
     }
@@ -214,7 +216,7 @@ pub fn for_each_row(
     path: &Path,
     mut each: impl FnMut(Value) -> Result<(), ExportError>,
 ) -> Result<(), ExportError> {
-    let failed = ExportError::io(path);
+    let failed = ExportError::io_error_at(path);
     for line in BufReader::new(File::open(path).map_err(&failed)?).lines() {
         let line = line.map_err(&failed)?;
         each(serde_json::from_str(&line).map_err(|error| failed(error.into()))?)?;
@@ -223,14 +225,14 @@ pub fn for_each_row(
 }
 
 /// Returns a path next to `target`, whose name has the additional suffix `suffix`.
-fn sibling(target: &Path, suffix: &str) -> PathBuf {
+fn sibling_path(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target.components().as_path().as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
 /// Removes a file or a directory if it exists.
-fn remove(path: &Path) -> io::Result<()> {
+fn remove_path(path: &Path) -> io::Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -238,8 +240,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, ExportError> {
-    let failed = ExportError::io(path);
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, ExportError> {
+    let failed = ExportError::io_error_at(path);
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| failed(error.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -249,8 +251,8 @@ fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, ExportErro
 
 /// Writes `value` to a file as JSON. The file is replaced by a rename, so readers never see an
 /// incomplete file.
-fn replace(path: &Path, value: &impl Serialize) -> Result<(), ExportError> {
-    let failed = ExportError::io(path);
+fn replace_json(path: &Path, value: &impl Serialize) -> Result<(), ExportError> {
+    let failed = ExportError::io_error_at(path);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(dir).map_err(&failed)?;
     serde_json::to_writer(&mut file, value).map_err(|error| failed(error.into()))?;
@@ -339,7 +341,7 @@ mod tests {
         assert_eq!(part.next_group(), None);
         let progress = part
             .finish(Some(&|from: &Path, to: &Path| {
-                fs::copy(from, to).map(drop).map_err(ExportError::io(to))
+                fs::copy(from, to).map(drop).map_err(ExportError::io_error_at(to))
             }))
             .unwrap();
         assert_eq!((progress.rows, progress.skipped), (1, 1));

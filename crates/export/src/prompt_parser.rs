@@ -85,10 +85,10 @@ impl PromptParser {
         }
         for roles in continuation_probes() {
             let messages: Vec<Message> =
-                roles.iter().enumerate().map(|(i, &role)| marked(role, i)).collect();
+                roles.iter().enumerate().map(|(i, &role)| create_probe_message(role, i)).collect();
             found.extend(parser.probe_continuation(&messages));
         }
-        parser.separators = longest_first(found);
+        parser.separators = sort_longest_first(found);
         parser
     }
 
@@ -118,11 +118,13 @@ impl PromptParser {
                 .map(|(i, call)| Message {
                     tool_call_id: Some(call.id.clone()),
                     name: Some(call.name.clone()),
-                    ..marked(Role::Tool, i)
+                    ..create_probe_message(Role::Tool, i)
                 })
                 .collect();
             (from == AFTER_ASSISTANT && !results.is_empty())
-                .then(|| longest_first(self.probe_continuation(&results).into_iter().collect()))
+                .then(|| {
+                    sort_longest_first(self.probe_continuation(&results).into_iter().collect())
+                })
                 .and_then(|separators| split_by(&separators))
         })?;
         let messages = split.contents.iter().rev().map(|&(role, start, end)| {
@@ -136,11 +138,11 @@ impl PromptParser {
     /// Returns an empty list if the template rejects the roles.
     fn probe_prompt(&self, roles: &[Role]) -> Vec<Separator> {
         let messages: Vec<Message> =
-            roles.iter().enumerate().map(|(i, &role)| marked(role, i)).collect();
+            roles.iter().enumerate().map(|(i, &role)| create_probe_message(role, i)).collect();
         let Ok(tokens) = self.chat.prompt(&messages, &self.tools) else { return Vec::new() };
         let opened = self.chat.opened_reasoning(&messages, &self.tools);
         let in_reasoning = opened.is_ok_and(|tag| tag.is_some());
-        self.split(&tokens, Position::Start, &messages, in_reasoning)
+        self.split_at_marks(&tokens, Position::Start, &messages, in_reasoning)
     }
 
     /// Returns the separators in the tokens between a completion and the next completion, when
@@ -156,14 +158,14 @@ impl PromptParser {
             let all = [&history[..], &[Message::assistant("Done")], messages].concat();
             let opened = self.chat.opened_reasoning(&all, &self.tools);
             let in_reasoning = opened.is_ok_and(|tag| tag.is_some());
-            found.extend(self.split(&tokens, AFTER_ASSISTANT, messages, in_reasoning));
+            found.extend(self.split_at_marks(&tokens, AFTER_ASSISTANT, messages, in_reasoning));
         }
         found
     }
 
     /// Splits rendered tokens at the contents of the probe `messages`, and returns the separators
     /// between them. Returns an empty list if a content is missing or out of order.
-    fn split(
+    fn split_at_marks(
         &self,
         tokens: &[u32],
         mut from: Position,
@@ -174,7 +176,7 @@ impl PromptParser {
         let mut separators = Vec::new();
         let mut rest = &atoms[..];
         for (i, message) in messages.iter().enumerate() {
-            let mark: Vec<Atom> = mark(i).bytes().map(Atom::from).collect();
+            let mark: Vec<Atom> = probe_mark(i).bytes().map(Atom::from).collect();
             let Some(at) = rest.windows(mark.len()).position(|window| window == mark) else {
                 return Vec::new();
             };
@@ -217,15 +219,15 @@ fn continuation_probes() -> Vec<Vec<Role>> {
         .into()
 }
 
-fn mark(index: usize) -> String {
+fn probe_mark(index: usize) -> String {
     format!("{MARK}{index}x")
 }
 
-fn marked(role: Role, index: usize) -> Message {
-    Message { role, ..Message::user(mark(index)) }
+fn create_probe_message(role: Role, index: usize) -> Message {
+    Message { role, ..Message::user(probe_mark(index)) }
 }
 
-fn longest_first(found: BTreeSet<Separator>) -> Vec<Separator> {
+fn sort_longest_first(found: BTreeSet<Separator>) -> Vec<Separator> {
     let mut separators: Vec<Separator> = found.into_iter().collect();
     separators.sort_by_key(|separator| std::cmp::Reverse(separator.atoms.len()));
     separators
@@ -322,7 +324,7 @@ impl Search<'_> {
 
 /// Finds the tools that a prompt describes: JSON objects at the starts of lines that have the form
 /// of tools in OpenAI's format, with or without the outer `{"type": "function", …}`.
-pub fn described_tools(text: &str) -> Vec<ToolSpec> {
+pub fn find_described_tools(text: &str) -> Vec<ToolSpec> {
     let mut tools = Vec::new();
     for line in text.lines().map(str::trim_start).filter(|line| line.starts_with('{')) {
         let mut values = serde_json::Deserializer::from_str(line).into_iter::<Value>();
@@ -398,7 +400,7 @@ mod tests {
         let tokens =
             chat.prompt(&[Message::system("{\"name\": 1}"), Message::user("{")], &[tool()]);
         let text = chat.tokenizer().decode_with_special(&tokens.unwrap());
-        assert_eq!(described_tools(&text), [tool()]);
+        assert_eq!(find_described_tools(&text), [tool()]);
     }
 
     /// Counts the families whose prompts and continuations are parsed; a family that is lost fails

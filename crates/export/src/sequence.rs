@@ -14,7 +14,7 @@ use levade_store::Attempt;
 use levade_text::{Chat, Message, Role, ToolCall, ToolSpec};
 use levade_tree::{Kind, Part, SegmentId};
 
-use crate::prompt_parser::{AFTER_ASSISTANT, Position, PromptParser, described_tools};
+use crate::prompt_parser::{AFTER_ASSISTANT, Position, PromptParser, find_described_tools};
 
 /// Function that returns the chat format of an agent and a policy, or the reason why there is none.
 pub type FindChat<'a> = dyn Fn(&str, &str) -> Result<Arc<Chat>, String> + 'a;
@@ -111,7 +111,7 @@ struct ChatParsers {
 }
 
 /// Stretch of adjacent tokens in a sequence, which are all context or all part of one completion.
-struct Stretch {
+struct TokenStretch {
     is_context: bool,
     tokens: Vec<u32>,
     /// Last segment that has tokens in the stretch.
@@ -128,7 +128,7 @@ impl<'a> SequenceReader<'a> {
 
     /// Returns the sequences of an attempt. Sequences with tokens come first, in the order of their
     /// leaves, and then the sequences that chat APIs answered.
-    pub fn read(&mut self, attempt: &Attempt) -> Vec<Sequence> {
+    pub fn read_sequences(&mut self, attempt: &Attempt) -> Vec<Sequence> {
         let owners = attempt.trajectory.owners();
         let mut sequences = Vec::new();
         for leaf in attempt.trajectory.leaves() {
@@ -140,7 +140,7 @@ impl<'a> SequenceReader<'a> {
             }
             sequences.push(sequence);
         }
-        sequences.extend(read_external(attempt));
+        sequences.extend(read_external_sequences(attempt));
         sequences
     }
 
@@ -167,16 +167,16 @@ impl<'a> SequenceReader<'a> {
         let prompt = stretches.first().map_or(&[][..], |stretch| &stretch.tokens);
         let tools = match self.raw {
             true => Vec::new(),
-            false => described_tools(&chat.tokenizer().decode_with_special(prompt)),
+            false => find_described_tools(&chat.tokenizer().decode_with_special(prompt)),
         };
         let at = parsers.iter().position(|parser| parser.tools() == tools).unwrap_or_else(|| {
             parsers.push(PromptParser::new(chat, tools));
             parsers.len() - 1
         });
         let tools = parsers[at].tools().to_vec();
-        let parsed = parse(chat, &parsers[at], &stretches, self.raw)
+        let parsed = parse_messages(chat, &parsers[at], &stretches, self.raw)
             .map(|parsed| Sequence { tools, ..parsed })
-            .or_else(|_| parse(chat, &parsers[0], &stretches, self.raw));
+            .or_else(|_| parse_messages(chat, &parsers[0], &stretches, self.raw));
         match parsed {
             Ok(parsed) => {
                 let Sequence { agent, policy, tokens, .. } = sequence;
@@ -192,8 +192,8 @@ impl<'a> SequenceReader<'a> {
     }
 }
 
-fn to_stretches(parts: &[Part<'_>]) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
+fn to_stretches(parts: &[Part<'_>]) -> Vec<TokenStretch> {
+    let mut stretches: Vec<TokenStretch> = Vec::new();
     for part in parts.iter().filter(|part| part.len > 0) {
         let is_context = part.segment.kind == Kind::Context;
         let segment = part.segment.id;
@@ -202,7 +202,9 @@ fn to_stretches(parts: &[Part<'_>]) -> Vec<Stretch> {
                 last.tokens.extend(part.tokens());
                 last.segment = segment;
             }
-            _ => stretches.push(Stretch { is_context, tokens: part.tokens().to_vec(), segment }),
+            _ => {
+                stretches.push(TokenStretch { is_context, tokens: part.tokens().to_vec(), segment })
+            }
         }
     }
     stretches
@@ -210,10 +212,10 @@ fn to_stretches(parts: &[Part<'_>]) -> Vec<Stretch> {
 
 /// Parses the messages of a sequence. The names and tokens of the sequence are added by the caller.
 /// Returns the reason if the sequence cannot be parsed.
-fn parse(
+fn parse_messages(
     chat: &Chat,
     parser: &PromptParser,
-    stretches: &[Stretch],
+    stretches: &[TokenStretch],
     raw: bool,
 ) -> Result<Sequence, String> {
     let mut messages: Vec<Message> = Vec::new();
@@ -221,7 +223,7 @@ fn parse(
     let mut position = Position::Start;
     let mut calls: Vec<ToolCall> = Vec::new();
     let mut offset = 0;
-    for Stretch { is_context, tokens, segment } in stretches {
+    for TokenStretch { is_context, tokens, segment } in stretches {
         if *is_context {
             let parsed = parser.parse(tokens, position, &calls).ok_or_else(|| {
                 format!(
@@ -230,14 +232,15 @@ fn parse(
                     offset + tokens.len()
                 )
             })?;
-            let mut results = result_ids(&messages);
+            let mut results = tool_result_ids(&messages);
             for mut message in parsed.messages {
                 match message.role {
                     Role::Assistant => {
                         let text = message.content.as_str().to_owned();
                         let number = messages.len();
-                        (message, _) = assistant(chat, &text, false, raw, number, &mut sequence);
-                        results = result_ids(std::slice::from_ref(&message));
+                        (message, _) =
+                            to_assistant_message(chat, &text, false, raw, number, &mut sequence);
+                        results = tool_result_ids(std::slice::from_ref(&message));
                     }
                     Role::Tool => message.tool_call_id = results.next().flatten(),
                     _ => {}
@@ -252,7 +255,7 @@ fn parse(
             let text = chat.decode_completion(tokens);
             let number = messages.len();
             let (message, parsed) =
-                assistant(chat, &text, in_reasoning, raw, number, &mut sequence);
+                to_assistant_message(chat, &text, in_reasoning, raw, number, &mut sequence);
             calls = parsed;
             sequence.completions.push(Completion {
                 message: messages.len(),
@@ -279,7 +282,7 @@ fn parse(
 /// Converts a completion into an assistant message. Also returns the tool calls of the completion,
 /// with the ids that the parser generated. In the message, the ids are unique within the
 /// conversation: `call_M_N` is call `N` of message `M`.
-fn assistant(
+fn to_assistant_message(
     chat: &Chat,
     text: &str,
     in_reasoning: bool,
@@ -314,7 +317,7 @@ fn assistant(
 
 /// Returns the call ids of the tool results that follow the last message. The result of a malformed
 /// call has no id.
-fn result_ids(messages: &[Message]) -> impl Iterator<Item = Option<String>> + use<> {
+fn tool_result_ids(messages: &[Message]) -> impl Iterator<Item = Option<String>> + use<> {
     let calls = messages.last().map(|message| message.tool_calls.clone()).unwrap_or_default();
     let index = |call: &ToolCall| -> Option<usize> { call.id.rsplit('_').next()?.parse().ok() };
     let mut ids = Vec::new();
@@ -327,7 +330,7 @@ fn result_ids(messages: &[Message]) -> impl Iterator<Item = Option<String>> + us
 
 /// Returns the conversations in which chat APIs answered. A conversation is a history that no later
 /// call continues.
-fn read_external(attempt: &Attempt) -> Vec<Sequence> {
+fn read_external_sequences(attempt: &Attempt) -> Vec<Sequence> {
     let recorded = attempt.outcome.scorer_inputs.get("program").and_then(|all| all.get("external"));
     let calls = recorded.map(|calls| serde_json::from_value::<Vec<ExternalCall>>(calls.clone()));
     let calls = match calls {

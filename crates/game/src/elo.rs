@@ -64,14 +64,14 @@ pub fn elo(
             ));
         }
     }
-    let estimates = ratings(num_players, games.iter());
+    let estimates = fit_ratings(num_players, games.iter());
     let mut samples = vec![Vec::with_capacity(resamples as usize); num_players];
     for resample in 0..u64::from(resamples) {
         let pick = |index: usize| {
             let u = uniform(seed, resample, index as u64);
             &games[(u * games.len() as f64) as usize]
         };
-        let fitted = ratings(num_players, (0..games.len()).map(pick));
+        let fitted = fit_ratings(num_players, (0..games.len()).map(pick));
         samples.iter_mut().zip(fitted).for_each(|(samples, rating)| samples.push(rating));
     }
     let interval = |(estimate, mut samples): (f64, Vec<f64>)| {
@@ -91,7 +91,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 }
 
 /// Fits Elo ratings to the games by maximum likelihood.
-fn ratings<'g>(num_players: usize, games: impl Iterator<Item = &'g PairedGame>) -> Vec<f64> {
+fn fit_ratings<'g>(num_players: usize, games: impl Iterator<Item = &'g PairedGame>) -> Vec<f64> {
     // Sum of scores, and number of games, by player and opponent.
     let mut scores = vec![0.5; num_players];
     let mut counts = vec![0.0; num_players * num_players];
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn fit_reproduces_scores_of_players() {
         let games = games(&[([0, 1], 3, 7), ([1, 2], 6, 4), ([2, 0], 9, 1), ([2, 3], 5, 0)]);
-        let ratings = ratings(4, games.iter());
+        let ratings = fit_ratings(4, games.iter());
         // The virtual player's rating is fixed by its own score, which is the sum of the rest.
         let expected = |offset: f64| -> Vec<f64> {
             let wins = |a: f64, b: f64| 1.0 / (1.0 + 10f64.powf((b - a) / 400.0));

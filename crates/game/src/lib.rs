@@ -247,7 +247,7 @@ pub struct SeatOutcome {
 }
 
 /// Returns the rules of all built-in games.
-fn games() -> [Box<dyn Game>; 3] {
+fn built_in_games() -> [Box<dyn Game>; 3] {
     [Box::new(TicTacToe), Box::new(Kuhn), Box::new(Werewolf)]
 }
 
@@ -256,7 +256,7 @@ fn games() -> [Box<dyn Game>; 3] {
 /// # Errors
 /// Returns [`GameError::UnknownGame`] if no game has this name.
 pub fn find(name: &str) -> Result<Box<dyn Game>, GameError> {
-    let available = games().map(|game| game.name()).join(", ");
+    let available = built_in_games().map(|game| game.name()).join(", ");
     let unknown = || GameError::UnknownGame { name: name.to_owned(), available };
-    games().into_iter().find(|game| game.name() == name).ok_or_else(unknown)
+    built_in_games().into_iter().find(|game| game.name() == name).ok_or_else(unknown)
 }

@@ -15,13 +15,13 @@ pub(crate) enum Purpose {
 /// Shuffles `items` with the algorithm of Fisher and Yates, as a function of the seed.
 pub fn shuffle<T>(seed: u64, items: &mut [T]) {
     for last in (1..items.len()).rev() {
-        items.swap(last, index(seed, Purpose::Deal, last as u64, last + 1));
+        items.swap(last, random_index(seed, Purpose::Deal, last as u64, last + 1));
     }
 }
 
 /// Returns a random index in `0..n`, the one with number `counter` in the stream of `seed` and
 /// `purpose`. `n` must be at least 1.
-pub(crate) fn index(seed: u64, purpose: Purpose, counter: u64, n: usize) -> usize {
+pub(crate) fn random_index(seed: u64, purpose: Purpose, counter: u64, n: usize) -> usize {
     (uniform(seed, (purpose as u64) << 56, counter) * n as f64) as usize
 }
 

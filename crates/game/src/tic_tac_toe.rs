@@ -70,7 +70,7 @@ impl Game for TicTacToe {
 
 impl Board {
     /// Returns the index of the seat that acts next.
-    fn seat(&self) -> usize {
+    fn next_seat(&self) -> usize {
         self.cells.iter().flatten().count() % 2
     }
 
@@ -83,7 +83,7 @@ impl Board {
     }
 
     /// Formats the board as text. An empty cell shows its number.
-    fn print(&self) -> String {
+    fn format_board(&self) -> String {
         let cell = |index: usize| match self.cells[index] {
             Some(0) => "X".to_owned(),
             Some(_) => "O".to_owned(),
@@ -114,9 +114,9 @@ impl State for Board {
             return Next::Over((0..2).map(outcome).collect());
         };
         Next::Requests(vec![MoveRequest {
-            prompt: format!("The board:\n{}\nChoose an empty cell.", self.print()),
+            prompt: format!("The board:\n{}\nChoose an empty cell.", self.format_board()),
             default: Move::choice(first.clone()),
-            ..MoveRequest::new(self.seat(), "mark", Choice::OneOf(legal))
+            ..MoveRequest::new(self.next_seat(), "mark", Choice::OneOf(legal))
         }])
     }
 

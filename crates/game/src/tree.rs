@@ -57,13 +57,13 @@ type Key = (usize, Option<(usize, usize)>, Vec<String>, String);
 
 /// View of one seat: the texts that the seat has observed, and the choices that it has made.
 #[derive(Clone, Default)]
-struct View {
+struct SeatView {
     previous: Option<(usize, usize)>,
     observed: Vec<String>,
 }
 
 /// Builder of a game tree.
-struct Builder<'a> {
+struct GameTreeBuilder<'a> {
     game: &'a str,
     max_sets: usize,
     nodes: Vec<Node>,
@@ -86,7 +86,7 @@ impl GameTree {
                 "the starts of a match cannot be listed; use kuhn or tic_tac_toe".to_owned(),
             )
         })?;
-        let mut builder = Builder {
+        let mut builder = GameTreeBuilder {
             game: name,
             max_sets,
             nodes: Vec::new(),
@@ -100,11 +100,11 @@ impl GameTree {
                 let why = "the roles of the seats differ from start to start".to_owned();
                 return Err(tree_error(name, why));
             }
-            let mut views = vec![View::default(); seats.len()];
-            observe(&mut views, &events);
-            roots.push(builder.expand(&mut *state, &views)?);
+            let mut views = vec![SeatView::default(); seats.len()];
+            add_observations(&mut views, &events);
+            roots.push(builder.add_positions(&mut *state, &views)?);
         }
-        let Builder { nodes, sets, .. } = builder;
+        let GameTreeBuilder { nodes, sets, .. } = builder;
         Ok(GameTree { seats, nodes, sets, starts: roots })
     }
 
@@ -132,7 +132,7 @@ impl GameTree {
     }
 
     /// Returns the strategy that makes all choices equally likely.
-    pub fn uniform(&self) -> Strategy {
+    pub fn uniform_strategy(&self) -> Strategy {
         let uniform =
             |set: &InformationSet| vec![1.0 / set.choices.len() as f64; set.choices.len()];
         self.sets.iter().map(uniform).collect()
@@ -145,7 +145,7 @@ impl GameTree {
     }
 
     /// Combines two strategies: `seat` plays `own`, and the remaining seats play `rest`.
-    pub fn combine(&self, seat: usize, own: &Strategy, rest: &Strategy) -> Strategy {
+    pub fn combine_strategies(&self, seat: usize, own: &Strategy, rest: &Strategy) -> Strategy {
         let pairs = self.sets.iter().zip(own.iter().zip(rest));
         let pick = |(set, (own, other)): (&InformationSet, (&Vec<f64>, &Vec<f64>))| {
             if set.seat == seat { own.clone() } else { other.clone() }
@@ -254,10 +254,14 @@ impl GameTree {
     }
 }
 
-impl Builder<'_> {
+impl GameTreeBuilder<'_> {
     /// Adds the position of `state` and all positions that follow to the tree. Returns the index of
     /// the node of `state`.
-    fn expand(&mut self, state: &mut dyn State, views: &[View]) -> Result<usize, GameError> {
+    fn add_positions(
+        &mut self,
+        state: &mut dyn State,
+        views: &[SeatView],
+    ) -> Result<usize, GameError> {
         let requests = match state.next() {
             Next::Over(outcomes) => {
                 let reward = |outcome: &crate::SeatOutcome| {
@@ -279,27 +283,27 @@ impl Builder<'_> {
         };
         let seat = request.seat;
         let position = state.save();
-        let set = self.find_set(request, &choices, &position, &views[seat])?;
+        let set = self.find_information_set(request, &choices, &position, &views[seat])?;
         let mut children = Vec::with_capacity(choices.len());
         for (index, choice) in choices.into_iter().enumerate() {
             state.load(&position)?;
             let events = state.apply(&[(seat, Move::choice(choice))])?;
             let mut after = views.to_vec();
-            after[seat] = View { previous: Some((set, index)), observed: Vec::new() };
-            observe(&mut after, &events);
-            children.push(self.expand(state, &after)?);
+            after[seat] = SeatView { previous: Some((set, index)), observed: Vec::new() };
+            add_observations(&mut after, &events);
+            children.push(self.add_positions(state, &after)?);
         }
         Ok(self.push(Node::Decision { set, children }))
     }
 
     /// Returns the index of the information set that a position belongs to. Adds the information
     /// set if it is new.
-    fn find_set(
+    fn find_information_set(
         &mut self,
         request: &MoveRequest,
         choices: &[Value],
         position: &Value,
-        view: &View,
+        view: &SeatView,
     ) -> Result<usize, GameError> {
         let key = (request.seat, view.previous, view.observed.clone(), request.prompt.clone());
         if let Some(set) = self.known.get(&key) {
@@ -328,7 +332,7 @@ impl Builder<'_> {
 }
 
 /// Adds the texts of events to the views of the seats that observe the events.
-fn observe(views: &mut [View], events: &[Event]) {
+fn add_observations(views: &mut [SeatView], events: &[Event]) {
     for (seat, view) in views.iter_mut().enumerate() {
         let seen = events.iter().filter(|event| event.to.contains(seat));
         view.observed.extend(seen.map(|event| event.text.clone()));

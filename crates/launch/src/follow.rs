@@ -33,7 +33,7 @@ pub async fn stop_request(stops: &mut UnboundedReceiver<()>) {
 
 /// State of a job, as its scheduler reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
+pub struct JobState {
     /// Description of the job's state in a few words.
     pub text: String,
     /// Exit code of the job. `None` if the job may still run.
@@ -49,21 +49,21 @@ pub trait SchedulerJob {
     fn name(&self) -> String;
 
     /// Returns the shell command that shows the state of the job.
-    fn to_watch(&self) -> String;
+    fn watch_command(&self) -> String;
 
     /// Returns the shell command that ends the job.
-    fn to_end(&self) -> String;
+    fn end_command(&self) -> String;
 
     /// Requests the state of the job from the scheduler.
-    async fn state(&self) -> anyhow::Result<State>;
+    async fn query_state(&self) -> anyhow::Result<JobState>;
 
     /// Requests the end of the job from the scheduler. The request can be repeated.
-    async fn end(&self) -> anyhow::Result<()>;
+    async fn request_end(&self) -> anyhow::Result<()>;
 }
 
 /// Intervals and timeouts that apply when this process follows a job.
 #[derive(Debug, Clone, Copy)]
-struct Timeouts {
+struct FollowTimeouts {
     /// Interval between two requests for the state of the job.
     poll: Duration,
     /// Timeout for one response of the scheduler.
@@ -74,7 +74,7 @@ struct Timeouts {
     ending: Duration,
 }
 
-const TIMEOUTS: Timeouts = Timeouts {
+const TIMEOUTS: FollowTimeouts = FollowTimeouts {
     poll: POLL_INTERVAL,
     response_timeout: Duration::from_secs(120),
     silence: Duration::from_secs(900),
@@ -94,7 +94,7 @@ pub async fn follow(
     watcher: Watcher,
 ) -> anyhow::Result<LaunchOutcome> {
     if detach {
-        return Ok(LaunchOutcome::Detached { watch: job.to_watch(), end: job.to_end() });
+        return Ok(LaunchOutcome::Detached { watch: job.watch_command(), end: job.end_command() });
     }
     let Watcher { host, log: output, mut stops } = watcher;
     let stop_requested = Cell::new(false);
@@ -104,8 +104,11 @@ pub async fn follow(
         stop_requested.set(true);
         stop_request(&mut stops).await;
     };
+    let log = GrowingLog::new(log, output);
     tokio::select! {
-        code = watch(job, GrowingLog::new(log, output), &host, &stop_requested, &clock, TIMEOUTS) => Ok(LaunchOutcome::Code(code?)),
+        code = watch_job(job, log, &host, &stop_requested, &clock, TIMEOUTS) => {
+            Ok(LaunchOutcome::Code(code?))
+        }
         () = twice => Ok(LaunchOutcome::Code(INTERRUPTED)),
         () = clock.clone().track_pauses(|_| {}) => unreachable!("the clock does not end"),
     }
@@ -117,13 +120,13 @@ pub fn report_status<J: SchedulerJob>(host: &Host, text: &str) {
 }
 
 /// Follows a job until it has ended, and returns its exit code.
-async fn watch<J: SchedulerJob>(
+async fn watch_job<J: SchedulerJob>(
     job: &J,
     mut log: GrowingLog,
     host: &Host,
     stop_requested: &Cell<bool>,
     clock: &Clock,
-    timeouts: Timeouts,
+    timeouts: FollowTimeouts,
 ) -> anyhow::Result<u8> {
     let mut last = String::new();
     // Time of the first failed state request of an outage, and time at which the end request was
@@ -133,9 +136,9 @@ async fn watch<J: SchedulerJob>(
     let mut rejected = false;
     loop {
         sleep(timeouts.poll).await;
-        log.pass_on();
+        log.copy_new_text();
         if stop_requested.get() && ending.is_none() {
-            match within_timeout(job.end(), timeouts.response_timeout).await {
+            match within_timeout(job.request_end(), timeouts.response_timeout).await {
                 Ok(()) => {
                     report_status::<J>(host, &format!("stop requested for {}", job.name()));
                     ending = Some(clock.elapsed());
@@ -153,7 +156,7 @@ async fn watch<J: SchedulerJob>(
                 Err(_) => {}
             }
         }
-        match within_timeout(job.state(), timeouts.response_timeout).await {
+        match within_timeout(job.query_state(), timeouts.response_timeout).await {
             Ok(state) => {
                 if silent.take().is_some() {
                     report_status::<J>(host, "responds again");
@@ -163,7 +166,7 @@ async fn watch<J: SchedulerJob>(
                     last = state.text;
                 }
                 if let Some(code) = state.ended {
-                    log.pass_on();
+                    log.copy_new_text();
                     return Ok(code);
                 }
             }
@@ -182,8 +185,8 @@ async fn watch<J: SchedulerJob>(
                         timeouts.silence,
                         J::LAUNCHER,
                         job.name(),
-                        job.to_watch(),
-                        job.to_end()
+                        job.watch_command(),
+                        job.end_command()
                     );
                 }
             }
@@ -194,8 +197,8 @@ async fn watch<J: SchedulerJob>(
                  {}\nend it    {}",
                 clock.elapsed() - since,
                 job.name(),
-                job.to_watch(),
-                job.to_end()
+                job.watch_command(),
+                job.end_command()
             );
         }
     }
@@ -225,7 +228,7 @@ impl GrowingLog {
     }
 
     /// Copies the text that was appended since the last call to the output.
-    pub fn pass_on(&mut self) {
+    pub fn copy_new_text(&mut self) {
         let Ok(mut file) = std::fs::File::open(&self.path) else { return };
         let mut more = Vec::new();
         let read =
@@ -259,22 +262,22 @@ mod tests {
             "job 7".into()
         }
 
-        fn to_watch(&self) -> String {
+        fn watch_command(&self) -> String {
             "look 7".into()
         }
 
-        fn to_end(&self) -> String {
+        fn end_command(&self) -> String {
             "cancel 7".into()
         }
 
-        async fn state(&self) -> anyhow::Result<State> {
+        async fn query_state(&self) -> anyhow::Result<JobState> {
             let mut responses = self.responses.borrow_mut();
             let response = if responses.len() > 1 { responses.remove(0) } else { responses[0] };
             let (text, ended) = response.map_err(|why| anyhow::anyhow!(why))?;
-            Ok(State { text: text.into(), ended })
+            Ok(JobState { text: text.into(), ended })
         }
 
-        async fn end(&self) -> anyhow::Result<()> {
+        async fn request_end(&self) -> anyhow::Result<()> {
             let mut ends = self.ends.borrow_mut();
             if ends.is_empty() {
                 Ok(())
@@ -284,7 +287,7 @@ mod tests {
         }
     }
 
-    const QUICK: Timeouts = Timeouts {
+    const QUICK: FollowTimeouts = FollowTimeouts {
         poll: Duration::from_millis(1),
         response_timeout: Duration::from_millis(200),
         silence: Duration::from_millis(100),
@@ -298,7 +301,7 @@ mod tests {
     ) -> anyhow::Result<u8> {
         let job = ScriptedJob { responses: responses.to_vec().into(), ends: ends.to_vec().into() };
         let log = GrowingLog::new(Path::new("/nowhere"), Box::new(std::io::sink()));
-        let code = watch(
+        let code = watch_job(
             &job,
             log,
             &Host::default(),
@@ -362,7 +365,7 @@ mod tests {
         let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         for line in ["one\n", "two\n"] {
             file.write_all(line.as_bytes()).unwrap();
-            log.pass_on();
+            log.copy_new_text();
         }
         assert_eq!(*output.0.lock().unwrap(), b"one\ntwo\n");
     }

@@ -47,7 +47,7 @@ impl Job {
         };
         let processors = processes.saturating_mul(threads).max(1);
         // All machines of a job get as many GPUs as the first one, which also runs the servers.
-        let gpus = GpuAllocation::of(recipe).all();
+        let gpus = GpuAllocation::of(recipe).total();
         Ok(Job { nodes, processors, gpus, restarts, ..Job::named(&recipe.run.name, root, binary)? })
     }
 
@@ -75,7 +75,7 @@ impl Job {
 
     /// Returns the path of the script that each machine runs. The argument of the script is the
     /// machine's number.
-    pub fn script(&self) -> PathBuf {
+    pub fn script_path(&self) -> PathBuf {
         self.dir.join("node.sh")
     }
 
@@ -85,7 +85,7 @@ impl Job {
     }
 
     /// Renders the recipe and the script of the machines, as paths and texts.
-    pub(crate) fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    pub(crate) fn render_files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let file = self.dir.join(RECIPE);
         let binary = quoted(&self.binary.display());
         let root = quoted(&self.root.display());
@@ -107,7 +107,7 @@ impl Job {
         );
         let mut recipe = recipe.clone();
         recipe.run.folder = self.root.clone();
-        Ok(vec![(file, recipe.to_toml()?), (self.script(), script)])
+        Ok(vec![(file, recipe.to_toml()?), (self.script_path(), script)])
     }
 }
 
@@ -117,12 +117,12 @@ mod tests {
 
     #[test]
     fn job_name_has_only_lower_case_letters_digits_and_hyphens() {
-        assert_eq!(name_of("Calculator 2_x"), "levade-calculator-2-x");
-        assert_eq!(name_of("-é-"), "levade");
+        assert_eq!(to_job_name("Calculator 2_x"), "levade-calculator-2-x");
+        assert_eq!(to_job_name("-é-"), "levade");
         assert!(Job::named("x", "/a\nb".into(), "/b".into()).is_err());
     }
 
-    fn name_of(name: &str) -> String {
+    fn to_job_name(name: &str) -> String {
         Job::named(name, "/r".into(), "/b".into()).unwrap().name
     }
 }

@@ -8,9 +8,9 @@ use levade_run::cluster_learner::torchrun::HEAD;
 use levade_run::{Host, unusable};
 use serde_json::{Value, json};
 
-use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
+use crate::follow::{JobState, SchedulerJob, Watcher, follow, report_status};
 use crate::job::Job;
-use crate::shell::{output, quoted};
+use crate::shell::{quoted, run_command};
 use crate::{INTERRUPTED, LaunchOutcome};
 
 /// Options of the Kubernetes launcher.
@@ -81,7 +81,8 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     }
     let name = &job.name;
     let labels = json!({ "app.kubernetes.io/name": "levade", "levade/run": name });
-    let script = format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script().display()));
+    let script =
+        format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script_path().display()));
     // Kubernetes expands `$(NAME)` and unescapes `$$` to `$`.
     let script = script.replace('$', "$$");
     let container = json!({
@@ -168,18 +169,20 @@ impl Manifests {
             job: job.clone(),
             host,
         };
-        if is_over(&submitted.found().await?)? {
+        if is_over(&submitted.read_description().await?)? {
             report_status::<KubernetesJob>(
                 &submitted.host,
                 &format!("deleting {} of an earlier launch, which has ended", submitted.name()),
             );
-            submitted.kubectl(&["delete", "--ignore-not-found", "job", &submitted.name]).await?;
+            submitted
+                .run_kubectl(&["delete", "--ignore-not-found", "job", &submitted.name])
+                .await?;
         }
-        output(&["kubectl", "apply", "-f", &submitted.file]).await?;
+        run_command(&["kubectl", "apply", "-f", &submitted.file]).await?;
         report_status::<KubernetesJob>(&submitted.host, &submitted.name());
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, LaunchOutcome::Code(_)) {
-            submitted.end().await?;
+            submitted.request_end().await?;
         }
         Ok(ended)
     }
@@ -195,22 +198,22 @@ struct KubernetesJob {
 }
 
 impl KubernetesJob {
-    async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
-        output(&[&["kubectl", "-n", &self.namespace], words].concat()).await
+    async fn run_kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
+        run_command(&[&["kubectl", "-n", &self.namespace], words].concat()).await
     }
 
     /// Returns the cluster's JSON description of the job. Returns an empty string if the job does
     /// not exist.
-    async fn found(&self) -> anyhow::Result<String> {
-        self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
+    async fn read_description(&self) -> anyhow::Result<String> {
+        self.run_kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
     }
 
     /// Saves the logs of the pods, because the cluster deletes them with the job.
-    async fn collect(&self) -> anyhow::Result<()> {
+    async fn collect_logs(&self) -> anyhow::Result<()> {
         for node in 0..self.job.nodes {
             let pods =
                 format!("job-name={},batch.kubernetes.io/job-completion-index={node}", self.name);
-            match self.kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
+            match self.run_kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
                 Ok(logs) if logs.is_empty() => {}
                 Ok(logs) => std::fs::write(self.job.log(node), logs)?,
                 Err(error) => report_status::<Self>(
@@ -230,21 +233,21 @@ impl SchedulerJob for KubernetesJob {
         format!("job {}", self.name)
     }
 
-    fn to_watch(&self) -> String {
+    fn watch_command(&self) -> String {
         format!("kubectl -n {} logs -f job/{}", self.namespace, self.name)
     }
 
-    fn to_end(&self) -> String {
+    fn end_command(&self) -> String {
         format!("kubectl delete -f {}", quoted(&self.file))
     }
 
-    async fn state(&self) -> anyhow::Result<State> {
-        parse_job(&self.found().await?)
+    async fn query_state(&self) -> anyhow::Result<JobState> {
+        parse_job(&self.read_description().await?)
     }
 
-    async fn end(&self) -> anyhow::Result<()> {
+    async fn request_end(&self) -> anyhow::Result<()> {
         // The job is deleted even if its logs cannot be saved, for example on a full disk.
-        if let Err(error) = self.collect().await {
+        if let Err(error) = self.collect_logs().await {
             report_status::<Self>(
                 &self.host,
                 &format!("cannot save the output of the job's machines: {error:#}"),
@@ -253,7 +256,7 @@ impl SchedulerJob for KubernetesJob {
         // The command does not wait for the pods, whose grace period exceeds the timeout for a
         // response.
         let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", &self.file];
-        self.kubectl(&delete).await.map(drop)
+        self.run_kubectl(&delete).await.map(drop)
     }
 }
 
@@ -270,9 +273,9 @@ fn is_over(found: &str) -> anyhow::Result<bool> {
 
 /// Converts the cluster's description of a job into a state. An empty description means that the
 /// job was deleted.
-fn parse_job(found: &str) -> anyhow::Result<State> {
+fn parse_job(found: &str) -> anyhow::Result<JobState> {
     if found.trim().is_empty() {
-        return Ok(State { text: "deleted".into(), ended: Some(INTERRUPTED) });
+        return Ok(JobState { text: "deleted".into(), ended: Some(INTERRUPTED) });
     }
     let found: Value = serde_json::from_str(found)?;
     let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
@@ -293,7 +296,7 @@ fn parse_job(found: &str) -> anyhow::Result<State> {
         (None, Some(_)) => Some(0),
         (None, None) => None,
     };
-    Ok(State { text, ended })
+    Ok(JobState { text, ended })
 }
 
 #[cfg(test)]
@@ -325,7 +328,7 @@ mod tests {
             .split("---\n")
             .filter(|part| !part.is_empty())
             .map(|part| serde_json::from_str(part).unwrap())
-            .collect();
+            .collect_logs();
         assert_eq!(parts[1]["spec"]["completions"], 2);
         assert_eq!(parts[1]["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"][0], 2);
         let container = &parts[1]["spec"]["template"]["spec"]["containers"][0];
@@ -359,7 +362,7 @@ mod tests {
     #[test]
     fn state_of_maps_job_conditions() {
         let runs = parse_state(json!({ "status": { "active": 2, "failed": 1 } }));
-        assert_eq!(runs, State { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
+        assert_eq!(runs, JobState { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
         let ended = |kind: &str, status: &str| {
             parse_state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } }))
                 .ended
@@ -373,7 +376,7 @@ mod tests {
         assert!(parse_job("nonsense").is_err());
     }
 
-    fn parse_state(found: Value) -> State {
+    fn parse_state(found: Value) -> JobState {
         parse_job(&found.to_string()).unwrap()
     }
 

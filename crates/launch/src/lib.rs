@@ -101,7 +101,7 @@ pub struct Launch {
 /// Way in which the launcher submits the job.
 enum Submission {
     Hosts(hosts::Hosts),
-    Slurm(slurm::Batch),
+    Slurm(slurm::SlurmBatch),
     Ray(ray::RayJob),
     K8s(k8s::Manifests),
 }
@@ -113,10 +113,10 @@ impl Launch {
     /// Returns an error that names the option if the launcher cannot start the job with the given
     /// options.
     pub fn new(job: Job, recipe: &Recipe, launcher: &Launcher) -> anyhow::Result<Self> {
-        let mut files = job.files(recipe)?;
+        let mut files = job.render_files(recipe)?;
         let submission = match launcher {
-            Launcher::Local => Submission::Hosts(hosts::local(&job)?),
-            Launcher::Ssh(options) => Submission::Hosts(hosts::ssh(&job, options)?),
+            Launcher::Local => Submission::Hosts(hosts::on_this_machine(&job)?),
+            Launcher::Ssh(options) => Submission::Hosts(hosts::over_ssh(&job, options)?),
             Launcher::Slurm(options) => {
                 let (batch, rendered) = slurm::render(&job, options)?;
                 files.extend(rendered);

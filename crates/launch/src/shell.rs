@@ -22,7 +22,7 @@ pub fn quoted(word: &impl ToString) -> String {
 /// # Errors
 /// Returns an error if the command cannot be started, does not finish within 120 s, or fails. If
 /// the command fails, the error contains its standard error.
-pub async fn output(words: &[&str]) -> anyhow::Result<String> {
+pub async fn run_command(words: &[&str]) -> anyhow::Result<String> {
     const TIMEOUT: Duration = Duration::from_secs(120);
     let command = words.join(" ");
     let run = tokio::process::Command::new(words[0]).args(&words[1..]).kill_on_drop(true).output();

@@ -118,7 +118,8 @@ fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
         environment => {
             let options = environment.environment();
             (
-                options.map_or_else(String::new, |options| options.common().name.to_owned()),
+                options
+                    .map_or_else(String::new, |options| options.common_options().name.to_owned()),
                 Vec::new(),
             )
         }

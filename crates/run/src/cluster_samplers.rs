@@ -24,7 +24,7 @@ use crate::display;
 use crate::failure::unusable;
 use crate::gpus::GpuAllocation;
 use crate::host::Host;
-use process::{Process, Spec};
+use process::{ServerProcess, ServerSpec};
 
 /// Text whose log-probabilities servers are checked by. Like a completion, it contains words,
 /// numbers and punctuation.
@@ -101,12 +101,14 @@ pub async fn start(
     let dir = recipe.run.folder.join(SUBDIR);
     let mut text_tokens = wants.chat.tokenizer().encode(PROBE);
     text_tokens.truncate(wants.context.saturating_sub(1).max(2));
-    let push = with_broadcast(keys, wants);
+    let push = create_broadcast(keys, wants);
     let publishing =
         PublishingLearner::new(Arc::clone(&learner), dir.join("weights"), text_tokens.clone())
             .with_broadcast(push.clone());
-    let options =
-        ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
+    let options = ServerOptions {
+        push: push.clone(),
+        ..create_server_options(samplers, wants, text_tokens.clone())
+    };
     let mut named_servers = Vec::new();
     let mut processes = Vec::new();
     let model = dir.join("model");
@@ -120,13 +122,13 @@ pub async fn start(
         for number in 0..keys.count {
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
-            let spec = Spec::new(samplers, wants, &dir, &model, number, precision, backend)?;
+            let spec = ServerSpec::new(samplers, wants, &dir, &model, number, precision, backend)?;
             host.setup("sampler", format!("{} (log: {})", spec.name, display::path(&spec.log)));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             named_servers.push((spec.name.clone(), server));
             let may = wants.colocation.map(|colocation| colocation.starts());
             let name = format!("the sampler {}", spec.name);
-            let (process, ended) = Process::start(spec, host.supervisor().clone(), may);
+            let (process, ended) = ServerProcess::start(spec, host.supervisor().clone(), may);
             processes.push(process);
             children.push(ChildTask { name, ended });
         }
@@ -139,11 +141,11 @@ pub async fn start(
     let start_timeout = if keys.start { keys.start_timeout() } else { options.silence };
     // A server that is still starting could not be put to sleep.
     let servers =
-        await_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
+        wait_for_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
     tokio::select! {
         there = servers => there?,
         // If the learner has exited, it must be restarted first.
-        exit = await_learner_exit(wants.group) => return Err(exit.into()),
+        exit = wait_for_learner_exit(wants.group) => return Err(exit.into()),
     }
     for (name, server) in &named_servers {
         // Some servers may still be starting. Report only the servers that respond.
@@ -152,11 +154,12 @@ pub async fn start(
         }
     }
     let server_names: Vec<String> = named_servers.iter().map(|(name, _)| name.clone()).collect();
-    let running: Vec<_> = processes.iter().map(Process::running).collect();
+    let running: Vec<_> = processes.iter().map(ServerProcess::running).collect();
     let server_handles: Vec<Server> =
         named_servers.iter().map(|(_, server)| server.clone()).collect();
-    let router =
-        Arc::new(router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes));
+    let router = Arc::new(
+        create_router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes),
+    );
     let learner: Arc<dyn Learner> = Arc::new(publishing);
     if let Some(colocation) = wants.colocation {
         let running = running.into_iter().map(Some).chain(std::iter::repeat(None));
@@ -168,7 +171,7 @@ pub async fn start(
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
         let server_names = server_names.into_iter().collect();
-        tokio::spawn(follow(
+        tokio::spawn(follow_addresses(
             keys.urls_file.clone(),
             Arc::downgrade(&router),
             options,
@@ -181,7 +184,7 @@ pub async fn start(
 
 /// Follows a file of server addresses: adds a server to the router when its line appears, and
 /// removes it when the line disappears. Ends when the router is dropped.
-async fn follow(
+async fn follow_addresses(
     file: PathBuf,
     router: Weak<Router>,
     options: ServerOptions,
@@ -232,7 +235,7 @@ fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
 
 /// Creates the broadcast of weights into the servers' memory. Returns `None` if the recipe does not
 /// enable the broadcast, or if it has no external learner.
-fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
+fn create_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
     let backend = if learner.description().layout.device.starts_with("cuda") {
         GroupBackend::Nccl
@@ -243,7 +246,11 @@ fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<We
 }
 
 /// Creates the options of the connections to the servers.
-fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) -> ServerOptions {
+fn create_server_options(
+    samplers: &SamplersKeys,
+    wants: &Requirements<'_>,
+    tokens: Vec<u32>,
+) -> ServerOptions {
     let keys = samplers.servers();
     let kind = match samplers {
         SamplersKeys::Vllm(_) => ServerKind::Vllm,
@@ -298,7 +305,7 @@ async fn write_model(
 }
 
 /// Waits until the external learner exits. If there is no external learner, never returns.
-async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
+async fn wait_for_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
     match group {
         Some(group) => group.wait_for_exit().await,
         None => std::future::pending().await,
@@ -310,9 +317,9 @@ async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
 /// # Errors
 /// Returns an error if a server was started with unsuitable options, exited soon after its start,
 /// or did not respond before the timeout.
-async fn await_servers(
+async fn wait_for_servers(
     named_servers: &[(String, Server)],
-    processes: &[Process],
+    processes: &[ServerProcess],
     start_timeout: Duration,
     all: bool,
 ) -> anyhow::Result<()> {
@@ -334,7 +341,7 @@ async fn await_servers(
             if answering == named_servers.len() || (answering > 0 && !all) {
                 return Ok(());
             }
-            if let Some(why) = processes.iter().find_map(Process::start_error) {
+            if let Some(why) = processes.iter().find_map(ServerProcess::start_error) {
                 return Err(unusable(why));
             }
             sleep(POLL_INTERVAL).await;
@@ -346,7 +353,7 @@ async fn await_servers(
     })
 }
 
-fn router(
+fn create_router(
     keys: &ServersKeys,
     policy: &str,
     probe: Vec<u32>,
@@ -379,7 +386,7 @@ fn router(
 
 /// Returns the name of the precision that started servers use. A server's arguments can set another
 /// precision.
-fn dtype(precision: Precision) -> &'static str {
+fn dtype_name(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 => "float32",
         Precision::Bf16 => "bfloat16",

@@ -60,7 +60,7 @@ impl RunDir {
     /// Finds the run that a checkpoint, or a policy in a checkpoint, belongs to. Returns `None` if
     /// there is no such run.
     pub fn find_for_checkpoint(path: &Path) -> Option<Self> {
-        let path = checkpoint_of(path)?;
+        let path = find_checkpoint_dir(path)?;
         let is_checkpoint = path.join(STATE).is_file()
             && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
         if is_checkpoint { Self::find(path.parent()?.parent()?) } else { None }
@@ -117,7 +117,7 @@ impl RunDir {
 
 /// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory
 /// of policies, or `path` itself. Returns `None` if `path` has no such parent.
-pub fn checkpoint_of(path: &Path) -> Option<PathBuf> {
+pub fn find_checkpoint_dir(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let policies = path.parent().filter(|parent| parent.ends_with(POLICIES));
     Some(policies.map_or(Some(path.as_path()), Path::parent)?.to_owned())
@@ -144,7 +144,8 @@ pub fn use_improved_prompts(
     model: &Path,
     is_set: impl Fn(&PromptTarget) -> bool,
 ) -> anyhow::Result<()> {
-    let Some(checkpoint) = checkpoint_of(model).filter(|dir| dir.join(STATE).is_file()) else {
+    let Some(checkpoint) = find_checkpoint_dir(model).filter(|dir| dir.join(STATE).is_file())
+    else {
         return Ok(());
     };
     let prompts = improved_prompts(&checkpoint)

@@ -30,7 +30,7 @@ pub fn open(
     threads: usize,
     host: &Host,
 ) -> anyhow::Result<Arc<dyn Embedder>> {
-    let path = model::get(source, host)?;
+    let path = model::fetch_model(source, host)?;
     let mut files = EncoderFiles::open(&path, source)?;
     if let Some(query) = prefixes.query {
         files.config.query_prefix = query;

@@ -28,11 +28,11 @@ pub struct RecordedEvent {
 /// Writer of the events file. It keeps lines in memory until the run owns its directory.
 pub(crate) struct EventsFile {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<EventsFileState>,
 }
 
 #[derive(Default)]
-struct State {
+struct EventsFileState {
     waiting: String,
     file: Option<File>,
 }
@@ -68,7 +68,7 @@ impl EventsFile {
                 }
             }
         }
-        let State { waiting, file } = &mut *state;
+        let EventsFileState { waiting, file } = &mut *state;
         if let Some(file) = file {
             if let Err(error) = file.write_all(waiting.as_bytes()) {
                 tracing::warn!(%error, path = %self.path.display(), "cannot record an event");

@@ -30,7 +30,7 @@ pub type ExternalApis = BTreeMap<String, Arc<dyn ChatApi>>;
 ///
 /// # Errors
 /// Returns an error if an address of a policy is invalid, or if an API key is missing.
-pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
+pub fn create_external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
     let mut external_apis = ExternalApis::new();
     let requested = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policies_of(agent));
     let imitated = recipe.phase.iter().filter_map(Phase::teacher).map(str::to_owned);
@@ -38,8 +38,8 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
             && !external_apis.contains_key(&name)
         {
-            let api =
-                responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
+            let api = create_chat_api(keys)
+                .map_err(|error| unusable(format!("policy.{name}: {error}")))?;
             external_apis.insert(name, api);
         }
     }
@@ -50,7 +50,7 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
 ///
 /// # Errors
 /// Returns an error if an address in `keys` is invalid, or if the API key is missing.
-pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
+pub fn create_chat_api(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
     let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } =
         keys.clone();
     let endpoint = |url: &str| Endpoint {
@@ -65,14 +65,14 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError>
         deadline: Duration::from_secs_f64(seconds),
         ..ExternalOptions::default()
     };
-    Ok(Arc::new(Api(External::new(options)?)))
+    Ok(Arc::new(StreamingApi(External::new(options)?)))
 }
 
 /// Creates the chat API that calls an attempt's endpoint. `timeout` limits each completion.
 ///
 /// # Errors
 /// Returns an error if the address of the endpoint is invalid.
-pub fn session_api(
+pub fn create_session_api(
     endpoint: &SessionEndpoint,
     timeout: Duration,
 ) -> Result<Arc<dyn ChatApi>, ExternalError> {
@@ -84,13 +84,13 @@ pub fn session_api(
         silence: timeout,
         ..ExternalOptions::default()
     };
-    Ok(Arc::new(Api(External::with_key(options, &key)?)))
+    Ok(Arc::new(StreamingApi(External::with_key(options, &key)?)))
 }
 
 /// Chat API that streams its completions.
-struct Api(External);
+struct StreamingApi(External);
 
-impl ChatApi for Api {
+impl ChatApi for StreamingApi {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let api = self.0.clone();
@@ -117,7 +117,7 @@ impl ChatApi for Api {
 ///
 /// # Errors
 /// Returns an error if an address in `options` is invalid, or if an API key is missing.
-pub fn complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
+pub fn create_complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
     Ok(Arc::new(CompleteApi(External::new(options)?)))
 }
 
@@ -132,31 +132,31 @@ impl ChatApi for CompleteApi {
             tokio::select! {
                 () = sender.closed() => {}
                 // The receiver may have been dropped.
-                completed = complete(&api, query) => drop(sender.send(completed)),
+                completed = request_completion(&api, query) => drop(sender.send(completed)),
             }
         });
         receiver
     }
 }
 
-async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
-    let mut response = api.chat(&request(query)?).await.map_err(|error| {
-        if is_rejected(&error) {
+async fn request_completion(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
+    let mut response = api.chat(&to_chat_request(query)?).await.map_err(|error| {
+        if is_request_rejected(&error) {
             ApiError::new(ErrorKind::Invalid, error.to_string())
         } else {
-            api_error(error)
+            to_api_error(error)
         }
     })?;
     // The text of a completion is used even if its tool calls are malformed.
     if response.message().is_err() {
         response.tool_calls.clear();
     }
-    Ok(ChatDelta::Done(Box::new(completion(&response)?)))
+    Ok(ChatDelta::Done(Box::new(to_completion(&response)?)))
 }
 
 /// Returns whether the error rejects the request itself at every endpoint, so that only a different
 /// request can succeed.
-pub fn is_rejected(error: &ExternalError) -> bool {
+pub fn is_request_rejected(error: &ExternalError) -> bool {
     let is_rejection = |error: &ExternalError| {
         matches!(
             error,
@@ -174,15 +174,15 @@ async fn stream_completion(
     query: ChatQuery,
     sender: &UnboundedSender<Result<ChatDelta, ApiError>>,
 ) -> Result<(), ApiError> {
-    let request = request(query)?;
-    let mut stream = api.stream(&request).await.map_err(api_error)?;
+    let request = to_chat_request(query)?;
+    let mut stream = api.stream(&request).await.map_err(to_api_error)?;
     while let Some(event) = stream.next().await {
-        let deltas = match event.map_err(api_error)? {
+        let deltas = match event.map_err(to_api_error)? {
             ChatEvent::Content(text) => ChatDelta::Text(text),
             ChatEvent::Reasoning(text) => ChatDelta::Reasoning(text),
             // Tool calls are reported with the complete message.
             ChatEvent::Call { .. } => continue,
-            ChatEvent::Finished(response) => ChatDelta::Done(Box::new(completion(&response)?)),
+            ChatEvent::Finished(response) => ChatDelta::Done(Box::new(to_completion(&response)?)),
         };
         if sender.send(Ok(deltas)).is_err() {
             break;
@@ -195,7 +195,7 @@ async fn stream_completion(
 ///
 /// # Errors
 /// Returns an error if the query has a constraint that chat APIs do not support.
-fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
+fn to_chat_request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
     let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } =
         query;
     let mut extra = Map::new();
@@ -214,18 +214,18 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
             extra.insert("parallel_tool_calls".into(), false.into());
         }
     }
-    if let Some(response_format) = constraint.map(response_format).transpose()? {
+    if let Some(response_format) = constraint.map(to_response_format).transpose()? {
         extra.insert("response_format".into(), response_format);
     }
     let SamplingOptions { max_tokens, temperature, top_p, stop, seed, .. } = sampling.clone();
-    extra.extend(extra_params(&sampling));
+    extra.extend(to_extra_params(&sampling));
     let params = ChatParams { max_tokens, temperature, top_p, stop, seed, extra };
     Ok(ChatRequest { messages, tools, params })
 }
 
 /// Returns the sampling options that [`ChatParams`] has no field for, as additional parameters of a
 /// request.
-fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
+fn to_extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
     let SamplingOptions {
         top_k,
         min_p,
@@ -256,7 +256,7 @@ fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
         .collect()
 }
 
-fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
+fn to_response_format(constraint: Constraint) -> Result<Value, ApiError> {
     match constraint {
         Constraint::JsonObject => Ok(json!({ "type": "json_object" })),
         Constraint::JsonSchema(schema) => Ok(
@@ -270,7 +270,7 @@ fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
     }
 }
 
-fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
+fn to_completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
     let message = response.message().map_err(|why| ApiError::new(ErrorKind::Unavailable, why))?;
     let finish = match &response.finish {
         // A completion that was withheld counts as truncated.
@@ -289,7 +289,7 @@ fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
 
 /// Converts an error of an external API. The result blames the caller's request if every endpoint
 /// rejects the request.
-fn api_error(error: ExternalError) -> ApiError {
+fn to_api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers = |error: &ExternalError| {
         matches!(error, ExternalError::Invalid(_) | ExternalError::Rejected { .. })
@@ -351,7 +351,7 @@ mod tests {
     }
 
     async fn deltas(url: String) -> Vec<Result<ChatDelta, ApiError>> {
-        let mut parts = responder(&ExternalKeys::new(url, "m")).unwrap().respond(query());
+        let mut parts = create_chat_api(&ExternalKeys::new(url, "m")).unwrap().respond(query());
         let mut all = Vec::new();
         while let Some(part) = parts.recv().await {
             all.push(part);
@@ -409,7 +409,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let url = format!("http://127.0.0.1:{port}/v1");
-        let api = responder(&ExternalKeys::new(url, "m")).unwrap();
+        let api = create_chat_api(&ExternalKeys::new(url, "m")).unwrap();
         api.check_reachable().await.unwrap();
         drop(listener);
         let error = api.check_reachable().await.unwrap_err();
@@ -419,7 +419,8 @@ mod tests {
 
     #[test]
     fn request_accepts_only_json_constraints() {
-        let with = |constraint| request(ChatQuery { constraint: Some(constraint), ..query() });
+        let with =
+            |constraint| to_chat_request(ChatQuery { constraint: Some(constraint), ..query() });
         let schema = json!({ "type": "object" });
         let requested = with(Constraint::JsonSchema(schema.clone())).unwrap();
         assert_eq!(requested.params.extra["response_format"]["json_schema"]["schema"], schema);

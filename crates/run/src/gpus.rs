@@ -50,7 +50,7 @@ impl GpuAllocation {
     }
 
     /// Returns the total number of GPUs that the run uses.
-    pub fn all(&self) -> u32 {
+    pub fn total(&self) -> u32 {
         let servers = self.server.saturating_mul(self.servers);
         if self.is_colocated {
             self.learner.max(servers)
@@ -60,7 +60,7 @@ impl GpuAllocation {
     }
 
     /// Returns the index of the first GPU that server `number` uses.
-    fn first_of(&self, number: u32) -> u32 {
+    fn first_gpu_index(&self, number: u32) -> u32 {
         let before = if self.is_colocated { 0 } else { self.learner };
         before.saturating_add(number.saturating_mul(self.server))
     }
@@ -72,20 +72,20 @@ impl GpuAllocation {
     /// # Errors
     /// Returns an error if `visible` lists fewer GPUs than the run uses.
     pub fn server_gpus(&self, number: u32, visible: Option<&str>) -> anyhow::Result<String> {
-        let first = self.first_of(number);
+        let first = self.first_gpu_index(number);
         let mine = first..first.saturating_add(self.server);
         let Some(visible) = visible else {
             return Ok(mine.map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(","));
         };
-        let names = parse_names(visible);
-        if names.len() < self.all() as usize {
+        let names = parse_gpu_names(visible);
+        if names.len() < self.total() as usize {
             return Err(unusable(format!(
                 "{}={visible:?} makes {} visible to this run, but the run needs {}: {} of the \
                  learner (`cluster.learner.gpus`) {} {} of {} servers (`cluster.samplers.gpus`); \
                  make more GPUs visible, or use fewer",
                 VISIBLE[0],
                 display::plural(names.len() as u32, "GPU"),
-                self.all(),
+                self.total(),
                 self.learner,
                 if self.is_colocated { "colocated with" } else { "and" },
                 self.server.saturating_mul(self.servers),
@@ -101,7 +101,8 @@ impl GpuAllocation {
     /// # Errors
     /// Returns an error if `visible` lists fewer GPUs than the learner uses.
     pub fn check_learner(&self, visible: Option<&str>) -> anyhow::Result<()> {
-        let Some((visible, count)) = visible.map(|visible| (visible, parse_names(visible).len()))
+        let Some((visible, count)) =
+            visible.map(|visible| (visible, parse_gpu_names(visible).len()))
         else {
             return Ok(());
         };
@@ -124,7 +125,7 @@ pub fn visible() -> Option<String> {
 }
 
 /// Parses a list of GPU names as CUDA does: up to the first invalid name.
-fn parse_names(visible: &str) -> Vec<&str> {
+fn parse_gpu_names(visible: &str) -> Vec<&str> {
     let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-');
     visible.split(',').map(str::trim).take_while(is_one).collect()
 }
@@ -146,7 +147,7 @@ mod tests {
         );
         let colocated = GpuAllocation { is_colocated: true, server: 2, ..DISAGGREGATED };
         assert_eq!((gpus_of(colocated, 0), gpus_of(colocated, 1)), ("0,1".into(), "2,3".into()));
-        assert_eq!((DISAGGREGATED.all(), colocated.all()), (4, 4));
+        assert_eq!((DISAGGREGATED.total(), colocated.total()), (4, 4));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl ResolvedModel {
     ///
     /// # Errors
     /// Returns an error if the directory cannot be listed.
-    pub fn files_read(&self) -> anyhow::Result<Vec<PathBuf>> {
+    pub fn list_read_files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let path = self.files.path();
         if path.is_file() {
             return Ok(vec![path.to_owned()]);
@@ -65,7 +65,7 @@ impl ResolvedModel {
 /// # Errors
 /// Returns an error if the model cannot be downloaded or opened.
 pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
-    open_at(get(source, host)?, base, host)
+    open_at(fetch_model(source, host)?, base, host)
 }
 
 /// Opens a model on this machine. If the model is an adapter, also opens the base model: `base`, or
@@ -83,7 +83,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
         });
     }
     let config = AdapterConfig::open(&path)?;
-    note(&config.notes, host);
+    send_notes(&config.notes, host);
     let way_out = "name a base with --base SOURCE (in a recipe: model.base)";
     let Some(base) = base.or(config.base.as_deref()) else {
         return Err(unusable(format!(
@@ -91,7 +91,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
             config.path().display()
         )));
     };
-    let opened = get(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
+    let opened = fetch_model(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
     let files = print_notes(
         opened.map_err(|error| {
             let path = path.display();
@@ -120,11 +120,11 @@ pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow
 
 /// Reports the notes about a model's files to the user. Returns the files.
 fn print_notes(files: ModelFiles, host: &Host) -> ModelFiles {
-    note(&files.notes, host);
+    send_notes(&files.notes, host);
     files
 }
 
-fn note(notes: &[String], host: &Host) {
+fn send_notes(notes: &[String], host: &Host) {
     for note in notes {
         host.setup("note", note);
     }
@@ -136,7 +136,7 @@ fn note(notes: &[String], host: &Host) {
 /// # Errors
 /// Returns an error if the model cannot be downloaded. Also returns the errors of
 /// [`resolve_model`].
-pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
+pub fn fetch_model(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     let source = Source::parse(&resolve_model(source, AgentScope::All)?.source)?;
     if let Source::Dir(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());
@@ -210,7 +210,7 @@ pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions)
     }
     let kv_memory_mb = match recipe.engine.kv_memory_mb {
         0 => default_cache_mb(config, &options),
-        own => own.max(sequence_mb(config, &options)),
+        own => own.max(sequence_cache_mb(config, &options)),
     };
     EngineOptions { kv_memory_mb, ..options }
 }
@@ -246,11 +246,11 @@ pub fn default_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize 
     let rest = Engine::plan(config, &without_cache)
         .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
     let cache_mb = KV_MEMORY_MB.min((budget / 4) >> 20).min(rest >> 20);
-    (cache_mb as usize).max(sequence_mb(config, options))
+    (cache_mb as usize).max(sequence_cache_mb(config, options))
 }
 
 /// Returns the KV cache memory of one sequence of the full context, in MiB.
-fn sequence_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
+fn sequence_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let shape = attention_shape(config);
     shape.sequence_bytes(config.layers, options.precision, options.context).div_ceil(1 << 20)
 }
@@ -303,7 +303,7 @@ pub fn start(
 ///
 /// # Errors
 /// Returns an error if the tokenizer cannot be written as `tokenizer.json`.
-pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles> {
+pub fn create_extra_files(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles> {
     let tokenizer = match &files.tokenizer {
         Some(TokenizerSource::Json(bytes)) => bytes.clone(),
         _ => chat.tokenizer().to_json()?.into_bytes(),

@@ -15,7 +15,7 @@ const FILE: &str = "engine.json";
 pub fn compare(dir: &Path, now: &Fingerprint, host: &Host) {
     let recorded = std::fs::read(dir.join(FILE)).ok();
     let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
-    if let Some(note) = before.and_then(|before| difference(&before, now)) {
+    if let Some(note) = before.and_then(|before| describe_difference(&before, now)) {
         host.note(note);
     }
 }
@@ -25,7 +25,7 @@ pub fn record(dir: &Path, now: &Fingerprint) -> anyhow::Result<()> {
     Ok(write_json(&dir.join(FILE), &serde_json::to_value(now)?)?)
 }
 
-fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
+fn describe_difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
     let bits = |f: &Fingerprint| (f.kernels, f.precision, f.order);
     if bits(before) == bits(now) {
         return None;
@@ -64,9 +64,9 @@ mod tests {
             order: Order::Chained,
         };
         let elsewhere = Fingerprint { isa: Isa::Avx2, ..before.clone() };
-        assert_eq!(difference(&before, &elsewhere), None);
+        assert_eq!(describe_difference(&before, &elsewhere), None);
         let tiled = Fingerprint { isa: Isa::Amx, order: Order::Tiled, ..before.clone() };
-        let note = difference(&before, &tiled).unwrap_or_default();
+        let note = describe_difference(&before, &tiled).unwrap_or_default();
         assert!(note.contains("bf16 with chained sums (avx512_bf16)"), "{note}");
         assert!(note.contains("bf16 with tiled sums (amx)"), "{note}");
     }

@@ -45,7 +45,7 @@ pub struct StartedPolicies {
 }
 
 /// Model that one or more policies start from.
-struct Model {
+struct PlannedModel {
     keys: ModelKeys,
     found: ResolvedModel,
     /// Policies that start from the model. A trained policy contains the options of its adapter if
@@ -85,11 +85,11 @@ pub async fn start(
     children: &mut Vec<ChildTask>,
 ) -> anyhow::Result<StartedPolicies> {
     // Missing API keys are reported first, because the steps below can take minutes.
-    let external_apis = external::external_apis(recipe)?;
+    let external_apis = external::create_external_apis(recipe)?;
     let planned = PlannedModels::open(recipe, host)?;
     planned.memory(recipe)?;
     let models = planned.into_models();
-    let elsewhere = learner_elsewhere(recipe, &models, host, children).await?;
+    let elsewhere = start_external_learner(recipe, &models, host, children).await?;
     let colocation = elsewhere
         .as_ref()
         .and_then(|elsewhere| cluster_samplers::colocation(recipe, elsewhere.group()));
@@ -105,10 +105,10 @@ pub async fn start(
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
         let started = model.start(recipe, &chat, host).await?;
-        model_files.extend(model.found.files_read()?);
-        let companions = model::companions(&model.found.files, &chat)?;
+        model_files.extend(model.found.list_read_files()?);
+        let companions = model::create_extra_files(&model.found.files, &chat)?;
         for (wanted, engines) in model.policies.iter().zip(started) {
-            let Engines { policy, reference, critic, past } = engines;
+            let PolicyEngines { policy, reference, critic, past } = engines;
             fingerprint.get_or_insert_with(|| policy.fingerprint().clone());
             let learner = |engine: Engine| Arc::new(engine) as _;
             let mut policy = Policy {
@@ -134,7 +134,7 @@ pub async fn start(
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Handles::group);
             let of_group = (group, colocation.as_ref());
-            sampled_elsewhere(
+            start_external_samplers(
                 recipe,
                 model,
                 wanted,
@@ -181,8 +181,8 @@ pub async fn start(
             Some(chat) => toolboxes.tools_for(keys, Some(chat))?,
             None => ToolSet::default(),
         };
-        let pick = pick(keys)?;
-        let when = programs::when(name, keys)?;
+        let pick = create_policy_picker(keys)?;
+        let when = programs::create_call_pattern(name, keys)?;
         agents.push(AgentSpec {
             name: name.to_owned(),
             backends,
@@ -193,7 +193,7 @@ pub async fn start(
             custom: None,
         });
     }
-    programs::put_in(recipe, &mut agents, environments, host).await?;
+    programs::replace_agent_loops(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
         let teacher = Teacher::Api(Arc::clone(external_apis.get(name)?));
@@ -205,13 +205,13 @@ pub async fn start(
 
 /// Starts the external learner of the trained policy. Returns `None` if the recipe has no external
 /// learner.
-async fn learner_elsewhere(
+async fn start_external_learner(
     recipe: &Recipe,
-    models: &[Model],
+    models: &[PlannedModel],
     host: &Host,
     children: &mut Vec<ChildTask>,
 ) -> anyhow::Result<Option<Handles>> {
-    for Model { keys, found, policies } in models {
+    for PlannedModel { keys, found, policies } in models {
         let Some(wanted) = policies.iter().find(|wanted| wanted.elsewhere) else { continue };
         let wants = Requirements {
             files: &found.files,
@@ -226,9 +226,9 @@ async fn learner_elsewhere(
 }
 
 /// Replaces the sampler of a trained policy with servers if the recipe has servers.
-async fn sampled_elsewhere(
+async fn start_external_samplers(
     recipe: &Recipe,
-    model: &Model,
+    model: &PlannedModel,
     wanted: &PolicySpec,
     chat: &Chat,
     (group, colocation): (Option<&RemoteLearner>, Option<&Arc<Colocation>>),
@@ -258,7 +258,7 @@ async fn sampled_elsewhere(
 /// Creates the picker that chooses the policy of an agent for an attempt. Returns `None` if the
 /// agent has fewer than two policies. The picker chooses in proportion to the policies' weights, as
 /// a function of the run's seed, the attempt's stream and the recorded name of the agent.
-fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
+fn create_policy_picker(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
         return Ok(None);
@@ -278,8 +278,8 @@ fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
 
 /// Opens the models of a recipe, each with its policies. The order of the models is the order of
 /// their first policies.
-fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
-    let mut models: Vec<Model> = Vec::new();
+fn open_models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<PlannedModel>> {
+    let mut models: Vec<PlannedModel> = Vec::new();
     for (name, keys) in recipe.policies() {
         let Some(own) = keys.model(&recipe.model) else { continue };
         let trains = |phase: &&Phase| recipe.trained_policies_in(phase).contains(&name);
@@ -307,14 +307,14 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
         }
         let found = model::open(&key.source, key.base.as_deref(), host)?;
         host.setup("model", format!("{}: {}", key.source, model::describe(&found.files)));
-        models.push(Model { keys: key, found, policies: vec![wanted] });
+        models.push(PlannedModel { keys: key, found, policies: vec![wanted] });
     }
     Ok(models)
 }
 
 /// Engine options of a policy that shares no weights with other policies, with a description of the
 /// memory of its reference and critic.
-struct FullModel {
+struct FullModelPlan {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
     critic: Option<EngineOptions>,
@@ -336,7 +336,7 @@ impl PolicySpec {
 }
 
 /// Engines that sample from a policy and train it.
-struct Engines {
+struct PolicyEngines {
     policy: Engine,
     reference: Option<Engine>,
     critic: Option<Engine>,
@@ -344,16 +344,16 @@ struct Engines {
     past: Vec<Engine>,
 }
 
-impl Model {
+impl PlannedModel {
     /// Starts the engines of all policies of this model, in the order of the policies.
     async fn start(
         &self,
         recipe: &Recipe,
         chat: &Chat,
         host: &Host,
-    ) -> anyhow::Result<Vec<Engines>> {
-        self.check()?;
-        let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
+    ) -> anyhow::Result<Vec<PolicyEngines>> {
+        self.check_not_adapter()?;
+        let mut started: BTreeMap<&str, PolicyEngines> = BTreeMap::new();
         let (full, adapter_policies) = self.split_by_adapter();
         // Policies with full weights start first, because the adapters get the remaining memory.
         for wanted in full {
@@ -375,27 +375,27 @@ impl Model {
         wanted: &PolicySpec,
         chat: &Chat,
         host: &Host,
-    ) -> anyhow::Result<Engines> {
+    ) -> anyhow::Result<PolicyEngines> {
         let files = &self.found.files;
-        let FullModel { policy, reference, critic, past, also } =
-            self.full_options(recipe, wanted, None)?;
+        let FullModelPlan { policy, reference, critic, past, also } =
+            self.full_engine_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
         let reference = reference.map(start).transpose()?;
         let critic = critic.map(start).transpose()?;
         let past = past.iter().map(|options| model::start(files, options, Some(chat), "", host));
         let past = past.collect::<anyhow::Result<_>>()?;
-        Ok(Engines { policy, reference, critic, past })
+        Ok(PolicyEngines { policy, reference, critic, past })
     }
 
     /// Returns the engine options of a policy that shares no weights with other policies. If
     /// `context` is set, it replaces the context of the recipe.
-    fn full_options(
+    fn full_engine_options(
         &self,
         recipe: &Recipe,
         wanted: &PolicySpec,
         context: Option<usize>,
-    ) -> anyhow::Result<FullModel> {
+    ) -> anyhow::Result<FullModelPlan> {
         let config = &self.found.files.config;
         let context = context.or(self.keys.context);
         let policy = model::options_without_cache(recipe, context, Vec::new(), config);
@@ -411,7 +411,7 @@ impl Model {
         let silent = EngineOptions { critic: true, ..silent };
         let reference = (wanted.reference && !only_samples).then_some(frozen);
         let critic = (wanted.critic && !only_samples).then_some(silent);
-        let past = vec![self.past_options(&policy); wanted.num_past()];
+        let past = vec![self.past_engine_options(&policy); wanted.num_past()];
         let mut also = String::new();
         let mut taken = 0u64;
         let copies = [(&reference, "the frozen copy"), (&critic, "the critic")];
@@ -431,13 +431,13 @@ impl Model {
             EngineOptions { memory_mb: remaining_mb.max(1) as usize, ..policy }
         };
         let policy = model::with_cache(recipe, config, policy);
-        Ok(FullModel { policy, reference, critic, past, also })
+        Ok(FullModelPlan { policy, reference, critic, past, also })
     }
 
     /// Returns the engine options of a past version of a policy that shares no weights with other
     /// policies. The KV cache has room for a fraction of the policy's sequences, and for at least
     /// one sequence of the full context.
-    fn past_options(&self, policy: &EngineOptions) -> EngineOptions {
+    fn past_engine_options(&self, policy: &EngineOptions) -> EngineOptions {
         let config = &self.found.files.config;
         let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };
         // A small budget gives a small cache.
@@ -446,7 +446,7 @@ impl Model {
     }
 
     /// Returns the options of the engine that all policies over the model's original weights share.
-    fn base_options(
+    fn base_engine_options(
         &self,
         recipe: &Recipe,
         policies: &[&PolicySpec],
@@ -482,7 +482,7 @@ impl Model {
     }
 
     /// Checks that the recipe does not train a model that is an adapter.
-    fn check(&self) -> anyhow::Result<()> {
+    fn check_not_adapter(&self) -> anyhow::Result<()> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
                 "{} contains an adapter; merge it into its base with `levade merge`, and train \
@@ -500,9 +500,9 @@ impl Model {
         recipe: &Recipe,
         policies: &[&'a PolicySpec],
         (chat, host): (&Chat, &Host),
-        started: &mut BTreeMap<&'a str, Engines>,
+        started: &mut BTreeMap<&'a str, PolicyEngines>,
     ) -> anyhow::Result<()> {
-        let options = self.base_options(recipe, policies, None);
+        let options = self.base_engine_options(recipe, policies, None);
         let engine = if options.trains {
             model::start(&self.found.files, &options, Some(chat), "", host)?
         } else {
@@ -519,7 +519,7 @@ impl Model {
                     }
                 }
                 let (reference, critic) = (None, None);
-                let engines = Engines { policy: engine.clone(), reference, critic, past };
+                let engines = PolicyEngines { policy: engine.clone(), reference, critic, past };
                 started.insert(name, engines);
                 continue;
             };
@@ -538,14 +538,14 @@ impl Model {
             for _ in 0..wanted.num_past() {
                 past.push(engine.lora(lora.clone(), seed, source).await?);
             }
-            let engines = Engines { policy, reference, critic, past };
+            let engines = PolicyEngines { policy, reference, critic, past };
             started.insert(name, engines.with_value_head().await?);
         }
         Ok(())
     }
 }
 
-impl Engines {
+impl PolicyEngines {
     async fn with_value_head(self) -> anyhow::Result<Self> {
         if let Some(critic) = &self.critic {
             critic.add_value_head().await?;

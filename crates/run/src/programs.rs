@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::environments::{EnvironmentLoop, Environments};
 use levade_agent::game::{GameLoop, GameWorkers};
-use levade_agent::program::workers;
+use levade_agent::program::create_worker_pool;
 use levade_agent::user::SimulatedUser;
 use levade_agent::{Program, SessionLoop, SessionQueue, SessionQueueOptions};
 use levade_gateway::{CallPattern, Gateway, Options, serve};
@@ -27,7 +27,7 @@ use crate::host::{Host, ServedGateway};
 ///
 /// # Errors
 /// Returns an error if `match.system` is not a valid regular expression.
-pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
+pub fn create_call_pattern(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
         "" => None,
@@ -121,7 +121,7 @@ impl ProgramGateway {
 
     /// Leaves it to `host` to stop the gateway at the end of a run. A restart of the run may use
     /// the same address.
-    pub(crate) fn stopped_by(mut self, host: &Host) -> Self {
+    pub(crate) fn with_stop_by_host(mut self, host: &Host) -> Self {
         self.served.take().into_iter().for_each(|served| host.add_gateway(served));
         self
     }
@@ -134,7 +134,12 @@ impl ProgramGateway {
                 passes: keys.environment.clone(),
                 ..Launch::new(&keys.command)
             };
-            Arc::new(workers(&self.supervisor, launch, None, (keys.workers, keys.worker_attempts)))
+            Arc::new(create_worker_pool(
+                &self.supervisor,
+                launch,
+                None,
+                (keys.workers, keys.worker_attempts),
+            ))
         });
         Program {
             command: keys.command.clone(),
@@ -157,14 +162,14 @@ impl ProgramGateway {
 /// # Errors
 /// Returns the errors of [`ProgramGateway::start`]. Returns an error if the recipe's game does not
 /// exist, or if no key can start sessions.
-pub async fn put_in(
+pub async fn replace_agent_loops(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
     environments: &Environments,
     host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
-    put_in_users(recipe, parts, host);
+    add_users(recipe, parts, host);
     if let Some(game) = game_loop(recipe, host)? {
         let game = Arc::new(game);
         let is_game =
@@ -178,16 +183,16 @@ pub async fn put_in(
     }
     let session_keys = recipe.sessions.clone().unwrap_or_default();
     let has_sessions = recipe.has_session_agents();
-    let address = has_sessions.then(|| session_address(&session_keys)).transpose()?;
+    let address = has_sessions.then(|| read_session_address(&session_keys)).transpose()?;
     let supervisor = host.supervisor().clone();
-    let started = ProgramGateway::start(supervisor, address).await?.stopped_by(host);
-    let queue = has_sessions.then(|| session_queue(&started, &session_keys, host));
+    let started = ProgramGateway::start(supervisor, address).await?.with_stop_by_host(host);
+    let queue = has_sessions.then(|| open_session_queue(&started, &session_keys, host));
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls_over_http()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             let environments = environments.clone();
             parts.custom = Some(match (keys.kind, &queue) {
-                (AgentKind::Environment, _) => Arc::new(LedLoop { program, environments }),
+                (AgentKind::Environment, _) => Arc::new(EnvironmentLoop { program, environments }),
                 (AgentKind::Session, Some(queue)) => {
                     Arc::new(SessionLoop { program, queue: Arc::clone(queue) })
                 }
@@ -208,7 +213,7 @@ pub fn read_api_keys(variable: &str) -> Vec<String> {
 ///
 /// # Errors
 /// Returns an error if no key can start sessions.
-fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
+fn read_session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
     let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
     let keys = read_api_keys(key_env);
     if keys.is_empty() {
@@ -222,7 +227,7 @@ fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'
 
 /// Creates the queue from which external agents start the attempts of a run. Reports to the user at
 /// which URL the agents start sessions.
-fn session_queue(
+fn open_session_queue(
     started: &ProgramGateway,
     keys: &SessionGatewayKeys,
     host: &Host,
@@ -263,7 +268,7 @@ pub fn simulated_user(recipe: &Recipe, name: &str, host: &Host) -> Option<Simula
 
 /// Adds simulated users to the agents that talk to users. Agents with the same user share the
 /// user's processes.
-fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
+fn add_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
     let mut users: BTreeMap<String, Arc<SimulatedUser>> = BTreeMap::new();
     for parts in parts {
         let Some(keys) = recipe.agent_named(&parts.name) else { continue };
@@ -298,13 +303,13 @@ mod tests {
             let address = GatewayAddress { listen: &listen, url: "", keys: Vec::new() };
             ProgramGateway::start(Supervisor::default(), Some(address))
         };
-        start().await.unwrap().stopped_by(&host);
+        start().await.unwrap().with_stop_by_host(&host);
         let error = start().await.map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(&listen), "{error}");
         // A client keeps its connection.
         let client = tokio::net::TcpStream::connect(&listen).await.unwrap();
         host.stop_gateways().await;
-        start().await.unwrap().stopped_by(&host);
+        start().await.unwrap().with_stop_by_host(&host);
         drop(client);
         host.stop_gateways().await;
     }

@@ -69,7 +69,7 @@ pub fn launch(mut recipe: Recipe, start: StartMode, supervisor: Supervisor) -> a
     let clocked = clock.clone();
     let flag = stop.clone();
     let task = tokio::task::spawn_blocking(move || {
-        runtime.block_on(drive(recipe, start, host, clocked, flag))
+        runtime.block_on(train_with_restarts(recipe, start, host, clocked, flag))
     });
     Ok(Run { dir, events, stop, clock, task })
 }
@@ -137,7 +137,7 @@ impl Drop for Run {
 
 /// Trains until the run ends. If an external learner fails and can be restarted, resumes from the
 /// newest checkpoint.
-async fn drive(
+async fn train_with_restarts(
     recipe: Recipe,
     mut start: StartMode,
     host: Host,
@@ -153,24 +153,24 @@ async fn drive(
         ));
     }));
     let elsewhere = recipe.cluster.learner.is_some();
-    let mut restarts = Restarts::new(&recipe);
+    let mut restarts = RestartCounter::new(&recipe);
     let mut with_learner = false;
     let ended = loop {
-        match run_once(&recipe, start, &host, &stop).await {
+        match train_once(&recipe, start, &host, &stop).await {
             // When a job is stopped, all of its processes often receive the signal at the same
             // time.
-            Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => {
+            Err(error) if elsewhere && stop.is_stopped() && is_learner_lost(&error) => {
                 with_learner = true;
                 break Ok(None);
             }
-            Err(error) if restarts.allow(&error, &dir, &host) => start = StartMode::Resume,
+            Err(error) if restarts.try_restart(&error, &dir, &host) => start = StartMode::Resume,
             ended => break ended,
         }
     };
     pauses.abort();
     // Processes of the learner on other machines can exit now.
     let ended = ended.and_then(|ended| {
-        order::end(&dir.join(cluster_learner::SUBDIR))?;
+        order::mark_finished(&dir.join(cluster_learner::SUBDIR))?;
         Ok(ended)
     });
     host.send(match &ended {
@@ -188,7 +188,7 @@ async fn drive(
 }
 
 /// Returns whether an error means that an external learner has exited or does not respond.
-fn is_lost(error: &anyhow::Error) -> bool {
+fn is_learner_lost(error: &anyhow::Error) -> bool {
     let of_policy = match error.downcast_ref::<TrainerError>() {
         Some(TrainerError::Policy(error)) => Some(error),
         _ => error.downcast_ref::<PolicyError>(),
@@ -208,7 +208,7 @@ async fn unless_stopped<T>(stop: &StopFlag, start: impl Future<Output = T>) -> O
 /// Trains from the start or from the newest checkpoint, until all phases are complete, a stop is
 /// requested, or the run fails. Returns `None` if a stop is requested while the run waits for its
 /// stores.
-async fn run_once(
+async fn train_once(
     recipe: &Recipe,
     start: StartMode,
     host: &Host,
@@ -224,7 +224,7 @@ async fn run_once(
         let environments = Environments::new(recipe.environments(), host.supervisor());
         let StartedPolicies { policies, mut agents, fingerprint, model_files, teachers } =
             policies::start(recipe, started_at, &environments, host, &mut children).await?;
-        let leasing = runners::lease(recipe, &mut agents, &environments, host);
+        let leasing = runners::lease_attempts(recipe, &mut agents, &environments, host);
         let Some(queue) = unless_stopped(stop, leasing).await else { return Ok(None) };
         leased = queue?;
         let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
@@ -247,7 +247,7 @@ async fn run_once(
     host.stop_gateways().await;
     // Wait for the processes of the learner and the servers, because the next ones need their
     // memory.
-    let running = child::await_exits(children, EXIT_TIMEOUT).await;
+    let running = child::wait_for_exits(children, EXIT_TIMEOUT).await;
     if !running.is_empty() {
         let running = running.join(", ");
         host.note(format!(
@@ -260,7 +260,7 @@ async fn run_once(
 
 /// Counter of restarts after failures of an external learner. It permits at most `max` consecutive
 /// restarts. A new checkpoint resets the count.
-struct Restarts {
+struct RestartCounter {
     max: u32,
     /// Whether the run's store is durable, so that the run can be resumed.
     is_durable: bool,
@@ -268,17 +268,17 @@ struct Restarts {
     newest: Option<PathBuf>,
 }
 
-impl Restarts {
+impl RestartCounter {
     fn new(recipe: &Recipe) -> Self {
         let max =
             recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
-        Restarts { max, is_durable: recipe.run.store.is_durable(), failures: 0, newest: None }
+        RestartCounter { max, is_durable: recipe.run.store.is_durable(), failures: 0, newest: None }
     }
 
     /// Returns whether the run can be resumed after this error. If it can, reports the error to the
     /// user as a note.
-    fn allow(&mut self, error: &anyhow::Error, dir: &Path, host: &Host) -> bool {
-        let found = RunDir::find(dir).filter(|_| self.is_durable && is_lost(error));
+    fn try_restart(&mut self, error: &anyhow::Error, dir: &Path, host: &Host) -> bool {
+        let found = RunDir::find(dir).filter(|_| self.is_durable && is_learner_lost(error));
         let Some(run) = found else { return false };
         let newest = run.newest_checkpoint();
         if newest != self.newest {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
+use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue_name};
 use levade_store::rollouts::{
     Json, LeaseEnd, Order, PageRequest, ResourcesFilter, Rollout, Rollouts,
 };
@@ -22,7 +22,7 @@ use serde_json::value::to_raw_value;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use crate::external::session_api;
+use crate::external::create_session_api;
 use crate::host::Host;
 use crate::runners::Announcement;
 use loaded_recipe::LoadedRecipe;
@@ -48,7 +48,7 @@ pub enum AttemptFilter {
 impl AttemptFilter {
     /// Returns the names of the queues to lease from. `runs` are the names of the queues of runs.
     fn queues(self, runs: Vec<String>) -> Vec<String> {
-        let evaluations = runs.iter().map(|queue| evaluation_queue(queue));
+        let evaluations = runs.iter().map(|queue| evaluation_queue_name(queue));
         match self {
             AttemptFilter::All => {
                 let evaluations: Vec<String> = evaluations.collect();
@@ -183,18 +183,18 @@ impl Runner {
     async fn make_attempt(&self, rollout: &Rollout) -> AttemptReport {
         let made = async {
             let leased: LeasedAttempt = serde_json::from_str(rollout.input.get())?;
-            let recipe = self.recipe(&leased.resources_id, leased.recipe_version).await?;
+            let recipe = self.load_recipe(&leased.resources_id, leased.recipe_version).await?;
             let agent = recipe.agent(&leased.agent)?;
             // The gateway enforces the timeout of completions.
             let timeout = leased.limits.attempt_timeout;
-            let api = session_api(&leased.endpoint, timeout)?;
+            let api = create_session_api(&leased.endpoint, timeout)?;
             anyhow::Ok(agent.run(leased, api).await)
         };
         made.await.unwrap_or_else(|error| AttemptReport::Failed { why: format!("{error:#}") })
     }
 
     /// Returns the recipe of a run. The recipe is read only once.
-    async fn recipe(&self, id: &str, version: u64) -> anyhow::Result<Arc<LoadedRecipe>> {
+    async fn load_recipe(&self, id: &str, version: u64) -> anyhow::Result<Arc<LoadedRecipe>> {
         let mut recipes = self.recipes.lock().await;
         let key = (id.to_owned(), version);
         if let Some(recipe) = recipes.get(&key) {

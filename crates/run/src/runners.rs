@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_agent::environments::{Environments, LedLoop};
-use levade_agent::runner::{LeasedLoop, QueueOptions, RunnerLoop, RunnerQueue};
+use levade_agent::environments::{EnvironmentLoop, Environments};
+use levade_agent::runner::{LeasedLoop, RunnerLoop, RunnerQueue, RunnerQueueOptions};
 use levade_recipe::{AgentKind, Recipe, RunnersKeys};
 use levade_store::Code;
 use levade_store::rollouts::{Json, Resources, Rollouts, SystemClock};
@@ -115,7 +115,7 @@ pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dy
 /// # Errors
 /// Returns an error if the store cannot be used within `runners.wait_seconds`, or if the address of
 /// the gateway is in use.
-pub async fn lease(
+pub async fn lease_attempts(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
     environments: &Environments,
@@ -126,7 +126,7 @@ pub async fn lease(
     // Only attempts that the run has opened can call this gateway.
     let address = GatewayAddress { listen: &keys.listen, url: &keys.gateway, keys: Vec::new() };
     let supervisor = host.supervisor().clone();
-    let gateway = ProgramGateway::start(supervisor, Some(address)).await?.stopped_by(host);
+    let gateway = ProgramGateway::start(supervisor, Some(address)).await?.with_stop_by_host(host);
     for (name, keys) in recipe.agents() {
         let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) else { continue };
         let program = gateway.program(keys, takes_rewards(&recipe.reward));
@@ -134,7 +134,9 @@ pub async fn lease(
         let leased = match keys.kind {
             AgentKind::Tools => LeasedLoop::Tools(program),
             AgentKind::Program => LeasedLoop::Program(program),
-            AgentKind::Environment => LeasedLoop::Environment(LedLoop { program, environments }),
+            AgentKind::Environment => {
+                LeasedLoop::Environment(EnvironmentLoop { program, environments })
+            }
             // The recipe was rejected.
             AgentKind::Game | AgentKind::Session => continue,
         };
@@ -159,7 +161,7 @@ async fn announce(
     let value: Json = to_raw_value(&announcement)?;
     let put = || store.put_resources(Some(&queue), &value);
     let resources = retry(&*store, "announce the run to runners", keys.wait(), put).await?;
-    let options = QueueOptions {
+    let options = RunnerQueueOptions {
         store: keys.store.clone(),
         queue: queue.clone(),
         resources_id: resources.id,

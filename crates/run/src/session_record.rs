@@ -50,8 +50,8 @@ impl SessionRecord {
             )));
         }
         let lock = LockedRunDir::lock(&dir)?;
-        let recipe = recipe_of(&dir, source, agent)?;
-        let mut files = found.files_read()?;
+        let recipe = create_recipe(&dir, source, agent)?;
+        let mut files = found.list_read_files()?;
         if found.adapter.is_some() {
             let of_adapter = ["adapter_model.safetensors", AdapterConfig::FILE];
             files.extend(
@@ -79,7 +79,7 @@ impl SessionRecord {
 }
 
 /// Creates the recipe of a session record. It contains the served model, and the sessions as tasks.
-fn recipe_of(dir: &Path, source: &str, agent: Option<&AgentKeys>) -> anyhow::Result<Recipe> {
+fn create_recipe(dir: &Path, source: &str, agent: Option<&AgentKeys>) -> anyhow::Result<Recipe> {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     // A JSON string is also a string of TOML.
     let text = |text: &str| serde_json::Value::from(text).to_string();

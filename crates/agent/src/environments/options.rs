@@ -51,7 +51,7 @@ pub struct ReasoningGymOptions {
     /// Data sets of reasoning-gym. The number of tasks is divided among them.
     pub datasets: Vec<DatasetOptions>,
     /// Number of training tasks.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out tasks.
     #[serde(default)]
@@ -64,7 +64,7 @@ pub struct ReasoningGymOptions {
     pub held_out_seed: Option<u32>,
     /// Name of the tag that contains the answer, `<answer>…</answer>`. If empty, the entire
     /// completion is the answer.
-    #[serde(default = "answer")]
+    #[serde(default = "default_answer_tag")]
     pub tag: String,
     /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer. If
     /// empty, there are no demonstrations.
@@ -85,7 +85,7 @@ pub struct DatasetOptions {
     /// Name of the data set in reasoning-gym.
     pub name: String,
     /// Weight of the data set's tasks, relative to the weights of the other data sets.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     #[serde(alias = "share")]
     pub weight: f64,
     /// Options with which reasoning-gym creates the data set.
@@ -107,7 +107,7 @@ pub struct VerifiersOptions {
     #[serde(default)]
     pub config: Map<String, Value>,
     /// Maximum number of training tasks.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out tasks.
     #[serde(default)]
@@ -145,7 +145,7 @@ pub struct GymnasiumOptions {
     #[serde(default)]
     pub observation: String,
     /// Number of seeds to train on. Each seed is a task.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out seeds, which only evaluations use. Each seed is a task.
     #[serde(default)]
@@ -185,7 +185,7 @@ pub struct OpenEnvOptions {
     #[serde(default)]
     pub observation: String,
     /// Maximum number of training tasks.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out tasks.
     #[serde(default)]
@@ -204,15 +204,15 @@ pub struct OpenEnvOptions {
     pub worker: WorkerOptions,
 }
 
-fn thousand() -> usize {
+fn default_task_count() -> usize {
     1000
 }
 
-fn one() -> f64 {
+fn default_weight() -> f64 {
     1.0
 }
 
-fn answer() -> String {
+fn default_answer_tag() -> String {
     "answer".to_owned()
 }
 
@@ -253,7 +253,7 @@ pub(super) const MAX_TASKS: usize = 1_000_000;
 
 impl EnvironmentOptions {
     /// Returns the options that environments of all kinds have.
-    pub fn common(&self) -> CommonOptions<'_> {
+    pub fn common_options(&self) -> CommonOptions<'_> {
         fn name_or<'o>(name: &'o str, or: &'o str) -> &'o str {
             if name.is_empty() { or } else { name }
         }
@@ -326,8 +326,8 @@ impl EnvironmentOptions {
 
     /// Returns the first option whose value is out of range: its key, its value, and the valid
     /// range. Returns `None` if all values are valid.
-    pub fn range_error(&self) -> Option<(&'static str, String, &'static str)> {
-        let CommonOptions { train, held_out, worker, .. } = self.common();
+    pub fn find_range_error(&self) -> Option<(&'static str, String, &'static str)> {
+        let CommonOptions { train, held_out, worker, .. } = self.common_options();
         let wrong = |ok: bool, key, value: String, range| (!ok).then_some((key, value, range));
         let counts = "at least 1 and at most 1000000";
         let all = [

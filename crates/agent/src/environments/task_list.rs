@@ -58,7 +58,7 @@ impl Environment {
     /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks
     /// for the number of held-out tasks.
     pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<TaskList, EnvironmentError> {
-        let CommonOptions { train, held_out, seeds, .. } = self.options.common();
+        let CommonOptions { train, held_out, seeds, .. } = self.options.common_options();
         let mut listed = TaskList::default();
         let mut requested = HashSet::new();
         if self.options.is_seeded() {
@@ -69,7 +69,7 @@ impl Environment {
             for (count, seed, is_held_out) in
                 [(held_out, held_out_seed, true), (train, seed, false)]
             {
-                for range in self.seed_ranges(count, seed) {
+                for range in self.divide_into_seed_ranges(count, seed) {
                     let tasks = self.list_range(&range, &mut listed.package).await?;
                     let before = tasks.len();
                     let new: Vec<Task> =
@@ -86,7 +86,7 @@ impl Environment {
             tasks.retain(|task| requested.insert(task.key()));
             listed.repeated = before - tasks.len();
             if tasks.len() <= held_out {
-                return Err(self.error(format!(
+                return Err(self.create_error(format!(
                     "there are only {} tasks, too few to hold out {held_out} of them and train on \
                      at least one; lower held_out",
                     tasks.len()
@@ -106,11 +106,11 @@ impl Environment {
     }
 
     /// Divides `count` tasks into ranges, one for each data set. All ranges have the same `seed`.
-    fn seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
+    fn divide_into_seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
                 let fractions: Vec<f64> = datasets.iter().map(|dataset| dataset.weight).collect();
-                let counts = split_by_fraction(count, &fractions);
+                let counts = split_by_fractions(count, &fractions);
                 datasets
                     .iter()
                     .zip(counts)
@@ -143,16 +143,16 @@ impl Environment {
                 "from": from,
                 "to": to,
             });
-            let mut response = self.query("tasks", order).await?;
+            let mut response = self.send_query("tasks", order).await?;
             if let Some(name) = response["package"].as_str() {
                 *package = name.to_owned();
             }
             let page: Vec<TaskMessage> =
                 serde_json::from_value(response["tasks"].take()).map_err(|error| {
-                    self.error(format!("the listed tasks cannot be parsed: {error}"))
+                    self.create_error(format!("the listed tasks cannot be parsed: {error}"))
                 })?;
             let got = page.len();
-            tasks.extend(page.into_iter().map(|message| self.task(message)));
+            tasks.extend(page.into_iter().map(|message| self.to_task(message)));
             if got < to - from {
                 break;
             }
@@ -160,10 +160,10 @@ impl Environment {
         Ok(tasks)
     }
 
-    fn task(&self, message: TaskMessage) -> Task {
+    fn to_task(&self, message: TaskMessage) -> Task {
         let TaskMessage { name, question, answer: expected_answer, kind, row } = message;
         let source = self.name();
-        let agent = Some(self.options.common().agent).filter(|agent| !agent.is_empty());
+        let agent = Some(self.options.common_options().agent).filter(|agent| !agent.is_empty());
         let demonstration = match &self.options {
             EnvironmentOptions::ReasoningGym(options) if !options.demonstration.is_empty() => {
                 let put_in =
@@ -191,7 +191,7 @@ impl Environment {
 
 /// Divides `count` in proportion to `fractions`. The remainder goes to the parts with the largest
 /// fractional parts, and among equal ones to the first.
-fn split_by_fraction(count: usize, fractions: &[f64]) -> Vec<usize> {
+fn split_by_fractions(count: usize, fractions: &[f64]) -> Vec<usize> {
     let sum: f64 = fractions.iter().sum();
     let exact: Vec<f64> = fractions.iter().map(|fraction| fraction / sum * count as f64).collect();
     let mut counts: Vec<usize> = exact.iter().map(|exact| exact.floor() as usize).collect();
@@ -209,14 +209,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_counts_add_up_to_total() {
-        assert_eq!(split_by_fraction(10, &[1.0, 1.0]), [5, 5]);
-        assert_eq!(split_by_fraction(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
-        assert_eq!(split_by_fraction(3, &[3.0, 1.0]), [2, 1]);
-        assert_eq!(split_by_fraction(0, &[0.1, 7.0]), [0, 0]);
+    fn split_by_fractions_adds_up_to_total() {
+        assert_eq!(split_by_fractions(10, &[1.0, 1.0]), [5, 5]);
+        assert_eq!(split_by_fractions(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
+        assert_eq!(split_by_fractions(3, &[3.0, 1.0]), [2, 1]);
+        assert_eq!(split_by_fractions(0, &[0.1, 7.0]), [0, 0]);
         for count in 0..50 {
             assert_eq!(
-                split_by_fraction(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(),
+                split_by_fractions(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(),
                 count
             );
         }

@@ -17,21 +17,21 @@ pub const INSTRUCTIONS: &str = "{instructions}";
 
 /// Rules of a game, which run in this process or in workers of another language.
 #[derive(Clone)]
-pub enum Rules {
+pub enum GameRules {
     /// A built-in game of `levade-game`.
     BuiltIn(Arc<dyn Game>),
     /// A game whose rules run in worker processes, which speak the line protocol.
     Workers(Arc<GameWorkers>),
 }
 
-impl Rules {
+impl GameRules {
     /// Returns the rules of the built-in game `name`.
     ///
     /// # Errors
     /// Returns a message with the names of all games if no game has this name.
-    pub fn built_in(name: &str) -> Result<Self, String> {
+    pub fn from_built_in_game(name: &str) -> Result<Self, String> {
         let found = levade_game::find(name).map_err(|error| error.to_string())?;
-        Ok(Rules::BuiltIn(found.into()))
+        Ok(GameRules::BuiltIn(found.into()))
     }
 
     /// Returns the seats of a match with these options of the rules. If the rules run in workers,
@@ -41,19 +41,19 @@ impl Rules {
     /// Returns a message if the rules reject the options.
     pub fn seats(&self, options: &Value) -> Result<Vec<Seat>, String> {
         match self {
-            Rules::BuiltIn(game) => {
+            GameRules::BuiltIn(game) => {
                 let start = game.start(options, 0).map_err(|error| error.to_string())?;
                 Ok(start.seats)
             }
-            Rules::Workers(_) => Ok(Vec::new()),
+            GameRules::Workers(_) => Ok(Vec::new()),
         }
     }
 
     /// Returns the name of the game.
     pub fn name(&self) -> &str {
         match self {
-            Rules::BuiltIn(game) => game.name(),
-            Rules::Workers(workers) => &workers.name,
+            GameRules::BuiltIn(game) => game.name(),
+            GameRules::Workers(workers) => &workers.name,
         }
     }
 }
@@ -73,7 +73,7 @@ pub struct PolicyPrompts {
 #[derive(Clone)]
 pub struct GameOptions {
     /// Rules of the game.
-    pub rules: Rules,
+    pub rules: GameRules,
     /// Options of the rules, as a JSON object.
     pub options: Value,
     /// Name of the agent that plays a seat, by the name, role or side of the seat. The first of
@@ -108,7 +108,7 @@ pub struct GameOptions {
 
 impl GameOptions {
     /// Creates options in which `agent` plays every seat.
-    pub fn new(rules: Rules, options: Value, agent: &str) -> Self {
+    pub fn new(rules: GameRules, options: Value, agent: &str) -> Self {
         GameOptions {
             rules,
             options,
@@ -128,7 +128,7 @@ impl GameOptions {
 
     /// Returns the system prompt and the format text of an agent when `policy` plays it. The system
     /// prompt is `None` if it consists only of the rules' instructions.
-    pub(super) fn prompts(&self, agent: &str, policy: &str) -> (Option<&str>, &str) {
+    pub(super) fn find_prompts(&self, agent: &str, policy: &str) -> (Option<&str>, &str) {
         let own = self.policy_prompts.get(&(agent.to_owned(), policy.to_owned()));
         let system = own.and_then(|own| own.system.as_ref()).or_else(|| self.systems.get(agent));
         let format = own.and_then(|own| own.format.as_ref()).unwrap_or(&self.format);
@@ -140,12 +140,12 @@ impl GameOptions {
     pub fn fixed_messages(&self, agent: &str, policy: &str, seat: &Seat) -> Vec<Message> {
         let system = self.system_prompt(agent, policy, seat);
         let system = (!system.is_empty()).then(|| Message::system(system));
-        system.into_iter().chain([Message::user(self.prompts(agent, policy).1)]).collect()
+        system.into_iter().chain([Message::user(self.find_prompts(agent, policy).1)]).collect()
     }
 
     /// Returns the system prompt that an agent's policy gets when it plays the seat.
     pub(super) fn system_prompt(&self, agent: &str, policy: &str, seat: &Seat) -> String {
-        match self.prompts(agent, policy).0 {
+        match self.find_prompts(agent, policy).0 {
             Some(system) => system.replace(INSTRUCTIONS, &seat.instructions),
             None => seat.instructions.clone(),
         }
@@ -155,7 +155,7 @@ impl GameOptions {
     ///
     /// # Errors
     /// Returns a message if no entry names the seat, its role or its side.
-    pub fn agent_for(&self, seat: &Seat) -> Result<&str, String> {
+    pub fn find_agent_name(&self, seat: &Seat) -> Result<&str, String> {
         let keys = [&seat.name, &seat.role, &seat.side];
         let named = keys.iter().find_map(|key| self.agents.get(*key)).or(self.other.as_ref());
         named.map(String::as_str).ok_or_else(|| {

@@ -7,7 +7,7 @@ use levade_text::Message;
 
 use super::move_format::{describe_format, move_schema, parse_move};
 use super::options::GameOptions;
-use crate::roster::{Agent, Limits, Player};
+use crate::roster::{Agent, AttemptLimits, Player};
 
 /// Player of one seat of a match, with its conversation.
 pub(super) struct SeatPlayer {
@@ -18,7 +18,7 @@ pub(super) struct SeatPlayer {
     /// Name of the policy that plays the seat.
     pub policy: String,
     /// Limits of the player over the entire match.
-    pub limits: Limits,
+    pub limits: AttemptLimits,
     /// Whether the sampler restricts completions to the schema of the request.
     pub is_constrained: bool,
     /// Text after every request for a move, which describes the format of a completion.
@@ -49,7 +49,7 @@ impl SeatPlayer {
         (agent, player): (&Agent, &Player),
         options: &GameOptions,
     ) -> Self {
-        let (_, format) = options.prompts(&agent.name, &player.policy);
+        let (_, format) = options.find_prompts(&agent.name, &player.policy);
         let system = options.system_prompt(&agent.name, &player.policy, seat);
         let history = if system.is_empty() { Vec::new() } else { vec![Message::system(system)] };
         SeatPlayer {
@@ -71,13 +71,17 @@ impl SeatPlayer {
     }
 
     /// Adds events that the seat may observe. The next request shows them to the player.
-    pub fn observe<'a>(&mut self, events: impl Iterator<Item = &'a str>) {
+    pub fn observe_events<'a>(&mut self, events: impl Iterator<Item = &'a str>) {
         self.unseen.extend(events.map(str::to_owned));
     }
 
     /// Returns the message that requests a move from the player: the events that it has observed
     /// since its last move, the request, and the format of the completion.
-    fn message(&mut self, options: &GameOptions, move_request: &MoveRequest) -> String {
+    fn create_request_message(
+        &mut self,
+        options: &GameOptions,
+        move_request: &MoveRequest,
+    ) -> String {
         let mut message = std::mem::take(&mut self.unseen);
         message.push(move_request.prompt.clone());
         let format = describe_format(move_request, options.has_reasoning);
@@ -87,13 +91,13 @@ impl SeatPlayer {
 
     /// Adds a request to the conversation without calling the model, and then the player's
     /// completion if there is one.
-    pub fn replay(
+    pub fn replay_turn(
         &mut self,
         options: &GameOptions,
         move_request: &MoveRequest,
         completion: Option<String>,
     ) {
-        let message = self.message(options, move_request);
+        let message = self.create_request_message(options, move_request);
         self.history.push(Message::user(message));
         self.history.extend(completion.map(Message::assistant));
     }
@@ -107,27 +111,27 @@ impl SeatPlayer {
     ///
     /// # Errors
     /// Returns a message that names the seat if a call fails.
-    pub async fn decide(
+    pub async fn request_move(
         &mut self,
         cast: &Cast,
         options: &GameOptions,
         move_request: &MoveRequest,
     ) -> Result<Move, String> {
-        let mut message = self.message(options, move_request);
+        let mut message = self.create_request_message(options, move_request);
         let mut turn = None;
         for _ in 0..=options.retries {
-            let Some(request) = self.request(&message, options, move_request) else {
+            let Some(request) = self.create_model_call(&message, options, move_request) else {
                 break;
             };
-            let end = match call(cast, &self.name, request).await {
+            let end = match run_model_call(cast, &self.name, request).await {
                 // The default is played, and later requests find the history as it is.
                 Err(error) if error.kind == ErrorKind::TooLong => break,
-                called => called.map_err(|error| self.failure(&error.to_string()))?,
+                called => called.map_err(|error| self.create_error_message(&error.to_string()))?,
             };
             self.calls += 1;
             self.tokens += end.tokens;
             if end.finish == FinishReason::Aborted {
-                return Err(self.failure("the sampler stopped"));
+                return Err(self.create_error_message("the sampler stopped"));
             }
             self.history.push(Message::user(std::mem::take(&mut message)));
             let (completion, written) = match end.recorded_completion {
@@ -162,7 +166,7 @@ impl SeatPlayer {
 
     /// Creates the next model call of the player. Returns `None` if the player has reached a limit
     /// of its agent.
-    fn request(
+    fn create_model_call(
         &self,
         message: &str,
         options: &GameOptions,
@@ -187,12 +191,12 @@ impl SeatPlayer {
         })
     }
 
-    fn failure(&self, why: &str) -> String {
+    fn create_error_message(&self, why: &str) -> String {
         format!("the policy {} failed in the seat {}: {why}", self.policy, self.name)
     }
 }
 
-async fn call(
+async fn run_model_call(
     cast: &Cast,
     name: &str,
     request: Request,

@@ -48,7 +48,7 @@ impl MoveProbabilities {
 /// # Errors
 /// Returns a message if the policy is a chat API, which cannot score completions, if a conversation
 /// does not fit into the context, or if the sampler fails or does not respond in time.
-pub async fn move_probabilities(
+pub async fn compute_move_probabilities(
     options: &GameOptions,
     tree: &GameTree,
     sets: &[usize],
@@ -57,12 +57,13 @@ pub async fn move_probabilities(
 ) -> Result<Vec<MoveProbabilities>, String> {
     let scores = sets.iter().map(|set| async move {
         let path = tree.path(*set);
-        let messages = conversation(options, tree, &path, (agent, player));
+        let messages = build_conversation(options, tree, &path, (agent, player));
         let set = &tree.information_sets()[*set];
         let mut logprobs = Vec::with_capacity(set.choices.len());
         for choice in &set.choices {
             let completion = write_move(choice);
-            logprobs.push(score(player, &messages, completion, (agent, temperature)).await?);
+            logprobs
+                .push(score_completion(player, &messages, completion, (agent, temperature)).await?);
         }
         Ok(MoveProbabilities::from_logprobs(&logprobs))
     });
@@ -70,7 +71,7 @@ pub async fn move_probabilities(
 }
 
 /// Returns the conversation of a seat along `path`, up to the request for the last move.
-pub(super) fn conversation(
+pub(super) fn build_conversation(
     options: &GameOptions,
     tree: &GameTree,
     path: &[(&InformationSet, Option<usize>)],
@@ -79,15 +80,15 @@ pub(super) fn conversation(
     let seat = &tree.seats()[path[0].0.seat];
     let mut seat_player = SeatPlayer::new(String::new(), seat, seated, options);
     for (set, choice) in path {
-        seat_player.observe(set.observed.iter().map(String::as_str));
+        seat_player.observe_events(set.observed.iter().map(String::as_str));
         let completion = choice.map(|index| write_move(&set.choices[index]));
-        seat_player.replay(options, &set.request, completion);
+        seat_player.replay_turn(options, &set.request, completion);
     }
     seat_player.history().to_vec()
 }
 
 /// Returns the log-probability that the player's policy writes `completion` after these messages.
-async fn score(
+async fn score_completion(
     player: &Player,
     messages: &[Message],
     completion: String,

@@ -11,7 +11,7 @@ use super::running_match::RunningMatch;
 use crate::merge_outcome::clamp_finite;
 
 /// Returns three counts for each agent: moves, completions without a legal move, and default moves.
-fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
+fn count_moves_by_agent(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();
     for player in players {
         let [moves, illegal, defaults] = sums.entry(&player.agent).or_default();
@@ -40,7 +40,7 @@ impl MatchRecord {
     }
 
     /// Adds the moves of one turn, with the position after the turn.
-    pub fn add(&mut self, moves: Vec<(usize, Move)>, position: Value) {
+    pub fn add_turn(&mut self, moves: Vec<(usize, Move)>, position: Value) {
         self.moves.push(moves);
         self.positions.push(position);
     }
@@ -51,7 +51,7 @@ impl MatchRecord {
     /// # Errors
     /// Returns a message if the outcomes do not cover every seat once, if a reward is not finite,
     /// or if the record cannot be stored.
-    pub fn apply(
+    pub fn apply_to_outcome(
         &self,
         players: &[SeatPlayer],
         outcomes: &[SeatOutcome],
@@ -113,7 +113,7 @@ impl MatchRecord {
                 metrics.entry(format!("game/seat.{seat}.{name}")).or_default().push(value);
             }
         }
-        for (agent, [moves, illegal, defaults]) in moves_of_agents(players) {
+        for (agent, [moves, illegal, defaults]) in count_moves_by_agent(players) {
             for (name, sum) in [("moves", moves), ("illegal", illegal), ("defaults", defaults)] {
                 outcome.tool_metrics.insert(format!("game/{agent}.{name}"), sum);
             }
@@ -168,12 +168,16 @@ mod tests {
     use levade_policy::{Simulator, SimulatorConfig};
 
     use super::*;
-    use crate::game::options::{GameOptions, Rules};
+    use crate::game::options::{GameOptions, GameRules};
     use crate::testing;
 
     #[test]
     fn reward_of_missing_move_is_rejected() {
-        let options = GameOptions::new(Rules::built_in("kuhn").unwrap(), Value::Null, "default");
+        let options = GameOptions::new(
+            GameRules::from_built_in_game("kuhn").unwrap(),
+            Value::Null,
+            "default",
+        );
         let simulator = Arc::new(Simulator::new(SimulatorConfig::default()));
         let agent = testing::agent("default", testing::player("p", simulator), Vec::new());
         let start = levade_game::find("kuhn").unwrap().start(&Value::Null, 1).unwrap();
@@ -190,8 +194,9 @@ mod tests {
                 transitions: transitions.to_vec(),
             })
         };
-        record.apply(&players, &outcomes(&[]), &mut Outcome::initial()).unwrap();
-        let error = record.apply(&players, &outcomes(&[(2, 0.5)]), &mut Outcome::initial());
+        record.apply_to_outcome(&players, &outcomes(&[]), &mut Outcome::initial()).unwrap();
+        let error =
+            record.apply_to_outcome(&players, &outcomes(&[(2, 0.5)]), &mut Outcome::initial());
         let error = error.unwrap_err();
         assert!(error.contains("for the move 2 of the seat default@1"), "{error}");
         assert!(error.contains("made 0 moves"), "{error}");

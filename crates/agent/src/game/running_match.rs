@@ -5,8 +5,8 @@ use std::sync::Arc;
 use levade_game::{Event, Move, Next, Seat, Start, State};
 use serde_json::{Value, json};
 
-use super::options::Rules;
-use super::workers::{GameWorkers, Response};
+use super::options::GameRules;
+use super::workers::{GameWorkerResponse, GameWorkers};
 
 /// Running match with its current position. The rules are built in, or run in a worker process.
 pub(super) enum RunningMatch {
@@ -20,19 +20,20 @@ impl RunningMatch {
     /// # Errors
     /// Returns a message if the rules reject the options, or if the worker fails.
     pub async fn start(
-        rules: &Rules,
+        rules: &GameRules,
         options: &Value,
         seed: u64,
     ) -> Result<(Self, Vec<Seat>, Vec<Event>), String> {
         match rules {
-            Rules::BuiltIn(game) => {
+            GameRules::BuiltIn(game) => {
                 let Start { seats, events, state } =
                     game.start(options, seed).map_err(|error| error.to_string())?;
                 Ok((RunningMatch::BuiltIn(state), seats, events))
             }
-            Rules::Workers(workers) => {
+            GameRules::Workers(workers) => {
                 let body = json!({"start": {"options": options, "seed": seed}});
-                let Response { seats, events, next, state } = workers.request(body).await?;
+                let GameWorkerResponse { seats, events, next, state } =
+                    workers.send_request(body).await?;
                 if seats.is_empty() || seats.iter().enumerate().any(|(i, seat)| seat.index != i) {
                     return Err(format!(
                         "the game {} must report at least one seat, with the indices 0, 1, …",
@@ -59,12 +60,12 @@ impl RunningMatch {
     ///
     /// # Errors
     /// Returns a message if the rules reject a move, or if the worker fails.
-    pub async fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, String> {
+    pub async fn apply_moves(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, String> {
         match self {
             RunningMatch::BuiltIn(state) => state.apply(moves).map_err(|error| error.to_string()),
             RunningMatch::Worker { workers, position, next } => {
                 let body = json!({"state": position, "apply": moves});
-                let response = workers.request(body).await?;
+                let response = workers.send_request(body).await?;
                 *position = response.state;
                 *next = response.next.into();
                 Ok(response.events)

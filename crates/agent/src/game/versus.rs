@@ -8,7 +8,7 @@ use levade_tasks::Task;
 use serde_json::{Map, json};
 
 use super::GameLoop;
-use super::options::{GameOptions, Rules};
+use super::options::{GameOptions, GameRules};
 use crate::agent_loop::{AgentLoop, AttemptContext};
 use crate::roster::Agent;
 
@@ -29,7 +29,7 @@ impl Contestant {
     }
 
     /// Returns the agents of this contestant, renamed to their names in a match.
-    fn named_agents(&self) -> impl Iterator<Item = Agent> {
+    fn renamed_agents(&self) -> impl Iterator<Item = Agent> {
         let agents = self.agents.iter();
         agents.map(|(name, agent)| Agent { name: self.agent_name(name), ..agent.clone() })
     }
@@ -61,7 +61,7 @@ pub async fn play_versus(
     seeds: MatchSeeds,
     params: &SamplingParams,
 ) -> Result<f64, String> {
-    let Rules::BuiltIn(game) = &options.rules else {
+    let GameRules::BuiltIn(game) = &options.rules else {
         return Err(format!("{} is no built-in game", options.rules.name()));
     };
     let start = game.start(&options.options, seeds.game).map_err(|error| error.to_string())?;
@@ -70,7 +70,7 @@ pub async fn play_versus(
     let mut names = [Vec::new(), Vec::new()];
     for seat in &start.seats {
         let index = usize::from(seat.side != side);
-        let agent = options.agent_for(seat)?;
+        let agent = options.find_agent_name(seat)?;
         let contestant = contestants[index];
         if !contestant.agents.contains_key(agent) {
             return Err(format!("the contestant {} has no agent {agent:?}", contestant.name));
@@ -92,7 +92,7 @@ pub async fn play_versus(
         policy_prompts: policy_prompts.collect(),
         ..options.clone()
     };
-    let agents: Vec<Agent> = contestants.iter().flat_map(|one| one.named_agents()).collect();
+    let agents: Vec<Agent> = contestants.iter().flat_map(|one| one.renamed_agents()).collect();
     let [own, opponents] = &names;
     let first = own.first().filter(|_| !opponents.is_empty());
     let first = first.ok_or_else(|| format!("the side {side:?} has no seats, or all seats"))?;

@@ -5,7 +5,7 @@ use levade_process::{RunOutput, explaining_lines};
 
 use super::{CALL_END_TIMEOUT, Program};
 use crate::AttemptContext;
-use crate::cast::Caller;
+use crate::cast::CallerKind;
 
 /// Result of a dry run, which starts a program once without recording an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,9 +33,9 @@ impl Program {
         context: AttemptContext,
         enough: impl Future<Output = ()>,
     ) -> Result<DryRunResult, String> {
-        let opened = self.open(&context, Caller::Program)?;
-        let endpoint = opened.endpoint(self);
-        let ended = self.execute(&context, &endpoint, opened.own_player(), enough).await;
+        let opened = self.open_session(&context, CallerKind::Program)?;
+        let endpoint = opened.create_endpoint(self);
+        let ended = self.execute_program(&context, &endpoint, opened.own_player(), enough).await;
         let session = opened.session;
         let Recording { calls, rejected, .. } = session.close(CALL_END_TIMEOUT).await.0;
         self.gateway.forget(&session);

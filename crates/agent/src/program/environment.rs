@@ -18,7 +18,7 @@ pub(super) const NO_PROXY_VARIABLES: [(&str, &str); 2] =
 impl Program {
     /// Returns all environment variables that the program receives in an attempt, as names and
     /// values.
-    pub(super) fn environment(
+    pub(super) fn environment_variables(
         &self,
         endpoint: &SessionEndpoint,
         context: &AttemptContext,
@@ -28,7 +28,7 @@ impl Program {
         let mut variables = child_environment(&self.passes);
         variables
             .extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        let task = task_of(context).to_string();
+        let task = task_to_json(context).to_string();
         let ours = [
             // Every client reads its own variables. Those of Anthropic append /v1 themselves, and
             // their SDKs accept only one key: a client that also finds ANTHROPIC_AUTH_TOKEN sends
@@ -64,7 +64,7 @@ impl Program {
 /// Returns the task as a program receives it, in JSON: its id, its question, all fields of its row,
 /// and the messages that the recipe creates from the task. The expected answer is included only if
 /// the row contains it.
-pub(crate) fn task_of(context: &AttemptContext) -> Value {
+pub(crate) fn task_to_json(context: &AttemptContext) -> Value {
     let task = &context.task;
     json!({
         "id": task.id,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use levade_process::{Launch, Pool, PoolOptions, ProgramRun, Request, RunOutput, Supervisor, Tail};
 use serde_json::{Value, json};
 
-use super::environment::{NO_PROXY_VARIABLES, task_of};
+use super::environment::{NO_PROXY_VARIABLES, task_to_json};
 use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 use crate::roster::Player;
@@ -24,7 +24,7 @@ const CANCEL_GRACE: Duration = Duration::from_secs(5);
 /// Creates a pool of at most `count` worker processes of a program, each with at most `attempts`
 /// concurrent attempts. Workers are started on demand. The line `first` is sent to each worker
 /// before its attempts.
-pub fn workers(
+pub fn create_worker_pool(
     supervisor: &Supervisor,
     mut launch: Launch,
     first: Option<Value>,
@@ -51,18 +51,18 @@ impl Program {
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or if its worker ends.
-    pub(crate) async fn execute(
+    pub(crate) async fn execute_program(
         &self,
         context: &AttemptContext,
         endpoint: &SessionEndpoint,
         player: &Player,
         stop: impl Future<Output = ()>,
     ) -> Result<RunOutput, String> {
-        let task = task_of(context);
+        let task = task_to_json(context);
         let timeout = context.limits.attempt_timeout;
-        let variables = self.environment(endpoint, context);
+        let variables = self.environment_variables(endpoint, context);
         let Some(workers) = &self.workers else {
-            let mut run = self.start(variables, &task)?;
+            let mut run = self.start_process(variables, &task)?;
             let output = tokio::select! {
                 output = player.wait_within(timeout, run.wait()) => output,
                 () = stop => None,
@@ -72,8 +72,10 @@ impl Program {
                 None => Ok(run.stop().await),
             };
         };
-        let request =
-            Request::with_id(&context.name, request(&variables, context, endpoint, &task));
+        let request = Request::with_id(
+            &context.name,
+            create_worker_request(&variables, context, endpoint, &task),
+        );
         let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
         let response = tokio::select! {
             answer = player.wait_within(timeout, call.response()) => answer,
@@ -88,7 +90,11 @@ impl Program {
         }
     }
 
-    fn start(&self, variables: Vec<(String, String)>, task: &Value) -> Result<ProgramRun, String> {
+    fn start_process(
+        &self,
+        variables: Vec<(String, String)>,
+        task: &Value,
+    ) -> Result<ProgramRun, String> {
         let question = task["question"].as_str().unwrap_or_default();
         let command = self.command.iter().map(|argument| argument.replace(QUESTION, question));
         let launch = Launch { dir: self.dir.clone(), variables, ..Launch::new(command) };
@@ -99,7 +105,7 @@ impl Program {
 /// Creates the request that sends an attempt to a worker. A worker makes many attempts, so the
 /// request contains the `variables` that the process of a single attempt has in its environment,
 /// and the limits and agents of the attempt.
-fn request(
+fn create_worker_request(
     variables: &[(String, String)],
     context: &AttemptContext,
     endpoint: &SessionEndpoint,

@@ -7,12 +7,12 @@ use levade_tools::ToolDescriptions;
 use levade_tree::{Outcome, TimeInterval};
 use serde::{Deserialize, Serialize};
 
-use crate::Limits;
+use crate::AttemptLimits;
 use crate::program::SessionEndpoint;
 
 /// Returns the name of the queue of a run's evaluation attempts. The training attempts of the run
 /// are in `queue`, so runners can lease attempts of only one kind.
-pub fn evaluation_queue(queue: &str) -> String {
+pub fn evaluation_queue_name(queue: &str) -> String {
     format!("{queue}/evaluation")
 }
 
@@ -45,7 +45,7 @@ pub struct LeasedAttempt {
     /// the same parameters to model calls.
     pub params: SamplingParams,
     /// Limits of the attempt: turns, tokens and timeouts.
-    pub limits: Limits,
+    pub limits: AttemptLimits,
     /// Endpoint for the model calls of the attempt.
     pub endpoint: SessionEndpoint,
 }

@@ -53,11 +53,11 @@ pub struct SimulatedUser {
     /// Timeout of one message of the user.
     pub timeout: Duration,
     /// Agent or Python class that plays the user.
-    pub speaker: Speaker,
+    pub speaker: UserSpeaker,
 }
 
 /// Source of a simulated user's messages.
-pub enum Speaker {
+pub enum UserSpeaker {
     /// An agent of the run writes the messages.
     Agent(UserAgent),
     /// A Python class writes the messages.
@@ -84,7 +84,7 @@ impl UserAgent {
     ///
     /// # Errors
     /// Returns a message if the row of the task lacks the field.
-    pub fn instruction_of(&self, task: &Task) -> Result<String, String> {
+    pub fn find_instruction(&self, task: &Task) -> Result<String, String> {
         match self.instruction.as_str() {
             "" => Ok(task.question.clone()),
             field => match task.row.field(field) {
@@ -101,7 +101,7 @@ impl UserAgent {
 impl SimulatedUser {
     /// Returns whether the user's message contains the stop mark, and therefore ends the
     /// conversation.
-    fn is_stop(&self, message: &str) -> bool {
+    fn contains_stop_mark(&self, message: &str) -> bool {
         !self.stop.is_empty() && message.contains(&self.stop)
     }
 }

@@ -9,7 +9,7 @@ use levade_tools::PythonUser;
 use levade_tree::{Outcome, Trajectory};
 use serde_json::{Value, json};
 
-use super::{INSTRUCTION, STOP, SimulatedUser, Speaker, UserAgent};
+use super::{INSTRUCTION, STOP, SimulatedUser, UserAgent, UserSpeaker};
 use crate::AttemptContext;
 use crate::cast::PartyBuilder;
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
@@ -18,7 +18,7 @@ use crate::roster::Player;
 /// Simulated user of one attempt, with its conversation.
 pub(crate) struct UserSession<'a> {
     user: &'a SimulatedUser,
-    voice: Voice<'a>,
+    voice: UserVoice<'a>,
     /// Number of the user's messages so far. The first message counts even if the task supplies it.
     turns: u32,
     /// Whether the attempt is waiting for the user.
@@ -29,7 +29,7 @@ pub(crate) struct UserSession<'a> {
 
 /// Agent or Python class that plays the user in one attempt, with the conversation from the user's
 /// side.
-enum Voice<'a> {
+enum UserVoice<'a> {
     /// An agent plays the user. In the agent's conversation, the user is the assistant. This
     /// conversation has a separate recorder.
     Agent { cast: Cast, player: &'a Player, name: &'a str, history: Vec<Message> },
@@ -71,19 +71,22 @@ impl<'a> UserSession<'a> {
     ) -> Result<Self, String> {
         let failed = |why: String| format!("the user {} cannot start: {why}", user.name);
         let voice = match &user.speaker {
-            Speaker::Agent(keys) => open_agent(user, keys, context, parties).map_err(failed)?,
-            Speaker::Python(users) => {
-                let own = context.own_agent().map_err(failed)?;
-                let tool_context = context.tool_context(own, context.limits.attempt_timeout);
+            UserSpeaker::Agent(keys) => {
+                open_agent_voice(user, keys, context, parties).map_err(failed)?
+            }
+            UserSpeaker::Python(users) => {
+                let own = context.find_own_agent().map_err(failed)?;
+                let tool_context = context.create_tool_context(own, context.limits.attempt_timeout);
                 let opening = users.open(&tool_context, user.opens);
                 let opened =
-                    context.player(own).map_err(failed)?.wait_within(user.timeout, opening);
+                    context.select_player(own).map_err(failed)?.wait_within(user.timeout, opening);
                 let timeout = user.timeout;
                 let late = || Err(format!("the user was not ready within {timeout:?}"));
                 let class = opened.await.unwrap_or_else(late).map_err(failed)?;
                 // The task's question is the first message of a user who does not open.
-                let question = (!user.opens).then(|| message("user", question(context)));
-                Voice::Python { class, history: Vec::from_iter(question) }
+                let question =
+                    (!user.opens).then(|| to_json_message("user", find_question(context)));
+                UserVoice::Python { class, history: Vec::from_iter(question) }
             }
         };
         let turns = u32::from(!user.opens);
@@ -108,12 +111,11 @@ impl<'a> UserSession<'a> {
     /// # Errors
     /// Returns a message that names the user if the user fails, or ends the conversation before its
     /// first message.
-    pub async fn opening(&mut self, player: &Player) -> Result<String, String> {
-        match self.next(player).await?.0 {
+    pub async fn request_opening(&mut self, player: &Player) -> Result<String, String> {
+        match self.request_next_message(player).await?.0 {
             UserResponse::Message(text) => Ok(text),
-            UserResponse::End | UserResponse::MaxTurns => {
-                Err(self.failure("the user ended the conversation before its first message"))
-            }
+            UserResponse::End | UserResponse::MaxTurns => Err(self
+                .create_error_message("the user ended the conversation before its first message")),
         }
     }
 
@@ -129,32 +131,36 @@ impl<'a> UserSession<'a> {
         player: &Player,
     ) -> Result<(UserResponse, Option<f64>), String> {
         match &mut self.voice {
-            Voice::Agent { history, .. } => history.push(Message::user(text)),
-            Voice::Python { history, .. } => history.push(message("assistant", text)),
+            UserVoice::Agent { history, .. } => history.push(Message::user(text)),
+            UserVoice::Python { history, .. } => history.push(to_json_message("assistant", text)),
         }
-        self.next(player).await
+        self.request_next_message(player).await
     }
 
     /// Requests the user's next message. Returns the user's response, and the score that the user
     /// gives the agent's turn.
-    async fn next(&mut self, player: &Player) -> Result<(UserResponse, Option<f64>), String> {
+    async fn request_next_message(
+        &mut self,
+        player: &Player,
+    ) -> Result<(UserResponse, Option<f64>), String> {
         self.is_waiting = true;
         let timeout = self.user.timeout;
         // The clock of the policy that plays the user excludes the time in which its device trains.
         let clock = match &self.voice {
-            Voice::Agent { player, .. } => *player,
-            Voice::Python { .. } => player,
+            UserVoice::Agent { player, .. } => *player,
+            UserVoice::Python { .. } => player,
         };
-        let written = clock.wait_within(timeout, self.voice.write()).await;
+        let written = clock.wait_within(timeout, self.voice.write_message()).await;
         self.is_waiting = false;
         let written =
             written.unwrap_or_else(|| Err(format!("the user did not answer within {timeout:?}")));
-        let Written { text, ends, score } = written.map_err(|why| self.failure(&why))?;
+        let WrittenMessage { text, ends, score } =
+            written.map_err(|why| self.create_error_message(&why))?;
         let response = match text {
             _ if ends => UserResponse::End,
-            Some(text) if self.user.is_stop(&text) => UserResponse::End,
+            Some(text) if self.user.contains_stop_mark(&text) => UserResponse::End,
             Some(text) if text.trim().is_empty() => {
-                return Err(self.failure("the user wrote an empty message"));
+                return Err(self.create_error_message("the user wrote an empty message"));
             }
             Some(_) if self.turns >= self.user.max_turns => UserResponse::MaxTurns,
             Some(text) => {
@@ -167,13 +173,13 @@ impl<'a> UserSession<'a> {
         Ok((response, score))
     }
 
-    fn failure(&self, why: &str) -> String {
+    fn create_error_message(&self, why: &str) -> String {
         let user = &self.user.name;
         match &self.voice {
-            Voice::Agent { player, .. } => {
+            UserVoice::Agent { player, .. } => {
                 format!("the policy {} failed as the user {user}: {why}", player.policy)
             }
-            Voice::Python { .. } => format!("the user {user} failed: {why}"),
+            UserVoice::Python { .. } => format!("the user {user} failed: {why}"),
         }
     }
 
@@ -184,7 +190,7 @@ impl<'a> UserSession<'a> {
         let mut scorer_input = json!({ "name": user.name, "turns": turns, "ended": has_ended });
         let mut warning = None;
         let recorded = match voice {
-            Voice::Agent { cast, player, name, .. } => {
+            UserVoice::Agent { cast, player, name, .. } => {
                 let recording = cast.recorder().close(CLOSE_TIMEOUT).await;
                 let mut outcome = Outcome::initial();
                 add_recorded_calls(&mut outcome, &recording);
@@ -192,7 +198,7 @@ impl<'a> UserSession<'a> {
                 scorer_input["policy"] = json!(player.policy);
                 Some((recording.trajectory, outcome))
             }
-            Voice::Python { class, .. } => {
+            UserVoice::Python { class, .. } => {
                 match player.wait_within(user.timeout, class.finish()).await {
                     Some(Ok(score)) => {
                         if let Some(score) = score {
@@ -212,28 +218,28 @@ impl<'a> UserSession<'a> {
 }
 
 /// Message that a user has written, with its effects on the conversation.
-struct Written {
+struct WrittenMessage {
     text: Option<String>,
     ends: bool,
     score: Option<f64>,
 }
 
-impl Voice<'_> {
+impl UserVoice<'_> {
     /// Requests the user's next message, and adds the message to the conversation.
     ///
     /// # Errors
     /// Returns a message if the user fails.
-    async fn write(&mut self) -> Result<Written, String> {
+    async fn write_message(&mut self) -> Result<WrittenMessage, String> {
         let (cast, name, history) = match self {
-            Voice::Agent { cast, name, history, .. } => (cast, *name, history),
-            Voice::Python { class, history } => {
+            UserVoice::Agent { cast, name, history, .. } => (cast, *name, history),
+            UserVoice::Python { class, history } => {
                 let response = class.respond_to(json!(history)).await?;
-                history.extend(response.text.as_ref().map(|text| message("user", text)));
+                history.extend(response.text.as_ref().map(|text| to_json_message("user", text)));
                 let score = response.score.filter(|score| score.is_finite());
                 if response.score.is_some() && score.is_none() {
                     return Err("the score that the user gave is not finite".to_owned());
                 }
-                return Ok(Written { text: response.text, ends: response.ends, score });
+                return Ok(WrittenMessage { text: response.text, ends: response.ends, score });
             }
         };
         let request = Request::new(Input::Messages(history.clone()));
@@ -270,7 +276,7 @@ impl Voice<'_> {
             return Err("the user called a tool, but users have no tools".to_owned());
         }
         history.push(written);
-        Ok(Written { text: Some(text), ends: false, score: None })
+        Ok(WrittenMessage { text: Some(text), ends: false, score: None })
     }
 }
 
@@ -279,34 +285,34 @@ impl Voice<'_> {
 /// # Errors
 /// Returns a message if there is no such agent or policy, or if the task's row lacks the
 /// instruction.
-fn open_agent<'a>(
+fn open_agent_voice<'a>(
     user: &SimulatedUser,
     keys: &'a UserAgent,
     context: &'a AttemptContext,
     parties: &PartyBuilder<'_>,
-) -> Result<Voice<'a>, String> {
+) -> Result<UserVoice<'a>, String> {
     let name = keys.agent.as_str();
     let agent = context.roster.find(name);
     let agent = agent.ok_or_else(|| format!("the agent {name} is not running here"))?;
-    let player = context.player(agent)?;
-    let party = parties.user(agent, player, user.timeout)?;
-    let instruction = keys.instruction_of(&context.task)?;
+    let player = context.select_player(agent)?;
+    let party = parties.create_user_party(agent, player, user.timeout)?;
+    let instruction = keys.find_instruction(&context.task)?;
     let prompt = keys.prompt.replace(STOP, &user.stop).replace(INSTRUCTION, &instruction);
     let mut history = vec![Message::system(prompt), Message::user(keys.greeting.as_str())];
     if !user.opens {
-        history.push(Message::assistant(question(context)));
+        history.push(Message::assistant(find_question(context)));
     }
-    let cast = Cast::new([Arc::new(party)], context.recorder(usize::MAX));
-    Ok(Voice::Agent { cast, player, name, history })
+    let cast = Cast::new([Arc::new(party)], context.create_recorder(usize::MAX));
+    Ok(UserVoice::Agent { cast, player, name, history })
 }
 
 /// Returns a message of the conversation in the JSON format that a Python class reads.
-fn message(role: &str, content: &str) -> Value {
+fn to_json_message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
 /// Returns the last user message among the opening messages of the attempt.
-fn question(context: &AttemptContext) -> &str {
+fn find_question(context: &AttemptContext) -> &str {
     let message = context.messages.iter().rfind(|message| message.role == Role::User);
     message.map_or(context.task.question.as_str(), |message| message.content.as_str())
 }

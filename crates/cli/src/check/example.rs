@@ -7,7 +7,7 @@ const MAX_DEPTH: usize = 8;
 
 /// Generates valid arguments for the schema of a tool. Only the required fields get a value. A
 /// string is `text`, unless the schema constrains it.
-pub fn arguments(schema: &Value, text: &str) -> Map<String, Value> {
+pub fn generate_arguments(schema: &Value, text: &str) -> Map<String, Value> {
     match generate_value(schema, schema, text, 0) {
         Value::Object(fields) => fields,
         _ => Map::new(),
@@ -103,7 +103,7 @@ mod tests {
                 "Deep": { "type": "object", "required": ["deep"], "properties": { "deep": { "$ref": "#/$defs/Deep" } } },
             },
         });
-        let made = Value::Object(arguments(&schema, "Rome?"));
+        let made = Value::Object(generate_arguments(&schema, "Rome?"));
         let mut rest = made.clone();
         rest["deep"] = Value::Null;
         assert_eq!(
@@ -114,7 +114,7 @@ mod tests {
             })
         );
         assert!(made["deep"].is_object(), "what leads to itself comes to an end");
-        assert_eq!(arguments(&json!({}), "x"), Map::new());
-        assert_eq!(arguments(&json!({ "type": "object" }), "x"), Map::new());
+        assert_eq!(generate_arguments(&json!({}), "x"), Map::new());
+        assert_eq!(generate_arguments(&json!({ "type": "object" }), "x"), Map::new());
     }
 }

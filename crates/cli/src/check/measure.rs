@@ -10,12 +10,17 @@ use levade_run::{Host, dir, scorers};
 use levade_trainer::{Event, Metrics, Observer, RunParts, StartMode, StopFlag, Trainer};
 use tokio::sync::Notify;
 
-use super::report::Report;
+use super::report::CheckReport;
 use crate::screen;
 
 /// Runs a training step with one group of attempts, and reports an estimate of the time of a full
 /// step.
-pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
+pub async fn check_step_time(
+    recipe: &Recipe,
+    environments: Environments,
+    host: &Host,
+    report: &mut CheckReport,
+) {
     let Some((small, groups)) = reduce_recipe(recipe) else {
         report.note("time", "the recipe has no phase to measure");
         return;
@@ -23,7 +28,7 @@ pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, rep
     let trained = small.phase.iter().flat_map(|phase| small.trained_policies_in(phase));
     let policies: Vec<String> = trained.collect();
     let measured = measure_step(small, environments, host).await;
-    report.item("time", measured, |metrics| describe_time(metrics, groups, &policies));
+    report.report_item("time", measured, |metrics| describe_time(metrics, groups, &policies));
 }
 
 /// Reduces a recipe to a single step of one group, and returns it with the number of groups of a
@@ -61,7 +66,7 @@ async fn measure_step(
     let parts =
         RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await?;
-    let first = FirstStep::default();
+    let first = FirstStepObserver::default();
     let mut watch = first.clone();
     let stop = StopFlag::default();
     // The run is cancelled when the step is done, because its checkpoint is not needed.
@@ -77,9 +82,9 @@ async fn measure_step(
 /// Observer of a run that stores the metrics of the first step, and notifies when this step is
 /// complete.
 #[derive(Clone, Default)]
-struct FirstStep(Arc<(Mutex<Option<Metrics>>, Notify)>);
+struct FirstStepObserver(Arc<(Mutex<Option<Metrics>>, Notify)>);
 
-impl Observer for FirstStep {
+impl Observer for FirstStepObserver {
     fn event(&mut self, event: &Event) {
         if let Event::Step { metrics, .. } = event {
             let mut found = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);

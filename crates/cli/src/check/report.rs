@@ -8,30 +8,30 @@ use crate::screen::{self, Style};
 
 /// Printer of the findings of a check. It counts the failed items.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct CheckReport {
     num_failures: u32,
 }
 
 /// Width of the column that contains the names of items, in characters.
 const WIDTH: usize = 9;
 
-impl Report {
+impl CheckReport {
     /// Prints an item with its description, or the error of the item as a failure. Returns the
     /// item, or `None` if it failed.
-    pub fn item<T, E: Into<anyhow::Error>>(
+    pub fn report_item<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
         found: Result<T, E>,
         describe: impl FnOnce(&T) -> String,
     ) -> Option<T> {
-        let found = self.ok_or_fail(name, found)?;
+        let found = self.report_failure_of(name, found)?;
         self.pass(name, &describe(&found));
         Some(found)
     }
 
     /// Prints the error of an item as a failure. Prints nothing if there is no error. Returns the
     /// item, or `None` if it failed.
-    pub fn ok_or_fail<T, E: Into<anyhow::Error>>(
+    pub fn report_failure_of<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
         found: Result<T, E>,
@@ -39,7 +39,7 @@ impl Report {
         match found {
             Ok(found) => Some(found),
             Err(error) => {
-                self.fail(name, &failure::message(&error.into()));
+                self.fail(name, &failure::format_error(&error.into()));
                 None
             }
         }
@@ -68,7 +68,7 @@ impl Report {
 
     /// Prints the number of failures unless it is 0. Returns the exit code: 2 if there are
     /// failures, and 0 otherwise.
-    pub fn finish(self) -> ExitCode {
+    pub fn print_failure_count(self) -> ExitCode {
         match self.num_failures {
             0 => ExitCode::SUCCESS,
             failures => {

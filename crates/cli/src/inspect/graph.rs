@@ -26,7 +26,7 @@ pub enum Format {
 
 /// Graph of an attempt: a card for the attempt, and a card for each model call.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Graph {
+pub struct AttemptGraph {
     /// Card that describes the attempt.
     pub attempt: AttemptCard,
     /// Names of the agents. The index of a name determines the color of the agent.
@@ -81,12 +81,13 @@ pub struct ToolCard {
     pub is_error: bool,
 }
 
-impl Graph {
+impl AttemptGraph {
     /// Creates the graph of an attempt from its tree of calls.
     pub fn new(attempt: &Attempt, tree: &CallTree) -> Self {
         let agents: Vec<String> = tree.agents().into_iter().map(str::to_owned).collect();
-        let calls = tree.calls.iter().map(|call| call_card(call, attempt, &agents)).collect();
-        Graph { attempt: attempt_card(attempt), agents, calls }
+        let calls =
+            tree.calls.iter().map(|call| create_call_card(call, attempt, &agents)).collect();
+        AttemptGraph { attempt: create_attempt_card(attempt), agents, calls }
     }
 
     /// Returns the indices of the calls that continue the call at `parent`. If `parent` is `None`,
@@ -96,34 +97,34 @@ impl Graph {
     }
 }
 
-fn attempt_card(attempt: &Attempt) -> AttemptCard {
+fn create_attempt_card(attempt: &Attempt) -> AttemptCard {
     let outcome = &attempt.outcome;
     let components = outcome.components.iter();
     let components: Vec<String> = components
-        .map(|component| format!("{} {}", component.name, rounded(component.value)))
+        .map(|component| format!("{} {}", component.name, format_rounded(component.value)))
         .collect();
     let score =
-        attempt.score.map_or("no score".into(), |score| format!("score {}", rounded(score)));
-    let reward = attempt.reward.map(|reward| format!(" · reward {}", rounded(reward)));
+        attempt.score.map_or("no score".into(), |score| format!("score {}", format_rounded(score)));
+    let reward = attempt.reward.map(|reward| format!(" · reward {}", format_rounded(reward)));
     let finish = serde_json::to_value(outcome.finish).ok();
     let finish = finish.and_then(|finish| finish.as_str().map(str::to_owned));
     let mut lines = Vec::new();
     if components.len() > 1 {
-        lines.extend(wrap(&components.join(", ")));
+        lines.extend(wrap_text(&components.join(", ")));
     }
-    lines.extend(wrap(&format!(
+    lines.extend(wrap_text(&format!(
         "{} · {} turns · {} sampled tokens · {} tool calls",
         finish.unwrap_or_default(),
         outcome.turns,
         outcome.sampled_tokens,
         outcome.calls.total()
     )));
-    lines.extend(wrap(attempt.task["question"].as_str().unwrap_or_default()));
-    lines.extend(outcome.error.iter().flat_map(|error| wrap(&format!("error: {error}"))));
+    lines.extend(wrap_text(attempt.task["question"].as_str().unwrap_or_default()));
+    lines.extend(outcome.error.iter().flat_map(|error| wrap_text(&format!("error: {error}"))));
     AttemptCard { title: attempt.slot.name(), score: score + &reward.unwrap_or_default(), lines }
 }
 
-fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard {
+fn create_call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard {
     let agent = agents.iter().position(|agent| *agent == call.agent).unwrap_or_default();
     let versions: Vec<String> = call.versions.iter().map(u64::to_string).collect();
     let segments = attempt.trajectory.segments();
@@ -133,7 +134,7 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
         detail.push("demonstrated".to_owned());
     }
     detail.extend(call.temperature.map(|temperature| format!("temperature {temperature}")));
-    detail.extend(call.interval.map(duration));
+    detail.extend(call.interval.map(format_duration));
     if call.finish != "tool_call" {
         detail.push(call.finish.to_owned());
     }
@@ -141,14 +142,14 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
     detail.extend(reason.map(|reason| format!("masked: {reason}")));
     let mut lines = Vec::new();
     if !call.reasoning.is_empty() {
-        lines.extend(wrap(&format!("reasoning: {}", call.reasoning)));
+        lines.extend(wrap_text(&format!("reasoning: {}", call.reasoning)));
     }
-    lines.extend(wrap(&call.content));
+    lines.extend(wrap_text(&call.content));
     CallCard {
         agent,
         title: match call.turn {
-            Some(turn) => format!("{} · turn {turn}", shorten(&call.agent, NAME_CHARS)),
-            None => format!("{} · chat API", shorten(&call.agent, NAME_CHARS)),
+            Some(turn) => format!("{} · turn {turn}", shorten_name(&call.agent, NAME_CHARS)),
+            None => format!("{} · chat API", shorten_name(&call.agent, NAME_CHARS)),
         },
         versions: match versions[..] {
             [] => String::new(),
@@ -160,32 +161,32 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
         tokens: [call.prompt_tokens - call.new_tokens, call.new_tokens, call.tokens],
         detail: detail.join(" · "),
         lines,
-        tools: call.tools.iter().map(tool_card).collect(),
+        tools: call.tools.iter().map(create_tool_card).collect(),
     }
 }
 
-fn tool_card(tool: &ToolNode) -> ToolCard {
+fn create_tool_card(tool: &ToolNode) -> ToolCard {
     let name = if tool.name.is_empty() { "unreadable call" } else { &tool.name };
-    let mut title = shorten(name, NAME_CHARS);
+    let mut title = shorten_name(name, NAME_CHARS);
     if let Some(interval) = tool.interval {
-        let _ = write!(title, " · {}", duration(interval));
+        let _ = write!(title, " · {}", format_duration(interval));
     }
-    let mut lines = wrap(&tool.arguments);
+    let mut lines = wrap_text(&tool.arguments);
     lines.truncate(2);
     let result = tool.result.as_deref().unwrap_or_default();
     let arrow = |(index, line): (usize, String)| {
         if index == 0 { format!("→ {line}") } else { line }
     };
-    lines.extend(wrap(result.trim()).into_iter().enumerate().map(arrow));
+    lines.extend(wrap_text(result.trim()).into_iter().enumerate().map(arrow));
     ToolCard { title, lines, is_error: tool.is_error() }
 }
 
 /// Formats a number with at most three decimals.
-fn rounded(value: f64) -> String {
+fn format_rounded(value: f64) -> String {
     format!("{}", (value * 1000.0).round() / 1000.0)
 }
 
-fn duration(interval: TimeInterval) -> String {
+fn format_duration(interval: TimeInterval) -> String {
     match interval.duration as f64 / 1e9 {
         seconds if seconds < 1.0 => format!("{:.0} ms", 1000.0 * seconds),
         seconds => format!("{seconds:.1} s"),
@@ -194,7 +195,7 @@ fn duration(interval: TimeInterval) -> String {
 
 /// Returns the first `max_chars` characters of a name. An ellipsis replaces the rest of a longer
 /// name.
-fn shorten(name: &str, max_chars: usize) -> String {
+fn shorten_name(name: &str, max_chars: usize) -> String {
     match name.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.to_owned(),
@@ -203,7 +204,7 @@ fn shorten(name: &str, max_chars: usize) -> String {
 
 /// Divides a text into lines of at most [`LINE_CHARS`] characters, and returns the first lines. A
 /// word that is longer than a line is divided.
-fn wrap(text: &str) -> Vec<String> {
+fn wrap_text(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let visible: String =
         text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect();

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 /// History of a run: metrics of the finished steps of a phase, and the evaluations of the run.
 #[derive(Debug, Clone, Default)]
-pub struct History {
+pub struct MetricsHistory {
     /// Index of the phase whose steps are included, from 0.
     pub phase: u32,
     /// Numbers of the steps, from 1, each with the metrics of the step.
@@ -31,19 +31,19 @@ pub struct Evaluation {
 
 /// Values of a metric at the steps of a phase.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Series {
+pub struct MetricSeries {
     /// Policy that the metric describes. `None` if the run trains only one policy.
     pub policy: Option<String>,
     /// Step numbers, each with the value at the step. Values that are not finite are left out.
     pub values: Vec<(u32, f64)>,
 }
 
-impl History {
+impl MetricsHistory {
     /// Parses the lines of a metrics file. Reads the steps of `phase`; if it is `None`, of the last
     /// phase that has steps. Incomplete lines are skipped, because a process may be writing the
     /// file.
     pub fn parse(text: &str, phase: Option<u32>) -> Self {
-        let mut history = History::default();
+        let mut history = MetricsHistory::default();
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         let lines: Vec<Map<String, Value>> = lines.collect();
         let number = |line: &Map<String, Value>, key: &str| line.get(key).and_then(Value::as_u64);
@@ -73,7 +73,7 @@ impl History {
     }
 
     /// Returns the names of all recorded metrics.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn metric_names(&self) -> impl Iterator<Item = &str> {
         let names = self.steps.iter().flat_map(|(_, metrics)| metrics.iter());
         names.map(|(name, _)| name).collect::<BTreeSet<_>>().into_iter()
     }
@@ -88,8 +88,8 @@ impl History {
 
     /// Returns the values of a metric for each policy. If a run trains several policies, the names
     /// of their metrics have the prefix `POLICY/`.
-    pub fn series(&self, metric: &str) -> Vec<Series> {
-        let policies = self.names().filter_map(|name| {
+    pub fn metric_series(&self, metric: &str) -> Vec<MetricSeries> {
+        let policies = self.metric_names().filter_map(|name| {
             let prefix = name.strip_suffix(metric)?;
             let policy = match prefix.strip_suffix('/') {
                 None if prefix.is_empty() => None,
@@ -97,7 +97,7 @@ impl History {
                 Some(policy) if !policy.contains('/') => Some(policy.to_owned()),
                 _ => return None,
             };
-            Some(Series { policy, values: self.values(name) })
+            Some(MetricSeries { policy, values: self.values(name) })
         });
         policies.collect()
     }
@@ -114,12 +114,15 @@ mod tests {
 {"phase":1,"kind":"grpo","step":1,"x":2.0,"a/actor/entropy":1.0,"b/actor/entropy":2.0}
 {"phase":1,"kind":"grpo","step":2,"x":null}
 {"phase":1,"kind":"gr"#;
-        let history = History::parse(text, None);
+        let history = MetricsHistory::parse(text, None);
         assert_eq!((history.phase, history.steps.len(), history.evals.len()), (1, 2, 1));
         assert_eq!(history.values("x"), [(1, 2.0)]);
-        let policies: Vec<_> =
-            history.series("actor/entropy").into_iter().map(|series| series.policy).collect();
+        let policies: Vec<_> = history
+            .metric_series("actor/entropy")
+            .into_iter()
+            .map(|series| series.policy)
+            .collect();
         assert_eq!(policies, [Some("a".to_owned()), Some("b".to_owned())]);
-        assert_eq!(History::parse(text, Some(0)).values("x"), [(1, 1.0)]);
+        assert_eq!(MetricsHistory::parse(text, Some(0)).values("x"), [(1, 1.0)]);
     }
 }

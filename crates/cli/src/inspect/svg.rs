@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use super::colors::agent_color;
-use super::graph::{AttemptCard, CallCard, Graph, LINE_CHARS, ToolCard};
+use super::graph::{AttemptCard, AttemptGraph, CallCard, LINE_CHARS, ToolCard};
 
 /// Width of a character of the fixed-width font at font size 11, in pixels.
 const CHAR: f64 = 6.65;
@@ -23,7 +23,7 @@ const GAP_Y: f64 = 26.0;
 const MARGIN: f64 = 24.0;
 
 /// Formats the graph of an attempt as an SVG document.
-pub fn svg(graph: &Graph) -> String {
+pub fn format_svg(graph: &AttemptGraph) -> String {
     let mut writer = SvgWriter { graph, shapes: String::new(), edges: String::new(), bottom: 0.0 };
     let roots: Vec<usize> = graph.children(None).collect();
     let width = writer.row_width(&roots).max(WIDTH);
@@ -40,13 +40,13 @@ pub fn svg(graph: &Graph) -> String {
          viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" \
          font-size=\"12\">\n<title>{}</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fbfbf9\"/>\n{edges}{shapes}</svg>\n",
-        escape(&graph.attempt.title)
+        escape_xml(&graph.attempt.title)
     )
 }
 
 /// Writer of an SVG document. Edges lie below the cards.
 struct SvgWriter<'a> {
-    graph: &'a Graph,
+    graph: &'a AttemptGraph,
     shapes: String,
     edges: String,
     /// Vertical position of the lower end of the lowest card, in pixels.
@@ -55,7 +55,7 @@ struct SvgWriter<'a> {
 
 impl SvgWriter<'_> {
     /// Computes the width of a call with its tool calls and all calls below it, in pixels.
-    fn width(&self, call: usize) -> f64 {
+    fn call_width(&self, call: usize) -> f64 {
         let tools = self.graph.calls[call].tools.len().max(1) as f64;
         let own = tools * WIDTH + (tools - 1.0) * GAP_X;
         own.max(self.row_width(&self.graph.children(Some(call)).collect::<Vec<_>>()))
@@ -63,7 +63,7 @@ impl SvgWriter<'_> {
 
     /// Computes the width of a row of calls, in pixels.
     fn row_width(&self, calls: &[usize]) -> f64 {
-        let widths = calls.iter().map(|call| self.width(*call) + GAP_X);
+        let widths = calls.iter().map(|call| self.call_width(*call) + GAP_X);
         (widths.sum::<f64>() - GAP_X).max(0.0)
     }
 
@@ -74,7 +74,7 @@ impl SvgWriter<'_> {
             let card = &self.graph.calls[call];
             self.draw_edge(from, (x + WIDTH / 2.0, y), card.is_fork);
             self.draw_tree(call, x, y);
-            x += self.width(call) + GAP_X;
+            x += self.call_width(call) + GAP_X;
         }
     }
 
@@ -110,7 +110,7 @@ impl SvgWriter<'_> {
              {y1:.1}\" fill=\"none\" stroke=\"#8a94a3\" stroke-width=\"1.6\"{dashes}/>"
         );
         if is_fork {
-            self.text((x1 + 8.0, y1 - 7.0), "fork", "fill=\"#6b7480\" font-size=\"11\"");
+            self.write_text((x1 + 8.0, y1 - 7.0), "fork", "fill=\"#6b7480\" font-size=\"11\"");
         }
     }
 
@@ -124,7 +124,7 @@ impl SvgWriter<'_> {
                  fill=\"{color}\"/>",
                 MARGIN - 4.0
             );
-            self.text((x + 18.0, MARGIN + 6.0), agent, "fill=\"#333b45\"");
+            self.write_text((x + 18.0, MARGIN + 6.0), agent, "fill=\"#333b45\"");
             x += 40.0 + agent.chars().count() as f64 * 7.0;
         }
     }
@@ -132,8 +132,12 @@ impl SvgWriter<'_> {
     fn draw_attempt(&mut self, card: &AttemptCard, y: f64, height: f64) {
         let x = MARGIN;
         self.draw_box((x, y), height, "#333b45", "#ffffff", 2.0);
-        self.text((x + PADDING, y + 20.0), &card.title, "font-weight=\"bold\" fill=\"#222831\"");
-        self.text((x + PADDING, y + 38.0), &card.score, "fill=\"#222831\"");
+        self.write_text(
+            (x + PADDING, y + 20.0),
+            &card.title,
+            "font-weight=\"bold\" fill=\"#222831\"",
+        );
+        self.write_text((x + PADDING, y + 38.0), &card.score, "fill=\"#222831\"");
         self.draw_lines(&card.lines, x, y + 56.0);
     }
 
@@ -150,9 +154,9 @@ impl SvgWriter<'_> {
             right - 7.0
         );
         let white = "fill=\"#ffffff\" font-weight=\"bold\"";
-        self.text((x + PADDING, y + 16.5), &card.title, white);
+        self.write_text((x + PADDING, y + 16.5), &card.title, white);
         let anchor = "fill=\"#ffffff\" text-anchor=\"end\" font-size=\"11\"";
-        self.text((right - PADDING, y + 16.0), &card.versions, anchor);
+        self.write_text((right - PADDING, y + 16.0), &card.versions, anchor);
         let [shared, new, sampled] = card.tokens;
         let total = (shared + new + sampled).max(1) as f64;
         let full = WIDTH - 2.0 * PADDING;
@@ -170,8 +174,8 @@ impl SvgWriter<'_> {
         }
         let gray = "fill=\"#55606d\" font-size=\"11\"";
         let tokens = format!("{shared} + {new} context · {sampled} sampled tokens");
-        self.text((x + PADDING, y + TITLE + 28.0), &tokens, gray);
-        self.text((x + PADDING, y + TITLE + 43.0), &card.detail, gray);
+        self.write_text((x + PADDING, y + TITLE + 28.0), &tokens, gray);
+        self.write_text((x + PADDING, y + TITLE + 43.0), &card.detail, gray);
         self.draw_lines(&card.lines, x, y + TITLE + 61.0);
     }
 
@@ -180,7 +184,7 @@ impl SvgWriter<'_> {
             if card.is_error { ("#c0392b", "#fdf1ef") } else { ("#5f8d4e", "#f2f7ef") };
         self.draw_box((x, y), tool_height(card), color, fill, 1.2);
         let title = format!("font-weight=\"bold\" fill=\"{color}\"");
-        self.text((x + PADDING, y + 18.0), &card.title, &title);
+        self.write_text((x + PADDING, y + 18.0), &card.title, &title);
         self.draw_lines(&card.lines, x, y + 36.0);
     }
 
@@ -199,13 +203,13 @@ impl SvgWriter<'_> {
         let style = "font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" \
                      font-size=\"11\" fill=\"#222831\" xml:space=\"preserve\"";
         for (index, line) in lines.iter().enumerate() {
-            self.text((x + PADDING, y + index as f64 * LINE), line, style);
+            self.write_text((x + PADDING, y + index as f64 * LINE), line, style);
         }
     }
 
-    fn text(&mut self, (x, y): (f64, f64), text: &str, style: &str) {
+    fn write_text(&mut self, (x, y): (f64, f64), text: &str, style: &str) {
         if !text.is_empty() {
-            let text = escape(text);
+            let text = escape_xml(text);
             let _ = writeln!(self.shapes, "<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{text}</text>");
         }
     }
@@ -224,7 +228,7 @@ fn tool_height(card: &ToolCard) -> f64 {
 }
 
 /// Escapes the special characters of a text for XML.
-fn escape(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '&' => "&amp;".to_owned(),

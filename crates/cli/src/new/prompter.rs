@@ -26,7 +26,7 @@ impl Prompter {
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
-    pub fn text(
+    pub fn prompt_text(
         &self,
         preset: Option<String>,
         question: &str,
@@ -55,7 +55,7 @@ impl Prompter {
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
-    pub fn choice<T: ValueEnum + Copy>(
+    pub fn prompt_choice<T: ValueEnum + Copy>(
         &self,
         preset: Option<T>,
         question: &str,
@@ -69,7 +69,7 @@ impl Prompter {
         };
         let all = T::value_variants().iter().map(name).collect::<Vec<_>>().join(", ");
         loop {
-            let answer = self.text(None, &format!("{question} ({all})"), &name(&default))?;
+            let answer = self.prompt_text(None, &format!("{question} ({all})"), &name(&default))?;
             match T::from_str(&answer, true) {
                 Ok(value) => return Ok(value),
                 Err(_) => eprintln!("{answer:?} is not one of {all}"),

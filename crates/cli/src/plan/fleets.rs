@@ -5,7 +5,7 @@ use levade_plan::fleet::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Si
 use crate::screen::{self, Style};
 
 /// Prints one line for each fleet size, and the bottleneck of the last fleet.
-pub fn print(sizes: &Sizes<'_>) {
+pub fn print_fleets(sizes: &Sizes<'_>) {
     let style = Style::stdout();
     screen::print_line(&format!(
         "\n{} simulated: {} turns, {:.0} tokens sampled per attempt (spread {:.1} of that), tools \

@@ -16,8 +16,8 @@ use levade_policy::SamplingParams;
 use levade_run::dir::RunDir;
 use serde_json::json;
 
-use super::players::{Players, SeatedAgent, agents_of_seats, checkpoint_steps, with_models};
-use super::value::{game_options, temperature};
+use super::players::{Players, SeatedAgent, checkpoint_steps, seat_agent_names, use_each_model};
+use super::value::{game_options, select_temperature};
 use crate::failure::unusable;
 use crate::screen;
 
@@ -68,10 +68,10 @@ pub fn main(
     let versions = steps.iter().map(|step| Players::find(&format!("{run}@{step}"), None));
     let versions = versions.collect::<anyhow::Result<Vec<Players>>>()?;
     let options = game_options(&versions[0].recipe, game.name())?;
-    let temperature = temperature(wanted_temperature, &versions[0].recipe)?;
+    let temperature = select_temperature(wanted_temperature, &versions[0].recipe)?;
     let params = SamplingParams { temperature, ..SamplingParams::default() };
-    let series = Series { options: &options, params, seed, games: args.games };
-    let played = crate::runtime()?.block_on(series.play(game, &versions, &steps))?;
+    let series = MatchSeries { options: &options, params, seed, games: args.games };
+    let played = crate::create_runtime()?.block_on(series.play(game, &versions, &steps))?;
     let ratings = elo(steps.len(), &played, RESAMPLES, seed)?;
     if json {
         let mut rows = Vec::new();
@@ -93,7 +93,7 @@ pub fn main(
 }
 
 /// Settings of the matches between all pairs of versions.
-struct Series<'a> {
+struct MatchSeries<'a> {
     options: &'a GameOptions,
     params: SamplingParams,
     /// Seed of the sampled tokens. It is also the first game seed: the matches of a pair have
@@ -102,7 +102,7 @@ struct Series<'a> {
     games: u64,
 }
 
-impl Series<'_> {
+impl MatchSeries<'_> {
     /// Plays the matches between all pairs of versions.
     ///
     /// # Errors
@@ -114,12 +114,12 @@ impl Series<'_> {
         steps: &[u64],
     ) -> anyhow::Result<Vec<PairedGame>> {
         let start = game.start(&self.options.options, self.seed)?;
-        let agents = agents_of_seats(self.options, &start.seats)?;
+        let agents = seat_agent_names(self.options, &start.seats)?;
         let contestant =
             |step: &u64| Contestant { name: format!("step-{step}"), agents: BTreeMap::new() };
         let mut contestants: Vec<Contestant> = steps.iter().map(contestant).collect();
         let all: Vec<&Players> = versions.iter().collect();
-        with_models(&all, &agents, CONCURRENCY, async |seated: Vec<SeatedAgent>| {
+        use_each_model(&all, &agents, CONCURRENCY, async |seated: Vec<SeatedAgent>| {
             for SeatedAgent { players, agent } in seated {
                 contestants[players].agents.insert(agent.name.clone(), agent);
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use levade_agent::game::{GameOptions, MoveProbabilities, move_probabilities};
+use levade_agent::game::{GameOptions, MoveProbabilities, compute_move_probabilities};
 use levade_agent::{Agent, Player};
 use levade_game::{GameTree, Seat};
 use levade_recipe::{ModelKeys, Recipe};
@@ -23,13 +23,13 @@ pub struct Players {
     name: String,
     /// Recipe that contains the prompts of the game.
     pub recipe: Recipe,
-    models: Models,
+    models: PlayerModels,
     /// Start of the run as a Unix timestamp, which chat templates see as the current time. If
     /// `None`, chat templates see the actual time.
     started_at: Option<u64>,
 }
 
-enum Models {
+enum PlayerModels {
     /// One model plays all seats.
     One(ModelKeys),
     /// The policies of a run play the seats of their agents. `checkpoint` is `None` for the first
@@ -45,11 +45,11 @@ impl Players {
     /// Returns an error if the run or its checkpoint does not exist, or if the players have no
     /// recipe.
     pub fn find(name: &str, path: Option<&Path>) -> anyhow::Result<Self> {
-        let (run, models) = Self::resolve(name)?;
+        let (run, models) = Self::resolve_models(name)?;
         let recipe = match (path, &models) {
             (Some(path), _) => recipe::load(path, &[])?,
-            (None, Models::Run { own, .. }) => Recipe::clone(own),
-            (None, Models::One(_)) => match &run {
+            (None, PlayerModels::Run { own, .. }) => Recipe::clone(own),
+            (None, PlayerModels::One(_)) => match &run {
                 Some(run) => run.recipe()?,
                 None => {
                     return Err(unusable(format!(
@@ -68,14 +68,14 @@ impl Players {
     ///
     /// # Errors
     /// Returns an error if the run or its checkpoint does not exist.
-    pub fn opponent(name: &str, recipe: &Recipe) -> anyhow::Result<Self> {
-        let (run, models) = Self::resolve(name)?;
+    pub fn find_opponent(name: &str, recipe: &Recipe) -> anyhow::Result<Self> {
+        let (run, models) = Self::resolve_models(name)?;
         let started_at = run.as_ref().map(RunDir::started).transpose()?;
         Ok(Players { name: name.to_owned(), recipe: recipe.clone(), models, started_at })
     }
 
-    fn resolve(name: &str) -> anyhow::Result<(Option<RunDir>, Models)> {
-        if let Some((run, step)) = split_step(name) {
+    fn resolve_models(name: &str) -> anyhow::Result<(Option<RunDir>, PlayerModels)> {
+        if let Some((run, step)) = parse_run_and_step(name) {
             let checkpoint = run.checkpoints().remove(&step);
             if checkpoint.is_none() && step > 0 {
                 let steps: Vec<_> = checkpoint_steps(&run).iter().map(u64::to_string).collect();
@@ -86,26 +86,27 @@ impl Players {
                 )));
             }
             let own = Box::new(run.recipe()?);
-            return Ok((Some(run), Models::Run { own, checkpoint }));
+            return Ok((Some(run), PlayerModels::Run { own, checkpoint }));
         }
         let (source, run) = run::model_source(name)?;
         let checkpoint = PathBuf::from(&source);
         if let Some(run) = run.as_ref().filter(|_| checkpoint.join(STATE).is_file()) {
-            let models = Models::Run { own: Box::new(run.recipe()?), checkpoint: Some(checkpoint) };
+            let models =
+                PlayerModels::Run { own: Box::new(run.recipe()?), checkpoint: Some(checkpoint) };
             return Ok((Some(run.clone()), models));
         }
         let model = ModelKeys { source, base: None, context: None, lora: None };
-        Ok((run, Models::One(model)))
+        Ok((run, PlayerModels::One(model)))
     }
 
     /// Returns the keys of the model that plays for an agent.
     ///
     /// # Errors
     /// Returns an error if an external policy plays the agent.
-    fn model_of(&self, agent: &str) -> anyhow::Result<ModelKeys> {
+    fn find_agent_model(&self, agent: &str) -> anyhow::Result<ModelKeys> {
         let (own, checkpoint) = match &self.models {
-            Models::One(model) => return Ok(model.clone()),
-            Models::Run { own, checkpoint } => (own, checkpoint),
+            PlayerModels::One(model) => return Ok(model.clone()),
+            PlayerModels::Run { own, checkpoint } => (own, checkpoint),
         };
         let named = own.agent_named(agent).unwrap_or(&own.agent);
         let policy = own.policy_of(named).unwrap_or_else(|| DEFAULT.to_owned());
@@ -129,7 +130,7 @@ impl Players {
 }
 
 /// Parses the run and the step in `RUN@STEP`. Returns `None` if the text has another format.
-fn split_step(text: &str) -> Option<(RunDir, u64)> {
+fn parse_run_and_step(text: &str) -> Option<(RunDir, u64)> {
     let (run, step) = text.rsplit_once('@')?;
     Some((RunDir::find(Path::new(run))?, step.parse().ok()?))
 }
@@ -153,7 +154,7 @@ pub struct SeatedAgent {
 ///
 /// # Errors
 /// Returns an error if a model cannot be opened. Also returns the errors of `use_model`.
-pub async fn with_models(
+pub async fn use_each_model(
     all: &[&Players],
     agent_names: &BTreeSet<String>,
     running: usize,
@@ -162,7 +163,7 @@ pub async fn with_models(
     let mut models: Vec<(ModelKeys, Vec<(usize, &String)>)> = Vec::new();
     for (index, players) in all.iter().enumerate() {
         for agent in agent_names {
-            let model = players.model_of(agent)?;
+            let model = players.find_agent_model(agent)?;
             match models.iter_mut().find(|(known, _)| *known == model) {
                 Some((_, plays)) => plays.push((index, agent)),
                 None => models.push((model, vec![(index, agent)])),
@@ -170,7 +171,7 @@ pub async fn with_models(
         }
     }
     let Some(recipe) = all.first().map(|players| &players.recipe) else { return Ok(()) };
-    let host = host::host()?;
+    let host = host::create_host()?;
     for (keys, plays) in models {
         let opened = model::open(&keys.source, keys.base.as_deref(), &host)?;
         let files = &opened.files;
@@ -204,8 +205,8 @@ pub async fn with_models(
 ///
 /// # Errors
 /// Returns an error if a seat has no agent.
-pub fn agents_of_seats(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<BTreeSet<String>> {
-    let names = seats.iter().map(|seat| options.agent_for(seat).map(str::to_owned));
+pub fn seat_agent_names(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<BTreeSet<String>> {
+    let names = seats.iter().map(|seat| options.find_agent_name(seat).map(str::to_owned));
     names.collect::<Result<_, String>>().map_err(unusable)
 }
 
@@ -220,15 +221,17 @@ pub async fn score_moves(
     temperature: f32,
 ) -> anyhow::Result<Vec<Vec<MoveProbabilities>>> {
     let mut found: Vec<BTreeMap<usize, MoveProbabilities>> = vec![BTreeMap::new(); all.len()];
-    let agents = agents_of_seats(options, tree.seats())?;
-    with_models(all, &agents, 1, async |seated| {
+    let agents = seat_agent_names(options, tree.seats())?;
+    use_each_model(all, &agents, 1, async |seated| {
         for SeatedAgent { players, agent } in seated {
-            let plays = |seat: &Seat| options.agent_for(seat).is_ok_and(|name| name == agent.name);
+            let plays =
+                |seat: &Seat| options.find_agent_name(seat).is_ok_and(|name| name == agent.name);
             let sets: Vec<usize> = (0..tree.information_sets().len())
                 .filter(|set| plays(&tree.seats()[tree.information_sets()[*set].seat]))
                 .collect();
             let seated = (&agent, &agent.players[0]);
-            let scored = move_probabilities(options, tree, &sets, seated, temperature).await;
+            let scored =
+                compute_move_probabilities(options, tree, &sets, seated, temperature).await;
             found[players].extend(sets.into_iter().zip(scored.map_err(anyhow::Error::msg)?));
         }
         Ok::<(), anyhow::Error>(())

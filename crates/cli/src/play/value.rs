@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use levade_agent::game::{GameOptions, MoveProbabilities, Rules};
+use levade_agent::game::{GameOptions, GameRules, MoveProbabilities};
 use levade_game::{Game, GameTree, Strategy};
 use levade_policy::SamplingParams;
 use levade_recipe::{Phase, Recipe};
@@ -62,7 +62,7 @@ const EQUILIBRIUM: &str = "equilibrium";
 const BEST_RESPONSE: &str = "best_response";
 
 /// Row of the table of values: the expected values of all seats against one opponent.
-struct Row {
+struct ValueRow {
     opponent: String,
     values: Vec<f64>,
 }
@@ -74,15 +74,16 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
     let options = game_options(recipe, game.name())?;
     let tree = GameTree::new(game, &options.options, args.max_sets)
         .map_err(|error| unusable(format!("{error}; see --max-sets")))?;
-    let temperature = temperature(args.temperature, recipe)?;
+    let temperature = select_temperature(args.temperature, recipe)?;
     let known = tree.equilibrium(game);
-    let against = opponents(args, known.is_some(), tree.seats().len())?;
+    let against = select_opponents(args, known.is_some(), tree.seats().len())?;
     // Opponents get the same prompts.
-    let sources = against.iter().filter(|name| !is_word(name));
-    let opponents = sources.map(|name| Players::opponent(name, recipe));
+    let sources = against.iter().filter(|name| !is_built_in_opponent(name));
+    let opponents = sources.map(|name| Players::find_opponent(name, recipe));
     let opponents = opponents.collect::<anyhow::Result<Vec<Players>>>()?;
     let all: Vec<&Players> = std::iter::once(&players).chain(&opponents).collect();
-    let scored = crate::runtime()?.block_on(score_moves(&all, (&options, &tree), temperature))?;
+    let scored =
+        crate::create_runtime()?.block_on(score_moves(&all, (&options, &tree), temperature))?;
     let strategies: Vec<Strategy> = scored
         .iter()
         .map(|of| of.iter().map(|probabilities| probabilities.choices.clone()).collect())
@@ -92,7 +93,7 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
     let mut rows = Vec::with_capacity(against.len());
     for opponent in against {
         let plays = match opponent.as_str() {
-            RANDOM => Some(tree.uniform()),
+            RANDOM => Some(tree.uniform_strategy()),
             EQUILIBRIUM => known.clone(),
             BEST_RESPONSE => None,
             _ => loaded.next().cloned(),
@@ -100,13 +101,13 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
         let values = (0..tree.seats().len())
             .map(|seat| {
                 let played = match &plays {
-                    Some(plays) => tree.combine(seat, own, plays),
+                    Some(plays) => tree.combine_strategies(seat, own, plays),
                     None => tree.best_response(1 - seat, own),
                 };
                 tree.values(&played)[seat]
             })
             .collect();
-        rows.push(Row { opponent, values });
+        rows.push(ValueRow { opponent, values });
     }
     let legal = legal_fractions(&tree, &scored[0]);
     if args.json {
@@ -133,7 +134,7 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-fn is_word(opponent: &str) -> bool {
+fn is_built_in_opponent(opponent: &str) -> bool {
     [RANDOM, EQUILIBRIUM, BEST_RESPONSE].contains(&opponent)
 }
 
@@ -141,14 +142,20 @@ fn is_word(opponent: &str) -> bool {
 ///
 /// # Errors
 /// Returns an error if a requested opponent does not exist in the game.
-fn opponents(args: &ValueArgs, has_equilibrium: bool, seats: usize) -> anyhow::Result<Vec<String>> {
+fn select_opponents(
+    args: &ValueArgs,
+    has_equilibrium: bool,
+    seats: usize,
+) -> anyhow::Result<Vec<String>> {
     let words = [(RANDOM, true), (EQUILIBRIUM, has_equilibrium), (BEST_RESPONSE, seats == 2)];
     let known: Vec<String> =
         words.into_iter().filter(|(_, has)| *has).map(|(word, _)| word.to_owned()).collect();
     if args.against.is_empty() {
         return Ok(known);
     }
-    if let Some(missing) = args.against.iter().find(|name| is_word(name) && !known.contains(name)) {
+    if let Some(missing) =
+        args.against.iter().find(|name| is_built_in_opponent(name) && !known.contains(name))
+    {
         return Err(unusable(format!(
             "--against {missing}: the game has no such opponent; use {}, or a source of policies",
             known.join(", ")
@@ -174,7 +181,7 @@ pub fn game_options(recipe: &Recipe, game: &str) -> anyhow::Result<GameOptions> 
              recipe with --recipe"
         )));
     }
-    let rules = Rules::built_in(game).map_err(unusable)?;
+    let rules = GameRules::from_built_in_game(game).map_err(unusable)?;
     Ok(recipe.game_options(rules))
 }
 
@@ -182,7 +189,7 @@ pub fn game_options(recipe: &Recipe, game: &str) -> anyhow::Result<GameOptions> 
 ///
 /// # Errors
 /// Returns an error if the temperature is out of range.
-pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> {
+pub fn select_temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> {
     let of_phase = recipe.phase.iter().find_map(|phase| match phase {
         Phase::Rl(keys) => Some(keys.temperature),
         _ => None,
@@ -202,7 +209,7 @@ pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> 
 fn legal_fractions(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
     let own: Strategy = scored.iter().map(|of| of.choices.clone()).collect();
     let fraction = |seat: usize| {
-        let reach = tree.reach(&tree.combine(seat, &own, &tree.uniform()));
+        let reach = tree.reach(&tree.combine_strategies(seat, &own, &tree.uniform_strategy()));
         let sets = tree.information_sets().iter().zip(scored.iter().zip(reach));
         let of_seat = sets.filter(|(set, _)| set.seat == seat);
         let (legal, all) = of_seat.fold((0.0, 0.0), |(legal, all), (_, (scored, reach))| {
@@ -231,9 +238,9 @@ fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
 }
 
 /// Formats one row for each opponent, and a row with the fractions of legal completions.
-fn format_table(tree: &GameTree, rows: &[Row], legal: &[f64]) -> String {
+fn format_table(tree: &GameTree, rows: &[ValueRow], legal: &[f64]) -> String {
     let mut table = format_line("value against", tree.seats().iter().map(|seat| seat.role.clone()));
-    for Row { opponent, values } in rows {
+    for ValueRow { opponent, values } in rows {
         table += &format_line(opponent, values.iter().map(|value| format!("{value:+.4}")));
     }
     let fractions = legal.iter().map(|fraction| format!("{:.1} %", 100.0 * fraction));

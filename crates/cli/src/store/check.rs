@@ -74,13 +74,13 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         let text = serde_json::to_string_pretty(&report).context("the report is not JSON")?;
         screen::print_line(&text);
     } else {
-        screen::print(&sentences(&report));
+        screen::print(&format_sentences(&report));
     }
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Formats a report on a record: one sentence per finding, and then the counts.
-fn sentences(report: &CheckReport) -> String {
+fn format_sentences(report: &CheckReport) -> String {
     let mut lines: Vec<String> =
         report.findings.iter().take(MAX_PRINTED).map(|finding| finding.message.clone()).collect();
     if let Some(more @ 1..) = report.findings.len().checked_sub(MAX_PRINTED) {
@@ -135,11 +135,11 @@ mod tests {
             rescued: None,
         };
         let clean = "run.db is not damaged: 7 attempts, 2 step plans, 1 evaluations.\n";
-        assert_eq!(sentences(&report), clean);
+        assert_eq!(format_sentences(&report), clean);
         report.findings = (0..MAX_PRINTED + 3).map(finding).collect();
         report.attempts.lost = 53;
         report.rescued = Some("new.db".into());
-        let text = sentences(&report);
+        let text = format_sentences(&report);
         assert!(text.starts_with("Attempt train/0/0/0/0 is lost: its row is missing.\n"), "{text}");
         for part in ["3 more findings", "7 attempts (53 lost)", "is damaged", "to new.db"] {
             assert!(text.contains(part), "no {part:?} in {text}");

@@ -46,9 +46,9 @@ pub struct RemoveArgs {
     run: String,
 }
 
-pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
-    let url = server_url(&args.url)?;
-    crate::runtime()?.block_on(async {
+pub fn list_runs(args: &ListArgs) -> anyhow::Result<ExitCode> {
+    let url = check_server_url(&args.url)?;
+    crate::create_runtime()?.block_on(async {
         // Reports an unreachable server within seconds.
         let runs = list_runs(url).await?;
         let rollouts = open_rollouts(url, Arc::new(SystemClock::default())).await?;
@@ -62,15 +62,15 @@ pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
             });
             screen::print_line(&document.to_string());
         } else {
-            screen::print(&text(&runs, &workers, &statistics, now));
+            screen::print(&format_overview(&runs, &workers, &statistics, now));
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-pub fn remove(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
-    let url = server_url(&args.url)?;
-    crate::runtime()?.block_on(async {
+pub fn remove_run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
+    let url = check_server_url(&args.url)?;
+    crate::create_runtime()?.block_on(async {
         remove_run(url, &args.run).await?;
         screen::print_line(&format!("removed the run {} of {url}", args.run));
         Ok(ExitCode::SUCCESS)
@@ -81,7 +81,7 @@ pub fn remove(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// Returns an error if the URL is not an HTTP URL, or if it contains a user.
-fn server_url(url: &str) -> anyhow::Result<&str> {
+fn check_server_url(url: &str) -> anyhow::Result<&str> {
     if url.contains('@') {
         return Err(unusable(
             "the URL must not contain a user or a key; set LEVADE_STORE_KEY to the key",
@@ -96,7 +96,12 @@ fn server_url(url: &str) -> anyhow::Result<&str> {
 }
 
 /// Formats runs, workers and counts of a store server, one line each.
-fn text(runs: &[RunEntry], workers: &[Worker], statistics: &Statistics, now: f64) -> String {
+fn format_overview(
+    runs: &[RunEntry],
+    workers: &[Worker],
+    statistics: &Statistics,
+    now: f64,
+) -> String {
     let mut lines = Vec::new();
     for RunEntry { name, bytes, idle_seconds, trainer } in runs {
         let mut parts = Vec::new();
@@ -142,9 +147,9 @@ mod tests {
 
     #[test]
     fn server_url_rejects_files_and_users() {
-        assert_eq!(server_url("http://h:4747/").unwrap(), "http://h:4747");
+        assert_eq!(check_server_url("http://h:4747/").unwrap(), "http://h:4747");
         for wrong in ["rollouts.db", "mongodb://h/x", "http://me:secret@h"] {
-            let error = server_url(wrong).unwrap_err().to_string();
+            let error = check_server_url(wrong).unwrap_err().to_string();
             assert!(error.contains("URL") && !error.contains("secret"), "{wrong}: {error}");
         }
     }
@@ -169,7 +174,7 @@ mod tests {
             trainer: Some("process 3 in /runs/sums".to_owned()),
         }];
         let workers = [worker("a", Some(990.0)), worker("b", Some(900.0)), worker("c", None)];
-        let shown = text(&runs, &workers, &Statistics::default(), 1000.0);
+        let shown = format_overview(&runs, &workers, &Statistics::default(), 1000.0);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(
             lines[..4],

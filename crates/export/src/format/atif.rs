@@ -22,16 +22,16 @@ pub fn rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
         for (index, sequence) in exported.sequences.iter().enumerate() {
             match sequence.messages.as_deref() {
                 Some(messages) if !messages.is_empty() => {
-                    rows.rows.push(trajectory(exported, index, sequence, messages, options));
+                    rows.rows.push(to_trajectory(exported, index, sequence, messages, options));
                 }
-                _ => rows.skip(&exported.attempt, NO_MESSAGES),
+                _ => rows.skip_attempt(&exported.attempt, NO_MESSAGES),
             }
         }
     }
     rows
 }
 
-fn trajectory(
+fn to_trajectory(
     ExportedAttempt { run, attempt, .. }: &ExportedAttempt,
     index: usize,
     sequence: &Sequence,
@@ -46,7 +46,7 @@ fn trajectory(
     if !sequence.tools.is_empty() {
         agent.insert("tool_definitions".into(), tools_to_json(sequence));
     }
-    let steps = steps(sequence, messages, options);
+    let steps = to_steps(sequence, messages, options);
     let sum = |of: fn(&Completion) -> usize| sequence.completions.iter().map(of).sum::<usize>();
     json!({
         "schema_version": SCHEMA_VERSION,
@@ -77,7 +77,7 @@ fn trajectory(
 
 /// Returns the steps of a trajectory. The results of tool calls belong to the step whose completion
 /// called the tools.
-fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec<Value> {
+fn to_steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec<Value> {
     let mut steps: Vec<Value> = Vec::new();
     for (index, message) in messages.iter().enumerate() {
         let text = message.content.as_str();
@@ -101,7 +101,7 @@ fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec
         };
         let mut step = json!({ "step_id": steps.len() + 1, "source": source, "message": text });
         if message.role == Role::Assistant {
-            agent_step(&mut step, sequence, (index, message), options);
+            add_completion_fields(&mut step, sequence, (index, message), options);
         }
         steps.push(step);
     }
@@ -109,7 +109,7 @@ fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec
 }
 
 /// Adds the fields of a completion to the step of the agent.
-fn agent_step(
+fn add_completion_fields(
     step: &mut Value,
     sequence: &Sequence,
     (index, message): (usize, &Message),

@@ -76,13 +76,13 @@ pub fn rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
             all => all,
         };
         for (index, sequence) in sequences.iter().enumerate() {
-            rows.rows.push(row(exported, index, sequence, options));
+            rows.rows.push(to_row(exported, index, sequence, options));
         }
     }
     rows
 }
 
-fn row(
+fn to_row(
     ExportedAttempt { run, attempt, sequences }: &ExportedAttempt,
     index: usize,
     sequence: &Sequence,

@@ -43,7 +43,7 @@ pub fn rows(group: &[ExportedAttempt]) -> Rows {
             messages.get(..prompt_len(sequence)).filter(|prompt| !prompt.is_empty())
         });
         let Some(prompt) = prompt else {
-            rows.skip(attempt, "no sequence starts with a prompt of messages");
+            rows.skip_attempt(attempt, "no sequence starts with a prompt of messages");
             continue;
         };
         tasks.insert(task.to_string());
@@ -89,12 +89,12 @@ pub fn sft_columns() -> Vec<Column> {
 /// Converts a group of attempts into conversations for verl, one for each sequence. verl renders
 /// each message separately, so the messages must contain all text, including calls and descriptions
 /// of tools.
-pub fn sft_rows(group: &[ExportedAttempt]) -> Rows {
+pub fn to_sft_rows(group: &[ExportedAttempt]) -> Rows {
     let mut rows = Rows::default();
     for ExportedAttempt { attempt, sequences, .. } in group {
         for (index, sequence) in sequences.iter().enumerate() {
             let Some(messages) = sequence.messages.as_deref() else {
-                rows.skip(attempt, NO_MESSAGES);
+                rows.skip_attempt(attempt, NO_MESSAGES);
                 continue;
             };
             rows.rows.push(json!({

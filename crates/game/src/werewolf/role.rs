@@ -52,7 +52,7 @@ impl Role {
     }
 
     /// Returns whether a player with the role may shoot when dying. Death by poison is excluded.
-    pub fn shoots(self) -> bool {
+    pub fn can_shoot(self) -> bool {
         matches!(self, Role::Hunter | Role::WolfKing)
     }
 }

@@ -24,7 +24,7 @@ pub(super) enum Language {
 /// Rule for a vote in which several players have the most votes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Tie {
+pub(super) enum TieRule {
     /// No player dies after a tied vote.
     #[default]
     Nobody,
@@ -66,9 +66,9 @@ pub(super) struct Rules {
     pub players: usize,
     pub language: Language,
     /// Rule for a tied vote by day.
-    pub ties: Tie,
+    pub ties: TieRule,
     /// Rule for a tied vote of the wolves.
-    pub wolf_ties: Tie,
+    pub wolf_ties: TieRule,
     /// Maximum number of rounds in which the wolves discuss in a night.
     pub discussion_rounds: u32,
     /// Maximum number of days. If no side has won by then, both sides have lost.
@@ -86,8 +86,8 @@ impl Default for Rules {
         Rules {
             players: 7,
             language: Language::default(),
-            ties: Tie::default(),
-            wolf_ties: Tie::default(),
+            ties: TieRule::default(),
+            wolf_ties: TieRule::default(),
             discussion_rounds: 3,
             max_days: 30,
             self_heal: None,
@@ -100,7 +100,7 @@ impl Default for Rules {
 impl Rules {
     /// Returns the number of players for each role, in the order in which the instructions list the
     /// roles.
-    pub fn counts(&self) -> &'static [(Role, usize)] {
+    pub fn role_counts(&self) -> &'static [(Role, usize)] {
         use Role::{Guard, Hunter, Seer, Villager, Witch, Wolf, WolfKing};
         match self.players {
             7 => &[(Wolf, 2), (Villager, 3), (Seer, 1), (Witch, 1)],
@@ -125,7 +125,7 @@ impl Rules {
     /// limit is out of range.
     pub fn roles(&self) -> Result<Vec<Role>, GameError> {
         let error = |message: String| GameError::Options { game: NAME.to_owned(), message };
-        if self.counts().is_empty() {
+        if self.role_counts().is_empty() {
             return Err(error(format!("players is {}, but must be 7, 9 or 12", self.players)));
         }
         let ranges = [
@@ -139,7 +139,7 @@ impl Rules {
             }
         }
         let repeated = |(role, count): &(Role, usize)| std::iter::repeat_n(*role, *count);
-        Ok(self.counts().iter().flat_map(repeated).collect())
+        Ok(self.role_counts().iter().flat_map(repeated).collect())
     }
 
     /// Returns whether the wolves win when all villagers or all special roles are dead. In other

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::NAME;
 use super::role::{Role, Side};
-use super::rules::{Rules, Tie};
+use super::rules::{Rules, TieRule};
 use super::texts::Texts;
 use crate::options::read_position;
-use crate::shuffle::{Purpose, index};
+use crate::shuffle::{Purpose, random_index};
 use crate::{
     Audience, Choice, Event, GameError, Move, MoveRequest, Next, SeatOutcome, State,
     moves_in_seat_order,
@@ -81,7 +81,8 @@ impl WerewolfMatch {
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.
     pub fn new(rules: Rules, seed: u64, roles: Vec<Role>, texts: Texts) -> Result<Self, GameError> {
-        let names = (0..roles.len()).map(|seat| texts.player(seat)).collect::<Result<_, _>>()?;
+        let names =
+            (0..roles.len()).map(|seat| texts.player_name(seat)).collect::<Result<_, _>>()?;
         let position = Position {
             rules,
             seed,
@@ -108,38 +109,40 @@ impl WerewolfMatch {
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts of the language lack an entry.
-    pub fn started(mut self) -> Result<(Self, Vec<Event>), GameError> {
+    pub fn advance_to_first_turn(mut self) -> Result<(Self, Vec<Event>), GameError> {
         let mut events = Vec::new();
         self.advance(&mut events)?;
-        self.next = self.turn()?;
+        self.next = self.create_turn()?;
         Ok((self, events))
     }
 
     /// Returns the seats of the living players in order.
-    fn living(&self) -> impl Iterator<Item = usize> + '_ {
+    fn living_seats(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.names.len()).filter(|seat| self.position.alive[*seat])
     }
 
     fn living_wolves(&self) -> Vec<usize> {
-        self.living().filter(|seat| self.position.roles[*seat].side() == Side::Wolves).collect()
+        self.living_seats()
+            .filter(|seat| self.position.roles[*seat].side() == Side::Wolves)
+            .collect()
     }
 
     /// Returns the seat of the living player with a role that at most one player has. Returns
     /// `None` if no living player has the role.
-    fn living_with_role(&self, role: Role) -> Option<usize> {
-        self.living().find(|seat| self.position.roles[*seat] == role)
+    fn find_living_player(&self, role: Role) -> Option<usize> {
+        self.living_seats().find(|seat| self.position.roles[*seat] == role)
     }
 
     /// Returns the side that has won, or `None` if the match continues.
-    fn winner(&self) -> Option<Side> {
+    fn winning_side(&self) -> Option<Side> {
         let count = |is_counted: &dyn Fn(Role) -> bool| {
-            self.living().filter(|seat| is_counted(self.position.roles[*seat])).count()
+            self.living_seats().filter(|seat| is_counted(self.position.roles[*seat])).count()
         };
         let wolves = count(&|role| role.side() == Side::Wolves);
         let wolves_win = if self.position.rules.wins_by_group() {
             count(&|role| role == Role::Villager) == 0 || count(&Role::is_special) == 0
         } else {
-            2 * wolves >= self.living().count()
+            2 * wolves >= self.living_seats().count()
         };
         match wolves {
             0 => Some(Side::Good),
@@ -150,7 +153,7 @@ impl WerewolfMatch {
     /// Returns the seat of the witch if she can heal the victim of the night, and `None` otherwise.
     fn witch_who_can_heal(&self) -> Option<usize> {
         let Position { rules, victim, has_antidote, .. } = &self.position;
-        let witch = self.living_with_role(Role::Witch)?;
+        let witch = self.find_living_player(Role::Witch)?;
         let can_heal = victim.is_some_and(|victim| victim != witch || rules.heals_self());
         (*has_antidote && can_heal).then_some(witch)
     }
@@ -158,7 +161,7 @@ impl WerewolfMatch {
     /// Returns the seat of the witch if she can poison a player, and `None` otherwise.
     fn witch_who_can_poison(&self) -> Option<usize> {
         let can_poison = self.position.has_poison && !self.position.healed;
-        self.living_with_role(Role::Witch).filter(|_| can_poison)
+        self.find_living_player(Role::Witch).filter(|_| can_poison)
     }
 
     /// Advances to the next phase in which a player can act, or to the end of the match.
@@ -167,7 +170,7 @@ impl WerewolfMatch {
             if matches!(self.position.phase, Phase::Over(_)) {
                 return Ok(());
             }
-            if let Some(winner) = self.winner() {
+            if let Some(winner) = self.winning_side() {
                 let key = if winner == Side::Wolves { "wolves_win" } else { "good_win" };
                 self.announce(events, key, &[])?;
                 self.position.phase = Phase::Over(Some(winner));
@@ -182,7 +185,7 @@ impl WerewolfMatch {
                     self.announce(events, "night_falls", &[("n", &self.position.day.to_string())])?;
                     Phase::Guard
                 }
-                Phase::Guard if self.living_with_role(Role::Guard).is_none() => {
+                Phase::Guard if self.find_living_player(Role::Guard).is_none() => {
                     Phase::Discussion(0)
                 }
                 Phase::Discussion(_)
@@ -193,9 +196,9 @@ impl WerewolfMatch {
                 }
                 Phase::Heal if self.witch_who_can_heal().is_none() => Phase::Poison,
                 Phase::Poison if self.witch_who_can_poison().is_none() => Phase::Seer,
-                Phase::Seer if self.living_with_role(Role::Seer).is_none() => Phase::Dawn,
+                Phase::Seer if self.find_living_player(Role::Seer).is_none() => Phase::Dawn,
                 Phase::Dawn => {
-                    self.dawn(events)?;
+                    self.end_night(events)?;
                     Phase::LastWords
                 }
                 Phase::LastWords if self.position.speakers.is_empty() => Phase::Shot,
@@ -207,7 +210,7 @@ impl WerewolfMatch {
                         Phase::Speech(0)
                     }
                 }
-                Phase::Speech(from) if self.living().all(|seat| seat < from) => Phase::Vote,
+                Phase::Speech(from) if self.living_seats().all(|seat| seat < from) => Phase::Vote,
                 _ => return Ok(()),
             };
             self.position.phase = next;
@@ -215,7 +218,7 @@ impl WerewolfMatch {
     }
 
     /// Ends the night: applies its deaths, and announces them.
-    fn dawn(&mut self, events: &mut Vec<Event>) -> Result<(), GameError> {
+    fn end_night(&mut self, events: &mut Vec<Event>) -> Result<(), GameError> {
         let position = &mut self.position;
         let victim = position.victim.take();
         let poisoned = position.poisoned.take();
@@ -231,11 +234,11 @@ impl WerewolfMatch {
         for seat in &dead {
             position.alive[*seat] = false;
         }
-        let shoots = |seat: &usize| position.roles[*seat].shoots() && poisoned != Some(*seat);
+        let shoots = |seat: &usize| position.roles[*seat].can_shoot() && poisoned != Some(*seat);
         position.shooters = dead.iter().copied().filter(shoots).collect();
         position.speakers = if position.day == 1 { dead.clone() } else { Vec::new() };
         let names: Vec<&str> = dead.iter().map(|seat| self.names[*seat].as_str()).collect();
-        let names = names.join(self.texts.get("comma")?);
+        let names = names.join(self.texts.get_text("comma")?);
         let key = if dead.is_empty() { "quiet_night" } else { "day_breaks" };
         let day = self.position.day.to_string();
         self.announce(events, key, &[("n", &day), ("names", &names)])
@@ -255,7 +258,7 @@ impl WerewolfMatch {
     }
 
     /// Adds an event for the statement of a player.
-    fn speak(
+    fn add_statement(
         &self,
         events: &mut Vec<Event>,
         (key, to): (&str, Audience),
@@ -268,10 +271,10 @@ impl WerewolfMatch {
     }
 
     /// Returns the next turn of the current phase.
-    fn turn(&self) -> Result<Next, GameError> {
+    fn create_turn(&self) -> Result<Next, GameError> {
         let Position { phase, roles, rules, victim, protected_before, .. } = &self.position;
-        let other_players = |seat: usize| self.living().filter(move |other| *other != seat);
-        let none = || Ok::<Value, GameError>(json!(self.texts.get("none")?));
+        let other_players = |seat: usize| self.living_seats().filter(move |other| *other != seat);
+        let none = || Ok::<Value, GameError>(json!(self.texts.get_text("none")?));
         let player_or_none = |seats: &mut dyn Iterator<Item = usize>| {
             let mut legal: Vec<Value> = seats.map(|seat| json!(self.names[seat])).collect();
             legal.push(none()?);
@@ -295,11 +298,11 @@ impl WerewolfMatch {
         let mut requests = Vec::new();
         match phase {
             Phase::Nightfall | Phase::Dawn => {}
-            Phase::Over(winner) => return Ok(Next::Over(self.outcomes(*winner))),
+            Phase::Over(winner) => return Ok(Next::Over(self.create_outcomes(*winner))),
             Phase::Guard => {
-                let mut seats = self.living().filter(|seat| *protected_before != Some(*seat));
+                let mut seats = self.living_seats().filter(|seat| *protected_before != Some(*seat));
                 let choice = player_or_none(&mut seats)?;
-                if let Some(seat) = self.living_with_role(Role::Guard) {
+                if let Some(seat) = self.find_living_player(Role::Guard) {
                     requests.push(request(seat, "guard", &[], choice.clone())?);
                 }
             }
@@ -311,7 +314,7 @@ impl WerewolfMatch {
                 requests.push(request(seat, "discussion", &[], (choice, default))?);
             }
             Phase::WolfVote => {
-                let mut prey = self.living().filter(|seat| roles[*seat].side() != Side::Wolves);
+                let mut prey = self.living_seats().filter(|at| roles[*at].side() != Side::Wolves);
                 let choice = player_or_none(&mut prey)?;
                 for seat in self.living_wolves() {
                     requests.push(request(seat, "wolf_vote", &[], choice.clone())?);
@@ -338,7 +341,7 @@ impl WerewolfMatch {
                 }
             }
             Phase::Seer => {
-                if let Some(seat) = self.living_with_role(Role::Seer) {
+                if let Some(seat) = self.find_living_player(Role::Seer) {
                     let legal: Vec<Value> =
                         other_players(seat).map(|other| json!(self.names[other])).collect();
                     let default = Move::choice(legal.first().cloned().unwrap_or_default());
@@ -356,17 +359,17 @@ impl WerewolfMatch {
                         *seat,
                         "shot",
                         &[],
-                        player_or_none(&mut self.living())?,
+                        player_or_none(&mut self.living_seats())?,
                     )?);
                 }
             }
             Phase::Speech(from) => {
-                if let Some(seat) = self.living().find(|seat| seat >= from) {
+                if let Some(seat) = self.living_seats().find(|seat| seat >= from) {
                     requests.push(request(seat, "speech", &[], silence())?);
                 }
             }
             Phase::Vote => {
-                for seat in self.living() {
+                for seat in self.living_seats() {
                     requests.push(request(
                         seat,
                         "vote",
@@ -380,7 +383,7 @@ impl WerewolfMatch {
         Ok(Next::Requests(requests))
     }
 
-    fn outcomes(&self, winner: Option<Side>) -> Vec<SeatOutcome> {
+    fn create_outcomes(&self, winner: Option<Side>) -> Vec<SeatOutcome> {
         let flag = |name: &str, value: bool| (name.to_owned(), f64::from(u8::from(value)));
         let outcome = |seat: usize| {
             let side = self.position.roles[seat].side();
@@ -405,7 +408,7 @@ impl WerewolfMatch {
 
     /// Returns the player with the most votes. If several players have the most votes, `ties`
     /// determines the result.
-    fn most_votes(&mut self, votes: &[Option<usize>], ties: Tie) -> Option<usize> {
+    fn decide_vote(&mut self, votes: &[Option<usize>], ties: TieRule) -> Option<usize> {
         let count = |seat: usize| votes.iter().filter(|vote| **vote == Some(seat)).count();
         let max_count =
             (0..self.names.len()).map(count).max().filter(|max_count| *max_count > 0)?;
@@ -413,18 +416,19 @@ impl WerewolfMatch {
             (0..self.names.len()).filter(|seat| count(*seat) == max_count).collect();
         match (&leading[..], ties) {
             ([only], _) => Some(*only),
-            (_, Tie::Nobody) => None,
-            (_, Tie::First) => leading.first().copied(),
-            (_, Tie::Random) => {
+            (_, TieRule::Nobody) => None,
+            (_, TieRule::First) => leading.first().copied(),
+            (_, TieRule::Random) => {
                 let counter = self.position.random_ties;
                 self.position.random_ties += 1;
-                Some(leading[index(self.position.seed, Purpose::Tie, counter, leading.len())])
+                let chosen = random_index(self.position.seed, Purpose::Tie, counter, leading.len());
+                Some(leading[chosen])
             }
         }
     }
 
     /// Applies the moves of a turn. Returns the events that the seats observe.
-    fn play(&mut self, moves: &[(usize, &Move)]) -> Result<Vec<Event>, GameError> {
+    fn play_turn(&mut self, moves: &[(usize, &Move)]) -> Result<Vec<Event>, GameError> {
         let mut events = Vec::new();
         let votes: Vec<Option<usize>> =
             moves.iter().map(|(_, played)| self.chosen_player(played)).collect();
@@ -441,7 +445,7 @@ impl WerewolfMatch {
             Phase::Discussion(spoken) => {
                 let wolves = self.living_wolves();
                 let to = Audience::Seats(wolves.clone());
-                self.speak(&mut events, ("wolf_says", to), seat, &played.say)?;
+                self.add_statement(&mut events, ("wolf_says", to), seat, &played.say)?;
                 let spoken = spoken + 1;
                 let is_lap_end = spoken.is_multiple_of(wolves.len());
                 let laps = spoken / wolves.len();
@@ -454,13 +458,13 @@ impl WerewolfMatch {
                 }
             }
             Phase::WolfVote => {
-                let victim = self.most_votes(&votes, self.position.rules.wolf_ties);
+                let victim = self.decide_vote(&votes, self.position.rules.wolf_ties);
                 self.position.victim = victim;
                 let text = match victim {
                     Some(victim) => {
                         self.texts.fill("wolf_result", &[("name", &self.names[victim])])?
                     }
-                    None => self.texts.get("wolf_no_result")?.to_owned(),
+                    None => self.texts.get_text("wolf_no_result")?.to_owned(),
                 };
                 let to = Audience::Seats(self.living_wolves());
                 events.push(Event { to, from: None, text });
@@ -484,8 +488,8 @@ impl WerewolfMatch {
                         if by_role { "seer_role" } else { "seer_result" },
                         &[
                             ("name", &self.names[checked]),
-                            ("role", self.texts.get(role.name())?),
-                            ("side", self.texts.get(role.side().name())?),
+                            ("role", self.texts.get_text(role.name())?),
+                            ("side", self.texts.get_text(role.side().name())?),
                         ],
                     )?;
                     events.push(Event { to: Audience::Seats(vec![seat]), from: None, text });
@@ -494,7 +498,7 @@ impl WerewolfMatch {
             }
             Phase::LastWords => {
                 self.position.speakers.remove(0);
-                self.speak(&mut events, ("last_words", Audience::All), seat, &played.say)?;
+                self.add_statement(&mut events, ("last_words", Audience::All), seat, &played.say)?;
                 Phase::LastWords
             }
             Phase::Shot => {
@@ -504,7 +508,7 @@ impl WerewolfMatch {
                     None => self.announce(&mut events, "no_shot", &[("name", &shooter)])?,
                     Some(target) => {
                         self.position.alive[target] = false;
-                        if self.position.roles[target].shoots() {
+                        if self.position.roles[target].can_shoot() {
                             self.position.shooters.push(target);
                         }
                         let slots =
@@ -515,19 +519,19 @@ impl WerewolfMatch {
                 Phase::Shot
             }
             Phase::Speech(_) => {
-                self.speak(&mut events, ("says", Audience::All), seat, &played.say)?;
+                self.add_statement(&mut events, ("says", Audience::All), seat, &played.say)?;
                 Phase::Speech(seat + 1)
             }
             Phase::Vote => {
                 self.announce_votes(&mut events, moves, &votes)?;
-                let exiled = self.most_votes(&votes, self.position.rules.ties);
+                let exiled = self.decide_vote(&votes, self.position.rules.ties);
                 self.position.by_day = true;
                 match exiled {
                     None => self.announce(&mut events, "not_exiled", &[])?,
                     Some(exiled) => {
                         self.position.alive[exiled] = false;
                         self.position.speakers = vec![exiled];
-                        if self.position.roles[exiled].shoots() {
+                        if self.position.roles[exiled].can_shoot() {
                             self.position.shooters = vec![exiled];
                         }
                         let name = self.names[exiled].clone();
@@ -538,7 +542,7 @@ impl WerewolfMatch {
             }
         };
         self.advance(&mut events)?;
-        self.next = self.turn()?;
+        self.next = self.create_turn()?;
         Ok(events)
     }
 
@@ -548,13 +552,13 @@ impl WerewolfMatch {
         moves: &[(usize, &Move)],
         votes: &[Option<usize>],
     ) -> Result<(), GameError> {
-        let none = self.texts.get("none")?;
+        let none = self.texts.get_text("none")?;
         let vote = |((seat, _), target): (&(usize, &Move), &Option<usize>)| {
             let target = target.map_or(none, |target| self.names[target].as_str());
             self.texts.fill("vote", &[("name", &self.names[*seat]), ("target", target)])
         };
         let votes: Vec<String> = moves.iter().zip(votes).map(vote).collect::<Result<_, _>>()?;
-        let votes = votes.join(self.texts.get("comma")?);
+        let votes = votes.join(self.texts.get_text("comma")?);
         self.announce(events, "vote_result", &[("votes", &votes)])
     }
 }
@@ -570,7 +574,7 @@ impl State for WerewolfMatch {
             Next::Over(_) => Vec::new(),
         };
         let mut after = self.clone();
-        let events = after.play(&moves_in_seat_order(&requests, moves)?)?;
+        let events = after.play_turn(&moves_in_seat_order(&requests, moves)?)?;
         *self = after;
         Ok(events)
     }
@@ -589,7 +593,7 @@ impl State for WerewolfMatch {
         }
         let mut restored =
             WerewolfMatch { position, ..WerewolfMatch::new(rules, seed, roles, texts)? };
-        restored.next = restored.turn()?;
+        restored.next = restored.create_turn()?;
         *self = restored;
         Ok(())
     }

@@ -34,7 +34,7 @@ impl Texts {
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if there is no text with this key.
-    pub fn get(&self, key: &str) -> Result<&str, GameError> {
+    pub fn get_text(&self, key: &str) -> Result<&str, GameError> {
         self.entries.get(key).map(String::as_str).ok_or_else(|| GameError::Text {
             language: self.language.to_owned(),
             key: key.to_owned(),
@@ -45,7 +45,7 @@ impl Texts {
     /// their values.
     pub fn fill(&self, key: &str, slots: &[(&str, &str)]) -> Result<String, GameError> {
         // Values may contain braces, so only placeholders of the original text are replaced.
-        let mut rest = self.get(key)?;
+        let mut rest = self.get_text(key)?;
         let mut filled = String::new();
         while let Some((before, slot_and_after)) = rest.split_once('{') {
             filled.push_str(before);
@@ -63,7 +63,7 @@ impl Texts {
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.
-    pub fn player(&self, seat: usize) -> Result<String, GameError> {
+    pub fn player_name(&self, seat: usize) -> Result<String, GameError> {
         self.fill("player", &[("n", &(seat + 1).to_string())])
     }
 }

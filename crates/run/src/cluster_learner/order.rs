@@ -39,7 +39,7 @@ pub struct LaunchOrder {
 
 impl LaunchOrder {
     /// Returns the command that the node with rank `node` runs.
-    pub fn command_for(&self, node: u32) -> Vec<String> {
+    pub fn node_command(&self, node: u32) -> Vec<String> {
         self.command
             .iter()
             .map(|word| if word == NODE { node.to_string() } else { word.clone() })
@@ -79,7 +79,7 @@ impl LaunchOrder {
 }
 
 /// Prepares the directory for another start: removes the files of earlier starts.
-pub fn clear(dir: &Path) -> io::Result<()> {
+pub fn remove_old_files(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
@@ -96,13 +96,13 @@ fn exit_file(dir: &Path, start: &str, node: u32) -> PathBuf {
 }
 
 /// Records that the processes of a node have exited. `how` describes how they exited.
-pub fn leave(dir: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
+pub fn report_exit(dir: &Path, start: &str, node: u32, how: &str) -> io::Result<()> {
     std::fs::write(exit_file(dir, start, node), how)
 }
 
 /// Returns how the processes of another node exited. Returns `None` if the processes of all nodes
 /// are running.
-pub fn exited_node(dir: &Path, order: &LaunchOrder) -> Option<String> {
+pub fn find_exited_node(dir: &Path, order: &LaunchOrder) -> Option<String> {
     (1..order.nodes).find_map(|node| {
         let how = std::fs::read_to_string(exit_file(dir, &order.start, node)).ok()?;
         Some(format!("on machine {node}: {how}"))
@@ -115,18 +115,18 @@ fn claim_file(dir: &Path, node: u32) -> PathBuf {
 
 /// Claims the role of a node under a unique name. A disconnected or late process that claimed the
 /// role before then gives up the role.
-pub fn take(dir: &Path, node: u32, name: &str) -> io::Result<()> {
+pub fn claim_role(dir: &Path, node: u32, name: &str) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
     std::fs::write(claim_file(dir, node), name)
 }
 
 /// Returns whether another process has claimed the role of a node after the process `name`.
-pub fn is_taken(dir: &Path, node: u32, name: &str) -> bool {
+pub fn is_role_claimed(dir: &Path, node: u32, name: &str) -> bool {
     std::fs::read_to_string(claim_file(dir, node)).is_ok_and(|now| !now.is_empty() && now != name)
 }
 
 /// Marks the run as finished.
-pub fn end(dir: &Path) -> io::Result<()> {
+pub fn mark_finished(dir: &Path) -> io::Result<()> {
     if dir.is_dir() { std::fs::write(dir.join(FINISHED_FILE), "") } else { Ok(()) }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     fn nodes_follow_newest_order() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("learner");
-        clear(&dir).unwrap();
+        remove_old_files(&dir).unwrap();
         assert_eq!(LaunchOrder::read(&dir).unwrap(), None);
         let order = LaunchOrder {
             start: "a".into(),
@@ -160,20 +160,20 @@ mod tests {
         };
         order.write(&dir).unwrap();
         assert_eq!(LaunchOrder::read(&dir).unwrap(), Some(order.clone()));
-        assert_eq!(order.command_for(2), ["torchrun", "--node-rank", "2", "{node}s"]);
+        assert_eq!(order.node_command(2), ["torchrun", "--node-rank", "2", "{node}s"]);
         assert!(order.full_environment().contains(&("OMP_NUM_THREADS".into(), "1".into())));
-        assert_eq!(exited_node(&dir, &order), None);
-        leave(&dir, "earlier", 1, "exit code 1").unwrap();
-        assert_eq!(exited_node(&dir, &order), None);
-        leave(&dir, "a", 2, "killed by signal 9").unwrap();
-        assert_eq!(exited_node(&dir, &order).unwrap(), "on machine 2: killed by signal 9");
-        take(&dir, 1, "one").unwrap();
-        assert!(!is_taken(&dir, 1, "one") && !is_taken(&dir, 2, "one"));
-        take(&dir, 1, "other").unwrap();
-        assert!(is_taken(&dir, 1, "one") && !is_taken(&dir, 1, "other"));
-        end(&dir).unwrap();
+        assert_eq!(find_exited_node(&dir, &order), None);
+        report_exit(&dir, "earlier", 1, "exit code 1").unwrap();
+        assert_eq!(find_exited_node(&dir, &order), None);
+        report_exit(&dir, "a", 2, "killed by signal 9").unwrap();
+        assert_eq!(find_exited_node(&dir, &order).unwrap(), "on machine 2: killed by signal 9");
+        claim_role(&dir, 1, "one").unwrap();
+        assert!(!is_role_claimed(&dir, 1, "one") && !is_role_claimed(&dir, 2, "one"));
+        claim_role(&dir, 1, "other").unwrap();
+        assert!(is_role_claimed(&dir, 1, "one") && !is_role_claimed(&dir, 1, "other"));
+        mark_finished(&dir).unwrap();
         assert!(finished_at(&dir).is_some());
-        clear(&dir).unwrap();
-        assert!(finished_at(&dir).is_none() && exited_node(&dir, &order).is_none());
+        remove_old_files(&dir).unwrap();
+        assert!(finished_at(&dir).is_none() && find_exited_node(&dir, &order).is_none());
     }
 }

@@ -59,7 +59,8 @@ pub async fn start(
     supervisor: &Supervisor,
 ) -> anyhow::Result<Group> {
     let dir = root.join(SUBDIR);
-    order::clear(&dir).with_context(|| format!("cannot write into {}", dir.display()))?;
+    order::remove_old_files(&dir)
+        .with_context(|| format!("cannot write into {}", dir.display()))?;
     let port = dir.join(PORT);
     let _ = fs::remove_file(&port);
     let configured_head = read_variable(HEAD).map(|head| head.to_string_lossy().into_owned());
@@ -70,27 +71,27 @@ pub async fn start(
     };
     let order = LaunchOrder {
         start: random_hex(6),
-        command: command(
+        command: launch_command(
             keys,
             recipe,
             root,
             model,
             wants,
-            (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?),
+            (&head, child::find_free_port(Ipv4Addr::UNSPECIFIED)?),
         ),
-        variables: variables(keys),
+        variables: launch_variables(keys),
         // Pass these by name, because each node has its own GPUs.
         environment: gpus::with_visible(&keys.environment),
         nodes: keys.nodes,
         start_timeout_seconds: keys.start_seconds,
     };
-    let log = log_of(root, 0);
+    let log = node_log_path(root, 0);
     let token = random_hex(32);
     let mut environment = order.full_environment();
     environment.push((TOKEN.into(), token.clone()));
     let mut kept = serve(&order, 0, root, (environment, &log), supervisor).await?;
     order.write(&dir)?;
-    let url = await_address(&mut kept, &port, &log, keys.start_timeout()).await?;
+    let url = wait_for_address(&mut kept, &port, &log, keys.start_timeout()).await?;
     let (send, ended) = watch::channel(None);
     let (guard, dropped) = oneshot::channel::<()>();
     let exit_task = tokio::spawn(async move {
@@ -98,7 +99,7 @@ pub async fn start(
             how = kept.describe_end() => {
                 Some(format!("the processes ended: {how}; {}", failure_reason(&log)))
             },
-            how = await_node_exit(&dir, &order) => Some(format!("the processes ended {how}")),
+            how = wait_for_node_exit(&dir, &order) => Some(format!("the processes ended {how}")),
             _ = dropped => None,
         };
         kept.stop().await;
@@ -120,18 +121,18 @@ pub async fn serve(
     (environment, log): (Vec<(String, String)>, &Path),
     supervisor: &Supervisor,
 ) -> anyhow::Result<Child> {
-    let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let file = child::open_log(log).with_context(|| format!("cannot write {}", log.display()))?;
     let launch = Launch {
         dir: root.to_owned(),
         variables: environment,
-        ..Launch::new(order.command_for(node))
+        ..Launch::new(order.node_command(node))
     };
     let kept = supervisor.serve(&launch, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
 
 /// Returns the command that each node runs to start the learner's processes.
-fn command(
+fn launch_command(
     keys: &TorchKeys,
     recipe: &Recipe,
     root: &Path,
@@ -181,14 +182,14 @@ fn command(
     words
 }
 
-fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
+fn launch_variables(keys: &TorchKeys) -> Vec<(String, String)> {
     let threads = keys.threads.max(1).to_string();
     // Unbuffered, so that the log can be followed.
     vec![("OMP_NUM_THREADS".into(), threads), ("PYTHONUNBUFFERED".into(), "1".into())]
 }
 
 /// Waits until rank 0 reports the address on which it listens. Returns the URL of rank 0.
-async fn await_address(
+async fn wait_for_address(
     kept: &mut Child,
     port: &Path,
     log: &Path,
@@ -219,9 +220,9 @@ async fn await_address(
 }
 
 /// Waits until the processes of another node exit. Returns a description of how they exited.
-async fn await_node_exit(dir: &Path, order: &LaunchOrder) -> String {
+async fn wait_for_node_exit(dir: &Path, order: &LaunchOrder) -> String {
     loop {
-        if let Some(how) = order::exited_node(dir, order) {
+        if let Some(how) = order::find_exited_node(dir, order) {
             return how;
         }
         sleep(5 * POLL_INTERVAL).await;
@@ -231,7 +232,7 @@ async fn await_node_exit(dir: &Path, order: &LaunchOrder) -> String {
 /// Finds the line of a log that most likely contains the reason for an exit. Returns the line with
 /// the path of the log.
 pub fn failure_reason(log: &Path) -> String {
-    let end = child::end_of(log, END_OF_LOG);
+    let end = child::read_log_end(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
     // Neither torchrun's summary nor the status lines of a healthy rank contain the reason.
     let passing =
@@ -256,7 +257,7 @@ pub fn failure_reason(log: &Path) -> String {
 }
 
 /// Returns the path of the log of a node's processes. The machine that runs the trainer is node 0.
-pub fn log_of(root: &Path, node: u32) -> PathBuf {
+pub fn node_log_path(root: &Path, node: u32) -> PathBuf {
     root.join(SUBDIR).join(format!("node-{node}.log"))
 }
 
@@ -265,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_finds_reason_in_log() {
+    fn failure_reason_is_found_in_log() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         assert!(failure_reason(&log).starts_with("nothing was printed"));

@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::{Requirements, dtype};
+use super::{Requirements, dtype_name};
 use crate::failure::unusable;
 use crate::{child, display, gpus};
 
@@ -33,7 +33,7 @@ const LINES: usize = 8;
 
 /// Specification of a server that the run starts.
 #[derive(Debug, Clone)]
-pub(super) struct Spec {
+pub(super) struct ServerSpec {
     /// Name of the server in messages to the user.
     pub name: String,
     /// URL at which the server is reached.
@@ -43,7 +43,7 @@ pub(super) struct Spec {
     launch: Launch,
 }
 
-impl Spec {
+impl ServerSpec {
     /// Creates the specification of server `number`, counted from 0. The server loads the model in
     /// the directory `model`. If `backend` is set, the server receives weights over this backend.
     /// If devices are colocated, the server supports sleep mode.
@@ -62,7 +62,7 @@ impl Spec {
     ) -> anyhow::Result<Self> {
         let keys = samplers.servers();
         let sleeps = wants.colocation.is_some();
-        let port = child::free_port(Ipv4Addr::LOCALHOST).map_err(|error| {
+        let port = child::find_free_port(Ipv4Addr::LOCALHOST).map_err(|error| {
             unusable(format!("no port of this machine is free for a sampler: {error}"))
         })?;
         let kind = match samplers {
@@ -141,7 +141,7 @@ impl Spec {
         }
         add(&["--host", "127.0.0.1", "--port", &text(&port)]);
         if !has("--dtype") {
-            add(&["--dtype", dtype(precision)]);
+            add(&["--dtype", dtype_name(precision)]);
         }
         command.extend(keys.args.iter().cloned());
         let mut environment = child_environment(&gpus::with_visible(&keys.environment));
@@ -159,7 +159,7 @@ impl Spec {
         }
         let logs = folder.join("logs");
         std::fs::create_dir_all(&logs)?;
-        Ok(Spec {
+        Ok(ServerSpec {
             url: format!("http://127.0.0.1:{port}"),
             log: logs.join(format!("{name}.log")),
             name,
@@ -173,27 +173,33 @@ impl Spec {
 }
 
 /// Supervised server process. The server is stopped when this value is dropped.
-pub(super) struct Process {
+pub(super) struct ServerProcess {
     running: watch::Receiver<bool>,
     start_error: Arc<Mutex<Option<String>>>,
     _guard: oneshot::Sender<()>,
 }
 
-impl Process {
+impl ServerProcess {
     /// Starts a server, and restarts the server whenever it exits. If devices are colocated, the
     /// server starts only while `may` is true. The returned task ends when the server has exited
     /// and is not restarted.
     pub fn start(
-        spec: Spec,
+        spec: ServerSpec,
         supervisor: Supervisor,
         may: Option<watch::Receiver<bool>>,
     ) -> (Self, JoinHandle<()>) {
         let start_error = Arc::<Mutex<Option<String>>>::default();
         let (running, watched) = watch::channel(false);
         let (guard, dropped) = oneshot::channel();
-        let exit_task =
-            tokio::spawn(keep(spec, supervisor, Arc::clone(&start_error), may, running, dropped));
-        (Process { running: watched, start_error, _guard: guard }, exit_task)
+        let exit_task = tokio::spawn(keep_running(
+            spec,
+            supervisor,
+            Arc::clone(&start_error),
+            may,
+            running,
+            dropped,
+        ));
+        (ServerProcess { running: watched, start_error, _guard: guard }, exit_task)
     }
 
     /// Returns a receiver whose value is whether the server's process is running.
@@ -212,7 +218,10 @@ impl Process {
 /// again after marking: if the devices are taken away at the same moment, either this function or
 /// the party that takes them notices. Returns `false` if the server can never start, because the
 /// sender of `may` was dropped.
-async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sender<bool>) -> bool {
+async fn wait_for_permission(
+    may: &mut Option<watch::Receiver<bool>>,
+    running: &watch::Sender<bool>,
+) -> bool {
     loop {
         if let Some(may) = may
             && may.wait_for(|may| *may).await.is_err()
@@ -228,8 +237,8 @@ async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sen
 }
 
 /// Runs a server and restarts it until `dropped` completes. Returns when the server has exited.
-async fn keep(
-    spec: Spec,
+async fn keep_running(
+    spec: ServerSpec,
     supervisor: Supervisor,
     start_error: Arc<Mutex<Option<String>>>,
     mut may: Option<watch::Receiver<bool>>,
@@ -241,10 +250,10 @@ async fn keep(
         tokio::select! {
             biased;
             _ = &mut dropped => return,
-            starts = may_start(&mut may, &running) => if !starts { return },
+            starts = wait_for_permission(&mut may, &running) => if !starts { return },
         }
         let start = Instant::now();
-        let started = match child::log(&spec.log) {
+        let started = match child::open_log(&spec.log) {
             Ok(log) => supervisor.serve(&spec.launch, log).await,
             Err(error) => Err(format!("cannot write {}: {error}", spec.log.display())),
         };
@@ -265,7 +274,7 @@ async fn keep(
             wait = Duration::from_secs(1);
         } else {
             let log = display::path(&spec.log);
-            let reason = last_lines(&spec.log);
+            let reason = read_last_lines(&spec.log);
             let text = format!(
                 "the sampler {} ended ({why}); the end of its log, {log}:\n{reason}",
                 spec.name
@@ -282,8 +291,8 @@ async fn keep(
 }
 
 /// Returns the last lines of a log that are not blank, joined into one text.
-fn last_lines(log: &Path) -> String {
-    let text = child::end_of(log, END_OF_LOG);
+fn read_last_lines(log: &Path) -> String {
+    let text = child::read_log_end(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("  {line}\n")).collect()
 }
@@ -296,7 +305,8 @@ mod tests {
     async fn server_starts_only_while_devices_are_handed_over() {
         let (permit, may) = watch::channel(false);
         let (running, watched) = watch::channel(false);
-        let start = tokio::spawn(async move { may_start(&mut Some(may), &running).await });
+        let start =
+            tokio::spawn(async move { wait_for_permission(&mut Some(may), &running).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!start.is_finished() && !*watched.borrow());
         permit.send_replace(true);
@@ -304,9 +314,9 @@ mod tests {
         // The sender is dropped, so the server never starts again.
         let (permit, may) = watch::channel(false);
         drop(permit);
-        assert!(!may_start(&mut Some(may), &watch::channel(false).0).await);
+        assert!(!wait_for_permission(&mut Some(may), &watch::channel(false).0).await);
         assert!(
-            may_start(&mut None, &watch::channel(false).0).await,
+            wait_for_permission(&mut None, &watch::channel(false).0).await,
             "without turns it always may"
         );
     }
@@ -318,13 +328,13 @@ mod tests {
         // Replaces the supervisor by a program that exits slowly.
         let slow = format!("read order; cat; sleep 0.5; echo > '{}'", mark.display());
         let supervisor = Supervisor(vec!["sh".into(), "-c".into(), slow]);
-        let spec = Spec {
+        let spec = ServerSpec {
             name: "vllm-0".into(),
             url: "http://127.0.0.1:1".into(),
             log: folder.path().join("log"),
             launch: Launch { dir: folder.path().to_owned(), ..Launch::new(["true"]) },
         };
-        let (process, exit_task) = Process::start(spec, supervisor, None);
+        let (process, exit_task) = ServerProcess::start(spec, supervisor, None);
         process.running().wait_for(|running| *running).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!exit_task.is_finished() && process.start_error().is_none());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::environments::{EnvironmentLoop, Environments};
 use levade_agent::runner::RunnerAgent;
 use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
@@ -58,12 +58,12 @@ impl LoadedRecipe {
         let all = self.recipe.agents();
         let found = all.into_iter().find(|(known, _)| *known == name);
         let (_, keys) = found.with_context(|| format!("the recipe has no agent {name:?}"))?;
-        let agent = self.set_up(keys)?;
+        let agent = self.create_agent(keys)?;
         agents.insert(name.to_owned(), agent.clone());
         Ok(agent)
     }
 
-    fn set_up(&self, keys: &AgentKeys) -> anyhow::Result<RunnerAgent> {
+    fn create_agent(&self, keys: &AgentKeys) -> anyhow::Result<RunnerAgent> {
         let program = || runner_program(keys, &self.supervisor);
         Ok(match keys.kind {
             AgentKind::Tools => RunnerAgent::Tools(self.toolboxes.tools_for(keys, None)?),
@@ -89,7 +89,7 @@ impl LoadedRecipe {
             }
             AgentKind::Environment => {
                 let environments = self.environments.clone();
-                RunnerAgent::Environment(LedLoop { program: program(), environments })
+                RunnerAgent::Environment(EnvironmentLoop { program: program(), environments })
             }
         })
     }
