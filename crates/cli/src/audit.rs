@@ -16,7 +16,7 @@ use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
-use crate::inspect::credit_target;
+use crate::inspect::describe_credit;
 use crate::screen;
 
 /// Trace weights back to the attempts that made them, or attempts forward to the weights they
@@ -334,7 +334,7 @@ fn attempt_to_json(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value 
     let returned = segments.iter().filter(|s| s.kind == Kind::Context && s.parent.is_some());
     // Components of several agents or turns can have the same name.
     let scores = attempt.outcome.components.iter().map(|component| {
-        let target = component.credit_target.as_ref().map(credit_target);
+        let target = component.credit_target.as_ref().map(describe_credit);
         json!({ "name": component.name, "value": component.value, "for": target })
     });
     let scores: Vec<Value> = scores.collect();

@@ -233,7 +233,7 @@ async fn run_evaluation(
         stop_flag.stop();
     });
     let mut bars = ProgressBars::default();
-    bars.wait();
+    bars.show_spinner();
     let key = EvalKey { phase: 0, step: 0 };
     let result =
         evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &measured.source, &mut bars, &stop)

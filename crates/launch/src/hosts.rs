@@ -354,7 +354,7 @@ mod tests {
             hosts: vec!["me@east".into(), "west".into()],
             args: vec!["-p2222".into()],
         };
-        let hosts = ssh(&job(2), &options).unwrap();
+        let hosts = over_ssh(&job(2), &options).unwrap();
         assert_eq!(hosts.head, "east");
         assert_eq!(
             hosts.commands()[1],
@@ -363,7 +363,7 @@ mod tests {
         );
         let why = |nodes, hosts: &[&str]| {
             let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-            match ssh(&job(nodes), &SshOptions { hosts, args: Vec::new() }) {
+            match over_ssh(&job(nodes), &SshOptions { hosts, args: Vec::new() }) {
                 Err(error) => error.to_string(),
                 Ok(_) => panic!("{nodes} machines are taken"),
             }
@@ -413,11 +413,13 @@ mod tests {
 
     #[test]
     fn local_rejects_parts_that_share_gpus() {
-        let error = match local(&Job { gpus: 1, ..job(2) }) {
+        let error = match on_this_machine(&Job { gpus: 1, ..job(2) }) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),
         };
         assert!(error.contains("all of them would use the same GPUs"), "{error}");
-        assert!(local(&Job { gpus: 1, ..job(1) }).is_ok() && local(&job(2)).is_ok());
+        assert!(
+            on_this_machine(&Job { gpus: 1, ..job(1) }).is_ok() && on_this_machine(&job(2)).is_ok()
+        );
     }
 }

@@ -37,7 +37,7 @@ impl PlannedModels {
     /// Returns an error if a model cannot be downloaded or read.
     pub fn open(recipe: &Recipe, host: &Host) -> anyhow::Result<Self> {
         let models = open_models(recipe, host)?;
-        models.iter().try_for_each(PlannedModel::check)?;
+        models.iter().try_for_each(PlannedModel::check_not_adapter)?;
         Ok(PlannedModels(models))
     }
 
