@@ -12,11 +12,11 @@ fn main() {
     // Each commit, checkout and merge adds a line to the log of HEAD. If the file were missing,
     // Cargo would run this script on every build.
     if let Some(log) =
-        git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
+        run_git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
     {
         println!("cargo::rerun-if-changed={log}");
     }
-    let commit = var("LEVADE_COMMIT").ok().or_else(|| git(&["rev-parse", "--short=8", "HEAD"]));
+    let commit = var("LEVADE_COMMIT").ok().or_else(|| run_git(&["rev-parse", "--short=8", "HEAD"]));
     let commit = commit.map_or("unknown commit".to_owned(), |commit| format!("commit {commit}"));
     let cargo = |name: &str| var(name).unwrap_or_default();
     println!(
@@ -27,8 +27,8 @@ fn main() {
     );
 }
 
-/// Returns what `git` prints, or `None` if it fails or is not installed.
-fn git(arguments: &[&str]) -> Option<String> {
+/// Returns the output of `git` with these arguments, or `None` if `git` fails or is not installed.
+fn run_git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git")
         .args(arguments)
         .output()

@@ -8,15 +8,15 @@ use levade_tasks::Task;
 use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
-use crate::roster::{Agent, Limits, Roster};
+use crate::roster::{Agent, AttemptLimits, Roster};
 use crate::teacher::Teacher;
 
-/// Input of one attempt.
+/// Input of one attempt: the task, the opening messages, the agents and the limits.
 #[derive(Clone)]
 pub struct AttemptContext {
-    /// Name for tools and logs, unique to this try.
+    /// Name of the attempt for tools and logs, unique to this try.
     pub name: String,
-    /// Task of the attempt.
+    /// Task that the attempt is made at.
     pub task: Task,
     /// Messages that open the conversation: instructions and task, in the layout of the recipe.
     pub messages: Vec<Message>,
@@ -24,35 +24,36 @@ pub struct AttemptContext {
     pub seed: u64,
     /// Random stream of the attempt, unique in the run.
     pub stream: u64,
-    /// Random stream of the attempt's group, the same for all attempts at the task in one step.
+    /// Random stream of the attempt's group. All attempts at one task in one step share this
+    /// stream.
     pub group_stream: u64,
-    /// Whether the attempt belongs to an evaluation. If the mixture of the attempt's own agent has
-    /// a trained policy, such a policy then plays the agent.
+    /// Whether the attempt belongs to an evaluation. In an evaluation, a trained policy plays the
+    /// attempt's own agent if the agent's mixture has a trained policy.
     pub is_evaluation: bool,
-    /// Sampling parameters of the phase or the evaluation, for trained policies. The agent's limits
-    /// set the maximum number of tokens.
+    /// Sampling parameters of the training phase or the evaluation, for trained policies. The
+    /// maximum number of tokens comes from the agent's limits.
     pub params: SamplingParams,
-    /// Whether agents modify `params` by their own sampling rules, as they do in training.
+    /// Whether agents modify `params` by their own sampling rules, as agents do in training.
     pub has_own_sampling: bool,
-    /// Name of the attempt's own agent.
+    /// Name of the attempt's own agent: the agent that the task names.
     pub agent: String,
     /// Agents of the run.
     pub roster: Arc<Roster>,
-    /// Limits of the attempt.
-    pub limits: Limits,
+    /// Limits of the attempt: turns, tokens and timeouts.
+    pub limits: AttemptLimits,
     /// Teacher that generates completions instead of the trained policies. The completions become
     /// demonstrations. `None` if the policies act.
     pub teacher: Option<Teacher>,
 }
 
-/// Attempt that a loop has made.
+/// Result of an attempt: its tokens and its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
     /// All tokens of prompts and completions, sampled or demonstrated.
     pub trajectory: Trajectory,
     /// End of the attempt, its errors and its measurements.
     pub outcome: Outcome,
-    /// Whether the process that made the attempt was lost. The attempt then counts neither as made
+    /// Whether the process that made the attempt was lost. A lost attempt counts neither as made
     /// nor as failed, and is repeated with the same random stream.
     pub is_lost: bool,
 }
@@ -68,7 +69,8 @@ impl Attempt {
         Attempt { trajectory, is_lost: true, ..Attempt::failed("runners", why) }
     }
 
-    /// Creates an attempt without tokens that failed in `source`.
+    /// Creates an attempt without tokens that failed with the message `why` of the component
+    /// `source`.
     pub fn failed(source: &str, why: impl Into<String>) -> Self {
         let why = why.into();
         let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::initial() };
@@ -77,14 +79,14 @@ impl Attempt {
     }
 }
 
-/// Agent loop, which makes attempts.
+/// Agent loop: makes attempts at tasks.
 ///
 /// Every token that a model saw or sampled is in the trajectory of the attempt, exactly as it was.
 /// Each segment names the agent that acted and the policy that answered.
 #[async_trait]
 pub trait AgentLoop: Send + Sync {
-    /// Makes one attempt. If it fails, the error is in its outcome, together with everything that
-    /// was recorded before. It never fails other attempts.
+    /// Makes one attempt. A failure becomes the error of the attempt's outcome, together with
+    /// everything that was recorded before. The failure never affects other attempts.
     async fn run(&self, context: AttemptContext) -> Attempt;
 
     /// Returns whether a teacher can generate the completions of trained policies in attempts of

@@ -21,12 +21,12 @@ use levade_tools::OpenTools;
 use levade_tree::{CallCounts, Finish, Outcome};
 use tracing::{Instrument, debug, debug_span};
 
-use crate::cast::{Caller, PartyBuilder};
+use crate::cast::{CallerKind, PartyBuilder};
 use crate::merge_outcome::merge_outcome;
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::{Agent, Player};
 use crate::teacher_demonstrations::{ImitatingPolicy, create_attempt};
-use crate::tool_loop::{LoopError, LoopLimits, ToolLoop, add_opening};
+use crate::tool_loop::{ToolLoop, ToolLoopError, ToolLoopLimits, add_opening};
 use crate::user::{EndedUser, UserSession};
 use crate::{AgentLoop, Attempt, AttemptContext};
 
@@ -50,39 +50,41 @@ impl AgentLoop for BuiltInLoop {
     }
 }
 
-/// Makes one attempt. If it fails, the error is in its outcome, together with everything that was
-/// recorded before.
+/// Makes one attempt of the tool loop. A failure becomes the error of the attempt's outcome,
+/// together with everything that was recorded before.
 async fn run_attempt(context: AttemptContext) -> Attempt {
-    let played = context.own_agent().and_then(|agent| Ok((agent, context.player(agent)?)));
+    let played =
+        context.find_own_agent().and_then(|agent| Ok((agent, context.select_player(agent)?)));
     let (agent, player) = match played {
         Ok(played) => played,
         Err(why) => return Attempt::failed("policies", why),
     };
-    let casting = match PartyBuilder::new(&context, Caller::ToolLoop) {
+    let casting = match PartyBuilder::new(&context, CallerKind::ToolLoop) {
         Ok(casting) => casting,
         Err(why) => return Attempt::failed("teacher", why),
     };
-    let party = match casting.party(agent, player) {
+    let party = match casting.create_party(agent, player) {
         Ok(party) => Arc::new(party),
         Err(why) => return Attempt::failed("policies", why),
     };
-    let recorder = context.recorder(context.limits.max_tokens);
+    let recorder = context.create_recorder(context.limits.max_tokens);
     let cast = Cast::new([party], Arc::clone(&recorder));
     let mut outcome = Outcome::initial();
     if agent.picker.is_some() {
         outcome.cast.insert(agent.name.clone(), player.policy.clone());
     }
-    let result = open_and_loop(&context, (agent, player), &casting, &cast, &mut outcome).await;
+    let result =
+        open_tools_and_run_loop(&context, (agent, player), &casting, &cast, &mut outcome).await;
     let recorded = recorder.close(CLOSE_TIMEOUT).await;
     add_recorded_calls(&mut outcome, &recorded);
     let is_taught = context.teacher.is_some();
     match result {
         Ok(finish) => outcome.finish = finish,
         Err(error) => {
-            let source = if is_taught && matches!(error, LoopError::Call(_)) {
+            let source = if is_taught && matches!(error, ToolLoopError::Call(_)) {
                 "teacher"
             } else {
-                error.source()
+                error.failed_component()
             };
             outcome.add_warning(source, error.to_string());
             outcome.error = Some(error.to_string());
@@ -94,29 +96,30 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     }
 }
 
-/// Opens the tools of an attempt and runs its loop.
-async fn open_and_loop(
+/// Opens the tools of an attempt, and runs the attempt's tool loop.
+async fn open_tools_and_run_loop(
     context: &AttemptContext,
     (agent, player): (&Agent, &Player),
     parties: &PartyBuilder<'_>,
     cast: &Cast,
     outcome: &mut Outcome,
-) -> Result<Finish, LoopError> {
+) -> Result<Finish, ToolLoopError> {
     debug!(messages = context.messages.len(), "attempt started");
     let timeout = context.limits.attempt_timeout;
     let mut user = match &agent.user {
         Some(user) => {
-            Some(UserSession::open(user, context, parties).await.map_err(LoopError::User)?)
+            Some(UserSession::open(user, context, parties).await.map_err(ToolLoopError::User)?)
         }
         None => None,
     };
-    let mut tools = agent.tools.open(&context.tool_context(agent, timeout)).await?;
+    let mut tools = agent.tools.open(&context.create_tool_context(agent, timeout)).await?;
     let mut helped = CallCounts::default();
-    let talking = talk(context, player, (&mut user, &mut tools), cast, (outcome, &mut helped));
+    let talking =
+        run_conversation(context, player, (&mut user, &mut tools), cast, (outcome, &mut helped));
     let result = player.wait_within(timeout, talking).await;
     let result = result.unwrap_or_else(|| {
         if let Some(why) = user.as_ref().and_then(UserSession::timeout_error) {
-            return Err(LoopError::User(why));
+            return Err(ToolLoopError::User(why));
         }
         outcome.add_warning("attempt", format!("was not done within {timeout:?}"));
         Ok(Finish::Deadline)
@@ -126,7 +129,7 @@ async fn open_and_loop(
     outcome.scorer_inputs = scorer_input;
     let mut result = result;
     if let Some(user) = user
-        && let Err(error) = end_user(user, player, cast, outcome).await
+        && let Err(error) = close_user(user, player, cast, outcome).await
     {
         result = result.and(Err(error));
     }
@@ -141,18 +144,20 @@ async fn open_and_loop(
     result
 }
 
-/// Runs the loop of an attempt, after the first message of a user who opens the conversation.
-async fn talk(
+/// Runs the tool loop of an attempt. If the attempt has a user who opens the conversation, the
+/// user's first message precedes the loop.
+async fn run_conversation(
     context: &AttemptContext,
     player: &Player,
     (user, tools): (&mut Option<UserSession<'_>>, &mut OpenTools),
     cast: &Cast,
     (outcome, helped): (&mut Outcome, &mut CallCounts),
-) -> Result<Finish, LoopError> {
+) -> Result<Finish, ToolLoopError> {
     let mut messages = context.messages.clone();
     if let Some(user) = user.as_mut().filter(|user| user.opens()) {
         messages.retain(|message| message.role.instructs());
-        messages.push(Message::user(user.opening(player).await.map_err(LoopError::User)?));
+        messages
+            .push(Message::user(user.request_opening(player).await.map_err(ToolLoopError::User)?));
     }
     add_opening(&mut messages, tools.opening());
     let specs = tools.specs().to_vec();
@@ -160,7 +165,7 @@ async fn talk(
         agent: &context.agent,
         cast,
         specs: &specs,
-        limits: LoopLimits { max_turns: context.limits.max_turns, opening: player.opening },
+        limits: ToolLoopLimits { max_turns: context.limits.max_turns, opening: player.opening },
         outcome,
         helped,
         observer: None,
@@ -173,12 +178,12 @@ async fn talk(
 ///
 /// # Errors
 /// Returns an error if the conversation cannot be added.
-async fn end_user(
+async fn close_user(
     user: UserSession<'_>,
     player: &Player,
     cast: &Cast,
     outcome: &mut Outcome,
-) -> Result<(), LoopError> {
+) -> Result<(), ToolLoopError> {
     let EndedUser { recorded, scorer_input, warning } = user.close(player).await;
     outcome.scorer_inputs.insert("user".to_owned(), scorer_input);
     if let Some(why) = warning {

@@ -119,7 +119,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
 }
 
 #[tokio::test]
-async fn bare_calls_are_counted_separately() {
+async fn tool_calls_without_markup_are_counted_separately() {
     let json = "{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}";
     let completions = [text_completion(&format!("```json\n{json}\n```")), text_completion("5")];
     let outcome = bench(&completions).run().await.outcome;

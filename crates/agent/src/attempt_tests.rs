@@ -288,7 +288,7 @@ async fn invalid_calls_become_observations() {
 }
 
 #[tokio::test]
-async fn limits_end_attempt() {
+async fn turn_and_token_limits_end_attempt() {
     let bench = bench(&[
         text_completion(CALL),
         text_completion(CALL),

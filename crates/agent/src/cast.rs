@@ -17,12 +17,12 @@ use levade_tasks::Task;
 use levade_tools::ToolContext;
 
 use crate::agent_loop::AttemptContext;
-use crate::context::summary_agent;
-use crate::roster::{Agent, Limits, MixtureScope, MixtureSeats, Player, Roster};
+use crate::context::own_summarizer_name;
+use crate::roster::{Agent, AttemptLimits, MixtureScope, MixtureSeats, Player, Roster};
 
 /// Kind of agent loop that calls the parties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Caller {
+pub(crate) enum CallerKind {
     /// The tool loop, which sends no sampling parameters.
     ToolLoop,
     /// A program, whose requests have sampling parameters.
@@ -31,22 +31,26 @@ pub(crate) enum Caller {
     RemoteToolLoop,
 }
 
-/// Rules that determine the parties of the agents of one attempt.
+/// Rules that determine which party answers the calls of each agent of one attempt.
 pub(crate) struct PartyBuilder<'a> {
     context: &'a AttemptContext,
-    caller: Caller,
+    caller: CallerKind,
     /// Teacher that generates completions instead of the trained policies.
     teacher: Option<Arc<dyn ChatApi>>,
 }
 
 impl<'a> PartyBuilder<'a> {
-    /// Creates the rules for the attempt of `context`.
+    /// Creates the rules that select the parties in the attempt of `context`.
     ///
     /// # Errors
-    /// Returns a message if the task's row lacks the completions of a teacher that it must have.
-    pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
-        let teacher =
-            context.teacher.as_ref().map(|teacher| teacher.responder(&context.task)).transpose()?;
+    /// Returns a message if a teacher replays completions from the task's row, and the row lacks
+    /// them.
+    pub fn new(context: &'a AttemptContext, caller: CallerKind) -> Result<Self, String> {
+        let teacher = context
+            .teacher
+            .as_ref()
+            .map(|teacher| teacher.create_responder(&context.task))
+            .transpose()?;
         Ok(PartyBuilder { context, caller, teacher })
     }
 
@@ -55,31 +59,36 @@ impl<'a> PartyBuilder<'a> {
     /// # Errors
     /// Returns a message if the roster lacks the agent's summarizer, or if the summarizer has no
     /// player.
-    pub fn party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
+    pub fn create_party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
         let summarizer = if player.context_policy.is_summarizing() {
-            Some(Arc::new(self.summarizer(agent, player)?))
+            Some(Arc::new(self.create_summarizer(agent, player)?))
         } else {
             None
         };
-        Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
+        Ok(Party { summarizer, ..self.create_party_without_summarizer(agent, player) })
     }
 
-    /// Returns the party of `agent` as the player of a user, which a teacher never replaces.
-    /// `timeout` limits a completion.
+    /// Returns the party that answers for `agent` as a simulated user. A teacher never replaces
+    /// this party. `timeout` limits each completion.
     ///
     /// # Errors
-    /// Returns the errors of [`party`](Self::party).
-    pub fn user(&self, agent: &Agent, player: &Player, timeout: Duration) -> Result<Party, String> {
-        let party = self.party(agent, player)?;
+    /// Returns the errors of [`create_party`](Self::create_party).
+    pub fn create_user_party(
+        &self,
+        agent: &Agent,
+        player: &Player,
+        timeout: Duration,
+    ) -> Result<Party, String> {
+        let party = self.create_party(agent, player)?;
         let limits = PartyLimits { timeout, ..party.limits };
         Ok(Party { backend: player.backend.clone(), limits, ..party })
     }
 
     fn is_program(&self) -> bool {
-        self.caller == Caller::Program
+        self.caller == CallerKind::Program
     }
 
-    fn without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
+    fn create_party_without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
         // The tool loop has only one agent, whose completions the teacher demonstrates.
         let teacher = self.teacher.as_ref().filter(|_| player.is_trained || !self.is_program());
         let backend = match (teacher, &player.backend) {
@@ -87,8 +96,11 @@ impl<'a> PartyBuilder<'a> {
             (_, backend) => backend.clone(),
         };
         let sampling = if player.is_trained || !self.is_program() {
-            let max_tokens = self.context.limits_of(agent).max_tokens;
-            SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
+            let max_tokens = self.context.agent_limits(agent).max_tokens;
+            SamplingRule::Fixed(SamplingParams {
+                max_tokens,
+                ..self.context.agent_sampling_params(agent)
+            })
         } else {
             SamplingRule::Default(SamplingParams {
                 max_tokens: player.context,
@@ -97,7 +109,7 @@ impl<'a> PartyBuilder<'a> {
         };
         // In the tool loop of this process, the sampler enforces its context length, and reports it
         // in the finish reason.
-        let context = if self.caller == Caller::ToolLoop { usize::MAX } else { player.context };
+        let context = if self.caller == CallerKind::ToolLoop { usize::MAX } else { player.context };
         Party {
             agent: agent.name.clone(),
             policy: player.policy.clone(),
@@ -111,22 +123,22 @@ impl<'a> PartyBuilder<'a> {
         }
     }
 
-    /// Returns the summarizer of an agent: the agent that its context policy names, or its own
-    /// player under another name.
+    /// Returns the party that summarizes an agent's removed turns: the agent that the context
+    /// policy names, or the agent's own player under the name `AGENT.summary`.
     ///
     /// # Errors
-    /// Returns a message if there is no agent of that name.
-    fn summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
+    /// Returns a message if the roster has no agent of the configured name.
+    fn create_summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
         let summary = &player.context_policy.summary;
         let (name, agent, player) = match summary.agent.as_str() {
-            "" => (summary_agent(&agent.name), agent, player),
+            "" => (own_summarizer_name(&agent.name), agent, player),
             named => {
                 let missing = || format!("there is no agent {named:?} to write summaries");
                 let found = self.context.roster.find(named).ok_or_else(missing)?;
-                (named.to_owned(), found, self.context.player(found)?)
+                (named.to_owned(), found, self.context.select_player(found)?)
             }
         };
-        let party = self.without_summarizer(agent, player);
+        let party = self.create_party_without_summarizer(agent, player);
         let sampling = match party.sampling {
             SamplingRule::Fixed(params) => {
                 SamplingRule::Fixed(SamplingParams { max_tokens: summary.tokens, ..params })
@@ -143,10 +155,11 @@ impl<'a> PartyBuilder<'a> {
 }
 
 impl AttemptContext {
-    /// Creates the context of an attempt of the first of `agents`, at an empty task.
+    /// Creates the context of an attempt at an empty task. The first of `agents` is the attempt's
+    /// own agent.
     ///
     /// # Panics
-    /// Panics if there is no agent.
+    /// Panics if `agents` is empty.
     pub fn new(name: &str, agents: Vec<Agent>) -> Self {
         AttemptContext {
             name: name.to_owned(),
@@ -169,7 +182,7 @@ impl AttemptContext {
     ///
     /// # Errors
     /// Returns a message if the roster lacks the agent.
-    pub fn own_agent(&self) -> Result<&Agent, String> {
+    pub fn find_own_agent(&self) -> Result<&Agent, String> {
         let known =
             || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
         let missing = || {
@@ -184,16 +197,21 @@ impl AttemptContext {
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
-    pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
-        self.player_as(agent, &agent.name)
+    pub fn select_player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
+        self.select_player_for_role(agent, &agent.name)
     }
 
-    /// Returns the policy that plays an agent under its recorded name `role`. Seats of one agent
-    /// are picked independently, unless the agent's mixture is selected for all of them together.
+    /// Returns the policy that plays an agent under the recorded name `role`. A policy is picked
+    /// for each seat of the agent independently, unless the agent's mixture picks one policy for
+    /// all seats.
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
-    pub(crate) fn player_as<'a>(&self, agent: &'a Agent, role: &str) -> Result<&'a Player, String> {
+    pub(crate) fn select_player_for_role<'a>(
+        &self,
+        agent: &'a Agent,
+        role: &str,
+    ) -> Result<&'a Player, String> {
         let stream = match agent.mixture {
             MixtureScope::Attempt => self.stream,
             MixtureScope::Group => self.group_stream,
@@ -217,14 +235,14 @@ impl AttemptContext {
         })
     }
 
-    /// Returns the limits of an agent. An evaluation has separate limits for the attempt's own
-    /// agent.
-    pub(crate) fn limits_of<'a>(&'a self, agent: &'a Agent) -> &'a Limits {
+    /// Returns the limits of an agent. In an evaluation, the attempt's own agent has the limits of
+    /// the attempt instead of its limits in training.
+    pub(crate) fn agent_limits<'a>(&'a self, agent: &'a Agent) -> &'a AttemptLimits {
         if agent.name == self.agent { &self.limits } else { &agent.limits }
     }
 
     /// Returns the sampling parameters of an agent, without its maximum number of tokens.
-    pub(crate) fn params_of(&self, agent: &Agent) -> SamplingParams {
+    pub(crate) fn agent_sampling_params(&self, agent: &Agent) -> SamplingParams {
         if self.has_own_sampling {
             (agent.samples)(self.params.clone())
         } else {
@@ -232,21 +250,21 @@ impl AttemptContext {
         }
     }
 
-    /// Returns the attempt's data for the tools of an agent. `deadline` is the time left for the
-    /// attempt.
-    pub(crate) fn tool_context(&self, agent: &Agent, deadline: Duration) -> ToolContext {
+    /// Returns the attempt's data that the tools of an agent receive. `deadline` is the time left
+    /// for the attempt.
+    pub(crate) fn create_tool_context(&self, agent: &Agent, deadline: Duration) -> ToolContext {
         ToolContext {
             attempt: self.name.clone(),
             task: self.task.clone(),
             seed: self.seed,
             stream: self.stream,
             deadline,
-            params: self.params_of(agent),
+            params: self.agent_sampling_params(agent),
         }
     }
 
-    /// Creates the recorder of the tool loop, for at most `max_tokens` sampled tokens.
-    pub(crate) fn recorder(&self, max_tokens: usize) -> Arc<Recorder> {
+    /// Creates the recorder of a tool loop, which records at most `max_tokens` sampled tokens.
+    pub(crate) fn create_recorder(&self, max_tokens: usize) -> Arc<Recorder> {
         Recorder::new(RecorderOptions {
             name: self.name.clone(),
             seed: self.seed,

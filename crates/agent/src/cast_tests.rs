@@ -19,7 +19,7 @@ fn player_of_own_agent_is_trained_in_evaluations() {
         let player = |index| {
             let context = testing::context(vec![mixture("own", trained, index)]);
             let context = AttemptContext { is_evaluation, ..context };
-            context.player(context.own_agent().unwrap()).unwrap().policy.clone()
+            context.select_player(context.find_own_agent().unwrap()).unwrap().policy.clone()
         };
         (0..trained.len()).map(player).collect()
     };
@@ -34,7 +34,7 @@ fn player_of_other_agent_follows_mixture_in_evaluations() {
     let agents = vec![mixture("own", &[true], 0), mixture("other", &[false, true], 0)];
     let context = AttemptContext { is_evaluation: true, ..testing::context(agents) };
     let other = context.roster.find("other").unwrap();
-    assert_eq!(context.player(other).unwrap().policy, "0");
+    assert_eq!(context.select_player(other).unwrap().policy, "0");
 }
 
 #[test]
@@ -42,15 +42,15 @@ fn untrained_sampling_is_fixed_only_in_tool_loop() {
     let context = testing::context(vec![mixture("own", &[false], 0)]);
     let party = |caller| {
         let casting = PartyBuilder::new(&context, caller).unwrap();
-        let own = context.own_agent().unwrap();
-        casting.party(own, context.player(own).unwrap()).unwrap()
+        let own = context.find_own_agent().unwrap();
+        casting.create_party(own, context.select_player(own).unwrap()).unwrap()
     };
     let fixed = SamplingParams { max_tokens: context.limits.max_tokens, ..context.params.clone() };
-    assert_eq!(party(Caller::ToolLoop).sampling, SamplingRule::Fixed(fixed));
+    assert_eq!(party(CallerKind::ToolLoop).sampling, SamplingRule::Fixed(fixed));
     let of_client = SamplingParams { max_tokens: 4096, ..SamplingParams::default() };
-    assert_eq!(party(Caller::Program).sampling, SamplingRule::Default(of_client));
-    assert_eq!(party(Caller::ToolLoop).limits.context, usize::MAX);
-    assert_eq!(party(Caller::Program).limits.context, 4096);
+    assert_eq!(party(CallerKind::Program).sampling, SamplingRule::Default(of_client));
+    assert_eq!(party(CallerKind::ToolLoop).limits.context, usize::MAX);
+    assert_eq!(party(CallerKind::Program).limits.context, 4096);
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn missing_agent_and_player_are_named_in_errors() {
     let agent = mixture("own", &[true], 3);
     let context = AttemptContext { agent: "solver".into(), ..testing::context(vec![agent]) };
     assert_eq!(
-        context.own_agent().map(|_| ()).unwrap_err(),
+        context.find_own_agent().map(|_| ()).unwrap_err(),
         "there is no agent \"solver\"; available agents: own"
     );
-    let why = context.player(&context.roster.agents()[0]).map(|_| ()).unwrap_err();
+    let why = context.select_player(&context.roster.agents()[0]).map(|_| ()).unwrap_err();
     assert_eq!(why, "the mixture of the agent \"own\" has no policy at index 3");
 }
 
@@ -74,8 +74,8 @@ fn trained_program_agents_have_own_sampling_and_limits() {
     let context = AttemptContext { has_own_sampling: true, ..testing::context(vec![own, other]) };
     let fixed = |context: &AttemptContext, index: usize| {
         let agent = &context.roster.agents()[index];
-        let casting = PartyBuilder::new(context, Caller::Program).unwrap();
-        let party = casting.party(agent, context.player(agent).unwrap()).unwrap();
+        let casting = PartyBuilder::new(context, CallerKind::Program).unwrap();
+        let party = casting.create_party(agent, context.select_player(agent).unwrap()).unwrap();
         let params = party.fixed_params().unwrap();
         (params.temperature, params.max_tokens)
     };

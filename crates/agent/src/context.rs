@@ -3,7 +3,7 @@
 
 use levade_conversation::{Budget, Overflow};
 
-/// Policy that keeps an agent within its context.
+/// Context policy: keeps the prompts of an agent within the model's context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextPolicy {
     /// Maximum number of prompt tokens, and what happens to longer prompts.
@@ -15,10 +15,10 @@ pub struct ContextPolicy {
 /// Options for the summaries of removed turns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SummaryOptions {
-    /// Name of the agent that writes the summaries. If empty, the agent itself writes them, as
-    /// `NAME.summary`.
+    /// Name of the agent that writes the summaries. If empty, the summarized agent writes them
+    /// itself, under the name `NAME.summary`.
     pub agent: String,
-    /// Whether summaries that the agent itself writes are trained.
+    /// Whether summaries that an agent writes of its own turns are training targets.
     pub train: bool,
     /// Maximum number of tokens of a summary.
     pub tokens: usize,
@@ -27,7 +27,8 @@ pub struct SummaryOptions {
 }
 
 impl ContextPolicy {
-    /// No policy: the model rejects prompts that are longer than its context.
+    /// Context policy that does nothing. The model then rejects prompts that are longer than its
+    /// context.
     pub const UNLIMITED: ContextPolicy = ContextPolicy {
         budget: Budget::NONE,
         summary: SummaryOptions {
@@ -38,21 +39,21 @@ impl ContextPolicy {
         },
     };
 
-    /// Returns whether the policy requests summaries.
+    /// Returns whether the context policy requests summaries of removed turns.
     pub fn is_summarizing(&self) -> bool {
         self.budget.overflow == Overflow::Summarize
     }
 
-    /// Returns the name of the agent that writes the summaries for `agent`.
+    /// Returns the name of the agent that writes the summaries of `agent`'s removed turns.
     pub fn summarizer_name(&self, agent: &str) -> String {
         match self.summary.agent.as_str() {
-            "" => summary_agent(agent),
+            "" => own_summarizer_name(agent),
             named => named.to_owned(),
         }
     }
 }
 
 /// Returns the name under which an agent writes its own summaries: `AGENT.summary`.
-pub fn summary_agent(agent: &str) -> String {
+pub fn own_summarizer_name(agent: &str) -> String {
     format!("{agent}.summary")
 }

@@ -3,13 +3,13 @@
 use levade_text::{Chat, Message, Role, TextError, ToolSpec};
 use levade_tree::{Segment, Trajectory, TreeError};
 
-/// Reason why a conversation cannot be a demonstration.
+/// Reason why a conversation cannot become a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
     /// The conversation has no assistant turn after its opening messages.
     #[error("a demonstration must have an assistant turn, with another turn before it")]
     MissingCompletion,
-    /// The conversation ends with a turn of another role than the assistant.
+    /// The conversation does not end with a turn of the assistant, but with a turn of this role.
     #[error(
         "a demonstration must end with an assistant turn, but ends with a turn of the role {0}"
     )]

@@ -8,20 +8,20 @@ use levade_text::Message;
 use levade_tools::{Branch, HelpRequest, Helper};
 use levade_tree::{Outcome, Trajectory};
 
-use crate::roster::{Limits, Roster};
+use crate::roster::{AttemptLimits, Roster};
 use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 
 /// Function that returns the initial messages of a conversation about a task.
 pub type PromptBuilder = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 
-/// Agent that toolboxes of other agents call.
+/// Helper: an agent that the toolboxes of other agents call.
 #[derive(Clone)]
 pub struct HelperAgent {
-    /// Name of the agent.
+    /// Name of the agent that helps.
     pub agent: String,
-    /// Agents of the run. The reference is weak, because their tools have this helper.
+    /// Agents of the run. The reference is weak, because the tools of these agents own this helper.
     pub roster: Weak<Roster>,
-    /// Returns the initial messages of a conversation about a task.
+    /// Function that returns the initial messages of the helper's conversation about a task.
     pub build_prompt: PromptBuilder,
 }
 
@@ -47,7 +47,7 @@ impl Helper for HelperAgent {
             params,
             has_own_sampling: true,
             agent: self.agent.clone(),
-            limits: Limits {
+            limits: AttemptLimits {
                 attempt_timeout: agent.limits.attempt_timeout.min(deadline),
                 ..agent.limits
             },

@@ -86,18 +86,18 @@ pub mod user;
 
 pub use agent_loop::{AgentLoop, Attempt, AttemptContext};
 pub use attempt::BuiltInLoop;
-pub use context::{ContextPolicy, SummaryOptions, summary_agent};
+pub use context::{ContextPolicy, SummaryOptions, own_summarizer_name};
 pub use demonstrate::{DemonstrationError, demonstrate};
 pub use helper_agent::{HelperAgent, PromptBuilder};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
 pub use levade_gateway::CallPattern;
 pub use program::Program;
 pub use roster::{
-    Agent, Limits, MixtureScope, MixtureSeats, Player, PolicyPicker, Roster, SamplingMap,
+    Agent, AttemptLimits, MixtureScope, MixtureSeats, Player, PolicyPicker, Roster, SamplingMap,
 };
 pub use session_queue::{SessionLoop, SessionQueue, SessionQueueOptions};
 pub use sessions::{SOURCE as SESSION_SOURCE, Sessions, SessionsOptions};
 pub use taken_session::TakenSession;
-pub use talk::Talk;
-pub use teacher::{Teacher, row_completions};
+pub use talk::InteractiveConversation;
+pub use teacher::{Teacher, parse_row_completions};
 pub use tool_loop::LoopObserver;

@@ -2,9 +2,9 @@
 
 use levade_tree::{CallCounts, ContextTruncation, Drift, Outcome};
 
-/// Adds the events of a helper's conversation, which starts `first` turns after the start of the
-/// attempt's recorded conversation, to an outcome. Calls of the helper's tools are counted in
-/// `calls`.
+/// Adds the events of a helper's conversation to the outcome of the attempt. The helper's
+/// conversation starts `first` turns after the start of the attempt's recorded conversation. Calls
+/// of the helper's tools are counted in `calls`.
 pub(crate) fn merge_outcome(
     outcome: &mut Outcome,
     calls: &mut CallCounts,

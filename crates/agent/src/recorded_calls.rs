@@ -7,10 +7,10 @@ use levade_conversation::{Fork, Origin};
 use levade_policy::FinishReason;
 use levade_tree::{ContextTruncation, Outcome};
 
-/// Timeout for calls in flight to end after the loop has ended.
+/// Timeout for calls in flight to end after an agent loop has ended.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Adds the recorded calls to the outcome of an attempt.
+/// Adds the number of turns and the measurements of recorded model calls to an attempt's outcome.
 pub(crate) fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     let calls = recorded.calls.iter().filter(|call| !call.summary);
     let turns = calls.clone().filter(|call| {
@@ -32,8 +32,8 @@ pub(crate) fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     outcome.timings.0.extend(recorded.timings().0);
 }
 
-/// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for
-/// other calls.
+/// Returns the context truncation of a recorded call, or `None` if no context policy truncated the
+/// prompt of the call.
 pub(crate) fn to_context_truncation(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {

@@ -13,96 +13,100 @@ use serde::{Deserialize, Serialize};
 use crate::context::ContextPolicy;
 use crate::user::SimulatedUser;
 
-/// Function that returns the index of a policy in a mixture, from the seed, the stream of an
-/// attempt, and the recorded name of the agent.
+/// Function that picks a policy of an agent's mixture. The arguments are the seed of the run, the
+/// random stream of an attempt, and the recorded name of the agent. Returns the index of the
+/// policy.
 pub type PolicyPicker = Arc<dyn Fn(u64, u64, &str) -> usize + Send + Sync>;
 
-/// Scope in which a policy of a mixture is selected once.
+/// Scope of one random pick of a policy from a mixture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixtureScope {
-    /// Each attempt has a separate selection.
+    /// A policy is picked for each attempt.
     #[default]
     Attempt,
-    /// All attempts of a group together.
+    /// A policy is picked for each group, and plays all attempts of the group.
     Group,
 }
 
-/// Seats of a game for which a policy of a mixture is selected once.
+/// Seats of a game that share one random pick of a policy from a mixture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixtureSeats {
-    /// Each seat of the agent independently.
+    /// A policy is picked for each seat of the agent.
     #[default]
     Each,
-    /// All seats of the agent together.
+    /// One policy is picked for all seats of the agent.
     Together,
 }
 
-/// Function that converts the sampling parameters of a phase into those of an agent.
+/// Function that converts the sampling parameters of a phase into the sampling parameters of an
+/// agent.
 pub type SamplingMap = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
-/// Limits of an attempt. They come from the agent that the task names.
+/// Limits of an attempt. The agent that the task names determines them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct AttemptLimits {
     /// Maximum number of turns, at least 1.
     pub max_turns: u32,
-    /// Maximum number of sampled tokens over all turns, at least 1.
+    /// Maximum number of sampled tokens of the attempt over all turns, at least 1.
     pub max_tokens: usize,
-    /// Timeout of one completion, excluding the time in which the sampler's device trains.
+    /// Timeout of one completion. Time in which the sampler's device trains does not count.
     pub completion_timeout: Duration,
-    /// Timeout of the attempt, which excludes the same time.
+    /// Timeout of the attempt. Time in which the sampler's device trains does not count.
     pub attempt_timeout: Duration,
 }
 
-/// Policy that plays an agent.
+/// Player of an agent: the policy that generates the agent's completions, with its format and
+/// limits.
 #[derive(Clone)]
 pub struct Player {
     /// Name of the policy.
     pub policy: String,
-    /// Source of the completions.
+    /// Backend that generates the completions: a sampler of tokens, or a chat API.
     pub backend: Backend,
-    /// Chat format of the conversations. Always present for [`Backend::Tokens`].
+    /// Chat format of the conversations. Always `Some` for [`Backend::Tokens`].
     pub format: Option<Arc<Format>>,
     /// Maximum number of tokens of prompt and completion together. `usize::MAX` for a chat API.
     pub context: usize,
-    /// Whether the completions of this player are trained. If so, the recipe determines the
-    /// sampling parameters, regardless of what a program requests.
+    /// Whether the completions of this player are trained. The recipe then determines the sampling
+    /// parameters, and the parameters that a program requests are ignored.
     pub is_trained: bool,
-    /// Limit of the first prompt in the tool loop.
+    /// Limit for the opening prompt of a conversation in the tool loop.
     pub opening: OpeningLimit,
     /// Maximum number of prompt tokens, and what happens to longer prompts.
     pub context_policy: ContextPolicy,
 }
 
-/// Agent of a run.
+/// Agent of a run, with the policies that play it, its limits and its tools.
 #[derive(Clone)]
 pub struct Agent {
     /// Name of the agent in the recipe and in recorded segments.
     pub name: String,
     /// Policies that play the agent, at least one.
     pub players: Vec<Player>,
-    /// Selects the player of an attempt. `None` if there is only one player.
+    /// Function that picks the player of the agent for an attempt. `None` if the agent has only one
+    /// player.
     pub picker: Option<PolicyPicker>,
-    /// Scope in which the player is selected once.
+    /// Scope of one random pick of the player.
     pub mixture: MixtureScope,
-    /// Seats for which the player is selected once.
+    /// Seats that share one random pick of the player.
     pub mixture_seats: MixtureSeats,
-    /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in
-    /// every attempt.
-    pub limits: Limits,
-    /// Sampling parameters of its completions in training.
+    /// Limits of attempts of this agent. In every attempt, a completion of this agent has at most
+    /// `limits.tokens` tokens.
+    pub limits: AttemptLimits,
+    /// Function that returns the sampling parameters of the agent's completions in training.
     pub samples: SamplingMap,
-    /// Tools in the tool loop.
+    /// Tools that the agent can call in the tool loop.
     pub tools: ToolSet,
-    /// User who answers the agent in the tool loop. `None` if a reply without a tool call ends the
-    /// attempt.
+    /// Simulated user who answers the agent in the tool loop. If `None`, a completion without a
+    /// tool call ends the attempt.
     pub user: Option<Arc<SimulatedUser>>,
-    /// Rule by which calls of a program are attributed to this agent although they do not name it.
+    /// Pattern that attributes a program's calls to this agent if the calls do not name an agent.
     pub pattern: CallPattern,
 }
 
-/// Agents of a run.
+/// All agents of a run, in the order of the recipe.
 #[derive(Clone, Default)]
 pub struct Roster(Vec<Agent>);
 
@@ -117,7 +121,7 @@ impl Roster {
         &self.0
     }
 
-    /// Returns the agent with this name, if any.
+    /// Returns the agent with this name, or `None` if the run has no such agent.
     pub fn find(&self, name: &str) -> Option<&Agent> {
         self.0.iter().find(|agent| agent.name == name)
     }
@@ -125,7 +129,7 @@ impl Roster {
 
 impl Agent {
     /// Creates an agent without tools that one policy plays.
-    pub fn new(name: &str, player: Player, limits: Limits) -> Self {
+    pub fn new(name: &str, player: Player, limits: AttemptLimits) -> Self {
         Agent {
             name: name.to_owned(),
             players: vec![player],
@@ -142,7 +146,7 @@ impl Agent {
 }
 
 impl Player {
-    /// Creates the player of a trained policy whose prompts are limited only by `context`.
+    /// Creates the player of a trained policy. Only `context` limits the length of its prompts.
     pub fn new(
         policy: &str,
         sampler: Arc<dyn Sampler>,
@@ -160,8 +164,9 @@ impl Player {
         }
     }
 
-    /// Waits for `future`, for at most `timeout` on the clock of the player's policy, which
-    /// excludes the time in which the policy's device trains. Returns `None` if `timeout` expires.
+    /// Waits for `future`, for at most `timeout`. The clock of the player's policy measures the
+    /// timeout, so time in which the policy's device trains does not count. Returns `None` if the
+    /// timeout expires.
     pub(crate) async fn wait_within<T>(
         &self,
         timeout: Duration,

@@ -28,16 +28,16 @@ use serde_json::Value;
 use tokio::sync::{Notify, oneshot};
 use tracing::{Instrument, debug_span};
 
-use crate::cast::Caller;
-use crate::program::{rejection_finish, task_of, turns_of};
-use crate::sessions::{Ending, SOURCE, session_outcome};
-use crate::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Program};
+use crate::cast::CallerKind;
+use crate::program::{agent_turns, find_rejection_finish, task_to_json};
+use crate::sessions::{SOURCE, SessionEnding, create_session_outcome};
+use crate::{Agent, AgentLoop, Attempt, AttemptContext, AttemptLimits, Program};
 
 /// Maximum interval between two checks whether a client has started a session.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time without a client after which the user is notified for the first time. It doubles with every
-/// notice.
+/// Time without a started session after which the user is notified for the first time. This time
+/// doubles with every notice.
 const NOTICE_AFTER: Duration = Duration::from_secs(60);
 
 /// Maximum wait of a request for an attempt, in seconds.
@@ -46,72 +46,73 @@ const MAX_REQUEST_WAIT: f64 = 60.0;
 /// Delay after which a client that got no attempt may repeat its request.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Settings of a queue of sessions.
+/// Options of a queue of attempts that external clients make in sessions.
 #[derive(Debug, Clone)]
 pub struct SessionQueueOptions {
-    /// URL at which clients start sessions, for messages.
+    /// URL at which clients start sessions, for messages to the user.
     pub url: String,
     /// Timeout for a client to start any session while attempts wait and no session is open.
     pub wait: Duration,
-    /// Time without a call after which the client of a session counts as lost.
+    /// Timeout between calls of a session. A client without a call for this time counts as lost.
     pub silence: Duration,
 }
 
-/// Attempts that wait for a client, and those that clients make.
+/// Queue of the attempts that wait for a client, and of the attempts that clients are making.
 pub struct SessionQueue {
     options: SessionQueueOptions,
     note: Box<dyn Fn(String) + Send + Sync>,
-    state: Mutex<State>,
-    /// Notified when an attempt starts to wait.
+    state: Mutex<SessionQueueState>,
+    /// Notified when an attempt is added to the queue.
     offered: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    /// Number of attempts that have waited so far.
+struct SessionQueueState {
+    /// Number of attempts that have been added to the queue so far.
     num_offers: u64,
-    /// Waiting attempts in the order in which they were offered.
+    /// Waiting attempts, ordered by the time at which they were added to the queue.
     waiting: BTreeMap<u64, WaitingAttempt>,
-    /// Started sessions by id.
+    /// Started sessions by their ids.
     started: HashMap<String, StartedSession>,
-    /// Number of sessions that were started.
+    /// Number of sessions that clients have started so far.
     num_starts: u64,
-    /// Number of notices since the last start of a session.
+    /// Number of notices to the user since a client last started a session.
     num_notices: u32,
 }
 
-/// An attempt that waits for a client.
+/// Attempt that waits for a client.
 struct WaitingAttempt {
     session: Arc<Session>,
     task: Value,
     started: oneshot::Sender<()>,
-    ended: oneshot::Sender<ClientEnd>,
+    ended: oneshot::Sender<ClientEndRequest>,
 }
 
 struct StartedSession {
     session: Arc<Session>,
-    ended: oneshot::Sender<ClientEnd>,
+    ended: oneshot::Sender<ClientEndRequest>,
 }
 
-/// End of a session that a client has requested.
-struct ClientEnd {
+/// End of a session at the request of its client.
+struct ClientEndRequest {
     request: EndRequest,
     response: oneshot::Sender<EndedSession>,
 }
 
-/// Position of an attempt in the queue. If dropped, the session of the attempt gets status 410.
+/// Position of an attempt in the queue. If the position is dropped, requests to the session of the
+/// attempt get status 410.
 struct QueuePosition<'a> {
     queue: &'a SessionQueue,
     gateway: &'a Gateway,
     session: Arc<Session>,
     number: u64,
     started: oneshot::Receiver<()>,
-    ended: oneshot::Receiver<ClientEnd>,
+    ended: oneshot::Receiver<ClientEndRequest>,
 }
 
 impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
+        let mut state = self.queue.lock_state();
         state.waiting.remove(&self.number);
         state.started.remove(self.session.recorder().name());
         drop(state);
@@ -122,8 +123,8 @@ impl Drop for QueuePosition<'_> {
 }
 
 impl SessionQueue {
-    /// Creates a queue, and lets clients of `gateway` start its attempts until the returned value
-    /// is dropped. `note` receives messages for the user.
+    /// Creates a queue whose attempts clients of `gateway` can start, until the returned value is
+    /// dropped. `note` receives messages for the user.
     pub fn open(
         gateway: &Gateway,
         options: SessionQueueOptions,
@@ -140,12 +141,13 @@ impl SessionQueue {
         queue
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, SessionQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an attempt with this session and task to the queue.
-    fn offer<'a>(
+    /// Adds an attempt with this session and this task to the queue. Returns the attempt's position
+    /// in the queue.
+    fn offer_attempt<'a>(
         &'a self,
         gateway: &'a Gateway,
         session: &Arc<Session>,
@@ -154,7 +156,7 @@ impl SessionQueue {
         let (start_sender, started) = oneshot::channel();
         let (end_sender, ended) = oneshot::channel();
         let session = Arc::clone(session);
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let number = state.num_offers;
         state.num_offers += 1;
         let attempt = WaitingAttempt {
@@ -169,10 +171,10 @@ impl SessionQueue {
         QueuePosition { queue: self, gateway, session, number, started, ended }
     }
 
-    /// Removes and returns the first waiting attempt. If `task_id` is set, only attempts at this
-    /// task are considered.
-    fn take(&self, task_id: Option<&str>) -> Option<HostedSession> {
-        let mut state = self.state();
+    /// Removes the first waiting attempt, and returns its session. If `task_id` is set, only
+    /// attempts at this task are considered.
+    fn take_waiting_attempt(&self, task_id: Option<&str>) -> Option<HostedSession> {
+        let mut state = self.lock_state();
         let is_wanted = |attempt: &WaitingAttempt| {
             task_id.is_none() || task_id == attempt.task.get("id").and_then(Value::as_str)
         };
@@ -190,12 +192,13 @@ impl SessionQueue {
     /// Waits until a client has started the attempt.
     ///
     /// # Errors
-    /// Returns a message if no client has started or made any attempt within the timeout.
+    /// Returns a message if, within the timeout, no client starts any attempt and no client makes
+    /// an attempt.
     async fn wait_for_start(&self, started: &mut oneshot::Receiver<()>) -> Result<(), String> {
         let SessionQueueOptions { url, wait, .. } = &self.options;
         let mut clock = Stopwatch::start();
         let mut since = Duration::ZERO;
-        let mut known_starts = self.state().num_starts;
+        let mut known_starts = self.lock_state().num_starts;
         loop {
             let interval = POLL_INTERVAL.min(*wait);
             if let Some(result) = process_time::with_timeout(interval, &mut *started).await {
@@ -203,7 +206,7 @@ impl SessionQueue {
             }
             let elapsed = clock.elapsed();
             let (num_starts, is_busy) = {
-                let state = self.state();
+                let state = self.lock_state();
                 (state.num_starts, !state.started.is_empty())
             };
             // A client that makes another attempt can start this one next.
@@ -217,13 +220,14 @@ impl SessionQueue {
                      (sessions.wait_seconds)"
                 ));
             }
-            self.report_wait(waited);
+            self.notify_of_wait(waited);
         }
     }
 
-    /// Notifies the user if no client has started a session for a while.
-    fn report_wait(&self, waited: Duration) {
-        let mut state = self.state();
+    /// Notifies the user if no client has started a session for too long, and `waited` exceeds the
+    /// time for the next notice.
+    fn notify_of_wait(&self, waited: Duration) {
+        let mut state = self.lock_state();
         if waited < NOTICE_AFTER.saturating_mul(1 << state.num_notices.min(16)) {
             return;
         }
@@ -244,13 +248,14 @@ impl SessionHost for SessionQueue {
     async fn start(&self, request: StartRequest) -> Result<HostedSession, ApiError> {
         let StartRequest { task_id, task, person, wait_seconds } = request;
         if !task.is_empty() {
-            let message = "this run chooses the tasks; leave the task out, and read it from the \
-                           response";
+            let message = "this run chooses the tasks of its sessions; leave out the task in the \
+                           request, and read the task from the response";
             return Err(ApiError::field("task", message));
         }
         if person.is_some() {
-            let message = "this run chooses the tasks; leave the person out, and name the field \
-                           with the person of a task in the run's recipe (tasks.person)";
+            let message = "this run chooses the tasks of its sessions; leave out the person in the \
+                           request, and name the field with the person of a task in the run's \
+                           recipe (tasks.person)";
             return Err(ApiError::field("person", message));
         }
         if !(0.0..=MAX_REQUEST_WAIT).contains(&wait_seconds) {
@@ -266,7 +271,7 @@ impl SessionHost for SessionQueue {
                 let mut offered = std::pin::pin!(self.offered.notified());
                 // An attempt that is offered from now on completes the wait.
                 offered.as_mut().enable();
-                if let Some(session) = self.take(task_id) {
+                if let Some(session) = self.take_waiting_attempt(task_id) {
                     return session;
                 }
                 offered.await;
@@ -276,8 +281,8 @@ impl SessionHost for SessionQueue {
         process_time::with_timeout(wait, waiting).await.ok_or_else(|| {
             let of_task = task_id.map_or(String::new(), |id| format!(" at the task {id:?}"));
             let message = format!(
-                "no attempt{of_task} waits for an agent now; the run may need one later, so repeat \
-                 the request, with wait_seconds to wait for it"
+                "no attempt{of_task} waits for an agent now; repeat the request later, or set \
+                 wait_seconds to wait for an attempt"
             );
             ApiError::new(ErrorKind::Busy(RETRY_DELAY), message)
         })
@@ -289,10 +294,10 @@ impl SessionHost for SessionQueue {
             let message = format!("the session {id} has ended");
             ApiError::new(ErrorKind::AttemptEnded, message)
         };
-        let removed = self.state().started.remove(id);
+        let removed = self.lock_state().started.remove(id);
         let StartedSession { ended, .. } = removed.ok_or_else(has_ended)?;
         let (response, receiver) = oneshot::channel();
-        let request = ClientEnd { request: end, response };
+        let request = ClientEndRequest { request: end, response };
         ended.send(request).map_err(|_| has_ended())?;
         receiver.await.map_err(|_| has_ended())
     }
@@ -307,25 +312,26 @@ impl SessionHost for SessionQueue {
     }
 
     fn find(&self, id: &str) -> Option<Arc<Session>> {
-        self.state().started.get(id).map(|started| Arc::clone(&started.session))
+        self.lock_state().started.get(id).map(|started| Arc::clone(&started.session))
     }
 }
 
-/// Agent loop whose attempts are made by agents that run elsewhere.
+/// Agent loop that leaves its attempts to external agents, which start sessions at the gateway.
 #[derive(Clone)]
 pub struct SessionLoop {
-    /// Program that opens the sessions of attempts. It has no command.
+    /// Program whose options open the sessions of attempts. The program has no command.
     pub program: Program,
-    /// Queue from which clients start attempts.
+    /// Queue from which clients start the attempts.
     pub queue: Arc<SessionQueue>,
 }
 
 #[async_trait]
 impl AgentLoop for SessionLoop {
-    /// Makes one attempt. If the returned future is dropped, the session is closed.
+    /// Makes one attempt through an external agent. If the returned future is dropped, the session
+    /// is closed.
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("session", id = %context.name);
-        self.attempt(context).instrument(span).await
+        self.run_attempt(context).instrument(span).await
     }
 
     fn can_be_taught(&self, _: &Agent) -> bool {
@@ -334,15 +340,15 @@ impl AgentLoop for SessionLoop {
 }
 
 impl SessionLoop {
-    async fn attempt(&self, context: AttemptContext) -> Attempt {
+    async fn run_attempt(&self, context: AttemptContext) -> Attempt {
         let SessionLoop { program, queue } = self;
-        let opened = match program.open(&context, Caller::Program) {
+        let opened = match program.open_session(&context, CallerKind::Program) {
             Ok(opened) => opened,
             Err(why) => return Attempt::failed("policies", why),
         };
-        let mut task = task_of(&context);
+        let mut task = task_to_json(&context);
         task["is_evaluation"] = context.is_evaluation.into();
-        let mut position = queue.offer(&program.gateway, &opened.session, task);
+        let mut position = queue.offer_attempt(&program.gateway, &opened.session, task);
         if let Err(why) = queue.wait_for_start(&mut position.started).await {
             return Attempt::failed(SOURCE, why);
         }
@@ -355,11 +361,11 @@ impl SessionLoop {
             }
         };
         let ended = opened.own_player().wait_within(timeout, ended).await;
-        let recorded = opened.close(&program.gateway).await;
+        let recorded = opened.close_session(&program.gateway).await;
         let (ending, response) = match ended {
-            None => (Ending::Timeout(timeout), None),
-            Some(Some(ClientEnd { request, response })) => {
-                (Ending::Client(request), Some(response))
+            None => (SessionEnding::Timeout(timeout), None),
+            Some(Some(ClientEndRequest { request, response })) => {
+                (SessionEnding::Client(request), Some(response))
             }
             Some(None) => {
                 let why = format!(
@@ -373,8 +379,8 @@ impl SessionLoop {
         let interaction_count = recorded.0.calls.len();
         let external =
             context.teacher.as_ref().map_or_else(Vec::new, |_| recorded.0.external.clone());
-        let made = ended_attempt(&context.limits, recorded, ending);
-        let attempt = opened.complete(&context, made, &external).await;
+        let made = create_ended_attempt(&context.limits, recorded, ending);
+        let attempt = opened.complete_attempt(&context, made, &external).await;
         if let Some(response) = response {
             // Sending fails if the client has disconnected.
             let _ = response
@@ -384,7 +390,7 @@ impl SessionLoop {
     }
 }
 
-/// Waits until a session has had no call for `silence`.
+/// Waits until a session has had no call for the time `silence`.
 async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
     loop {
         recorder.wait_until_idle().await;
@@ -398,15 +404,17 @@ async fn wait_for_silence(recorder: &Recorder, silence: Duration) {
     }
 }
 
-/// Returns the attempt of a session that ended with `ending`.
-fn ended_attempt(
-    limits: &Limits,
+/// Creates the attempt of a session that ended with `ending`.
+fn create_ended_attempt(
+    limits: &AttemptLimits,
     (recorded, rewards): (Recording, Vec<Reward>),
-    ending: Ending,
+    ending: SessionEnding,
 ) -> Attempt {
-    let has_error = matches!(&ending, Ending::Client(EndRequest { error: Some(_), .. }));
-    let mut outcome = session_outcome(&recorded, &rewards, ending);
-    if has_error && let Some(finish) = rejection_finish(&recorded, limits, &turns_of(&recorded)) {
+    let has_error = matches!(&ending, SessionEnding::Client(EndRequest { error: Some(_), .. }));
+    let mut outcome = create_session_outcome(&recorded, &rewards, ending);
+    if has_error
+        && let Some(finish) = find_rejection_finish(&recorded, limits, &agent_turns(&recorded))
+    {
         outcome.finish = finish;
         outcome.error = None;
     }

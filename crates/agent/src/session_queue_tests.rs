@@ -234,7 +234,7 @@ async fn stopped_attempt_closes_its_session() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_requests_are_rejected_by_name() {
+async fn invalid_session_requests_are_rejected_with_reason() {
     let bench = Bench::new(LONG, LONG, false).await;
     let attempt = bench.attempt("a");
     let started = bench.start().await;

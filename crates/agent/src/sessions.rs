@@ -36,76 +36,78 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::AbortHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::program::{add_scorer_input, last_content, percent_encode, recorded_outcome};
+use crate::program::{
+    add_scorer_input, create_recorded_outcome, find_last_content, replace_reserved_chars,
+};
 
 #[cfg(doc)]
 use levade_tree::Purpose;
 
-/// Source of the tasks of sessions, and the name of sessions in warnings.
+/// Name of the source of the tasks of sessions. Warnings also use it as the name of sessions.
 pub const SOURCE: &str = "sessions";
 
 /// Timeout for calls in flight to end after their session has ended.
 const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Settings of recorded sessions.
+/// Options of the recorder of sessions.
 #[derive(Clone)]
 pub struct SessionsOptions {
-    /// Gateway that serves the calls.
+    /// Gateway that serves the model calls of sessions.
     pub gateway: Gateway,
     /// Store in which the sessions are recorded.
     pub store: Arc<dyn Store>,
-    /// Party that answers calls, the same as outside of sessions.
+    /// Party that answers the calls of sessions. The same party answers calls outside of sessions.
     pub party: Arc<Party>,
-    /// Time after its start at which a session is closed.
+    /// Maximum duration of a session. The session is closed after this time.
     pub timeout: Duration,
     /// Whether calls outside of sessions are recorded.
     pub records_traffic: bool,
 }
 
-/// Recorder of sessions of agents that run elsewhere.
+/// Recorder of the sessions of agents that run elsewhere.
 pub struct Sessions {
     options: SessionsOptions,
-    /// Reference to this value, for tasks that outlive a call.
+    /// Weak reference to this value, for tasks that outlive a call.
     this: Weak<Sessions>,
-    state: Mutex<State>,
-    /// Lock that is held while a session of traffic is created, so that a conversation has one
+    state: Mutex<SessionsState>,
+    /// Lock that is held while traffic creates a session, so that a conversation has only one
     /// session.
     creating: AsyncMutex<()>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Open sessions by id.
+struct SessionsState {
+    /// Open sessions by their ids.
     open: HashMap<String, OpenSession>,
-    /// Ids of sessions by their conversation.
+    /// Ids of the sessions that traffic created, by their conversation.
     conversations: HashMap<Conversation, String>,
 }
 
-/// Key of a conversation in traffic: its id, and the key of the person.
+/// Key of a conversation in traffic: the id of the conversation, and the key of the person.
 type Conversation = (String, Option<String>);
 
 struct OpenSession {
     session: Arc<Session>,
     start: AttemptStart,
-    /// Whether the start is in the store.
+    /// Whether the store contains the start of the session.
     is_started: bool,
-    /// Task that closes the session when its time is over.
+    /// Handle of the task that closes the session at the session's time limit.
     deadline: Option<AbortHandle>,
 }
 
-/// Reason for the end of a session.
-pub(crate) enum Ending {
-    /// The client has ended it.
+/// Reason why a session ended.
+pub(crate) enum SessionEnding {
+    /// The client ended the session with this request.
     Client(EndRequest),
-    /// The session exceeded its time limit.
+    /// The session exceeded this time limit.
     Timeout(Duration),
     /// The server was stopped.
     Shutdown,
 }
 
 impl Sessions {
-    /// Creates a recorder of sessions, and lets clients of the gateway start some until the
-    /// returned value is dropped. Must be called within a tokio runtime.
+    /// Creates a recorder of sessions. Until the returned value is dropped, clients of the gateway
+    /// can start sessions. This function must be called within a tokio runtime.
     pub fn open(options: SessionsOptions) -> Arc<Self> {
         let sessions = Arc::new_cyclic(|this| Sessions {
             options,
@@ -121,27 +123,27 @@ impl Sessions {
     /// Closes all open sessions and records them. Call this when the server has stopped.
     pub async fn close_all(&self) {
         let open: Vec<OpenSession> = {
-            let mut state = self.state();
+            let mut state = self.lock_state();
             state.conversations.clear();
             state.open.drain().map(|(_, open)| open).collect()
         };
         for open in open {
             // A failure is logged.
-            let _ = self.finish(open, Ending::Shutdown).await;
+            let _ = self.finish_session(open, SessionEnding::Shutdown).await;
         }
     }
 
     /// Returns the number of open sessions.
     pub fn num_open(&self) -> usize {
-        self.state().open.len()
+        self.lock_state().open.len()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, SessionsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session, and records its start if `is_started`.
-    async fn create(
+    /// Opens a session. If `is_started` is true, the start of the session is recorded.
+    async fn create_session(
         &self,
         request: StartRequest,
         conversation: Option<Conversation>,
@@ -150,12 +152,12 @@ impl Sessions {
     ) -> Result<Arc<Session>, ApiError> {
         let SessionsOptions { gateway, store, party, timeout, .. } = &self.options;
         let id = random_hex(8);
-        let task = task_of(&id, request);
+        let task = create_session_task(&id, request);
         // As outside of sessions, a client that sets a seed gets the same completion again.
         let seed = seed.unwrap_or_else(|| xxh3_64(id.as_bytes()));
         let party = Party { agent: DEFAULT.into(), policy: DEFAULT.into(), ..(**party).clone() };
         let session = gateway.open(SessionOptions {
-            rollout: percent_encode(&task.id),
+            rollout: replace_reserved_chars(&task.id),
             attempt: id.clone(),
             routes: vec![Route { party: Arc::new(party), pattern: CallPattern::default() }],
             recorder: gateway.recorder(&id, (seed, 0), (u32::MAX, usize::MAX)),
@@ -170,18 +172,18 @@ impl Sessions {
         };
         if is_started && let Err(error) = store.start_attempt(&start).await {
             gateway.forget(&session);
-            return Err(unrecorded(&error));
+            return Err(to_recording_error(&error));
         }
         let this = Weak::clone(&self.this);
         let (deadline_id, timeout) = (id.clone(), *timeout);
         let deadline = tokio::spawn(async move {
             process_time::sleep(timeout).await;
             if let Some(sessions) = this.upgrade() {
-                sessions.close_late(&deadline_id, timeout).await;
+                sessions.close_overdue_session(&deadline_id, timeout).await;
             }
         });
         let deadline = Some(deadline.abort_handle());
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.open.insert(
             id.clone(),
             OpenSession { session: session.clone(), start, is_started, deadline },
@@ -192,10 +194,10 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Closes a session whose time is over.
-    async fn close_late(&self, id: &str, timeout: Duration) {
+    /// Closes a session that has exceeded its time limit.
+    async fn close_overdue_session(&self, id: &str, timeout: Duration) {
         let traffic = {
-            let mut state = self.state();
+            let mut state = self.lock_state();
             let num_conversations = state.conversations.len();
             // The next call of the conversation starts another session.
             state.conversations.retain(|_, session| session != id);
@@ -207,28 +209,32 @@ impl Sessions {
             let idle = session.recorder().wait_until_idle();
             process_time::with_timeout(timeout, idle).await;
         }
-        let Some(mut open) = self.remove(id) else { return };
+        let Some(mut open) = self.remove_session(id) else { return };
         // This code runs in the task `deadline`, which must not abort itself.
         open.deadline = None;
         // A failure is logged.
-        let _ = self.finish(open, Ending::Timeout(timeout)).await;
+        let _ = self.finish_session(open, SessionEnding::Timeout(timeout)).await;
     }
 
-    /// Returns the open session of a conversation.
-    fn session_of(&self, conversation: &Conversation) -> Option<Arc<Session>> {
-        let state = self.state();
+    /// Returns the open session of a conversation, or `None` if the conversation has none.
+    fn find_conversation_session(&self, conversation: &Conversation) -> Option<Arc<Session>> {
+        let state = self.lock_state();
         let open = state.open.get(state.conversations.get(conversation)?)?;
         Some(Arc::clone(&open.session))
     }
 
-    fn remove(&self, id: &str) -> Option<OpenSession> {
-        let mut state = self.state();
+    fn remove_session(&self, id: &str) -> Option<OpenSession> {
+        let mut state = self.lock_state();
         state.conversations.retain(|_, session| session != id);
         state.open.remove(id)
     }
 
-    /// Closes a session that is no longer open for clients, and records it.
-    async fn finish(&self, open: OpenSession, ending: Ending) -> Result<EndedSession, ApiError> {
+    /// Closes a session that was removed from the open sessions, and records its end.
+    async fn finish_session(
+        &self,
+        open: OpenSession,
+        ending: SessionEnding,
+    ) -> Result<EndedSession, ApiError> {
         let OpenSession { session, start, is_started, deadline } = open;
         if let Some(deadline) = deadline {
             deadline.abort();
@@ -238,7 +244,7 @@ impl Sessions {
         gateway.forget(&session);
         let interaction_count = recorded.calls.len();
         let has_calls = interaction_count > 0;
-        let mut outcome = session_outcome(&recorded, &rewards, ending);
+        let mut outcome = create_session_outcome(&recorded, &rewards, ending);
         let total: f64 = rewards.iter().map(|reward| reward.value).sum();
         let is_failed = outcome.error.is_some();
         let score =
@@ -266,7 +272,7 @@ impl Sessions {
         };
         if let Err(error) = written {
             tracing::error!(%error, session = session.path(), "could not record a session");
-            return Err(unrecorded(&error));
+            return Err(to_recording_error(&error));
         }
         Ok(EndedSession { attempt: has_calls.then(|| id.to_string()), interaction_count })
     }
@@ -275,13 +281,13 @@ impl Sessions {
 #[async_trait]
 impl SessionHost for Sessions {
     async fn start(&self, request: StartRequest) -> Result<HostedSession, ApiError> {
-        let session = self.create(request, None, true, None).await?;
+        let session = self.create_session(request, None, true, None).await?;
         Ok(HostedSession { session, task: None })
     }
 
     async fn end(&self, session: &Session, end: EndRequest) -> Result<EndedSession, ApiError> {
         let id = session.recorder().name();
-        let Some(open) = self.remove(id) else {
+        let Some(open) = self.remove_session(id) else {
             let message = format!("the session {id} has ended");
             return Err(ApiError::new(ErrorKind::AttemptEnded, message));
         };
@@ -289,7 +295,10 @@ impl SessionHost for Sessions {
             return Err(ApiError::new(ErrorKind::Unavailable, "the server is shutting down"));
         };
         // A client that disconnects must not interrupt the record.
-        let finishing = tokio::spawn(async move { this.finish(open, Ending::Client(end)).await });
+        let finishing =
+            tokio::spawn(
+                async move { this.finish_session(open, SessionEnding::Client(end)).await },
+            );
         finishing.await.unwrap_or_else(|error| {
             Err(ApiError::new(
                 ErrorKind::Internal,
@@ -312,7 +321,7 @@ impl SessionHost for Sessions {
         let _creating = match &conversation {
             Some(conversation) => {
                 let creating = self.creating.lock().await;
-                if let Some(session) = self.session_of(conversation) {
+                if let Some(session) = self.find_conversation_session(conversation) {
                     return Ok(Some(session));
                 }
                 Some(creating)
@@ -320,14 +329,14 @@ impl SessionHost for Sessions {
             None => None,
         };
         let request = StartRequest { person, ..StartRequest::default() };
-        let created = self.create(request, conversation, id.is_some(), seed).await;
+        let created = self.create_session(request, conversation, id.is_some(), seed).await;
         Ok(created
             .inspect_err(|error| tracing::error!(error = error.message, "traffic is not recorded"))
             .ok())
     }
 
     fn find(&self, id: &str) -> Option<Arc<Session>> {
-        let state = self.state();
+        let state = self.lock_state();
         let mut named = state.conversations.iter().filter(|((known, _), _)| known == id);
         let id = match (named.next(), named.next()) {
             (None, _) => id,
@@ -345,39 +354,46 @@ async fn record_end(store: &dyn Store, attempt: &Attempt) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Returns the outcome of a session that ended with `ending`, with the calls and rewards for
-/// scorers.
-pub(crate) fn session_outcome(recorded: &Recording, rewards: &[Reward], ending: Ending) -> Outcome {
-    let mut outcome = recorded_outcome(recorded);
+/// Creates the outcome of a session that ended with `ending`. The outcome contains the calls and
+/// rewards for scorers.
+pub(crate) fn create_session_outcome(
+    recorded: &Recording,
+    rewards: &[Reward],
+    ending: SessionEnding,
+) -> Outcome {
+    let mut outcome = create_recorded_outcome(recorded);
     let given_text = match ending {
-        Ending::Client(EndRequest { error: Some(error), .. }) => {
+        SessionEnding::Client(EndRequest { error: Some(error), .. }) => {
             outcome.error = Some(error);
             None
         }
-        Ending::Client(EndRequest { final_text, .. }) => {
+        SessionEnding::Client(EndRequest { final_text, .. }) => {
             outcome.finish = Finish::Answered;
             final_text
         }
-        Ending::Timeout(timeout) => {
+        SessionEnding::Timeout(timeout) => {
             outcome.finish = Finish::Deadline;
             outcome.add_warning(SOURCE, format!("was not ended within {timeout:?}"));
             None
         }
-        Ending::Shutdown => {
+        SessionEnding::Shutdown => {
             outcome.finish = Finish::Deadline;
             outcome.add_warning(SOURCE, "was not ended before the server stopped");
             None
         }
     };
     if outcome.finish.is_complete() {
-        outcome.final_text = given_text.or_else(|| last_content(recorded)).unwrap_or_default();
+        outcome.final_text = given_text.or_else(|| find_last_content(recorded)).unwrap_or_default();
     }
     add_scorer_input(&mut outcome, SOURCE, recorded, rewards, None);
     outcome
 }
 
-/// Returns the task of a session.
-fn task_of(id: &str, StartRequest { task_id, mut task, person, .. }: StartRequest) -> Task {
+/// Creates the task of a session from the request that started the session.
+fn create_session_task(
+    id: &str,
+    StartRequest { task_id, mut task, person, .. }: StartRequest,
+) -> Task {
     if let Some(person) = person {
         task.insert(PERSON.to_owned(), person.into());
     }
@@ -394,7 +410,7 @@ fn task_of(id: &str, StartRequest { task_id, mut task, person, .. }: StartReques
     }
 }
 
-fn unrecorded(error: &StoreError) -> ApiError {
+fn to_recording_error(error: &StoreError) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, format!("the session cannot be recorded: {error}"))
 }
 

@@ -152,7 +152,7 @@ async fn session_records_calls_rewards_and_end() {
 }
 
 #[tokio::test]
-async fn session_that_never_ends_is_closed_by_its_deadline() {
+async fn unended_session_is_closed_at_time_limit() {
     let server = Server::new(TIMEOUT, false).await;
     let started = server.ok("/rl/start_session", KEY, &json!({})).await;
     let key = started["api_key"].as_str().unwrap();
@@ -190,7 +190,7 @@ async fn failed_session_has_no_score() {
 }
 
 #[tokio::test]
-async fn wrong_requests_are_rejected_by_name() {
+async fn invalid_session_requests_are_rejected_with_reason() {
     let server = Server::new(TIMEOUT, false).await;
     let started = server.ok("/rl/start_session", KEY, &json!({})).await;
     let key = started["api_key"].as_str().unwrap();
@@ -311,7 +311,7 @@ async fn sessions_and_traffic_name_their_person() {
 }
 
 #[tokio::test]
-async fn conversation_after_its_deadline_is_another_session() {
+async fn conversation_after_time_limit_starts_new_session() {
     let server = Server::new(TIMEOUT, true).await;
     let id = "x-session-id: chat\r\n";
     for num_sessions in 1..=2 {

@@ -9,46 +9,47 @@ use levade_tools::OpenTools;
 use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::AttemptContext;
-use crate::cast::{Caller, PartyBuilder};
-use crate::tool_loop::{LoopError, LoopLimits, LoopObserver, ToolLoop, add_opening};
+use crate::cast::{CallerKind, PartyBuilder};
+use crate::tool_loop::{LoopObserver, ToolLoop, ToolLoopError, ToolLoopLimits, add_opening};
 
-/// Interactive conversation of a user with an agent. Tools stay open until the talk is closed.
-pub struct Talk {
+/// Interactive conversation of a user with an agent. The agent's tools stay open until the
+/// conversation is closed.
+pub struct InteractiveConversation {
     context: AttemptContext,
-    limits: LoopLimits,
+    limits: ToolLoopLimits,
     cast: Cast,
     tools: OpenTools,
-    /// Messages since the last reset.
+    /// Messages of the conversation since its last reset.
     history: Vec<Message>,
 }
 
-impl Talk {
-    /// Opens the tools of the agent of `context`, and starts a conversation with its messages.
-    /// `limits.tokens` is the maximum number of tokens of one completion, and `limits.turns` the
-    /// maximum number of completions for one message of the user.
+impl InteractiveConversation {
+    /// Opens the tools of the agent of `context`, and starts a conversation with the opening
+    /// messages of `context`. `limits.tokens` is the maximum number of tokens of one completion,
+    /// and `limits.turns` the maximum number of completions for one message of the user.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy, or if a tool cannot be opened.
     pub async fn open(context: AttemptContext) -> Result<Self, String> {
-        let agent = context.own_agent()?;
-        let limits = LoopLimits {
+        let agent = context.find_own_agent()?;
+        let limits = ToolLoopLimits {
             max_turns: context.limits.max_turns,
-            opening: context.player(agent)?.opening,
+            opening: context.select_player(agent)?.opening,
         };
         // A user can take any time.
-        let tools = agent.tools.open(&context.tool_context(agent, Duration::MAX)).await;
+        let tools = agent.tools.open(&context.create_tool_context(agent, Duration::MAX)).await;
         let tools = tools.map_err(|error| error.to_string())?;
-        let cast = cast(&context)?;
+        let cast = create_cast(&context)?;
         let history = context.messages.clone();
-        Ok(Talk { context, limits, cast, tools, history })
+        Ok(InteractiveConversation { context, limits, cast, tools, history })
     }
 
-    /// Starts a new conversation with the initial messages.
+    /// Starts a new conversation with the opening messages.
     ///
     /// # Errors
     /// Returns a message if the agent has no policy.
     pub fn reset(&mut self) -> Result<(), String> {
-        self.cast = cast(&self.context)?;
+        self.cast = create_cast(&self.context)?;
         self.history = self.context.messages.clone();
         Ok(())
     }
@@ -59,7 +60,7 @@ impl Talk {
     ///
     /// # Errors
     /// Returns a message if the model or a tool fails.
-    pub async fn send(
+    pub async fn send_message_to_agent(
         &mut self,
         text: String,
         observer: &mut dyn LoopObserver,
@@ -81,7 +82,9 @@ impl Talk {
             user: None,
         };
         match tool_loop.run(&mut self.history, &mut self.tools).await {
-            Err(LoopError::Call(error)) if error.kind == ErrorKind::TooLong => Ok(Finish::Context),
+            Err(ToolLoopError::Call(error)) if error.kind == ErrorKind::TooLong => {
+                Ok(Finish::Context)
+            }
             ended => ended.map_err(|error| error.to_string()),
         }
     }
@@ -91,7 +94,7 @@ impl Talk {
         self.history.push(Message::assistant(text));
     }
 
-    /// Closes the sessions of the tools.
+    /// Closes the tool sessions of the conversation.
     ///
     /// # Errors
     /// Returns a message if a tool fails to close.
@@ -100,10 +103,10 @@ impl Talk {
     }
 }
 
-/// Creates the cast of a new conversation.
-fn cast(context: &AttemptContext) -> Result<Cast, String> {
-    let agent = context.own_agent()?;
-    let party =
-        PartyBuilder::new(context, Caller::ToolLoop)?.party(agent, context.player(agent)?)?;
-    Ok(Cast::new([Arc::new(party)], context.recorder(usize::MAX)))
+/// Creates the cast of a new conversation: the parties that answer the model calls.
+fn create_cast(context: &AttemptContext) -> Result<Cast, String> {
+    let agent = context.find_own_agent()?;
+    let party = PartyBuilder::new(context, CallerKind::ToolLoop)?
+        .create_party(agent, context.select_player(agent)?)?;
+    Ok(Cast::new([Arc::new(party)], context.create_recorder(usize::MAX)))
 }

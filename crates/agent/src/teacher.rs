@@ -16,40 +16,41 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use levade_tasks::Task;
 
-/// Source of completions to imitate.
+/// Teacher: a source of completions that trained policies imitate.
 #[derive(Clone)]
 pub enum Teacher {
-    /// Chat API of an external policy.
+    /// A chat API of an external policy writes the completions.
     Api(Arc<dyn ChatApi>),
-    /// Field of this name in the row of each task, which has the completions.
+    /// The field of this name in each task's row contains the completions.
     RowField(String),
 }
 
 impl Teacher {
-    /// Creates a teacher that answers a conversation by `rule`. The rule returns a message if it
-    /// has no answer.
+    /// Creates a teacher that answers each conversation with the function `rule`. The function
+    /// returns an error message if it has no answer.
     pub fn from_rule(
         rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static,
     ) -> Self {
-        Teacher::Api(Arc::new(Rule(rule)))
+        Teacher::Api(Arc::new(RuleChatApi(rule)))
     }
 
-    /// Returns the chat API that writes the completions of one attempt at a task.
+    /// Returns the chat API that supplies the teacher's completions for one attempt at a task.
     ///
     /// # Errors
-    /// Returns a message if the task's row must have the completions but does not.
-    pub(crate) fn responder(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
+    /// Returns a message if the completions come from the task's row, but the row does not contain
+    /// them.
+    pub(crate) fn create_responder(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
         match self {
             Teacher::Api(responder) => Ok(Arc::clone(responder)),
-            Teacher::RowField(field) => row_responder(task, field),
+            Teacher::RowField(field) => create_row_responder(task, field),
         }
     }
 }
 
-/// Chat API that answers conversations by a rule.
-struct Rule<F>(F);
+/// Chat API that answers conversations by calling the function `F`.
+struct RuleChatApi<F>(F);
 
-impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rule<F> {
+impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for RuleChatApi<F> {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = unbounded_channel();
         let finish = FinishReason::StopId;
@@ -73,20 +74,21 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
     }
 }
 
-/// Returns the completions in a field of a task's row, in order. The field is a list of texts, or
-/// of messages in the format of chat APIs. Messages of tools and users between them are left out,
-/// because the attempt has its own ones. Tool calls without an id get a generated id.
+/// Parses the completions in a field of a task's row, in order. The field is a list of texts, or of
+/// messages in the format of chat APIs. Messages of tools and users in the list are ignored,
+/// because the attempt has its own messages of tools and users. Tool calls without an id get a
+/// generated id.
 ///
 /// # Errors
 /// Returns a message if the row has no such field, or if the field is not a list of completions.
-pub fn row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String> {
+pub fn parse_row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String> {
     let found = task.row.get(field).ok_or_else(|| format!("its row has no field `{field}`"))?;
     let wrong = |why: String| format!("its field `{field}` {why}");
     let items = found.as_array().ok_or_else(|| wrong("is not a list of completions".to_owned()))?;
     let mut completions = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
-        let message =
-            message(item).map_err(|why| wrong(format!("has an invalid message {at}: {why}")))?;
+        let message = parse_message(item)
+            .map_err(|why| wrong(format!("has an invalid message {at}: {why}")))?;
         completions.extend((message.role == Role::Assistant).then_some(message));
     }
     for (turn, completion) in completions.iter_mut().enumerate() {
@@ -103,7 +105,7 @@ pub fn row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String>
     }
 }
 
-fn message(item: &Value) -> Result<Message, String> {
+fn parse_message(item: &Value) -> Result<Message, String> {
     let mut item = match item {
         Value::String(text) => json!({ "content": text }),
         other => other.clone(),
@@ -115,12 +117,13 @@ fn message(item: &Value) -> Result<Message, String> {
     message.check_calls().map(|()| message)
 }
 
-/// Creates a chat API that returns the completions of a task, one for each query.
+/// Creates a chat API that replays the completions in a task's row: each query gets the next
+/// completion.
 ///
 /// # Errors
-/// Returns the message of [`row_completions`] if it fails.
-fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
-    let completions = row_completions(task, field)?;
+/// Returns the errors of [`parse_row_completions`].
+fn create_row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
+    let completions = parse_row_completions(task, field)?;
     let next = AtomicUsize::new(0);
     let field = field.to_owned();
     let rule = move |_: &[Message]| {
@@ -133,7 +136,7 @@ fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
         };
         completions.get(at).cloned().ok_or_else(used_up)
     };
-    Ok(Arc::new(Rule(rule)))
+    Ok(Arc::new(RuleChatApi(rule)))
 }
 
 #[cfg(test)]
@@ -146,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn written_parses_texts_and_messages() {
+    fn parse_row_completions_accepts_texts_and_messages() {
         let call = json!({ "function": { "name": "python", "arguments": { "code": "print(1)" } } });
         let task = task(json!([
             { "role": "assistant", "content": "Let me see.", "tool_calls": [call.clone(), call] },
             { "role": "tool", "content": "1" },
             "It is 1.",
         ]));
-        let completions = row_completions(&task, "replies").unwrap();
+        let completions = parse_row_completions(&task, "replies").unwrap();
         assert_eq!(completions.len(), 2, "what a tool said is left out");
         let ids: Vec<&str> =
             completions[0].tool_calls.iter().map(|call| call.id.as_str()).collect();
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn written_names_field_without_completions() {
+    fn parse_row_completions_names_invalid_field() {
         for (completions, why) in [
             (json!("one"), "is not a list of completions"),
             (json!([]), "has no completion"),
@@ -176,11 +179,11 @@ mod tests {
             ),
             (json!(["a", { "role": "wizard", "content": "b" }]), "has an invalid message 1"),
         ] {
-            let error = row_completions(&task(completions), "replies").unwrap_err();
+            let error = parse_row_completions(&task(completions), "replies").unwrap_err();
             assert!(error.starts_with("its field `replies` ") && error.contains(why), "{error}");
         }
         assert_eq!(
-            row_completions(&task(json!([])), "demo").unwrap_err(),
+            parse_row_completions(&task(json!([])), "demo").unwrap_err(),
             "its row has no field `demo`"
         );
     }

@@ -27,7 +27,8 @@ pub(crate) struct TeacherCompletion {
 }
 
 impl TeacherCompletion {
-    /// Returns the complete responses among the external calls of an agent.
+    /// Returns the completions of an agent from its external calls. Calls without a complete
+    /// response are left out.
     pub(crate) fn from_calls(calls: &[ExternalCall], agent: &str) -> Vec<TeacherCompletion> {
         let full_history = |call: &ExternalCall| {
             call.agent == agent && call.error.is_none() && call.finish == FinishReason::StopId
@@ -45,7 +46,7 @@ impl TeacherCompletion {
     }
 }
 
-/// Policy that imitates a teacher: its chat format, and the names of agent and policy.
+/// Policy that imitates a teacher: its chat format, and the names of its agent and of the policy.
 pub(crate) struct ImitatingPolicy {
     format: Arc<Format>,
     agent: String,
@@ -53,7 +54,8 @@ pub(crate) struct ImitatingPolicy {
 }
 
 impl ImitatingPolicy {
-    /// Returns the policy that plays an agent in `player`, or `None` if it samples no tokens.
+    /// Creates the imitating policy of an agent that `player` plays. Returns `None` if the player
+    /// does not sample tokens.
     pub(crate) fn new(agent: &str, player: &Player) -> Option<Self> {
         let Backend::Tokens(_) = player.backend else { return None };
         let format = player.format.clone()?;
@@ -62,10 +64,10 @@ impl ImitatingPolicy {
 }
 
 /// Renders a teacher's external calls as demonstrations for the policies that the teacher replaced.
-/// Returns the trajectory, and the number of demonstrated tokens.
+/// Returns the trajectory of the demonstrations, and the number of demonstrated tokens.
 ///
 /// # Errors
-/// Returns an error if a conversation cannot be rendered in the format of its policy.
+/// Returns an error if a conversation cannot be rendered in the chat format of its policy.
 fn demonstrate_calls(
     policies: &[ImitatingPolicy],
     calls: &[ExternalCall],
@@ -86,8 +88,8 @@ fn demonstrate_calls(
     Ok((conversation.into_trajectory(), count))
 }
 
-/// Creates the attempt that a teacher has made from its outcome and the teacher's external calls.
-/// Rendering takes time, so it runs outside of the async workers.
+/// Creates the attempt that a teacher has made, from the attempt's outcome and the teacher's
+/// external calls. Rendering the calls takes time, so it runs outside of the async workers.
 pub(crate) async fn create_attempt(
     mut outcome: Outcome,
     policies: Vec<ImitatingPolicy>,
@@ -96,7 +98,7 @@ pub(crate) async fn create_attempt(
     let render = move || demonstrate_calls(&policies, &calls);
     let rendered = match tokio::task::spawn_blocking(render).await {
         Ok(rendered) => rendered.map_err(|error| error.to_string()),
-        Err(error) => Err(format!("rendering failed: {error}")),
+        Err(error) => Err(format!("the teacher's completions cannot be rendered: {error}")),
     };
     match rendered {
         Ok((trajectory, tokens)) => {

@@ -97,7 +97,7 @@ async fn unavailable_teacher_fails_only_its_attempt() {
 }
 
 #[tokio::test]
-async fn gateway_calls_become_tree() {
+async fn external_calls_become_demonstration_tree() {
     let external_call =
         |after, shared_messages, messages: &[&str], completion: &str| ExternalCall {
             agent: "solver".into(),

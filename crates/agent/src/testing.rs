@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::AttemptContext;
-use crate::roster::{Agent, Limits, Player};
+use crate::roster::{Agent, AttemptLimits, Player};
 
 /// Returns a player of the policy `policy`, whose completions come from `sampler`.
 pub(crate) fn player(policy: &str, sampler: Arc<dyn Sampler>) -> Player {
@@ -25,7 +25,7 @@ pub(crate) fn player(policy: &str, sampler: Arc<dyn Sampler>) -> Player {
 
 /// Returns an agent with these tools and one player.
 pub(crate) fn agent(name: &str, player: Player, tools: Vec<Arc<dyn Toolbox>>) -> Agent {
-    let limits = Limits {
+    let limits = AttemptLimits {
         max_turns: 3,
         max_tokens: 1000,
         completion_timeout: Duration::from_secs(5),

@@ -14,7 +14,7 @@ use crate::user::{UserResponse, UserSession};
 
 /// Reason why the tool loop of an attempt failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LoopError {
+pub(crate) enum ToolLoopError {
     #[error("{0}")]
     Call(#[from] ApiError),
     #[error("{0}")]
@@ -29,43 +29,46 @@ pub(crate) enum LoopError {
     Tree(#[from] TreeError),
 }
 
-impl LoopError {
-    /// Returns the name of the part that failed.
-    pub fn source(&self) -> &'static str {
+impl ToolLoopError {
+    /// Returns the name of the component that failed: `prompt`, `sampler`, `tools` or another
+    /// component of the attempt.
+    pub fn failed_component(&self) -> &'static str {
         match self {
-            LoopError::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
-            LoopError::Call(error) if error.param.as_deref() == Some("messages") => "chat template",
-            LoopError::Call(_) => "sampler",
-            LoopError::Tool(_) | LoopError::Outage(_) => "tools",
-            LoopError::User(_) => "user",
-            LoopError::Helper { .. } => "agents",
-            LoopError::Tree(_) => "record",
+            ToolLoopError::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
+            ToolLoopError::Call(error) if error.param.as_deref() == Some("messages") => {
+                "chat template"
+            }
+            ToolLoopError::Call(_) => "sampler",
+            ToolLoopError::Tool(_) | ToolLoopError::Outage(_) => "tools",
+            ToolLoopError::User(_) => "user",
+            ToolLoopError::Helper { .. } => "agents",
+            ToolLoopError::Tree(_) => "record",
         }
     }
 }
 
-/// Observer of a tool loop, for programs that display the loop live.
+/// Observer of a tool loop. Programs that display the loop live implement this trait.
 pub trait LoopObserver: Send {
-    /// Notifies that a completion starts. `opens_reasoning` is whether its prompt starts its
-    /// reasoning.
-    fn start(&mut self, opens_reasoning: bool);
+    /// Notifies the observer that a completion starts. `opens_reasoning` is whether the prompt of
+    /// the completion already starts its reasoning.
+    fn completion_started(&mut self, opens_reasoning: bool);
 
-    /// Notifies that tokens were sampled.
-    fn tokens(&mut self, tokens: &[Token]);
+    /// Notifies the observer of new sampled tokens.
+    fn tokens_sampled(&mut self, tokens: &[Token]);
 
-    /// Notifies that the completion has ended.
-    fn end(&mut self);
+    /// Notifies the observer that the completion has ended.
+    fn completion_ended(&mut self);
 
-    /// Notifies that tools have returned the results of the completion's calls.
-    fn results(&mut self, results: &[Observation]);
+    /// Notifies the observer of the results of the completion's tool calls.
+    fn tools_returned(&mut self, results: &[Observation]);
 }
 
 /// Limits of a tool loop.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LoopLimits {
-    /// Maximum number of completions.
+pub(crate) struct ToolLoopLimits {
+    /// Maximum number of completions in the loop.
     pub max_turns: u32,
-    /// Limit of the first prompt.
+    /// Limit for the opening prompt of the conversation.
     pub opening: OpeningLimit,
 }
 
@@ -74,31 +77,32 @@ pub(crate) struct ToolLoop<'a, 'b> {
     /// Name of the agent.
     pub agent: &'a str,
     pub cast: &'a Cast,
-    /// Tools in the prompt. They are the same for the entire conversation.
+    /// Specifications of the tools in the prompt. They do not change during a conversation.
     pub specs: &'a [ToolSpec],
-    pub limits: LoopLimits,
+    pub limits: ToolLoopLimits,
     /// Outcome of the attempt so far.
     pub outcome: &'a mut Outcome,
-    /// Number of tool calls of helpers.
+    /// Number of tool calls that helpers of the agent have made.
     pub helped: &'a mut CallCounts,
     pub observer: Option<&'a mut dyn LoopObserver>,
-    /// User who answers replies without a tool call, with the policy that plays the agent.
+    /// User who answers completions without a tool call, and the player whose clock measures the
+    /// user's timeouts.
     pub user: Option<(&'a mut UserSession<'b>, &'a Player)>,
 }
 
 impl ToolLoop<'_, '_> {
-    /// Runs the loop and appends its messages to `history`, including the last completion.
+    /// Runs the tool loop, and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
-    /// Returns an error if a call fails, if a helper fails, or if a tool fails that the attempt
-    /// cannot continue without.
+    /// Returns an error if a model call fails, if a helper fails, or if a tool fails without which
+    /// the attempt cannot continue.
     pub async fn run(
         &mut self,
         history: &mut Vec<Message>,
         tools: &mut OpenTools,
-    ) -> Result<Finish, LoopError> {
+    ) -> Result<Finish, ToolLoopError> {
         for index in 0.. {
-            let end = match self.call(history, index == 0).await {
+            let end = match self.request_completion(history, index == 0).await {
                 // The task fits into the context, but the tool results no longer do.
                 Err(error) if index > 0 && error.kind == ErrorKind::TooLong => {
                     return Ok(Finish::Context);
@@ -121,9 +125,9 @@ impl ToolLoop<'_, '_> {
             let is_last = index + 1 >= self.limits.max_turns;
             if parsed.calls.is_empty() {
                 (self.outcome.final_text, self.outcome.reasoning) = (parsed.content, reasoning);
-                match self.answer_of_user(turn, is_last).await? {
-                    Answer::Message(text) => history.push(Message::user(text)),
-                    Answer::End(finish) => return Ok(finish),
+                match self.request_user_answer(turn, is_last).await? {
+                    UserAnswer::Message(text) => history.push(Message::user(text)),
+                    UserAnswer::End(finish) => return Ok(finish),
                 }
                 continue;
             }
@@ -132,12 +136,12 @@ impl ToolLoop<'_, '_> {
             let mut results = tools.execute_calls(&parsed, !is_last).await;
             self.merge_helpers(&mut results)?;
             if let Some(observer) = &mut self.observer {
-                observer.results(&results);
+                observer.tools_returned(&results);
             }
             self.outcome.calls_by_turn.push((turn, tools.counts().subtract(&before)));
             add_timings(self.outcome, turn, &parsed, &results);
             let learned = apply_results(self.outcome, turn, &results);
-            if let Some(final_answer) = learned.map_err(LoopError::Outage)? {
+            if let Some(final_answer) = learned.map_err(ToolLoopError::Outage)? {
                 self.outcome.final_text = final_answer;
                 return Ok(Finish::Ended);
             }
@@ -152,30 +156,38 @@ impl ToolLoop<'_, '_> {
         Ok(Finish::MaxTurns)
     }
 
-    /// Returns the user's answer to the final text so far, or the end of the attempt. `is_last` is
-    /// whether the agent may write no further completion.
-    async fn answer_of_user(&mut self, turn: u32, is_last: bool) -> Result<Answer, LoopError> {
+    /// Returns the user's answer to the text of the agent's completion, or the end of the attempt.
+    /// `is_last` is whether the agent has reached its maximum number of completions.
+    async fn request_user_answer(
+        &mut self,
+        turn: u32,
+        is_last: bool,
+    ) -> Result<UserAnswer, ToolLoopError> {
         let Some((user, player)) = &mut self.user else {
-            return Ok(Answer::End(Finish::Answered));
+            return Ok(UserAnswer::End(Finish::Answered));
         };
         let responded = user.respond_to(&self.outcome.final_text, player).await;
-        let (response, score) = responded.map_err(LoopError::User)?;
+        let (response, score) = responded.map_err(ToolLoopError::User)?;
         if let Some(score) = score {
             self.outcome.rewards_by_turn.push((turn, score));
         }
         Ok(match response {
-            UserResponse::End => Answer::End(Finish::Ended),
-            UserResponse::MaxTurns => Answer::End(Finish::MaxTurns),
-            UserResponse::Message(_) if is_last => Answer::End(Finish::MaxTurns),
+            UserResponse::End => UserAnswer::End(Finish::Ended),
+            UserResponse::MaxTurns => UserAnswer::End(Finish::MaxTurns),
+            UserResponse::Message(_) if is_last => UserAnswer::End(Finish::MaxTurns),
             UserResponse::Message(_) if self.cast.recorder().remaining_tokens() == 0 => {
-                Answer::End(Finish::MaxTokens)
+                UserAnswer::End(Finish::MaxTokens)
             }
-            UserResponse::Message(text) => Answer::Message(text),
+            UserResponse::Message(text) => UserAnswer::Message(text),
         })
     }
 
-    /// Requests the next completion.
-    async fn call(&mut self, history: &[Message], is_first: bool) -> Result<End, ApiError> {
+    /// Requests the agent's next completion.
+    async fn request_completion(
+        &mut self,
+        history: &[Message],
+        is_first: bool,
+    ) -> Result<End, ApiError> {
         let request = Request {
             tools: self.specs.to_vec(),
             opening: is_first.then_some(self.limits.opening),
@@ -185,19 +197,19 @@ impl ToolLoop<'_, '_> {
         let head = reader.head();
         self.outcome.prompt_truncated |= head.is_truncated;
         let Some(observer) = &mut self.observer else { return reader.completion().await };
-        observer.start(head.opens_reasoning);
+        observer.completion_started(head.opens_reasoning);
         let tokens = |event: &Event| {
             if let Event::Delta { tokens, .. } = event {
-                observer.tokens(tokens);
+                observer.tokens_sampled(tokens);
             }
         };
         let completed = reader.completion_with(tokens).await;
-        observer.end();
+        observer.completion_ended();
         completed
     }
 
-    /// Adds the conversations of helpers to the recorded conversation.
-    fn merge_helpers(&mut self, results: &mut [Observation]) -> Result<(), LoopError> {
+    /// Adds the conversations of helpers to the recorded conversation of the attempt.
+    fn merge_helpers(&mut self, results: &mut [Observation]) -> Result<(), ToolLoopError> {
         let mut broken = None;
         for Branch { agent, trajectory, outcome } in
             results.iter_mut().flat_map(|observation| observation.branches.drain(..))
@@ -205,21 +217,21 @@ impl ToolLoop<'_, '_> {
             let first = self.cast.recorder().append_trajectory(&trajectory)?;
             let error = outcome.error.clone();
             merge_outcome(self.outcome, self.helped, first, outcome);
-            broken = broken.or(error.map(|why| LoopError::Helper { agent, why }));
+            broken = broken.or(error.map(|why| ToolLoopError::Helper { agent, why }));
         }
         broken.map_or(Ok(()), Err)
     }
 }
 
-/// Result of a completion without a tool call.
-enum Answer {
+/// Answer to a completion without a tool call.
+enum UserAnswer {
     /// The simulated user has sent a message, and the agent continues.
     Message(String),
-    /// The attempt has ended, with this finish.
+    /// The attempt has ended with this finish.
     End(Finish),
 }
 
-/// Appends the opening text of the tools to the last message.
+/// Appends the opening text of the tools to the last message of the history.
 pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
     let (Some(opening), Some(last)) = (opening, history.last_mut()) else { return };
     let parts = match last.content.parts() {
@@ -230,14 +242,14 @@ pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
     last.content = parts.into_iter().chain([opening]).collect();
 }
 
-/// A turn of the model whose completion has ended.
+/// Turn of the model, whose completion has ended.
 struct AssistantTurn {
-    /// Turn in the conversation. If the completion is not recorded as tokens, the number of earlier
-    /// turns.
+    /// Index of the turn in the recorded conversation. If the completion is not recorded as tokens,
+    /// this index is the number of earlier turns.
     turn: u32,
     parsed: ParsedCompletion,
     reasoning: String,
-    /// Message that continues the history, with the text exactly as the model wrote it.
+    /// Message that is added to the history, with the text exactly as the model wrote it.
     message: Message,
 }
 
@@ -265,7 +277,8 @@ impl AssistantTurn {
     }
 }
 
-/// Adds the times of tool calls to the outcome. Calls that were skipped have no result.
+/// Adds the times of tool calls to the outcome. Skipped calls have no result, so they have no
+/// times.
 fn add_timings(
     outcome: &mut Outcome,
     turn: u32,
@@ -286,11 +299,11 @@ fn add_timings(
 }
 
 /// Adds failures, metrics and rewards of tool calls to the outcome. Returns the final answer of the
-/// first call that ended the attempt, if any.
+/// first call that ended the attempt, or `None` if no call ended the attempt.
 ///
 /// # Errors
-/// Returns a message if a tool failed that the attempt cannot continue without. It names the tool
-/// and the failure.
+/// Returns a message that names the tool and its failure if a tool failed without which the attempt
+/// cannot continue.
 pub(crate) fn apply_results(
     outcome: &mut Outcome,
     turn: u32,
@@ -317,7 +330,7 @@ pub(crate) fn apply_results(
         observations.iter().find(|observation| observation.breaks)
     {
         return Err(format!(
-            "the tool {} does not work: {text}",
+            "the tool {} failed, and the attempt cannot continue without it: {text}",
             toolbox.as_deref().unwrap_or_default()
         ));
     }

@@ -4,7 +4,7 @@ use levade_http::Access;
 
 use crate::failure::unusable;
 
-/// Access options of a server for requests from web pages.
+/// Options of a server that determine which web pages and host names can access it.
 #[derive(clap::Args)]
 pub struct Args {
     /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can
@@ -19,7 +19,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the rules that the options set.
+    /// Returns the access rules that the options set.
     ///
     /// # Errors
     /// Returns an error if an origin or a host is malformed.

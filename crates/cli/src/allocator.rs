@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use levade_engine::available_memory;
 
-/// The system's allocator, which ends the process if an allocation fails.
+/// Allocator that calls the system's allocator, and ends the process if an allocation fails.
 pub struct EndingAllocator;
 
 // SAFETY: every call is forwarded unchanged, and a null pointer is never returned to the caller.
@@ -41,18 +41,18 @@ unsafe impl GlobalAlloc for EndingAllocator {
 
 fn end_if_null(start: *mut u8, size: usize) -> *mut u8 {
     if start.is_null() {
-        end(size);
+        end_process(size);
     }
     start
 }
 
 thread_local! {
-    /// Whether this thread is about to end the process.
+    /// Whether this thread has started to end the process.
     static ENDING: Cell<bool> = const { Cell::new(false) };
 }
 
 #[cold]
-fn end(size: usize) -> ! {
+fn end_process(size: usize) -> ! {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     // Reporting the free memory allocates as well. If that allocation fails, this function is
     // entered again on the same thread and exits after the first line of the message.

@@ -16,7 +16,7 @@ use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
-use crate::inspect::credit_target;
+use crate::inspect::describe_credit;
 use crate::screen;
 
 /// Trace weights back to the attempts that made them, or attempts forward to the weights they
@@ -45,11 +45,11 @@ pub struct Args {
     #[arg(long, group = "subject")]
     version: Option<u64>,
 
-    /// Id of a task
+    /// Id of a task, as its attempts record it
     #[arg(long, group = "subject", value_name = "ID")]
     task: Option<String>,
 
-    /// Slot of an attempt, such as train/1/3/0/2, or its id
+    /// Slot of an attempt, such as train/1/3/0/2, or id of an attempt
     #[arg(long, group = "subject", value_name = "ID")]
     attempt: Option<String>,
 
@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, group = "subject", value_name = "KEY")]
     person: Option<String>,
 
-    /// Only this policy
+    /// Show only steps that trained this policy
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
 
@@ -67,7 +67,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(audit(args))
+    crate::create_runtime()?.block_on(audit(args))
 }
 
 async fn audit(args: Args) -> anyhow::Result<ExitCode> {
@@ -80,23 +80,23 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
         let known: BTreeSet<String> = steps.iter().map(|step| step.policy.clone()).collect();
         let known = Vec::from_iter(known).join(", ");
         return Err(unusable(format!(
-            "--policy {name}: no step trained it; the policies that steps trained are: {known}"
+            "--policy is {name}, but no step trained this policy; steps trained: {known}"
         )));
     }
     steps.retain(|step| args.policy.as_ref().is_none_or(|name| *name == step.policy));
     let withdrawn: BTreeMap<AttemptId, Withdrawal> =
         store.withdrawals().await?.into_iter().map(|entry| (entry.id, entry)).collect();
     let subject = match (&args.task, &args.attempt, &args.person) {
-        (Some(id), _, _) => Some(Subject::Task(id)),
-        (_, Some(name), _) => Some(Subject::Attempt(name)),
-        (_, _, Some(key)) => Some(Subject::Person(key)),
+        (Some(id), _, _) => Some(AuditSubject::Task(id)),
+        (_, Some(name), _) => Some(AuditSubject::Attempt(name)),
+        (_, _, Some(key)) => Some(AuditSubject::Person(key)),
         (None, None, None) => None,
     };
     let found = match subject {
-        None => backward(&args, &*store, &steps, &withdrawn).await?,
+        None => trace_back_to_attempts(&args, &*store, &steps, &withdrawn).await?,
         Some(subject) => {
-            let attempts = select(&*store, subject).await?;
-            forward(&args.run, &*store, &steps, &attempts, &withdrawn).await?
+            let attempts = select_attempts(&*store, subject).await?;
+            trace_forward_to_weights(&args.run, &*store, &steps, &attempts, &withdrawn).await?
         }
     };
     let text = if args.json { format!("{found}\n") } else { format_report(&found) };
@@ -106,7 +106,7 @@ async fn audit(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Selection of attempts: by task, by attempt, or by person.
 #[derive(Debug, Clone, Copy)]
-pub enum Subject<'a> {
+pub enum AuditSubject<'a> {
     /// All attempts at the task with this id.
     Task(&'a str),
     /// All tries of the attempt with this slot, or the try with this id.
@@ -115,37 +115,38 @@ pub enum Subject<'a> {
     Person(&'a str),
 }
 
-impl Subject<'_> {
+impl AuditSubject<'_> {
     /// Returns whether all attempts at a task belong to the subject.
-    pub fn has_task(&self, task: &Value) -> bool {
+    pub fn includes_task(&self, task: &Value) -> bool {
         match self {
-            Subject::Task(id) => task_id(task) == *id,
-            Subject::Person(key) => persons(task).iter().any(|person| person == key),
-            Subject::Attempt(_) => false,
+            AuditSubject::Task(id) => format_task_id(task) == *id,
+            AuditSubject::Person(key) => persons(task).iter().any(|person| person == key),
+            AuditSubject::Attempt(_) => false,
         }
     }
 
-    /// Returns the subject of tombstones, if all attempts of the subject are withdrawn together.
-    pub fn withdrawn_as(&self) -> Option<String> {
+    /// Returns the subject as tombstones name it. Returns `None` if the attempts of the subject are
+    /// not withdrawn together.
+    pub fn tombstone_subject(&self) -> Option<String> {
         match self {
-            Subject::Task(id) => Some((*id).to_owned()),
-            Subject::Person(key) => Some(person_subject(key)),
-            Subject::Attempt(_) => None,
+            AuditSubject::Task(id) => Some((*id).to_owned()),
+            AuditSubject::Person(key) => Some(person_subject(key)),
+            AuditSubject::Attempt(_) => None,
         }
     }
 
-    /// Returns the error for a run without attempts of the subject.
-    pub fn missing(&self) -> anyhow::Error {
+    /// Creates the error for a run that has no attempts of the subject.
+    pub fn missing_attempts_error(&self) -> anyhow::Error {
         unusable(match self {
-            Subject::Task(id) => {
+            AuditSubject::Task(id) => {
                 format!(
                     "the run has no attempt at the task {id:?}; `levade inspect` lists attempts"
                 )
             }
-            Subject::Attempt(name) => {
+            AuditSubject::Attempt(name) => {
                 format!("the run has no attempt {name}; `levade inspect` lists attempts")
             }
-            Subject::Person(key) => format!(
+            AuditSubject::Person(key) => format!(
                 "the run has no attempt at a task of the person {key:?}; the key of a person is in \
                  the field `person` of a task's row, which `levade inspect --attempt` shows"
             ),
@@ -153,17 +154,17 @@ impl Subject<'_> {
     }
 }
 
-/// Returns the attempts of a subject. Withdrawn ones are included, and so are copies that a phase
-/// imitates.
+/// Returns the ids of the attempts of a subject. Withdrawn attempts are included, and so are copies
+/// that a phase imitates.
 ///
 /// # Errors
-/// Returns an error if the store cannot be read or contains none.
-pub async fn select(
+/// Returns an error if the store cannot be read or contains no attempts of the subject.
+pub async fn select_attempts(
     store: &dyn Store,
-    subject: Subject<'_>,
+    subject: AuditSubject<'_>,
 ) -> anyhow::Result<BTreeSet<AttemptId>> {
     let mut found = BTreeSet::new();
-    if let Subject::Attempt(name) = subject {
+    if let AuditSubject::Attempt(name) = subject {
         if let Some(slot) = AttemptSlot::parse(name) {
             let tries = store.count_tries(&slot).await?.next;
             found.extend((0..tries).map(|number| AttemptId::new(store.run(), &slot, number)));
@@ -177,32 +178,32 @@ pub async fn select(
             found.extend(store.attempt(&id).await?.map(|attempt| attempt.id));
         }
     }
-    if let Some(withdrawn_as) = subject.withdrawn_as() {
+    if let Some(withdrawn_as) = subject.tombstone_subject() {
         for purpose in Purpose::ALL {
             // Reads attempts only if one can belong to the subject.
-            if !store.tasks(purpose).await?.iter().any(|task| subject.has_task(task)) {
+            if !store.tasks(purpose).await?.iter().any(|task| subject.includes_task(task)) {
                 continue;
             }
             for summary in store.summaries(purpose).await? {
                 let attempt = store.attempt(&summary.id).await?;
-                found.extend(attempt.filter(|a| subject.has_task(&a.task)).map(|a| a.id));
+                found.extend(attempt.filter(|a| subject.includes_task(&a.task)).map(|a| a.id));
             }
         }
         // The attempts are in no list any more, and the tasks of erased ones are gone.
         for Withdrawal { id, task, .. } in store.withdrawals().await? {
             let is_withdrawn_with = task.as_ref() == Some(&withdrawn_as);
             let attempt = if is_withdrawn_with { None } else { store.attempt(&id).await? };
-            if is_withdrawn_with || attempt.is_some_and(|a| subject.has_task(&a.task)) {
+            if is_withdrawn_with || attempt.is_some_and(|a| subject.includes_task(&a.task)) {
                 found.insert(id);
             }
         }
     }
     let found = with_copies(store, &found).await?;
-    if found.is_empty() { Err(subject.missing()) } else { Ok(found) }
+    if found.is_empty() { Err(subject.missing_attempts_error()) } else { Ok(found) }
 }
 
-/// Returns the id of a task as text.
-pub fn task_id(task: &Value) -> String {
+/// Converts the id of a task from JSON to text.
+pub fn format_task_id(task: &Value) -> String {
     match &task["id"] {
         Value::String(id) => id.clone(),
         Value::Null => String::new(),
@@ -210,8 +211,9 @@ pub fn task_id(task: &Value) -> String {
     }
 }
 
-/// Returns the steps that led to the weights of a step or version, latest first.
-async fn backward(
+/// Returns the steps that led to the weights of the requested step or version, the latest step
+/// first.
+async fn trace_back_to_attempts(
     args: &Args,
     store: &dyn Store,
     steps: &[TrainedStep],
@@ -229,30 +231,32 @@ async fn backward(
             && args.version.is_none_or(|last| step.version == last)
     });
     if !exists {
-        return Err(no_weights(args, steps));
+        return Err(unknown_weights_error(args, steps));
     }
     let mut listed = Vec::new();
     for step in reached.into_iter().rev() {
-        listed.push(step_document(store, step, withdrawn).await?);
+        listed.push(step_to_json(store, step, withdrawn).await?);
     }
     Ok(json!({ "made_by": listed }))
 }
 
-/// Returns the error for a requested step or version that is not among `steps`.
-fn no_weights(args: &Args, steps: &[TrainedStep]) -> anyhow::Error {
+/// Creates the error for a requested step or version that is not among `steps`.
+fn unknown_weights_error(args: &Args, steps: &[TrainedStep]) -> anyhow::Error {
     if let Some(step) = args.step {
         let known: BTreeSet<u32> = steps.iter().map(|step| step.global_step).collect();
         return unusable(format!(
             "--step {step}: no such step trained a policy; the steps that did are {}",
-            range(&known)
+            format_range(&known)
         ));
     }
     let mut known: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     for step in steps {
         known.entry(&step.policy).or_default().insert(step.version);
     }
-    let known: Vec<String> =
-        known.iter().map(|(policy, versions)| format!("{} of {policy}", range(versions))).collect();
+    let known: Vec<String> = known
+        .iter()
+        .map(|(policy, versions)| format!("{} of {policy}", format_range(versions)))
+        .collect();
     unusable(format!(
         "--version {}: no step made it; the versions that steps made are {}",
         args.version.unwrap_or_default(),
@@ -260,8 +264,8 @@ fn no_weights(args: &Args, steps: &[TrainedStep]) -> anyhow::Error {
     ))
 }
 
-/// Returns the first and the last of ascending numbers as text.
-fn range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
+/// Formats the smallest and the largest of `numbers`, such as `3 to 7`.
+fn format_range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
     match (numbers.first(), numbers.last()) {
         (Some(first), Some(last)) if numbers.len() > 1 => format!("{first} to {last}"),
         (Some(only), _) => only.to_string(),
@@ -269,8 +273,8 @@ fn range<N: Display + Ord>(numbers: &BTreeSet<N>) -> String {
     }
 }
 
-/// Returns the weights that descend from attempts, with their checkpoints.
-async fn forward(
+/// Returns the weights that descend from these attempts, with their checkpoints.
+async fn trace_forward_to_weights(
     run: &Path,
     store: &dyn Store,
     steps: &[TrainedStep],
@@ -281,7 +285,7 @@ async fn forward(
     for PolicyDescendants { policy, steps, first, last } in find_descendants(steps, attempts) {
         let mut listed = Vec::new();
         for step in &steps {
-            listed.push(step_document(store, step, withdrawn).await?);
+            listed.push(step_to_json(store, step, withdrawn).await?);
         }
         let first_step = steps.first().map_or(0, |step| step.global_step);
         let descends = checkpoints(run)?;
@@ -295,7 +299,7 @@ async fn forward(
     Ok(json!({ "attempts": attempts.len(), "policies": policies }))
 }
 
-async fn step_document(
+async fn step_to_json(
     store: &dyn Store,
     step: &TrainedStep,
     withdrawn: &BTreeMap<AttemptId, Withdrawal>,
@@ -303,7 +307,7 @@ async fn step_document(
     let mut attempts = Vec::new();
     for id in &step.attempts {
         if let Some(attempt) = store.attempt(id).await? {
-            attempts.push(attempt_document(&attempt, withdrawn.get(id)));
+            attempts.push(attempt_to_json(&attempt, withdrawn.get(id)));
         }
     }
     Ok(json!({
@@ -312,9 +316,9 @@ async fn step_document(
     }))
 }
 
-/// Returns the origin of an attempt: its task, tokens by kind, sampling versions, tool results and
-/// scores.
-fn attempt_document(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value {
+/// Describes the origin of an attempt in JSON: its task, tokens by kind, sampling versions, tool
+/// results and scores.
+fn attempt_to_json(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value {
     let segments = attempt.trajectory.segments();
     let tokens = |kind: Kind| -> usize {
         segments.iter().filter(|s| s.kind == kind).map(|s| s.tokens.len()).sum()
@@ -330,13 +334,13 @@ fn attempt_document(attempt: &Attempt, withdrawal: Option<&Withdrawal>) -> Value
     let returned = segments.iter().filter(|s| s.kind == Kind::Context && s.parent.is_some());
     // Components of several agents or turns can have the same name.
     let scores = attempt.outcome.components.iter().map(|component| {
-        let target = component.credit_target.as_ref().map(credit_target);
+        let target = component.credit_target.as_ref().map(describe_credit);
         json!({ "name": component.name, "value": component.value, "for": target })
     });
     let scores: Vec<Value> = scores.collect();
     json!({
         "id": attempt.id, "attempt": attempt.slot.name(), "try": attempt.number,
-        "status": attempt.status, "task": task_id(&attempt.task),
+        "status": attempt.status, "task": format_task_id(&attempt.task),
         "source": attempt.task["source"], "persons": persons(&attempt.task),
         "tokens": { "context": tokens(Kind::Context), "sampled": tokens(Kind::Sampled),
             "demonstrated": tokens(Kind::Demonstrated),
@@ -408,7 +412,8 @@ fn format_step(text: &mut String, step: &Value) {
     }
 }
 
-/// Returns the scores of each scorer, in parentheses. Returns an empty string if there are none.
+/// Formats the scores of each scorer in parentheses. Returns an empty string if there are no
+/// scores.
 fn format_scores(scores: &Value) -> String {
     let all: Vec<String> = scores
         .as_array()
@@ -443,7 +448,7 @@ mod tests {
                 ..Component::new("program", value)
             })
             .into();
-        let attempts = json!([attempt_document(&attempt, None)]);
+        let attempts = json!([attempt_to_json(&attempt, None)]);
         let step = json!({
             "global_step": 1, "phase": 0, "step": 0, "version": 1, "policy": "p",
             "attempts": attempts,
@@ -455,9 +460,9 @@ mod tests {
     }
 
     #[test]
-    fn range_names_first_and_last() {
-        assert_eq!(range(&BTreeSet::from([1, 2, 9])), "1 to 9");
-        assert_eq!(range(&BTreeSet::from([4])), "4");
-        assert_eq!(range(&BTreeSet::<u32>::new()), "none");
+    fn format_range_contains_first_and_last() {
+        assert_eq!(format_range(&BTreeSet::from([1, 2, 9])), "1 to 9");
+        assert_eq!(format_range(&BTreeSet::from([4])), "4");
+        assert_eq!(format_range(&BTreeSet::<u32>::new()), "none");
     }
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use levade_agent::{Agent, AttemptContext, Limits, LoopObserver, Player, Talk};
+use levade_agent::{
+    Agent, AttemptContext, AttemptLimits, InteractiveConversation, LoopObserver, Player,
+};
 use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
@@ -42,7 +44,7 @@ pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -86,7 +88,7 @@ pub struct Args {
     #[arg(long, default_value_t = 512)]
     max_tokens: usize,
 
-    /// Sampling seed
+    /// Seed of the sampled tokens
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -96,7 +98,7 @@ pub struct Args {
 }
 
 impl Args {
-    fn sampling(&self, chat: &Chat) -> SamplingParams {
+    fn sampling_params(&self, chat: &Chat) -> SamplingParams {
         SamplingParams {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
@@ -122,15 +124,16 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         }
         (None, None) => None,
     };
-    crate::runtime()?.block_on(run_chat(&args, &source, recipe, started_at))
+    crate::create_runtime()?.block_on(run_chat(&args, &source, recipe, started_at))
 }
 
-/// Returns the recipe in the directory of a model, which makes the model usable without a run.
+/// Reads the recipe in the directory of a model, which makes the model usable without its run.
+/// Returns `None` if the directory contains no recipe.
 ///
 /// # Errors
 /// Returns an error if the recipe cannot be read, or if it defines tools: such a tool can run a
 /// program that the user has not seen.
-fn recipe_of_model(model: &Path) -> anyhow::Result<Option<Recipe>> {
+fn read_model_recipe(model: &Path) -> anyhow::Result<Option<Recipe>> {
     let file = model.join(RECIPE);
     if !file.is_file() {
         return Ok(None);
@@ -153,10 +156,10 @@ async fn run_chat(
     recipe: Option<Recipe>,
     started_at: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
-    let host = host::host()?;
-    let path = model::get(source, &host)?;
+    let host = host::create_host()?;
+    let path = model::fetch_model(source, &host)?;
     let recipe = match recipe {
-        None => recipe_of_model(&path)?,
+        None => read_model_recipe(&path)?,
         recipe => recipe,
     };
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
@@ -174,7 +177,7 @@ async fn run_chat(
     let files = &found.files;
     let chat = Arc::new(model::chat(files, chat_options(&keys, started_at))?);
     let tools = Toolboxes::new(&tools, host.supervisor().clone()).tools_for(&keys, Some(&chat))?;
-    let params = args.sampling(&chat);
+    let params = args.sampling_params(&chat);
     params.validate()?;
     // A recipe can set a longer context than this model has if it was written for another model.
     let context = context.map(|context| context.min(files.config.context));
@@ -184,7 +187,7 @@ async fn run_chat(
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 
     let system = Some(keys.system.as_str()).filter(|system| !system.is_empty());
-    let limits = Limits {
+    let limits = AttemptLimits {
         max_turns: keys.max_turns,
         max_tokens: args.max_tokens,
         completion_timeout: Duration::MAX,
@@ -193,7 +196,7 @@ async fn run_chat(
     let format = keys.format(chat);
     let player = Player::new("chat", Arc::new(engine), Arc::clone(&format), usize::MAX);
     let agent = Agent { tools, ..Agent::new("chat", player, limits) };
-    let talk = Talk::open(AttemptContext {
+    let talk = InteractiveConversation::open(AttemptContext {
         messages: system.into_iter().map(Message::system).collect(),
         seed: args.seed,
         params,
@@ -204,7 +207,7 @@ async fn run_chat(
     if is_terminal {
         eprintln!("{}", style.dim("/reset starts a new conversation, /quit ends it"));
     }
-    let mut lines = stdin_lines();
+    let mut lines = read_stdin_lines();
     let code = loop {
         if is_terminal {
             screen::print(&Style::stdout().bold("> "));
@@ -226,11 +229,11 @@ async fn run_chat(
 
 /// Reads lines of standard input on a separate thread, because a blocking read cannot be
 /// interrupted.
-fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
+fn read_stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     let (sender, lines) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         let mut input = io::stdin().lock();
-        while let Some(line) = next_line(&mut input).transpose() {
+        while let Some(line) = read_next_line(&mut input).transpose() {
             let failed = line.is_err();
             if sender.send(line).is_err() || failed {
                 return;
@@ -240,9 +243,9 @@ fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     lines
 }
 
-/// Reads the next line, with its line ending. Returns `None` at the end of the input. Replaces
-/// bytes that are not UTF-8 and prints a note about them.
-fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
+/// Reads the next line of `input`, with its line ending. Returns `None` at the end of the input.
+/// Bytes that are not UTF-8 are replaced, and a note about them is printed.
+fn read_next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     if input.read_until(b'\n', &mut bytes)? == 0 {
         return Ok(None);
@@ -254,26 +257,26 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(Some(line))
 }
 
-/// A conversation with a model on the terminal.
+/// Conversation of the user with a model on the terminal.
 struct ChatSession {
-    talk: Talk,
+    talk: InteractiveConversation,
     format: Arc<Format>,
     keys: AgentKeys,
 }
 
 impl ChatSession {
-    /// Sends a message to the model, and prints its completions while they are sampled. Ctrl-C
-    /// interrupts them.
+    /// Sends a message of the user to the model, and prints the completions while the model samples
+    /// them. Ctrl-C interrupts the completions.
     async fn send_message(&mut self, text: &str) -> anyhow::Result<()> {
         let question = self.keys.prompt.replace(QUESTION, text);
         let mut screen =
-            Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
+            ChatPrinter { format: Arc::clone(&self.format), stream: None, text: String::new() };
         let finish = tokio::select! {
-            finish = self.talk.send(question, &mut screen) => Some(finish.map_err(anyhow::Error::msg)?),
+            finish = self.talk.send_message_to_agent(question, &mut screen) => Some(finish.map_err(anyhow::Error::msg)?),
             _ = tokio::signal::ctrl_c() => None,
         };
         let Some(finish) = finish else {
-            screen.end();
+            screen.completion_ended();
             self.talk.interrupt(screen.text);
             note("stopped");
             return Ok(());
@@ -293,45 +296,46 @@ impl ChatSession {
     }
 }
 
-/// Prints completions and tool results.
-struct Screen {
+/// Printer of a conversation's completions and tool results.
+struct ChatPrinter {
     format: Arc<Format>,
-    /// Parser of the completion in progress.
+    /// Parser of the completion that the model is sampling. `None` between completions.
     stream: Option<CompletionStream>,
-    /// Text of the completion in progress.
+    /// Text of the completion that the model is sampling.
     text: String,
 }
 
-impl LoopObserver for Screen {
-    fn start(&mut self, opens_reasoning: bool) {
+impl LoopObserver for ChatPrinter {
+    fn completion_started(&mut self, opens_reasoning: bool) {
         self.stream = Some(self.format.chat().stream(opens_reasoning, Arc::new([])));
         self.text.clear();
     }
 
-    fn tokens(&mut self, tokens: &[Token]) {
+    fn tokens_sampled(&mut self, tokens: &[Token]) {
         let Some(stream) = &mut self.stream else { return };
         for token in tokens {
             let deltas = stream.push(token.id);
-            self.text.extend(deltas.iter().filter_map(content_text));
+            self.text.extend(deltas.iter().filter_map(find_content_text));
             screen::print(&format_deltas(deltas, Style::stdout()));
         }
     }
 
-    fn end(&mut self) {
+    fn completion_ended(&mut self) {
         if let Some(stream) = self.stream.take() {
             screen::print_line(&format_deltas(stream.finish(), Style::stdout()));
         }
     }
 
-    fn results(&mut self, results: &[Observation]) {
+    fn tools_returned(&mut self, results: &[Observation]) {
         for result in results {
             screen::print_line(&Style::stdout().dim(&format!("→ {}", result.text)));
         }
     }
 }
 
-/// Returns the text of a piece, or `None` if it is not part of the message's content.
-fn content_text(delta: &CompletionDelta) -> Option<&str> {
+/// Returns the text of a delta of a completion, or `None` if the delta is not part of the message's
+/// content.
+fn find_content_text(delta: &CompletionDelta) -> Option<&str> {
     match delta {
         CompletionDelta::Speech(text) => Some(text),
         CompletionDelta::Reasoning(_) | CompletionDelta::Aside(_) | CompletionDelta::Call(_) => {
@@ -344,7 +348,7 @@ fn note(text: &str) {
     eprintln!("{}", Style::stderr().dim(&format!("[{text}]")));
 }
 
-/// Formats pieces of a completion, with reasoning and tool calls dimmed.
+/// Formats deltas of a completion for the terminal. Reasoning and tool calls are dimmed.
 fn format_deltas(deltas: Vec<CompletionDelta>, style: Style) -> String {
     deltas
         .into_iter()
@@ -366,14 +370,14 @@ mod tests {
     fn next_line_replaces_invalid_utf8() {
         let mut input = &b"caf\xe9 hello\r\n\xff\xfe\nhello again"[..];
         let mut lines = Vec::new();
-        while let Some(line) = next_line(&mut input).unwrap() {
+        while let Some(line) = read_next_line(&mut input).unwrap() {
             lines.push(line);
         }
         assert_eq!(lines, ["caf\u{FFFD} hello\r\n", "\u{FFFD}\u{FFFD}\n", "hello again"]);
     }
 
     #[test]
-    fn painted_dims_reasoning_and_calls() {
+    fn format_deltas_dims_reasoning_and_calls() {
         let text = "<think>2 < 3</think>Let me see.\n\
                     <tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
         let want = "~<think>2 < 3</think>~Let me see.~\n\

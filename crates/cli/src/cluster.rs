@@ -9,7 +9,7 @@ use levade_cluster::{Environment, JoinOutcome, MachinePart, find_package, join};
 use crate::failure::INTERRUPTED;
 use crate::host;
 use crate::screen;
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Prepare Python environments and machines for a remote learner
 #[derive(clap::Args)]
@@ -36,11 +36,11 @@ enum Command {
   levade cluster setup --into envs/torch                     for the CPUs of this machine
   levade cluster setup --into envs/torch --torch-index https://download.pytorch.org/whl/cu130")]
 struct Setup {
-    /// Directory of the environment
+    /// Directory of the new Python environment
     #[arg(long, value_name = "DIR")]
     into: PathBuf,
 
-    /// Directory of the package: python/levade_torch in Levade's source
+    /// Directory of the package levade_torch: python/levade_torch in Levade's source
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 
@@ -52,7 +52,7 @@ struct Setup {
     #[arg(long, value_name = "URL")]
     torch_index: Option<String>,
 
-    /// Timeout of the installation, in seconds
+    /// Timeout for the installation, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     seconds: u64,
 }
@@ -79,12 +79,12 @@ struct Join {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Setup(args) => install(args),
-        Command::Join(args) => take_part(args),
+        Command::Setup(args) => set_up_environment(args),
+        Command::Join(args) => join_learner(args),
     }
 }
 
-fn install(args: Setup) -> anyhow::Result<ExitCode> {
+fn set_up_environment(args: Setup) -> anyhow::Result<ExitCode> {
     let environment = Environment {
         package: find_package(args.from.as_deref())?,
         dir: std::path::absolute(&args.into)?,
@@ -92,7 +92,7 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
         torch_index: args.torch_index,
         timeout: Duration::from_secs(args.seconds),
     };
-    let python = crate::runtime()?.block_on(environment.install(&host::host()?))?;
+    let python = crate::create_runtime()?.block_on(environment.install(&host::create_host()?))?;
     screen::print_line(&format!(
         "the learner's environment is ready: {}",
         screen::path(&environment.dir)
@@ -105,12 +105,12 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn take_part(args: Join) -> anyhow::Result<ExitCode> {
+fn join_learner(args: Join) -> anyhow::Result<ExitCode> {
     let part =
         MachinePart { run: args.run, node: args.node, wait: Duration::from_secs(args.wait.into()) };
-    let host = host::host()?;
-    let outcome = crate::runtime()?
-        .block_on(async { join(&part, &host, Requests::listen()?.stream()).await })?;
+    let host = host::create_host()?;
+    let outcome = crate::create_runtime()?
+        .block_on(async { join(&part, &host, StopRequests::listen()?.into_stream()).await })?;
     match outcome {
         JoinOutcome::Finished => Ok(ExitCode::SUCCESS),
         JoinOutcome::Replaced => {

@@ -24,10 +24,10 @@ use levade_tree::{Purpose, RunId};
 use crate::failure::{INTERRUPTED, unusable};
 use crate::lines::{LinesFile, attempt_line};
 use crate::screen::{self, Style};
-use crate::stop::Requests;
-use crate::watch::Bars;
+use crate::stop::StopRequests;
+use crate::watch::ProgressBars;
 use crate::{host, recipe, run, table};
-use measured::Measured;
+use measured::MeasuredModels;
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -83,7 +83,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             .map(|_| args.recipe.to_string_lossy().into_owned())
     };
     let named = args.model.or_else(model_of_run);
-    if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
+    if named.as_deref().is_some_and(run::is_best_checkpoint) && recipe.eval.select == 0.0 {
         let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks \
                     its result is biased upwards\n      (with eval.select = 0.25 a run chooses by \
                     a quarter of them, and reports the others)";
@@ -91,7 +91,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     recipe.keep_policies_in_use();
     let needs_adapter = args.base.is_some();
-    let measured = measured::find(&mut recipe, named.as_deref(), args.base, &overrides)?;
+    let measured =
+        measured::find_measured_models(&mut recipe, named.as_deref(), args.base, &overrides)?;
     let is_of_recipe = |run: &RunDir| {
         let canonical = |path: &Path| path.canonicalize().ok();
         canonical(run.root()) == canonical(&args.recipe)
@@ -108,19 +109,24 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     // The file is created first, so that an unwritable path is reported before the evaluation.
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
-    let result =
-        crate::runtime()?.block_on(measure(&recipe, measured, needs_adapter, out.as_mut()))?;
+    let result = crate::create_runtime()?.block_on(run_evaluation(
+        &recipe,
+        measured,
+        needs_adapter,
+        out.as_mut(),
+    ))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::print_line(&serde_json::to_string(&result)?);
     } else {
-        screen::print(&table::table(&[&result], Style::stdout()));
+        screen::print(&table::format_table(&[&result], Style::stdout()));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a warning if one of these models was trained on evaluated tasks, according to the store
-/// of its run and the stores of the runs of the models from which it was trained.
+/// Prints a warning for each of these models that was trained on evaluated tasks. The stores of the
+/// model's run, and of the runs of the models from which it was trained, tell which tasks it was
+/// trained on.
 async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let unknown = |why: anyhow::Error| {
@@ -128,7 +134,7 @@ async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
         eprintln!("{note} whether the model was trained on these tasks is not known: {why:#}");
     };
     while let Some(model) = models.pop() {
-        let run = run::trained_by(&model).unwrap_or_else(|why| {
+        let run = run::find_training_run(&model).unwrap_or_else(|why| {
             unknown(why);
             None
         });
@@ -154,8 +160,8 @@ async fn warn_if_trained_on(tasks: &Tasks, mut models: Vec<String>) {
     );
 }
 
-/// Writes a line for each failed attempt, for an evaluation that has no result because every
-/// attempt failed.
+/// Writes a line for each failed attempt of an evaluation in which every attempt failed, so that it
+/// has no result.
 async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> anyhow::Result<()> {
     let slices =
         tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));
@@ -175,13 +181,13 @@ async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> 
     out.finish()
 }
 
-async fn measure(
+async fn run_evaluation(
     recipe: &Recipe,
-    measured: Measured,
+    measured: MeasuredModels,
     needs_adapter: bool,
     mut out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
-    let host = host::host()?;
+    let host = host::create_host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let root = measured.trained_by.as_ref().map(RunDir::root);
     let by = root.map_or(Ok(MatchingRule::default()), task_matching_rule)?;
@@ -220,14 +226,14 @@ async fn measure(
         withdrawn: Arc::default(),
     };
     let stop = StopFlag::default();
-    let mut requests = Requests::listen()?;
+    let mut requests = StopRequests::listen()?;
     let stop_flag = stop.clone();
     let interrupts = tokio::spawn(async move {
-        requests.next().await;
+        requests.next_signal().await;
         stop_flag.stop();
     });
-    let mut bars = Bars::default();
-    bars.wait();
+    let mut bars = ProgressBars::default();
+    bars.show_spinner();
     let key = EvalKey { phase: 0, step: 0 };
     let result =
         evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &measured.source, &mut bars, &stop)

@@ -12,7 +12,7 @@ use levade_store::Status;
 use levade_tree::{AttemptId, Purpose};
 
 use crate::failure::unusable;
-use crate::recorded::{find_attempt, run_chats};
+use crate::recorded::{find_attempt, open_run_chats};
 use crate::screen::Style;
 
 /// Write the recorded attempts of a run as rows for other programs
@@ -37,47 +37,48 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<FormatName>,
 
-    /// File of JSON lines; a Parquet file, if it ends with .parquet; for atif, a directory, if it
-    /// ends with /; - for standard output
+    /// File of JSON lines; a Parquet file, if the name ends with .parquet; for atif, a directory,
+    /// if the name ends with /; - for standard output
     #[arg(long, value_name = "PATH", default_value = "-")]
     out: String,
 
-    /// Only attempts of this phase, from 0
+    /// Export only attempts of this phase, from 0
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only attempts that were started for these steps, from 0
+    /// Export only attempts that were started for these steps, from 0
     #[arg(long, value_name = "A..B")]
     step: Option<Range<u32>>,
 
-    /// Only attempts with these rewards
+    /// Export only attempts with these rewards
     #[arg(long, value_name = "MIN..MAX", allow_hyphen_values = true)]
     reward: Option<Range<f64>>,
 
-    /// Only attempts with these scores
+    /// Export only attempts with these scores
     #[arg(long, value_name = "MIN..MAX", allow_hyphen_values = true)]
     score: Option<Range<f64>>,
 
-    /// Only sequences of this agent
+    /// Export only sequences of this agent
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
 
-    /// Only attempts at tasks with this id; * and ? match any text and any character
+    /// Export only attempts at tasks with this id; * and ? match any text and any character
     #[arg(long, value_name = "GLOB")]
     task: Option<Pattern>,
 
-    /// Purposes of the attempts, separated by commas: train, eval, baseline, demonstration, session
+    /// Purposes of the exported attempts, separated by commas: train, eval, baseline,
+    /// demonstration, session
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "train",
-        value_parser = purpose)]
+        value_parser = parse_purpose)]
     purpose: Vec<Purpose>,
 
-    /// Statuses of the attempts, separated by commas: completed, unscored, failed, superseded,
-    /// abandoned
+    /// Statuses of the exported attempts, separated by commas: completed, unscored, failed,
+    /// superseded, abandoned
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "completed",
-        value_parser = status)]
+        value_parser = parse_status)]
     status: Vec<Status>,
 
-    /// Only this attempt, by its slot or its id, whatever its purpose and status
+    /// Export only this attempt, by its slot or its id, whatever its purpose and status
     #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "step", "reward", "score", "task",
         "purpose", "status"])]
     attempt: Option<String>,
@@ -87,7 +88,7 @@ pub struct Args {
     tokens: bool,
 
     /// Keep reasoning, tool calls and descriptions of tools in the text of messages, as the model
-    /// read and wrote it (always so for verl-sft)
+    /// read and wrote them (always so for verl-sft)
     #[arg(long)]
     raw: bool,
 
@@ -95,18 +96,18 @@ pub struct Args {
     #[arg(long)]
     split_prompt: bool,
 
-    /// Minimum difference of the two scores of a pair; equal scores are never a pair
+    /// Minimum difference between the two scores of a pair; equal scores never form a pair
     /// (trl-preference)
     #[arg(long, value_name = "GAP", default_value_t = 0.0)]
     min_gap: f64,
 }
 
-/// Name of a format on the command line.
+/// Format of exported rows, as the user names it on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, clap::ValueEnum)]
 enum FormatName {
     /// One row per sequence, with everything that is recorded
     Jsonl,
-    /// The rows of jsonl in a Parquet file
+    /// The same rows as jsonl, in a Parquet file
     Parquet,
     /// Prompts for reinforcement learning with verl, one row per task
     Verl,
@@ -121,7 +122,7 @@ enum FormatName {
 }
 
 impl FormatName {
-    fn format(self) -> Format {
+    fn to_format(self) -> Format {
         match self {
             FormatName::Jsonl | FormatName::Parquet => Format::Table,
             FormatName::Verl => Format::Verl,
@@ -132,18 +133,18 @@ impl FormatName {
         }
     }
 
-    /// Returns whether rows of the format can contain the tokens.
+    /// Returns whether rows of the format can contain tokens.
     fn has_tokens(self) -> bool {
-        matches!(self.format(), Format::Table | Format::Atif)
+        matches!(self.to_format(), Format::Table | Format::Atif)
     }
 }
 
-fn purpose(text: &str) -> Result<Purpose, String> {
+fn parse_purpose(text: &str) -> Result<Purpose, String> {
     Purpose::parse(text)
         .ok_or_else(|| format!("\"{text}\" is not train, eval, baseline, demonstration or session"))
 }
 
-fn status(text: &str) -> Result<Status, String> {
+fn parse_status(text: &str) -> Result<Status, String> {
     Status::parse(text).filter(|status| status.is_end()).ok_or_else(|| {
         format!("\"{text}\" is not completed, unscored, failed, superseded or abandoned")
     })
@@ -170,7 +171,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let options =
         RowOptions { tokens: args.tokens, split_prompt: args.split_prompt, min_gap: args.min_gap };
-    let format = args.format.map_or(Format::Table, FormatName::format);
+    let format = args.format.map_or(Format::Table, FormatName::to_format);
     let target = Target::parse(&args.out, format, &options)?;
     let filter = Filter {
         purposes: args.purpose.clone(),
@@ -182,7 +183,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         task: args.task.clone(),
         agent: args.agent.clone(),
     };
-    let runtime = crate::runtime()?;
+    let runtime = crate::create_runtime()?;
     let run = RunDir::open(&args.run)?;
     let store = runtime.block_on(run.open_store())?;
     let only = match &args.attempt {
@@ -192,13 +193,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             Some(found.ok_or_else(|| unusable(format!("the run has no {name}")))?.id)
         }
     };
-    let chats = run_chats(&run)?;
+    let chats = open_run_chats(&run)?;
     let find_chat = |agent: &str, policy: &str| {
         let chat = chats.chat(agent, policy).cloned();
         chat.ok_or_else(|| format!("policy {policy} has no chat template in this run"))
     };
     let read = |id: &AttemptId| runtime.block_on(store.attempt(id));
-    let sequences = SequenceReader::new(&find_chat, args.raw || format.is_raw());
+    let sequences = SequenceReader::new(&find_chat, args.raw || format.needs_raw_messages());
     let exporter = Exporter::new(store.run(), &filter, (format, options), sequences, &read);
     let select = || match only {
         Some(id) => Ok(vec![vec![id]]),
@@ -228,12 +229,12 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             (exporter.write_part(part, &target, &mut |_| {})?, args.out.clone())
         }
     };
-    report(&progress, &location);
+    print_summary(&progress, &location);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a summary to standard error.
-fn report(progress: &Progress, location: &str) {
+/// Prints a summary of the export to standard error.
+fn print_summary(progress: &Progress, location: &str) {
     let Progress { groups, rows, skipped, first_skipped, .. } = progress;
     eprintln!("{} {rows} rows of {groups} groups to {location}", Style::stderr().dim("wrote"));
     if let Some(first) = first_skipped {

@@ -18,7 +18,8 @@ use levade_store::StoreError;
 use levade_text::TextError;
 use levade_trainer::TrainerError;
 
-/// Returns 2 if the user can correct the cause of an error, and 1 otherwise.
+/// Returns the exit code for an error: 2 if the user can correct the cause of the error, and 1
+/// otherwise.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if is_user_error(error) { 2 } else { 1 })
 }
@@ -58,11 +59,11 @@ fn is_user_error(error: &anyhow::Error) -> bool {
     error.is::<Unusable>() || error.is::<RecipeError>() || error.is::<TextError>()
 }
 
-/// Returns the text that is printed for an error. Adds what to do in the terms of recipes if the
-/// crate that defines the error does not know the recipe's keys.
-pub fn message(error: &anyhow::Error) -> String {
+/// Formats an error for the user. If the crate that defines the error does not know the keys of
+/// recipes, the text also tells which keys to change.
+pub fn format_error(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
-        let ways = remedies(plan.largest_purposes());
+        let ways = list_remedies(plan.largest_purposes());
         return format!(
             "the model would take {plan}, but only {} MiB of memory may be used\n\
              {}, raise `engine.memory_mb` if it is set, or free memory",
@@ -83,10 +84,10 @@ pub fn message(error: &anyhow::Error) -> String {
     })
 }
 
-/// Lists ways to reduce the memory for some purposes, each way once.
-fn remedies(purposes: impl IntoIterator<Item = MemoryPurpose>) -> Vec<&'static str> {
+/// Lists ways to reduce the memory for several purposes, each way only once.
+fn list_remedies(purposes: impl IntoIterator<Item = MemoryPurpose>) -> Vec<&'static str> {
     let mut ways = Vec::new();
-    for way in purposes.into_iter().flat_map(remedies_for) {
+    for way in purposes.into_iter().flat_map(remedies_for_purpose) {
         if !ways.contains(way) {
             ways.push(*way);
         }
@@ -94,8 +95,8 @@ fn remedies(purposes: impl IntoIterator<Item = MemoryPurpose>) -> Vec<&'static s
     ways
 }
 
-/// Lists ways to reduce the memory for one purpose, in the terms of recipes.
-fn remedies_for(purpose: MemoryPurpose) -> &'static [&'static str] {
+/// Lists ways to reduce the memory for one purpose, as changes of a recipe.
+fn remedies_for_purpose(purpose: MemoryPurpose) -> &'static [&'static str] {
     match purpose {
         MemoryPurpose::Weights => &["take a smaller model"],
         MemoryPurpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
@@ -117,8 +118,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways_out_removes_duplicates() {
-        let ways = remedies([
+    fn list_remedies_removes_duplicates() {
+        let ways = list_remedies([
             MemoryPurpose::Optimizer,
             MemoryPurpose::Weights,
             MemoryPurpose::Sequence,
@@ -134,18 +135,18 @@ mod tests {
     }
 
     #[test]
-    fn message_adds_sources_that_it_does_not_contain() {
+    fn format_error_adds_missing_sources() {
         for (context, expected) in [
             ("cannot open run.db", "cannot open run.db: disk full"),
             ("disk full: free space", "disk full: free space"),
         ] {
             let error = anyhow::Error::new(std::io::Error::other("disk full"));
-            assert_eq!(message(&error.context(context)), expected);
+            assert_eq!(format_error(&error.context(context)), expected);
         }
     }
 
     #[test]
-    fn is_users_distinguishes_input_from_runtime_failures() {
+    fn is_user_error_distinguishes_input_from_runtime_failures() {
         for error in [
             unusable("no"),
             TextError::NoTemplate.into(),

@@ -9,39 +9,39 @@ use levade_run::{Event, Host};
 
 use crate::screen::{self, Style};
 
-/// Returns the supervisor of programs, which is this binary.
+/// Creates the supervisor of child processes. The supervisor process is this binary.
 ///
 /// # Errors
 /// Returns an error if the path of this binary is unknown.
-pub fn supervisor() -> anyhow::Result<Supervisor> {
+pub fn create_supervisor() -> anyhow::Result<Supervisor> {
     Supervisor::from_current_exe().context("cannot find the executable of this program")
 }
 
-/// Returns the host of a subcommand that does not start a run. It prints setup events.
+/// Creates the host of a subcommand that does not start a run. The host prints setup events.
 ///
 /// # Errors
 /// Returns an error if the path of this binary is unknown.
-pub fn host() -> anyhow::Result<Host> {
-    let setup = Mutex::new(Setup::default());
-    Ok(Host::new(supervisor()?, move |event| {
-        setup.lock().unwrap_or_else(PoisonError::into_inner).show(&event);
+pub fn create_host() -> anyhow::Result<Host> {
+    let setup = Mutex::new(SetupPrinter::default());
+    Ok(Host::new(create_supervisor()?, move |event| {
+        setup.lock().unwrap_or_else(PoisonError::into_inner).print_event(&event);
     }))
 }
 
-/// Printer of setup events, with a progress bar while a model is fetched.
+/// Printer of setup events. It shows a progress bar while a model is downloaded.
 #[derive(Default)]
-pub struct Setup {
+pub struct SetupPrinter {
     stage: String,
     bar: Option<indicatif::ProgressBar>,
 }
 
-impl Setup {
+impl SetupPrinter {
     /// Prints a setup event and ignores other events.
-    pub fn show(&mut self, event: &Event) {
+    pub fn print_event(&mut self, event: &Event) {
         let dim = |text: &str| Style::stderr().dim(text);
         match event {
             Event::Fetching { stage, done, total } => self.show_progress(stage, *done, *total),
-            Event::Fetched => self.end(),
+            Event::Fetched => self.end_progress(),
             Event::Setup { part, text } => eprintln!("{} {text}", dim(&format!("{part:<6}"))),
             Event::Note(note) => eprintln!("{} {note}", dim("note:")),
             _ => {}
@@ -50,7 +50,7 @@ impl Setup {
 
     fn show_progress(&mut self, stage: &str, done: u64, total: Option<u64>) {
         if self.stage != stage {
-            self.end();
+            self.end_progress();
             self.stage = stage.to_owned();
             if !screen::has_bars() {
                 eprintln!("{stage}");
@@ -59,7 +59,8 @@ impl Setup {
                 Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} · {bytes_per_sec} · {eta} left",
                 None => "{spinner} {msg} · {elapsed}",
             };
-            let bar = screen::bar(total.unwrap_or(0), template).with_message(self.stage.clone());
+            let bar =
+                screen::create_bar(total.unwrap_or(0), template).with_message(self.stage.clone());
             bar.enable_steady_tick(std::time::Duration::from_millis(120));
             self.bar = Some(bar);
         }
@@ -68,7 +69,7 @@ impl Setup {
         }
     }
 
-    fn end(&mut self) {
+    fn end_progress(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }

@@ -17,7 +17,8 @@ use crate::recorded::find_attempt;
 use crate::screen::{self, Style};
 use crate::{host, terms};
 use list::{
-    attempts, failure_lines, no_attempts, select_attempts, select_extreme, select_failures, steps,
+    format_attempts, format_failures, format_steps, no_attempts_message, select_attempts,
+    select_best_or_worst, select_failures,
 };
 
 mod alarms;
@@ -55,8 +56,8 @@ pub struct Args {
     #[arg(long)]
     phase: Option<u32>,
 
-    /// Only attempts that were started for this step of the phase, from 0; for evaluations, the
-    /// number of steps completed before. With --terms: the step that trained on the attempt
+    /// Show only attempts that were started for this step of the phase, from 0; for evaluations,
+    /// the number of steps completed before. With --terms: the step that trained on the attempt
     /// [default: the first such step]
     #[arg(long)]
     step: Option<u32>,
@@ -77,7 +78,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["eval", "demonstrations", "prompts", "phase", "step"])]
     sessions: bool,
 
-    /// Show this attempt
+    /// Show this attempt, by its slot or its id
     #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "eval", "demonstrations", "prompts"])]
     attempt: Option<String>,
 
@@ -102,7 +103,7 @@ pub struct Args {
     #[arg(long, requires = "attempt")]
     terms: bool,
 
-    /// Show only the token at this index of a sequence, from 0
+    /// Show only the token at this index of each sequence, from 0
     #[arg(long, value_name = "INDEX", requires = "terms")]
     token: Option<u32>,
 
@@ -121,7 +122,7 @@ pub struct Args {
 }
 
 impl Args {
-    fn purpose(&self) -> Purpose {
+    fn selected_purpose(&self) -> Purpose {
         match self {
             Args { eval: true, .. } => Purpose::Eval,
             Args { demonstrations: true, .. } => Purpose::Demonstration,
@@ -133,13 +134,13 @@ impl Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(inspect(args))
+    crate::create_runtime()?.block_on(inspect(args))
 }
 
 async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     if args.attempt.is_some() && args.step.is_some() && !args.terms {
         return Err(unusable(
-            "--step with --attempt selects the step of --terms, which is not set".to_owned(),
+            "--attempt with --step requires --terms; add --terms, or leave out --step".to_owned(),
         ));
     }
     if args.json && !args.terms && !args.alarms {
@@ -151,7 +152,7 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
     if args.alarms {
-        screen::print(&alarms::report(&run, &*store, args.phase, args.json).await?);
+        screen::print(&alarms::format_phase_alarms(&run, &*store, args.phase, args.json).await?);
         return Ok(ExitCode::SUCCESS);
     }
     let found = match &args.attempt {
@@ -162,9 +163,9 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
         None if args.failed => {
             let failures = select_failures(&args, &*store).await?;
             if failures.is_empty() {
-                return Err(unusable(no_attempts(&args, "failed attempts")));
+                return Err(unusable(no_attempts_message(&args, "failed attempts")));
             }
-            screen::print(&failure_lines(&failures));
+            screen::print(&format_failures(&failures));
             None
         }
         None => {
@@ -172,16 +173,17 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             if summaries.is_empty() {
                 let failures = select_failures(&args, &*store).await?;
                 if failures.is_empty() {
-                    return Err(unusable(no_attempts(&args, "attempts")));
+                    return Err(unusable(no_attempts_message(&args, "attempts")));
                 }
-                screen::print(&failure_lines(&failures));
+                screen::print(&format_failures(&failures));
                 return Ok(ExitCode::SUCCESS);
             }
             if args.best || args.worst {
-                store.attempt(&select_extreme(&summaries, args.best)?).await?
+                store.attempt(&select_best_or_worst(&summaries, args.best)?).await?
             } else {
                 let lists_attempts = args.step.is_some() || args.sessions;
-                let list = if lists_attempts { attempts(&summaries) } else { steps(&summaries) };
+                let format_list = if lists_attempts { format_attempts } else { format_steps };
+                let list = format_list(&summaries);
                 screen::print(&list);
                 None
             }
@@ -189,10 +191,10 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     };
     if let Some(attempt) = found {
         if let Some(format) = args.graph {
-            screen::print(&draw::draw(&run, &*store, &attempt, format).await?);
+            screen::print(&draw::draw_attempt(&run, &*store, &attempt, format).await?);
             return Ok(ExitCode::SUCCESS);
         }
-        let tokenizer = tokenizer(&run)?;
+        let tokenizer = open_tokenizer(&run)?;
         if args.terms {
             let Some((step, _)) = find_planned_sequence(&*store, &attempt, args.step).await? else {
                 let subject = args
@@ -221,8 +223,8 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the first sequence of an attempt that the step `only` trained on, with the step. If
-/// `only` is `None`, returns that of the first step of the attempt's phase that trained on the
+/// Finds the first sequence of an attempt that the step `only` trained on, and returns it with the
+/// step. If `only` is `None`, takes the first step of the attempt's phase that trained on the
 /// attempt. This step can differ from the step for which the attempt was started.
 async fn find_planned_sequence(
     store: &dyn Store,
@@ -243,22 +245,22 @@ async fn find_planned_sequence(
 
 /// Opens the tokenizer of a run, from its newest checkpoint, or from its model if there is no
 /// checkpoint yet.
-fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
+fn open_tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     let saved = run.newest_checkpoint().map(|checkpoint| checkpoint.join("tokenizer.json"));
     let source = match saved.filter(|file| file.is_file()) {
         Some(file) => TokenizerSource::Json(std::fs::read(file)?),
         // Before the first checkpoint, only the model has a tokenizer.
         None => {
             let levade_recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
-            let files = model::open(&source, base.as_deref(), &host::host()?)?.files;
+            let files = model::open(&source, base.as_deref(), &host::create_host()?)?.files;
             files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
         }
     };
     Ok(Tokenizer::new(&source)?)
 }
 
-/// Formats an attempt: its score and reward, its advantage in the step and sequence in
-/// `find_planned_sequence`, its task and outcome, and its tokens.
+/// Formats an attempt for the terminal: its score and reward, its advantage in the step and
+/// sequence `planned`, its task and outcome, and its tokens.
 fn format_attempt(
     attempt: &Attempt,
     planned: Option<&(u32, PlannedSequence)>,
@@ -282,10 +284,10 @@ fn format_attempt(
         text,
         "score      {}{}",
         number(attempt.score),
-        components(&attempt.outcome.components)
+        format_components(&attempt.outcome.components)
     );
     let parts = attempt.step_rewards.iter().map(|StepReward { credit_target: by, reward }| {
-        format!("{reward} by {}", credit_target(by))
+        format!("{reward} by {}", describe_credit(by))
     });
     let parts = parts.collect::<Vec<_>>().join(", ");
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
@@ -295,8 +297,8 @@ fn format_attempt(
             let _ = writeln!(
                 text,
                 "advantage  {} in step {step} (weight of a token in the loss: {})",
-                range(&sequence.advantage),
-                range(&sequence.weight)
+                format_range(&sequence.advantage),
+                format_range(&sequence.weight)
             );
         }
         None if attempt.slot.purpose == Purpose::Train => {
@@ -306,7 +308,7 @@ fn format_attempt(
     }
     for (name, value) in [("task", &attempt.task), ("outcome", &serde_json::json!(attempt.outcome))]
     {
-        let _ = writeln!(text, "{name:10} {}", fields(value));
+        let _ = writeln!(text, "{name:10} {}", format_fields(value));
     }
     for Drift { turn, recorded, printed, forked } in &attempt.outcome.drift {
         let name = if *forked { "fork" } else { "drift" };
@@ -320,14 +322,14 @@ fn format_attempt(
         let _ = writeln!(text, "{:10} turn {turn} of {agent}: {why}", "truncated");
     }
     if let Some(program) = attempt.outcome.scorer_inputs.get("program") {
-        text += &calls(&program["calls"]);
-        text += &systems(&program["forks"]);
-        text += &external(&program["external"]);
+        text += &format_calls(&program["calls"]);
+        text += &format_moved_systems(&program["forks"]);
+        text += &format_external_calls(&program["external"]);
     }
     for segment in attempt.trajectory.segments() {
         let trains = attempt.slot.purpose == Purpose::Train;
-        let _ = writeln!(text, "\n{}", style.bold(&heading(segment, trains)));
-        let _ = writeln!(text, "{}", tokens(segment, tokenizer, style));
+        let _ = writeln!(text, "\n{}", style.bold(&format_segment_heading(segment, trains)));
+        let _ = writeln!(text, "{}", format_tokens(segment, tokenizer, style));
         if logprobs && segment.kind == Kind::Sampled {
             for (token, logprob) in segment.tokens.iter().zip(&segment.logprobs) {
                 let _ = writeln!(
@@ -343,7 +345,7 @@ fn format_attempt(
 }
 
 /// Formats the model calls of an agent program, one line per call.
-pub fn calls(calls: &serde_json::Value) -> String {
+pub fn format_calls(calls: &serde_json::Value) -> String {
     let mut text = String::new();
     for call in calls.as_array().into_iter().flatten() {
         let word = |name: &str| call[name].as_str().unwrap_or_default().to_owned();
@@ -365,8 +367,8 @@ pub fn calls(calls: &serde_json::Value) -> String {
 }
 
 /// Formats a line with the number of system messages that the chat template does not render at
-/// their original positions. Returns an empty string if there are none.
-fn systems(counts: &serde_json::Value) -> String {
+/// their original positions. Returns an empty string if there are no such messages.
+fn format_moved_systems(counts: &serde_json::Value) -> String {
     let [joined, moved] =
         ["joined_systems", "moved_systems"].map(|name| counts[name].as_u64().unwrap_or_default());
     match joined + moved {
@@ -379,8 +381,9 @@ fn systems(counts: &serde_json::Value) -> String {
     }
 }
 
-/// Formats the calls that external policies answered: the new messages of each call, and its reply.
-fn external(recorded: &serde_json::Value) -> String {
+/// Formats the model calls that external policies answered: the new messages of each call, and its
+/// completion.
+fn format_external_calls(recorded: &serde_json::Value) -> String {
     let Ok(calls) = serde_json::from_value::<Vec<ExternalCall>>(recorded.clone()) else {
         return String::new();
     };
@@ -406,25 +409,25 @@ fn external(recorded: &serde_json::Value) -> String {
     text
 }
 
-/// Fields of a task or an outcome that are omitted or have separate lines.
+/// Fields of a task or an outcome that are not shown, or that have lines of their own.
 const SEPARATE_FIELDS: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
 
 /// Formats the components of a score, each with its weight if it has one. Returns an empty string
 /// if the only component is the score itself.
-fn components(components: &[Component]) -> String {
+fn format_components(components: &[Component]) -> String {
     if matches!(components, [] | [Component { weight: Some(1.0), credit_target: None, .. }]) {
         return String::new();
     }
     let one = |Component { name, value, weight, credit_target: on, .. }: &Component| {
         let weight = weight.map_or(String::new(), |weight| format!(" × {weight}"));
-        let on = on.as_ref().map_or(String::new(), |on| format!(" for {}", credit_target(on)));
+        let on = on.as_ref().map_or(String::new(), |on| format!(" for {}", describe_credit(on)));
         format!("{name} {value}{weight}{on}")
     };
     format!(", of {}", components.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-/// Formats the part of an attempt that a score or a reward is about.
-pub fn credit_target(by: &CreditTarget) -> String {
+/// Describes the part of an attempt that gets the credit of a score or a reward.
+pub fn describe_credit(by: &CreditTarget) -> String {
     match by {
         CreditTarget::Segment(SegmentId(segment)) => format!("segment {segment}"),
         CreditTarget::Turn(turn) => format!("turn {turn}"),
@@ -432,8 +435,9 @@ pub fn credit_target(by: &CreditTarget) -> String {
     }
 }
 
-/// Formats the value that all tokens share, or the minimum and the maximum.
-fn range(numbers: &PerToken) -> String {
+/// Formats the values of all tokens: as one number if they are equal, and otherwise as their
+/// minimum and maximum.
+fn format_range(numbers: &PerToken) -> String {
     let low = numbers.run_values().fold(f32::INFINITY, f32::min);
     let high = numbers.run_values().fold(f32::NEG_INFINITY, f32::max);
     let shown =
@@ -441,8 +445,9 @@ fn range(numbers: &PerToken) -> String {
     if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
-/// Formats the fields of a JSON object on one line, without those that are null or shown elsewhere.
-fn fields(value: &serde_json::Value) -> String {
+/// Formats the fields of a JSON object on one line. Fields that are null or have lines of their own
+/// are left out.
+fn format_fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
     let shown = object
         .iter()
@@ -450,9 +455,9 @@ fn fields(value: &serde_json::Value) -> String {
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
-/// Formats the origin of a segment. `trains` is whether its attempt is for training; then the
-/// reason is added if the segment is masked.
-fn heading(segment: &Segment, trains: bool) -> String {
+/// Formats the origin of a segment. If the segment is masked and `trains` is true, which means that
+/// the attempt is for training, the reason for the mask is added.
+fn format_segment_heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
         Kind::Context => "context",
         Kind::Sampled => "sampled",
@@ -477,8 +482,8 @@ fn heading(segment: &Segment, trains: bool) -> String {
     format!("── {heading}")
 }
 
-/// Formats the tokens of a segment as text, marked by their origin.
-fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
+/// Formats the tokens of a segment as text. Colors or brackets mark their origin.
+fn format_tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
     if segment.kind == Kind::Context {
         let text = tokenizer.decode_with_special(&segment.tokens);
         // Each line is styled separately, because some terminals reset the color at the end of a
@@ -518,11 +523,11 @@ mod tests {
         };
         let all = [correctness.clone(), step, Component::new("judge.length", 9.0)];
         assert_eq!(
-            components(&all),
+            format_components(&all),
             ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9"
         );
         // A single component with weight 1 is the score and is not repeated.
-        assert_eq!(components(&[Component { weight: Some(1.0), ..correctness }]), "");
+        assert_eq!(format_components(&[Component { weight: Some(1.0), ..correctness }]), "");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use levade_recipe::Override;
 use crate::host;
 use crate::recipe;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Start a run on one or more machines, watch it, and collect its logs
 ///
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Run directory, instead of the recipe's run.folder
+    /// Run directory, instead of the directory in the recipe's run.folder
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
 
@@ -71,10 +71,10 @@ pub struct Args {
     k8s: K8s,
 }
 
-/// Options of `--on ssh`
+/// Options of the launcher `--on ssh`
 #[derive(clap::Args)]
 struct Ssh {
-    /// Machine for --on ssh, by its name for ssh; the first one trains; can be repeated
+    /// Name of a machine for --on ssh, as ssh accepts it; the first machine trains; can be repeated
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
 
@@ -83,7 +83,7 @@ struct Ssh {
     ssh_args: Vec<String>,
 }
 
-/// Options of `--on slurm`
+/// Options of the launcher `--on slurm`
 #[derive(clap::Args)]
 struct Slurm {
     /// Option of sbatch for --on slurm, such as partition=gpu or time=12:00:00; can be repeated
@@ -91,7 +91,7 @@ struct Slurm {
     sbatch: Vec<String>,
 }
 
-/// Options of `--on ray`
+/// Options of the launcher `--on ray`
 #[derive(clap::Args)]
 struct Ray {
     /// URL of the dashboard of a Ray cluster, for --on ray
@@ -103,7 +103,7 @@ struct Ray {
     ray_python: String,
 }
 
-/// Options of `--on k8s`
+/// Options of the launcher `--on k8s`
 #[derive(clap::Args)]
 struct K8s {
     /// Image with levade and the learner's environment, for --on k8s
@@ -115,7 +115,7 @@ struct K8s {
     #[arg(long = "claim", value_name = "NAME:DIR")]
     claims: Vec<String>,
 
-    /// Namespace, for --on k8s
+    /// Namespace of the job, for --on k8s
     #[arg(long, default_value = "default")]
     namespace: String,
 
@@ -124,24 +124,24 @@ struct K8s {
     memory: String,
 }
 
-/// A launcher, which starts the processes of a run.
+/// Launcher: starts the processes of a run on machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum LaunchTarget {
-    /// This machine; each node is a group of processes on it
+    /// This machine; each node is a group of processes on this machine
     Local,
     /// Machines that ssh reaches without a password
     Ssh,
-    /// A Slurm cluster
+    /// A Slurm cluster, with sbatch
     Slurm,
-    /// A Ray cluster
+    /// A Ray cluster, through its HTTP API
     Ray,
     /// A Kubernetes cluster, with kubectl
     K8s,
 }
 
 impl Args {
-    /// Returns the launcher with its options.
-    fn launcher(&self) -> Launcher {
+    /// Creates the launcher that the options select, with its settings.
+    fn create_launcher(&self) -> Launcher {
         match self.on {
             LaunchTarget::Local => Launcher::Local,
             LaunchTarget::Ssh => Launcher::Ssh(SshOptions {
@@ -172,7 +172,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         None => std::env::current_exe()?,
     };
     let job = Job::new(&recipe, binary, args.restarts)?;
-    let launch = Launch::new(job, &recipe, &args.launcher())?;
+    let launch = Launch::new(job, &recipe, &args.create_launcher())?;
     if args.dry_run {
         for (path, text) in launch.files() {
             screen::print_line(&format!(
@@ -188,10 +188,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let Job { nodes, root, dir, .. } = launch.job().clone();
     let machines = screen::plural(nodes, "machine");
     eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&root));
-    let ended = crate::runtime()?.block_on(async {
+    let ended = crate::create_runtime()?.block_on(async {
         let log = Box::new(std::io::stderr());
-        let stops = Requests::listen()?.stream();
-        launch.run(args.detach, Watcher { host: host::host()?, log, stops }).await
+        let stops = StopRequests::listen()?.into_stream();
+        launch.run(args.detach, Watcher { host: host::create_host()?, log, stops }).await
     })?;
     match ended {
         LaunchOutcome::Code(code) => {

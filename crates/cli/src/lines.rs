@@ -10,24 +10,24 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::unusable;
 
-/// Files of a run that contain JSON, but that no command writes with `--out`.
+/// Names of the JSON files that a run writes. No command may overwrite them with `--out`.
 const RUN_FILES: [&str; 3] = ["metrics.jsonl", "timings.jsonl", "events.jsonl"];
 
 /// Buffered writer of a JSON-lines file.
 pub struct LinesFile {
     path: PathBuf,
     file: BufWriter<File>,
-    /// Whether the file still has its earlier content, which the first line replaces.
+    /// Whether the file still contains its earlier content, which the first written line replaces.
     has_earlier_content: bool,
 }
 
 impl LinesFile {
-    /// Creates the file, or opens an existing one. Its content stays until the first line is
-    /// written, so a command that fails before does not lose it.
+    /// Creates the file, or opens an existing file. The content of an existing file stays until the
+    /// first line is written, so a command that fails earlier does not lose the content.
     ///
     /// # Errors
-    /// Returns an error that names the file if it cannot be created or written, if it is a file of
-    /// a run, or if it contains something else than lines of JSON.
+    /// Returns an error that names the file if it cannot be created or written, if it belongs to a
+    /// run, or if it contains anything other than lines of JSON.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
         let failed = |error: io::Error| unusable(format!("{}: {error}", path.display()));
         // A pipe or a terminal has no content.
@@ -50,7 +50,7 @@ impl LinesFile {
         Ok(LinesFile { path: path.to_owned(), file, has_earlier_content })
     }
 
-    /// Drops the content that the file had before it was opened.
+    /// Removes the content that the file had before it was opened.
     fn drop_earlier_content(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.has_earlier_content) {
             self.file.get_ref().set_len(0)?;
@@ -58,13 +58,13 @@ impl LinesFile {
         Ok(())
     }
 
-    /// Writes one line.
+    /// Writes one line of JSON to the buffer.
     ///
     /// # Errors
     /// Returns an error that names the file if it cannot be written.
     pub fn write(&mut self, line: &Value) -> anyhow::Result<()> {
         let written = self.drop_earlier_content().and_then(|()| writeln!(self.file, "{line}"));
-        written.map_err(|error| self.error(&error))
+        written.map_err(|error| self.to_file_error(&error))
     }
 
     /// Flushes the buffer to the file.
@@ -73,15 +73,16 @@ impl LinesFile {
     /// Returns an error that names the file if it cannot be written.
     pub fn finish(&mut self) -> anyhow::Result<()> {
         let written = self.drop_earlier_content().and_then(|()| self.file.flush());
-        written.map_err(|error| self.error(&error))
+        written.map_err(|error| self.to_file_error(&error))
     }
 
-    fn error(&self, error: &io::Error) -> anyhow::Error {
+    fn to_file_error(&self, error: &io::Error) -> anyhow::Error {
         anyhow::anyhow!("{}: {error}", self.path.display())
     }
 }
 
-/// Creates the JSON line of an attempt. `slice` is the name of its evaluation slice or task source.
+/// Creates the JSON line for an attempt. `slice` is the name of the attempt's evaluation slice or
+/// task source.
 ///
 /// `reply` is the text of the final answer, and empty if a limit ended the attempt. `score` is null
 /// if the attempt could not be scored; `error` then contains the reason.

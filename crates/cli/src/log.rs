@@ -17,7 +17,7 @@ use tracing_subscriber::{Layer, Registry, fmt};
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 
-/// Environment variable with the filter that is used if `--log` is not set.
+/// Environment variable that contains the filter if `--log` is not set.
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Crates whose levels a filter can set by name.
@@ -64,7 +64,8 @@ pub struct Args {
     #[arg(long, value_name = "LEVEL|FILTER", global = true, help_heading = "Logging")]
     log: Option<String>,
 
-    /// Append the log to a file instead of standard error; from level info unless --log sets one
+    /// Append the log to this file instead of standard error; the level is info unless --log sets
+    /// another
     #[arg(long, value_name = "FILE", global = true, help_heading = "Logging")]
     log_file: Option<PathBuf>,
 }
@@ -108,7 +109,7 @@ impl Args {
     }
 }
 
-/// Writer to standard error that suspends the progress bar.
+/// Writer to standard error that suspends the progress bar while it writes.
 struct BarSuspendingWriter;
 
 impl Write for BarSuspendingWriter {
@@ -122,8 +123,8 @@ impl Write for BarSuspendingWriter {
     }
 }
 
-/// Returns the default filter: warnings and errors, except those of the MCP SDK, which the tool
-/// reports itself.
+/// Returns the default filter: warnings and errors of all crates. Those of the MCP SDK are
+/// excluded, because the tool itself reports them.
 fn default_filter() -> Targets {
     Targets::new().with_default(LevelFilter::WARN).with_target("rmcp", LevelFilter::OFF)
 }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_silences_mcp_sdk() {
+    fn default_filter_silences_mcp_sdk() {
         assert!(!default_filter().would_enable("rmcp::service", &Level::ERROR));
         assert!(default_filter().would_enable("levade_tools", &Level::WARN));
         assert!(parse_filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_include_every_crate() {
+    fn log_filter_knows_every_crate() {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for crate_name in std::fs::read_dir(crates).unwrap() {
             let name = crate_name.unwrap().file_name().into_string().unwrap();

@@ -118,10 +118,10 @@ enum Command {
     Chat(chat::Args),
     Check(check::Args),
     Cluster(cluster::Args),
-    Completions(shell::Completions),
+    Completions(shell::CompletionsArgs),
     Inspect(inspect::Args),
     Launch(launch::Args),
-    Man(shell::Man),
+    Man(shell::ManArgs),
     Merge(merge::Args),
     New(new::Args),
     Plan(plan::Args),
@@ -145,7 +145,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { command, log } = Cli::parse();
-    open_files::raise();
+    open_files::raise_open_file_limit();
     let done = log.install().and_then(|()| match command {
         Command::Audit(args) => audit::main(args),
         Command::Train(args) => train::main(args),
@@ -154,10 +154,10 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::main(args),
         Command::Check(args) => check::main(&args),
         Command::Cluster(args) => cluster::main(args),
-        Command::Completions(args) => shell::completions(&args, Cli::command()),
+        Command::Completions(args) => shell::print_completions(&args, Cli::command()),
         Command::Inspect(args) => inspect::main(args),
         Command::Launch(args) => launch::main(args),
-        Command::Man(args) => shell::man(&args, Cli::command()),
+        Command::Man(args) => shell::write_man_pages(&args, Cli::command()),
         Command::Merge(args) => merge::main(args),
         Command::New(args) => new::main(args),
         Command::Plan(args) => plan::main(&args),
@@ -180,15 +180,19 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("{} {}", screen::Style::stderr().red("error:"), failure::message(&error));
+            eprintln!(
+                "{} {}",
+                screen::Style::stderr().red("error:"),
+                failure::format_error(&error)
+            );
             failure::exit_code(&error)
         }
     }
 }
 
-/// Creates the runtime for async code, with two worker threads. They only wait and pass data on:
-/// the engine computes on its own threads.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+/// Creates the async runtime, with two worker threads. The threads only wait and pass data on,
+/// because the engine computes on its own threads.
+fn create_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 

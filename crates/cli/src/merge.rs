@@ -26,20 +26,20 @@ pub struct Args {
     /// Directory of the merged model, which must not exist yet
     dir: PathBuf,
 
-    /// Base of the adapter, instead of the one that its file names
+    /// Base model of the adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(merge(&args))?;
+    crate::create_runtime()?.block_on(merge(&args))?;
     screen::print_line(&args.dir.display().to_string());
     Ok(ExitCode::SUCCESS)
 }
 
 async fn merge(args: &Args) -> anyhow::Result<()> {
     let (source, run) = run::resolve_model(&args.source, run::AgentScope::All)?;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let found = model::open(&source, args.base.as_deref(), &host)?;
     if found.adapter.is_none() {
         return Err(unusable(format!(
@@ -53,7 +53,7 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
         )));
     }
     let chat = model::chat(&found.files, ChatOptions::default())?;
-    let companions = model::companions(&found.files, &chat)?;
+    let companions = model::create_extra_files(&found.files, &chat)?;
     let options = EngineOptions {
         batch_tokens: 0,
         trains: false,

@@ -19,13 +19,14 @@ use crate::{host, recipe};
 
 /// Maximum number of devices of a simulated fleet.
 const MAX_DEVICES: usize = 16384;
-/// Maximum length of prompts, and of the sampled tokens of an attempt, in tokens.
+/// Maximum number of tokens of a prompt, and maximum number of sampled tokens of an attempt.
 const MAX_TOKENS: u64 = memory::MAX_TOKENS << 8;
-/// Fraction of a device's memory that a server uses: the default of vLLM.
+/// Fraction of a device's memory that a server uses, as in vLLM's default.
 const SERVER_MEMORY_FRACTION: f64 = 0.9;
-/// Tokens of a prompt with tool results, where the command line does not set them.
+/// Default number of tokens of a prompt with its tool results.
 const DEFAULT_PROMPT: u64 = 500;
-/// Memory of a device that a sleeping server keeps: the CUDA context and captured graphs.
+/// Memory of a device that a sleeping server keeps for the CUDA context and captured graphs, in
+/// bytes.
 const SLEEPING_SERVER_MEMORY: Bytes = 1500 << 20;
 
 /// Estimate the resources of a run: memory of every device, tokens per second, time and cost
@@ -47,7 +48,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// The config.json of the model, instead of fetching model.source
+    /// File config.json of the model; if set, model.source is not fetched
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -61,8 +62,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DEVICES as i64))]
     devices: Option<u32>,
 
-    /// Number of tokens in the prompt and tool results of an attempt [default: 500, or the context
-    /// if it is smaller]
+    /// Number of tokens in the prompt and the tool results of an attempt [default: 500, or the
+    /// context if it is smaller]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
     prompt: Option<u64>,
 
@@ -91,14 +92,14 @@ pub struct Args {
     #[arg(long, value_name = "RATIO", default_value_t = 0.5)]
     spread: f64,
 
-    /// Trained tokens divided by the sum of sampled tokens and one prompt per group, for --fleet;
+    /// Ratio of trained tokens to the sum of sampled tokens and one prompt per group, for --fleet;
     /// below 1 if groups have zero variance, or if completions share prefixes, which are trained on
     /// once
     #[arg(long, alias = "learnt", value_name = "RATIO", default_value_t = 1.0)]
     trained: f64,
 
-    /// JSON file with measured times in seconds, for --fleet, instead of those of the device:
-    /// prompt, batch, sequence, learn, update, publish
+    /// JSON file with measured times in seconds, for --fleet, which replace the times of the
+    /// device: prompt, batch, sequence, learn, update, publish
     #[arg(long, value_name = "FILE")]
     service: Option<PathBuf>,
 
@@ -111,7 +112,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
     let (shape, files) = match &args.config {
         Some(file) => {
-            let text = read("--config", file)?;
+            let text = read_option_file("--config", file)?;
             (
                 Shape::parse(&text)
                     .map_err(|why| unusable(format!("{}: {why}", file.display())))?,
@@ -119,7 +120,10 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
             )
         }
         None => {
-            let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
+            let files = ModelFiles::open(&model::fetch_model(
+                &recipe.model.source,
+                &host::create_host()?,
+            )?)?;
             (Shape::new(&files.config), Some(files))
         }
     };
@@ -128,7 +132,9 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     screen::print_line(&format!("{} {}", style.bold("model  "), shape.describe()));
 
     if let Some(price) = args.price.filter(|price| !(0.0..1e12).contains(price)) {
-        return Err(unusable(format!("--price {price}: give 0 to 1e12")));
+        return Err(unusable(format!(
+            "--price is {price}, but must be at least 0 and less than 1e12"
+        )));
     }
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
     let prompt = args.prompt.unwrap_or(DEFAULT_PROMPT.min(context));
@@ -181,7 +187,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     screen::print_line(&format!(
         "\n{} {} of phases of kind \"rl\" on {}, without evaluations and other phases",
         style.bold("time   "),
-        duration(3600.0 * hours),
+        format_duration(3600.0 * hours),
         screen::plural(devices, "device")
     ));
     if let Some(price) = args.price {
@@ -199,8 +205,8 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Formats a duration with two or more digits.
-fn duration(seconds: f64) -> String {
+/// Formats a duration with at least two digits and its unit.
+fn format_duration(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", 1000.0 * seconds),
         ..10.0 => format!("{seconds:.1} s"),
@@ -210,39 +216,39 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// Reads the file that an option names.
-fn read(option: &str, file: &Path) -> anyhow::Result<String> {
+/// Reads the file that the option `option` names.
+fn read_option_file(option: &str, file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file)
         .map_err(|error| unusable(format!("cannot read {option} {}: {error}", file.display())))
 }
 
-/// The properties of the learner that determine the time of a step.
+/// Properties of the learner that determine the time of a step.
 struct LearnerEstimate {
-    /// Number of its devices. 0 for the embedded engine.
+    /// Number of devices of the learner. 0 for the embedded engine.
     devices: u32,
-    /// Memory that each device offloads to its host when servers get the device, in bytes.
+    /// Bytes of memory that each device offloads to its host while servers use the device.
     moved: Bytes,
-    /// Memory of each device that the learner keeps then, in bytes.
+    /// Bytes of memory that the learner keeps on each device while servers use the device.
     resident: Bytes,
-    /// Number of pipeline stages.
+    /// Number of pipeline stages of the learner.
     stages: u64,
-    /// Number of tokens in the micro-batches that all ranks process at the same time.
+    /// Number of tokens in the micro-batches that all ranks process concurrently.
     round: u64,
-    /// Whether servers are colocated on its devices.
+    /// Whether the servers are colocated on the learner's devices.
     is_colocated: bool,
 }
 
-/// The servers, or single devices, that sample.
+/// Samplers of a run: servers, or single devices.
 struct SamplerEstimate {
     /// Number of devices of each server.
     tensor: u32,
-    /// Number of servers.
+    /// Number of servers of the run.
     count: u32,
     /// Number of sequences that each server samples concurrently.
     running: u64,
 }
 
-/// Prints the learner and its memory, and returns its properties.
+/// Prints the learner and its memory, and returns the learner's properties.
 fn print_learner(
     recipe: &Recipe,
     shape: &Shape,
@@ -266,7 +272,7 @@ fn print_learner(
             return Ok(none);
         }
         for EnginePlan { what, plan, .. } in
-            PlannedModels::open(recipe, &host::host()?)?.plans(recipe, None)?
+            PlannedModels::open(recipe, &host::create_host()?)?.plans(recipe, None)?
         {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::print_line(&format!("{} {what}: {plan}", style.bold("engine ")));
@@ -282,7 +288,7 @@ fn print_learner(
         style.bold("learner"),
         format_gib(total)
     ));
-    print_parts(&plan);
+    print_memory_parts(&plan);
     let is_colocated = recipe.cluster.placement == Placement::Colocated;
     let moved = memory::offloaded_bytes(&plan);
     let sleeping_server = if is_colocated && keys.gpus > 0 { SLEEPING_SERVER_MEMORY } else { 0 };
@@ -313,7 +319,7 @@ fn print_learner(
     })
 }
 
-fn print_parts(parts: &[(&str, Bytes)]) {
+fn print_memory_parts(parts: &[(&str, Bytes)]) {
     for (name, bytes) in parts.iter().filter(|(_, bytes)| *bytes > 0) {
         screen::print_line(&format!("          {name:<34} {:>9} GiB", format_gib(*bytes)));
     }
@@ -329,7 +335,7 @@ fn warn_if_too_large(total: u64, device: Option<&Device>, way_out: &str) {
     }
 }
 
-/// Prints the memory and the concurrency of the samplers, and returns their properties.
+/// Prints the memory and the concurrency of the samplers, and returns the samplers' properties.
 fn print_samplers(
     recipe: &Recipe,
     shape: &Shape,
@@ -398,7 +404,7 @@ fn print_samplers(
     Ok(SamplerEstimate { tensor, count, running: attempts_per_server.min(max_attempts) })
 }
 
-/// Simulates the last RL phase on fleets of several sizes.
+/// Simulates the last RL phase of the recipe on fleets of several sizes.
 fn simulate_fleets(
     args: &Args,
     recipe: &Recipe,
@@ -408,7 +414,7 @@ fn simulate_fleets(
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
-            let text = read("--service", file)?;
+            let text = read_option_file("--service", file)?;
             let service: fleet::ServiceTimes = serde_json::from_str(&text)
                 .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service
@@ -442,7 +448,7 @@ fn simulate_fleets(
         args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices))
     {
         return Err(unusable(format!(
-            "--fleet {devices}: give {min_devices} to {MAX_DEVICES} devices"
+            "--fleet contains {devices} devices, but must be in {min_devices}..={MAX_DEVICES}"
         )));
     }
     let limits = [
@@ -453,7 +459,7 @@ fn simulate_fleets(
     if let Some((name, value, max_value)) =
         limits.into_iter().find(|(_, value, max_value)| !(0.0..=*max_value).contains(value))
     {
-        return Err(unusable(format!("{name} {value}: give 0 to {max_value}")));
+        return Err(unusable(format!("{name} is {value}, but must be in 0..={max_value}")));
     }
     let fleet = fleet::Fleet {
         samplers: 1,
@@ -490,11 +496,11 @@ fn simulate_fleets(
             fleet::MAX_COMPLETIONS
         )));
     }
-    fleets::print(&sizes);
+    fleets::print_fleets(&sizes);
     Ok(())
 }
 
-/// Prints the estimated time of a phase, and returns it in hours.
+/// Prints the estimated time of a phase, and returns the time in hours.
 fn print_phase(
     index: usize,
     keys: &RlKeys,
@@ -524,7 +530,7 @@ fn print_phase(
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
     let handoff = if step.handoff_seconds > 0.0 {
-        format!("device handoff {}, ", duration(step.handoff_seconds))
+        format!("device handoff {}, ", format_duration(step.handoff_seconds))
     } else {
         String::new()
     };
@@ -535,18 +541,18 @@ fn print_phase(
     screen::print_line(&format!(
         "          sampling {} ({} tokens/s), learning {} ({} tokens/s{bubble}), {handoff}together \
          {} per step",
-        duration(step.sampling),
+        format_duration(step.sampling),
         screen::count((step.sampled as f64 / step.sampling) as u64),
-        duration(step.learning),
+        format_duration(step.learning),
         screen::count((step.trained as f64 / step.learning) as u64),
-        duration(seconds),
+        format_duration(seconds),
     ));
     seconds * f64::from(keys.steps) / 3600.0
 }
 
 #[cfg(test)]
 mod tests {
-    use super::duration;
+    use super::format_duration;
 
     #[test]
     fn duration_has_digits_at_every_scale() {
@@ -559,7 +565,7 @@ mod tests {
             (90_000.0, "25.0 h"),
         ];
         for (seconds, text) in expected {
-            assert_eq!(duration(seconds), text);
+            assert_eq!(format_duration(seconds), text);
         }
     }
 }

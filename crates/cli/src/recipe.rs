@@ -16,7 +16,8 @@ pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
     Ok(Recipe::load(&recipe_file(path)?, overrides)?)
 }
 
-/// Reads a recipe of which only `[reward]` counts, for a run. The file can contain only `[reward]`.
+/// Reads a recipe whose table `[reward]` is applied to a run. The other tables are ignored, so the
+/// file can contain only `[reward]`.
 ///
 /// # Errors
 /// Returns the errors of [`load`].
@@ -57,8 +58,10 @@ pub fn sets_key(overrides: &[Override], table: &str, key: &str) -> bool {
 
 fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.exists() {
-        let name =
-            path.file_name().and_then(|name| name.to_str()).filter(|name| example::exists(name));
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .filter(|name| example::example_exists(name));
         let hint = name.map_or(String::new(), |name| {
             format!("; `levade new example {name}` writes the example")
         });
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_matches_keys_and_full_tables() {
+    fn sets_key_matches_keys_and_tables() {
         let sets = |change: &str| super::sets_key(&[change.parse().unwrap()], "model", "source");
         assert!(sets("model.source=x") && sets("model={source='x'}"));
         assert!(!sets("model.context=9") && !sets("policy.a.source=x"));

@@ -13,11 +13,11 @@ use levade_tree::{AttemptId, AttemptSlot, Timings};
 use crate::failure::unusable;
 use crate::host;
 
-/// Returns the last try of an attempt slot, such as `train/1/3/0/2`, or the attempt with an id.
-/// Returns `None` if the store does not contain it.
+/// Finds a recorded attempt by its slot, such as `train/1/3/0/2`, or by its id. For a slot, returns
+/// the last try. Returns `None` if the store does not contain the attempt.
 ///
 /// # Errors
-/// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
+/// Returns an error if `name` is neither a slot nor an id, or if the store cannot be read.
 pub async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
     if let Some(placement) = AttemptSlot::parse(name) {
         return Ok(store.last_try(&placement).await?);
@@ -33,8 +33,8 @@ pub async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Optio
     Ok(store.attempt(&id).await?)
 }
 
-/// Reads an attempt from the record, and its times from the file beside it.
-pub async fn attempt_with_times(
+/// Reads an attempt from the store, and adds its times, which a file of the run contains.
+pub async fn read_attempt_with_times(
     store: &dyn Store,
     id: &AttemptId,
     times: &HashMap<AttemptId, Timings>,
@@ -46,12 +46,12 @@ pub async fn attempt_with_times(
     Ok(attempt)
 }
 
-/// Opens the chat formats of a run: for each agent and policy, those of the policy's newest
-/// checkpoint or, without one, of its model.
-pub fn run_chats(run: &RunDir) -> anyhow::Result<Chats> {
+/// Opens the chat formats of a run, one for each agent and policy. A format comes from the policy's
+/// newest checkpoint, or from the policy's model if there is no checkpoint.
+pub fn open_run_chats(run: &RunDir) -> anyhow::Result<Chats> {
     let recipe = run.recipe()?;
     let started_at = run.started()?;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let trained = recipe.trained_policies();
     let mut chats = Chats::default();
     for (agent, keys) in recipe.agents() {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn named_accepts_slots_and_ids() {
+    async fn find_attempt_accepts_slots_and_ids() {
         let store = Memory::new(RunId("r".into()));
         for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
             assert!(find_attempt(&store, name).await.unwrap().is_none(), "{name}");

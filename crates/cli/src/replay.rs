@@ -14,7 +14,7 @@ use crate::host;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
 
-/// Repeat the training of a run, and compare the weights with its checkpoints
+/// Repeat the training of a run, and compare the weights with the run's checkpoints
 ///
 /// Samples nothing: every step trains on the recorded tokens. The resulting weights are equal bit
 /// for bit, on any number of threads. A difference shows that something else has changed.
@@ -29,7 +29,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(replay_run(args))
+    crate::create_runtime()?.block_on(replay_run(args))
 }
 
 async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
@@ -48,7 +48,7 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
     trained.cluster.placement = levade_recipe::Placement::Disaggregated;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let StartedPolicies { policies, fingerprint, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
             .await?;
@@ -77,7 +77,8 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let steps = screen::plural(steps, "step");
     if same + differ == 0 {
         anyhow::bail!(
-            "{steps} replayed, but nothing was compared: the run has no complete checkpoint of them"
+            "{steps} replayed, but nothing was compared: the run has no complete checkpoint of \
+             these steps"
         );
     }
     screen::print_line(&format!(

@@ -30,15 +30,16 @@ pub struct Args {
     /// Run directory
     run: PathBuf,
 
-    /// Recipe of which only the table `reward` counts; the file need not contain other tables
+    /// Recipe with the new table `reward`; its other tables are ignored and can be missing
     #[arg(long, value_name = "RECIPE")]
     reward: PathBuf,
 
-    /// Override a key of that recipe; can be repeated
+    /// Override a key of the recipe with the new reward; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 
-    /// Write one line of JSON per attempt: its old and its new score, or the reason why it has none
+    /// Write one line of JSON per attempt: its old and its new score, or the reason why it has no
+    /// new score
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -48,7 +49,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(rescore_run(args))
+    crate::create_runtime()?.block_on(rescore_run(args))
 }
 
 async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
@@ -57,7 +58,7 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load_reward(&args.reward, &run, &args.overrides)?;
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let keys = rescoring_keys(&recipe.reward);
-    let host = host::host()?;
+    let host = host::create_host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let scorers = Scorers::new(&keys, scorers::custom_scorers(&keys, &environments, &host)?);
     let concurrency = recipe.engine.max_sequences();
@@ -78,13 +79,13 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let unscored: u64 = reasons.values().sum();
     let compared = num_compared(&found);
-    let steps = step_means(&found);
+    let steps = compute_step_means(&found);
     let before = match &found.divergence {
-        Some(divergence) => checkpoint_before(&args, &found, divergence)?,
+        Some(divergence) => find_checkpoint_before(&args, &found, divergence)?,
         None => None,
     };
     let command = match &before {
-        Some(checkpoint) => Some(command_from(&args, &recipe, checkpoint)?),
+        Some(checkpoint) => Some(format_continue_command(&args, &recipe, checkpoint)?),
         None => None,
     };
     let dir = before.map(|checkpoint| checkpoint.dir.display().to_string());
@@ -117,21 +118,21 @@ async fn rescore_run(args: Args) -> anyhow::Result<ExitCode> {
                 step["attempts"]
             ));
         }
-        screen::print_line(&conclusion(&found, dir.as_deref().zip(command.as_deref())));
+        screen::print_line(&describe_conclusion(&found, dir.as_deref().zip(command.as_deref())));
     }
-    for note in notes(&reasons) {
+    for note in describe_missing_scores(&reasons) {
         eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
     // Scores that were not compared say nothing about a hack.
     Ok(if compared == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Maximum number of reasons that are printed.
+/// Maximum number of reasons for missing scores that are printed.
 const MAX_REASONS: usize = 5;
 
-/// Returns sentences about the attempts without a new score, by the number of each reason. Reasons
-/// can name tasks, so there can be as many as tasks.
-fn notes(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
+/// Describes the attempts without a new score, one sentence for each reason, the most frequent
+/// reason first. Reasons can name tasks, so there can be as many reasons as tasks.
+fn describe_missing_scores(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
     let mut sorted: Vec<(&str, u64)> = reasons.iter().map(|(why, count)| (*why, *count)).collect();
     sorted.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     let (shown, remaining) = sorted.split_at(sorted.len().min(MAX_REASONS));
@@ -149,13 +150,13 @@ fn notes(reasons: &BTreeMap<&str, u64>) -> Vec<String> {
     notes
 }
 
-/// Returns the number of attempts that have an old and a new score.
+/// Returns the number of attempts that have both an old and a new score.
 fn num_compared(found: &RescoredRun) -> usize {
     found.attempts.iter().filter(|it| it.old.is_some() && it.new.is_some()).count()
 }
 
-/// Returns the mean old and new score of each step, over the attempts that have both.
-fn step_means(found: &RescoredRun) -> Vec<Value> {
+/// Computes the mean old score and the mean new score of each step, over the attempts that have /// both.
+fn compute_step_means(found: &RescoredRun) -> Vec<Value> {
     let mut sums: BTreeMap<(u32, u32), (f64, f64, u32)> = BTreeMap::new();
     for attempt in &found.attempts {
         if let (Some(old), Some(new)) = (attempt.old, attempt.new) {
@@ -170,8 +171,9 @@ fn step_means(found: &RescoredRun) -> Vec<Value> {
     steps.collect()
 }
 
-/// Returns the newest checkpoint that was not trained on a step of the interval or later.
-fn checkpoint_before(
+/// Finds the newest checkpoint that was trained on no step of the interval and on no later step.
+/// Returns `None` if there is no such checkpoint.
+fn find_checkpoint_before(
     args: &Args,
     found: &RescoredRun,
     divergence: &ScoreDivergence,
@@ -180,18 +182,22 @@ fn checkpoint_before(
     Ok(checkpoints(&args.run)?.into_iter().rfind(|c| (c.position.phase, c.position.step) <= first))
 }
 
-/// Returns the command by which the run continues from a checkpoint with the new reward.
-fn command_from(args: &Args, recipe: &Recipe, checkpoint: &Checkpoint) -> anyhow::Result<String> {
+/// Returns the command that continues the run from a checkpoint with the new reward.
+fn format_continue_command(
+    args: &Args,
+    recipe: &Recipe,
+    checkpoint: &Checkpoint,
+) -> anyhow::Result<String> {
     Ok(format!(
         "{} train {} --resume --from {} --set {}",
-        screen::program(),
+        screen::program_name(),
         quoted(&args.run.to_string_lossy()),
         checkpoint.position.global_step,
         quoted(&recipe.reward_override()?)
     ))
 }
 
-fn conclusion(found: &RescoredRun, way_back: Option<(&str, &str)>) -> String {
+fn describe_conclusion(found: &RescoredRun, way_back: Option<(&str, &str)>) -> String {
     let (compared, all) = (num_compared(found), found.attempts.len());
     if compared == 0 {
         return format!(
@@ -246,21 +252,21 @@ mod tests {
 
     #[test]
     fn conclusion_without_new_scores_claims_nothing() {
-        let text = conclusion(&found(&[(Some(1.0), None), (None, Some(1.0))]), None);
+        let text = describe_conclusion(&found(&[(Some(1.0), None), (None, Some(1.0))]), None);
         assert!(text.starts_with("nothing was compared: none of 2 attempts"), "{text}");
-        let text = conclusion(&found(&[(Some(1.0), Some(1.0)), (Some(1.0), None)]), None);
+        let text = describe_conclusion(&found(&[(Some(1.0), Some(1.0)), (Some(1.0), None)]), None);
         assert!(text.contains("no step is named, from 1 of 2 attempts"), "{text}");
     }
 
     #[test]
-    fn notes_list_most_common_reasons_first() {
+    fn missing_scores_list_most_common_reasons_first() {
         let names: Vec<String> = (0..9).map(|index| format!("task {index}")).collect();
         let mut reasons: BTreeMap<&str, u64> = names.iter().map(|it| (it.as_str(), 2)).collect();
         reasons.insert("the service does not respond", 7);
-        let notes = notes(&reasons);
+        let notes = describe_missing_scores(&reasons);
         assert_eq!(notes.len(), MAX_REASONS + 1);
         assert_eq!(notes[0], "7 without a new score: the service does not respond");
         assert!(notes[5].starts_with("10 without a new score for 5 other reasons"), "{notes:?}");
-        assert!(super::notes(&BTreeMap::new()).is_empty());
+        assert!(super::describe_missing_scores(&BTreeMap::new()).is_empty());
     }
 }

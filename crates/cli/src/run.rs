@@ -4,12 +4,12 @@ use levade_run::dir::RunDir;
 use levade_run::source;
 
 pub use levade_run::model::check_base;
-pub use levade_run::source::{AgentScope, is_best, model_source, trained_by};
+pub use levade_run::source::{AgentScope, find_training_run, is_best_checkpoint, model_source};
 
 use crate::screen::Style;
 
-/// Resolves a model argument to a model source, and returns it with the run that it belongs to, if
-/// any ([`source::resolve_model`]).
+/// Resolves the user's argument for a model to a model source ([`source::resolve_model`]). Returns
+/// the source, and the run that it belongs to, or `None` if it belongs to no run.
 ///
 /// # Errors
 /// Returns an error if the argument names a run without a checkpoint, or a run whose agents use

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use levade_agent::{Agent, AgentLoop, AttemptContext, Limits, Player};
+use levade_agent::{Agent, AgentLoop, AttemptContext, AttemptLimits, Player};
 use levade_policy::{Precision, Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind};
 use levade_run::dir::RunDir;
@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// Question of the task, which the program gets in LEVADE_TASK
+    /// Question of the task, which the program reads in LEVADE_TASK
     #[arg(long, default_value = "")]
     question: String,
 
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long = "env", value_name = "NAME")]
     environment: Vec<String>,
 
-    /// Sampling temperature
+    /// Sampling temperature of the model
     #[arg(long, default_value_t = 1.0)]
     temperature: f32,
 
@@ -57,13 +57,13 @@ pub struct Args {
     #[arg(long, default_value_t = 600.0)]
     seconds: f64,
 
-    /// Sampling seed
+    /// Seed of the sampled tokens
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(run_attempt(args))
+    crate::create_runtime()?.block_on(run_attempt(args))
 }
 
 async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
@@ -73,7 +73,7 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
     let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
-    let host = host::host()?;
+    let host = host::create_host()?;
     let found = model::open(&source, base.as_deref(), &host)?;
     eprintln!("{} {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
     let keys = AgentKeys {
@@ -95,7 +95,7 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     let limit = Duration::from_secs_f64(args.seconds);
-    let limits = Limits {
+    let limits = AttemptLimits {
         max_turns: args.calls,
         max_tokens: args.max_tokens,
         completion_timeout: limit,
@@ -105,8 +105,10 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
         context_policy: keys.context_policy(context),
         ..Player::new(DEFAULT, sampler, keys.format(chat), context)
     };
-    let agent =
-        Agent { pattern: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
+    let agent = Agent {
+        pattern: programs::create_call_pattern(DEFAULT, &keys)?,
+        ..Agent::new(DEFAULT, player, limits)
+    };
     let program = programs::ProgramGateway::start(host.supervisor().clone(), None)
         .await?
         .program(&keys, false);
@@ -127,7 +129,7 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     let segments = made.trajectory.segments();
     let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
     if let Some(program) = outcome.scorer_inputs.get("program") {
-        screen::print(&inspect::calls(&program["calls"]));
+        screen::print(&inspect::format_calls(&program["calls"]));
     }
     screen::print_line(&format!(
         "recorded   {sampled} completions of {} tokens in {} sequences · drift before {} turns · \

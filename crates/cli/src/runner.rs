@@ -12,7 +12,7 @@ use levade_run::{Event, Host};
 use crate::failure::{INTERRUPTED, unusable};
 use crate::host;
 use crate::screen::Style;
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Make attempts of runs whose recipes have the table `runners`, on this machine
 #[derive(clap::Args)]
@@ -27,19 +27,19 @@ pub struct Args {
     #[arg(long, value_name = "URL|PATH")]
     store: String,
 
-    /// Queue of one run, such as run/NAME; by default all runs of the store
+    /// Queue of one run, such as run/NAME [default: the queues of all runs in the store]
     #[arg(long)]
     queue: Option<String>,
 
     /// Make only the attempts of training, or only those of evaluations
     #[arg(long, value_enum)]
-    only: Option<Only>,
+    only: Option<AttemptRestriction>,
 
     /// Maximum number of concurrent attempts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     slots: u16,
 
-    /// Name of the runner, unique in the store; by default the host name and the process id
+    /// Name of the runner, unique in the store [default: the host name and the process id]
     #[arg(long)]
     name: Option<String>,
 
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
-    /// Exit after the attempts of the first leases
+    /// Exit after the attempts that the first leases return
     #[arg(long)]
     once: bool,
 
@@ -55,14 +55,15 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     wait_seconds: u32,
 
-    /// Timeout for attempts in progress after a request to stop; then other runners repeat them
+    /// Time that attempts in progress have after a request to stop, in seconds; other runners
+    /// repeat those that exceed it
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_seconds: u32,
 }
 
-/// Attempts to which a runner is restricted.
+/// Kind of attempts to which a runner is restricted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Only {
+enum AttemptRestriction {
     Train,
     Evaluation,
 }
@@ -73,16 +74,16 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let dir = args.dir.display();
         return Err(unusable(format!("--dir {dir} is no directory; name an existing one")));
     }
-    crate::runtime()?.block_on(async {
+    crate::create_runtime()?.block_on(async {
         let wait = Duration::from_secs(args.wait_seconds.into());
         let store = open_store(&args.store, wait).await?;
         // Until then a signal ends the process, because there is nothing to drain.
-        let signals = Requests::listen()?;
-        let name = args.name.unwrap_or_else(default_name);
+        let signals = StopRequests::listen()?;
+        let name = args.name.unwrap_or_else(default_runner_name);
         let style = Style::stderr();
         let what = args.queue.as_deref().unwrap_or("all runs");
         eprintln!("{} {what} at {} as {name}", style.dim("making attempts of"), store.location());
-        let host = Host::new(host::supervisor()?, move |event| {
+        let host = Host::new(host::create_supervisor()?, move |event| {
             if let Event::Note(text) = event {
                 eprintln!("{text}");
             }
@@ -92,8 +93,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             queue: args.queue,
             filter: match args.only {
                 None => AttemptFilter::All,
-                Some(Only::Train) => AttemptFilter::Training,
-                Some(Only::Evaluation) => AttemptFilter::Evaluation,
+                Some(AttemptRestriction::Train) => AttemptFilter::Training,
+                Some(AttemptRestriction::Evaluation) => AttemptFilter::Evaluation,
             },
             slots: args.slots.into(),
             name,
@@ -103,13 +104,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             drain: Duration::from_secs(args.drain_seconds.into()),
         };
         let once = options.once;
-        run(options, host, signals.stream()).await.context("the runner has stopped")?;
+        run(options, host, signals.into_stream()).await.context("the runner has stopped")?;
         Ok(if once { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
     })
 }
 
-/// Returns a name that is unique among the runners of a store.
-fn default_name() -> String {
+/// Returns the default name of a runner, which is unique among the runners of a store.
+fn default_runner_name() -> String {
     #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     #[cfg(not(unix))]

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Run untrusted code: from a file, or for HTTP clients
 #[derive(Parser)]
@@ -50,11 +50,12 @@ struct ServeArgs {
     #[arg(long)]
     concurrency: Option<usize>,
 
-    /// Maximum number of queued runs; further runs are rejected with 429
+    /// Maximum number of queued runs; additional runs are rejected with 429
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
 
-    /// Maximum timeout that a request can set, in seconds; longer ones are rejected with 422
+    /// Maximum timeout that a request can set, in seconds; requests with a longer timeout are
+    /// rejected with 422
     #[arg(long, default_value_t = 300.0)]
     max_seconds: f64,
 
@@ -93,10 +94,11 @@ struct RunArgs {
     jail: JailArgs,
 }
 
-/// Sandbox options that `serve` and `run` share.
+/// Options of the sandbox, which `serve` and `run` share.
 #[derive(clap::Args)]
 struct JailArgs {
-    /// Required protection, without which no code runs: full or best-effort
+    /// Required protection, full or best-effort; code runs only if the machine supports this
+    /// protection
     #[arg(long, default_value = "full")]
     protection: Demand,
 
@@ -116,7 +118,7 @@ struct JailArgs {
     #[arg(long, default_value_t = Limits::default().memory_mb)]
     memory_mb: u64,
 
-    /// Watch the memory of runs, even if each run could have a cgroup
+    /// Limit memory by watching the runs, even if each run could have a cgroup
     #[arg(long, hide = true)]
     no_cgroup: bool,
 
@@ -126,7 +128,7 @@ struct JailArgs {
 }
 
 impl JailArgs {
-    fn options(&self) -> Options {
+    fn sandbox_options(&self) -> Options {
         Options {
             python: self.python.clone(),
             preload: self.preload.clone(),
@@ -137,7 +139,7 @@ impl JailArgs {
         }
     }
 
-    fn limits(&self, seconds: f64) -> anyhow::Result<Limits> {
+    fn run_limits(&self, seconds: f64) -> anyhow::Result<Limits> {
         let memory_mb = self.memory_mb;
         let output_bytes = self.output_bytes;
         let limits = Limits { seconds, memory_mb, output_bytes, ..Limits::default() };
@@ -147,14 +149,15 @@ impl JailArgs {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let runtime = crate::runtime()?;
+    let runtime = crate::create_runtime()?;
     match args.command {
         Command::Serve(args) => runtime.block_on(run_server(&args)),
         Command::Run(args) => runtime.block_on(run_once(&args)),
     }
 }
 
-/// Converts a sandbox error to a runtime failure, or to an error that the user must correct.
+/// Converts a sandbox error into an error of the command: a runtime failure, or an error that the
+/// user can correct.
 fn to_cli_error(error: SandboxError) -> anyhow::Error {
     match error {
         SandboxError::Busy { .. } | SandboxError::Broken(_) => error.into(),
@@ -181,7 +184,7 @@ async fn start_sandbox(options: Options) -> anyhow::Result<Sandbox> {
 
 async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let keys = match &args.key_file {
-        Some(path) => read_keys(path)?,
+        Some(path) => read_key_file(path)?,
         None if args.bind.ip().is_loopback() => Vec::new(),
         None => {
             return Err(unusable(format!(
@@ -191,13 +194,13 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             )));
         }
     };
-    let limits = args.jail.limits(args.max_seconds)?;
+    let limits = args.jail.run_limits(args.max_seconds)?;
     let access = Access::new(&args.allow_host, &args.allow_origin)
         .map_err(|error| unusable(error.to_string()))?;
     let bound = TcpListener::bind(args.bind).await;
     let listener =
         bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
-    let options = Options { waiting: args.waiting, ..args.jail.options() };
+    let options = Options { waiting: args.waiting, ..args.jail.sandbox_options() };
     let options =
         Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
     let service = Service::new(
@@ -206,7 +209,7 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         &keys,
         access.with_address(args.bind.ip()),
     );
-    let signals = Requests::listen()?;
+    let signals = StopRequests::listen()?;
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let first = || {
         let note = Style::stderr().dim("note      ");
@@ -217,11 +220,11 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     signals.serve(|stop| serve(&service, listener, stop), first).await
 }
 
-/// Reads the keys in a file, one per line.
+/// Reads API keys from a file that contains one key per line.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or contains no key.
-fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
+fn read_key_file(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         unusable(format!("--key-file: cannot read {}: {error}", screen::path(path)))
     })?;
@@ -229,7 +232,7 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
         text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
     if keys.is_empty() {
         return Err(unusable(format!(
-            "--key-file: there is no key in {}; write one key per line",
+            "the file {} (--key-file) contains no key; write one key per line",
             screen::path(path)
         )));
     }
@@ -251,8 +254,8 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
         std::fs::read_to_string(&args.file).map(|text| code = text)
     };
     read.map_err(|error| unusable(format!("cannot read {}: {error}", screen::path(&args.file))))?;
-    let limits = args.jail.limits(args.seconds)?;
-    let sandbox = start_sandbox(args.jail.options()).await?;
+    let limits = args.jail.run_limits(args.seconds)?;
+    let sandbox = start_sandbox(args.jail.sandbox_options()).await?;
     let outcome =
         sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(to_cli_error)?;
     screen::print(&outcome.stdout.text());

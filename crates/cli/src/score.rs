@@ -19,7 +19,7 @@ use crate::lines::{LinesFile, attempt_line};
 use crate::screen::{self, Style};
 use crate::{host, recipe};
 
-/// Default names of the field that contains the completion, in search order.
+/// Default names of the field that contains the completion of a row, in the order of the search.
 const COMPLETION_FIELDS: [&str; 6] =
     ["reply", "response", "completion", "output", "prediction", "text"];
 
@@ -34,7 +34,7 @@ const COMPLETION_FIELDS: [&str; 6] =
   levade score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out \
   scored.jsonl")]
 pub struct Args {
-    /// File of completions
+    /// File with the completions, one in each row
     file: PathBuf,
 
     /// Recipe with the scorers: a TOML file, or a directory that contains recipe.toml
@@ -46,7 +46,8 @@ pub struct Args {
     #[arg(long, alias = "reply", value_name = "FIELD")]
     completion: Option<String>,
 
-    /// Write one line of JSON per completion: its task, and its score or the reason why it has none
+    /// Write one line of JSON per completion: its task, and its score or the reason why it has no
+    /// score
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
@@ -72,7 +73,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let ScoredCompletions { attempts, success, score } =
-        crate::runtime()?.block_on(score_file(&args, &recipe))?;
+        crate::create_runtime()?.block_on(score_file(&args, &recipe))?;
     if let Some(out) = &mut out {
         attempts
             .iter()
@@ -97,7 +98,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             .to_string(),
         );
     } else {
-        screen::print_line(&summary(attempts.len() as u64 - unscored, success, score));
+        screen::print_line(&format_summary(attempts.len() as u64 - unscored, success, score));
     }
     for (reason, count) in &reasons {
         eprintln!("{} {count} without a score: {reason}", Style::stderr().dim("note:"));
@@ -105,8 +106,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Formats the success and the mean score of the completions that have a score, on one line.
-fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
+/// Formats the success rate and the mean score of the scored completions, on one line.
+fn format_summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> String {
     let Some(success) = success else { return "no completion has a score".into() };
     let [estimate, low, high] =
         [success.estimate, success.low, success.high].map(|fraction| 100.0 * fraction);
@@ -125,20 +126,20 @@ fn source(attempt: &Attempt) -> &str {
 }
 
 async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredCompletions> {
-    let host = host::host()?;
+    let host = host::create_host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
-    let known = known_tasks(recipe, &environments).await;
+    let known = read_recipe_tasks(recipe, &environments).await;
     let mut completions = Vec::new();
-    let mut own_ids = OwnIds::default();
-    for row in rows(args, recipe)? {
-        let completion = completion(args, recipe, &row)?;
+    let mut own_ids = RowTaskIds::default();
+    for row in read_rows(args, recipe)? {
+        let completion = find_completion(args, recipe, &row)?;
         let id = match row.fields.get("id") {
             Some(Value::String(id)) => Some(id.clone()),
             Some(Value::Number(id)) => Some(id.to_string()),
             _ => None,
         };
         let recipe_tasks = id.as_ref().and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
-        let task = match (known_task(recipe_tasks, &row)?, row.task) {
+        let task = match (find_known_task(recipe_tasks, &row)?, row.task) {
             (Some(known), _) => known.clone(),
             (None, Ok(task)) => own_ids.with_final_id(task, id),
             (None, Err(error)) => {
@@ -161,16 +162,17 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
     Ok(score_completions(&scorers, completions, recipe.engine.max_sequences()).await?)
 }
 
-/// Ids of tasks that rows define themselves. Rows with the same task share an id and form a group.
+/// Ids of the tasks that rows themselves define. Rows with the same task share an id and form a
+/// group.
 #[derive(Default)]
-struct OwnIds {
+struct RowTaskIds {
     by_task: HashMap<(Option<String>, String, String, QuestionKey), String>,
     taken: HashSet<String>,
 }
 
-impl OwnIds {
-    /// Returns a task with its final id: the id of an earlier row with the same task, or else `id`.
-    /// Keeps the task's own id if `id` is `None` or another task has it.
+impl RowTaskIds {
+    /// Returns a task with its final id: the id of an earlier row with the same task, or otherwise
+    /// `id`. If `id` is `None` or belongs to another task, the task keeps its own id.
     fn with_final_id(&mut self, task: Task, id: Option<String>) -> Task {
         let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
         let taken = &mut self.taken;
@@ -183,13 +185,13 @@ impl OwnIds {
     }
 }
 
-/// Returns the task of a row, out of the recipe's tasks with the row's id. Returns `None` if none
-/// of them has the row's question: ids are row numbers of a file, so two different tasks can have
-/// the same id.
+/// Finds the task of a row among the recipe's tasks with the row's id. Returns `None` if none of
+/// these tasks has the row's question. Ids are row numbers of a file, so two different tasks can
+/// have the same id.
 ///
 /// # Errors
-/// Returns an error if several tasks have the id and the row has no question to choose by.
-fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
+/// Returns an error if several tasks have the id and the row contains no question to choose by.
+fn find_known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
     let question = row.task.as_ref().ok().map(|task| &*task.question);
     let question = question.or_else(|| row.fields.get("question")?.as_str());
     let Some(question) = question else {
@@ -207,12 +209,15 @@ fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&
     Ok(same_id.iter().find(|task| task.question.trim() == question.trim()))
 }
 
-/// Returns the tasks of the recipe by id. Several tasks share an id if two files have the same
-/// name.
+/// Returns the tasks of the recipe by their ids. Several tasks share an id if two files have the
+/// same name.
 ///
 /// If the tasks cannot be read, prints a note and returns none of them: rows that contain an
 /// expected answer can be scored without the files of the recipe.
-async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Vec<Task>> {
+async fn read_recipe_tasks(
+    recipe: &Recipe,
+    environments: &Environments,
+) -> HashMap<String, Vec<Task>> {
     let mut known: HashMap<String, Vec<Task>> = HashMap::new();
     let mut loaded = Tasks::load(recipe, environments).await;
     if matches!(loaded, Err(TrainerError::NoHeldOutTasks)) {
@@ -241,11 +246,12 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
     known
 }
 
-/// Returns the rows of the file. They are parsed as tasks with the fields of the recipe's first
-/// file source. A row that is not a task then is parsed with the fields `question` and `answer`.
-fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
+/// Reads the rows of the file. Each row is parsed as a task with the fields of the recipe's first
+/// file source. A row that is not a task with these fields is parsed with the fields `question` and
+/// `answer`.
+fn read_rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
-    let read = match file_source(recipe) {
+    let read = match find_file_source(recipe) {
         Some(options) => FileOptions { path: plain.path.clone(), ..options.clone() }.rows(),
         None => plain.rows(),
     };
@@ -265,19 +271,19 @@ fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     Ok(rows)
 }
 
-/// Returns the recipe's first task source that reads files.
-fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
+/// Returns the recipe's first task source that reads files, or `None` if there is none.
+fn find_file_source(recipe: &Recipe) -> Option<&FileOptions> {
     recipe.tasks.iter().find_map(|source| match source {
         TaskSource::File(options) => Some(options),
         _ => None,
     })
 }
 
-/// Returns the completion of a row. Fields from which the question or the expected answer is read
-/// are skipped, unless the user names one of them.
-fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
+/// Returns the completion in a row. Fields that contain the question or the expected answer are
+/// skipped, unless the user names one of them.
+fn find_completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
     let is_task_field =
-        |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
+        |field: &&str| find_file_source(recipe).is_some_and(|options| options.uses(field));
     let fields: Vec<&str> = match &args.completion {
         Some(field) => vec![field],
         None => COMPLETION_FIELDS.into_iter().filter(|field| !is_task_field(field)).collect(),
@@ -317,7 +323,7 @@ mod tests {
 
     #[test]
     fn equal_row_tasks_share_an_id() {
-        let mut ids = OwnIds::default();
+        let mut ids = RowTaskIds::default();
         let mut named =
             |task: Task, id: Option<&str>| ids.with_final_id(task, id.map(str::to_owned)).id;
         assert_eq!(named(task("f-1", "a?", "x"), None), "f-1");

@@ -7,22 +7,22 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar}
 pub use levade_launch::quoted;
 pub use levade_run::display::{clock, count, path, plural};
 
-/// The newest progress bar. Log lines must not overwrite it.
+/// Progress bar that was created last. Log lines must not overwrite it.
 static NEWEST: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// Colors of text, or none if the output is not a terminal.
+/// Style of printed text: with colors on a terminal, without colors elsewhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
     on: bool,
 }
 
 impl Style {
-    /// Creates the style of standard output.
+    /// Creates the style for text on standard output.
     pub fn stdout() -> Self {
         Style { on: std::io::stdout().is_terminal() && allows_colors() }
     }
 
-    /// Creates the style of standard error.
+    /// Creates the style for text on standard error.
     pub fn stderr() -> Self {
         Style { on: std::io::stderr().is_terminal() && allows_colors() }
     }
@@ -42,27 +42,27 @@ impl Style {
         if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// Styles a heading.
+    /// Formats a heading in bold.
     pub fn bold(self, text: &str) -> String {
         self.paint("1", text)
     }
 
-    /// Styles secondary text.
+    /// Formats secondary text in a dim color.
     pub fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
-    /// Styles an error.
+    /// Formats an error in red.
     pub fn red(self, text: &str) -> String {
         self.paint("1;31", text)
     }
 
-    /// Styles a sampled token.
+    /// Formats a sampled token in green.
     pub fn green(self, text: &str) -> String {
         self.paint("32", text)
     }
 
-    /// Styles a sampled token in a second color, so that adjacent tokens can be distinguished.
+    /// Formats a sampled token in cyan, a second color that distinguishes adjacent tokens.
     pub fn cyan(self, text: &str) -> String {
         self.paint("36", text)
     }
@@ -75,13 +75,14 @@ fn allows_colors() -> bool {
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Writes to standard output and ignores failures, such as a reader that has exited (`| head`).
+/// Writes a text to standard output. Failures are ignored, such as a reader that has exited (`|
+/// head`).
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Writes a line to standard output.
+/// Writes a line to standard output. Failures are ignored.
 pub fn print_line(line: &str) {
     print(&format!("{line}\n"));
 }
@@ -91,9 +92,10 @@ pub fn has_bars() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// Creates a progress bar on standard error from a template of `indicatif`. The bar is hidden if
-/// standard error is not a terminal. `length` is its end, in the unit of the template.
-pub fn bar(length: u64, template: &str) -> ProgressBar {
+/// Creates a progress bar on standard error from a template of `indicatif`. If standard error is
+/// not a terminal, the bar is hidden. `length` is the value at which the bar is full, in the unit
+/// of the template.
+pub fn create_bar(length: u64, template: &str) -> ProgressBar {
     let target =
         if has_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(length), target);
@@ -120,7 +122,7 @@ pub fn with_bar_suspended<T>(write: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the name by which this program was called, quoted for a shell.
-pub fn program() -> String {
+pub fn program_name() -> String {
     std::env::args_os()
         .next()
         .map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))

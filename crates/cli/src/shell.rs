@@ -17,7 +17,7 @@ use crate::failure::unusable;
 /// fish: levade completions fish > ~/.config/fish/completions/levade.fish
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// Shell that reads the script
     shell: Shell,
 }
@@ -26,21 +26,21 @@ pub struct Completions {
 ///
 /// Read them with `man DIR/levade.1`, or install them in ~/.local/share/man/man1.
 #[derive(clap::Args)]
-pub struct Man {
+pub struct ManArgs {
     /// Directory to write to; it is created if it does not exist
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }
 
-pub fn completions(args: &Completions, mut command: Command) -> anyhow::Result<ExitCode> {
+pub fn print_completions(args: &CompletionsArgs, mut command: Command) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "levade", &mut script);
     std::io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn man(args: &Man, command: Command) -> anyhow::Result<ExitCode> {
-    let Man { dir } = args;
+pub fn write_man_pages(args: &ManArgs, command: Command) -> anyhow::Result<ExitCode> {
+    let ManArgs { dir } = args;
     std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(command, dir)).map_err(
         |error| unusable(format!("cannot write manual pages to {}: {error}", dir.display())),
     )?;

@@ -12,16 +12,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::failure::INTERRUPTED;
 
-/// A future that completes when a server must stop accepting requests.
+/// Future that completes when a server must stop accepting requests.
 pub type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Interval after a signal in which further signals belong to the same request. A supervisor
-/// forwards a signal that the keyboard has sent to both processes, and some schedulers signal the
-/// process and its group.
+/// Interval after a signal in which further signals belong to the same request to stop. A
+/// supervisor forwards a signal that the keyboard has already sent to both processes, and some
+/// schedulers signal both the process and its group.
 const SAME_REQUEST_WINDOW: Duration = Duration::from_millis(500);
 
 #[cfg(unix)]
-pub use unix::Requests;
+pub use unix::StopRequests;
 
 #[cfg(unix)]
 mod unix {
@@ -31,20 +31,20 @@ mod unix {
     use rustix::process::Signal as Number;
     use tokio::signal::unix::{Signal, SignalKind, signal};
 
-    /// Requests to stop that arrive after this value is created.
+    /// Listener for requests to stop that arrive after this value is created:
     ///
     /// - Ctrl-C (SIGINT).
     /// - SIGTERM, which Slurm, Kubernetes, systemd and `docker stop` send.
     /// - SIGUSR1, which Slurm is often configured to send before the time limit
     ///   (`--signal=USR1@120`).
     /// - SIGHUP of a closed terminal, unless the process was started to ignore it (`nohup`).
-    pub struct Requests(Vec<(Number, Signal)>);
+    pub struct StopRequests(Vec<(Number, Signal)>);
 
-    impl Requests {
-        /// Starts to listen for signals.
+    impl StopRequests {
+        /// Starts to listen for the signals that request a stop.
         ///
         /// # Errors
-        /// Returns an error if the system does not allow it.
+        /// Returns an error if the system does not allow a signal handler.
         pub fn listen() -> io::Result<Self> {
             let mut numbers = vec![Number::INT, Number::TERM, Number::USR1];
             // If the system does not report ignored signals, SIGHUP keeps its default action and
@@ -55,11 +55,11 @@ mod unix {
             }
             let listen =
                 |number: Number| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
-            Ok(Requests(numbers.into_iter().map(listen).collect::<io::Result<_>>()?))
+            Ok(StopRequests(numbers.into_iter().map(listen).collect::<io::Result<_>>()?))
         }
 
-        /// Waits for the next signal and returns its number.
-        pub async fn next(&mut self) -> Number {
+        /// Waits for the next signal, and returns the signal's number.
+        pub async fn next_signal(&mut self) -> Number {
             std::future::poll_fn(|context| {
                 let received = |(number, signal): &mut (Number, Signal)| {
                     signal.poll_recv(context).is_ready().then_some(*number)
@@ -70,8 +70,9 @@ mod unix {
         }
     }
 
-    /// Returns whether a process does not ignore a signal, given its `/proc/PID/status`. Returns
-    /// `false` if the status has no mask of ignored signals.
+    /// Returns whether a process reacts to a signal, according to the text of its
+    /// `/proc/PID/status`: the signal is not among the ignored signals. Returns `false` if the
+    /// status contains no mask of ignored signals.
     fn is_not_ignored(status: &str, signal: Number) -> bool {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -83,7 +84,7 @@ mod unix {
         use super::*;
 
         #[test]
-        fn hears_respects_ignored_signal_mask() {
+        fn is_not_ignored_reads_signal_mask() {
             let status =
                 |mask: &str| format!("Name:\tlevade\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
             assert!(is_not_ignored(&status("0000000000001000"), Number::HUP));
@@ -93,27 +94,27 @@ mod unix {
     }
 }
 
-/// Requests to stop. On this system only Ctrl-C is one.
+/// Listener for requests to stop. On this system, only Ctrl-C requests a stop.
 #[cfg(not(unix))]
-pub struct Requests;
+pub struct StopRequests;
 
 #[cfg(not(unix))]
-impl Requests {
+impl StopRequests {
     /// Starts to listen for Ctrl-C.
     ///
     /// # Errors
     /// Never returns an error on this system.
     pub fn listen() -> std::io::Result<Self> {
-        Ok(Requests)
+        Ok(StopRequests)
     }
 
     /// Waits for the next Ctrl-C.
-    pub async fn next(&mut self) {
+    pub async fn next_signal(&mut self) {
         let _ = tokio::signal::ctrl_c().await;
     }
 }
 
-impl Requests {
+impl StopRequests {
     /// Runs a server. On the first request to stop, calls `first` and lets the server complete its
     /// calls in flight. On the second request, drops the server.
     ///
@@ -139,18 +140,18 @@ impl Requests {
 
     /// Calls `first` on the first request, and returns on the second.
     pub async fn wait_for_second(mut self, first: impl FnOnce()) {
-        self.next().await;
+        self.next_signal().await;
         first();
         self.drain_signals().await;
-        self.next().await;
+        self.next_signal().await;
     }
 
     /// Returns a channel that receives an item for each request.
-    pub fn stream(mut self) -> UnboundedReceiver<()> {
+    pub fn into_stream(mut self) -> UnboundedReceiver<()> {
         let (send, requests) = unbounded_channel();
         tokio::spawn(async move {
             loop {
-                self.next().await;
+                self.next_signal().await;
                 if send.send(()).is_err() {
                     return;
                 }
@@ -163,6 +164,6 @@ impl Requests {
     /// Waits until all signals of one request have arrived.
     async fn drain_signals(&mut self) {
         let deadline = tokio::time::Instant::now() + SAME_REQUEST_WINDOW;
-        while tokio::time::timeout_at(deadline, self.next()).await.is_ok() {}
+        while tokio::time::timeout_at(deadline, self.next_signal()).await.is_ok() {}
     }
 }

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 
 use crate::failure::unusable;
 use crate::screen::Style;
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
 /// Keep rollouts, spans and the records of runs for any machine; list, remove and check runs
 #[derive(clap::Args)]
@@ -76,13 +76,13 @@ struct ServeArgs {
     #[arg(long, value_name = "HOST")]
     allow_host: Vec<String>,
 
-    /// Minimum interval between two searches for timeouts that requests cause; 0 searches at every
-    /// request
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    /// Minimum interval between two searches for timeouts that requests cause, in seconds; with 0,
+    /// every request causes a search
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = parse_seconds)]
     scan_debounce_seconds: f64,
 
-    /// API key that clients must send, in addition to those of --key-env; can be repeated. Other
-    /// users of this machine can see it
+    /// API key that clients must send, in addition to the keys of --key-env; can be repeated. Other
+    /// users of this machine can see the key
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
@@ -95,8 +95,8 @@ struct ServeArgs {
     no_keys: bool,
 }
 
-/// Parses a number of seconds that is not negative.
-fn seconds(text: &str) -> Result<f64, String> {
+/// Parses a number of seconds, which must not be negative.
+fn parse_seconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds >= 0.0);
     number.ok_or_else(|| format!("{text:?} is not a number of seconds from 0"))
 }
@@ -104,20 +104,20 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Serve(args) => {
-            let keys = keys(&args)?;
-            crate::runtime()?.block_on(run_server(&args, keys))
+            let keys = read_accepted_keys(&args)?;
+            crate::create_runtime()?.block_on(run_server(&args, keys))
         }
-        Command::List(args) => runs::list(&args),
-        Command::Remove(args) => runs::remove(&args),
+        Command::List(args) => runs::list_runs(&args),
+        Command::Remove(args) => runs::remove_run(&args),
         Command::Check(args) => check::main(&args),
     }
 }
 
-/// Returns the accepted keys.
+/// Returns the API keys that the server accepts.
 ///
 /// # Errors
-/// Returns an error if other machines can reach the address and no key is required.
-fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
+/// Returns an error if other machines can reach the address, but no key is required.
+fn read_accepted_keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
     if args.no_keys {
         return Ok(Vec::new());
     }
@@ -125,19 +125,19 @@ fn keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
         return Err(unusable(format!("--api-key is {key:?}; give a key, or leave the option out")));
     }
     if args.api_key.is_empty() {
-        return crate::serve::read_keys(
+        return crate::serve::read_api_keys(
             &args.key_env,
             args.host,
             "read and change all rollouts and runs",
         );
     }
-    let mut keys = crate::serve::read_keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
+    let mut keys = crate::serve::read_api_keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
     keys.extend(args.api_key.iter().cloned());
     Ok(keys)
 }
 
-/// Returns the directory for the stores of runs: beside the file of rollouts, or in the current
-/// directory if the rollouts are in MongoDB. Returns `None` if they are kept in memory.
+/// Returns the directory for the stores of runs: next to the file of rollouts, or in the current
+/// directory if the rollouts are in MongoDB. Returns `None` if the rollouts are kept in memory.
 fn runs_dir(db: &str) -> Option<PathBuf> {
     match db {
         "memory:" => None,
@@ -160,7 +160,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     let access = Access::new(&args.allow_host, &args.cors_origin);
     let access = access.map_err(|error| unusable(error.to_string()))?.with_address(args.host);
     let store = open_rollouts(&args.db, Arc::new(SystemClock::default())).await?;
-    let signals = Requests::listen()?;
+    let signals = StopRequests::listen()?;
     eprintln!(
         "{} {} at http://{}",
         Style::stderr().dim("serving rollouts and runs of"),
@@ -192,9 +192,9 @@ mod tests {
 
     #[test]
     fn seconds_rejects_negative_and_infinite_numbers() {
-        assert_eq!((seconds("0"), seconds("2.5")), (Ok(0.0), Ok(2.5)));
+        assert_eq!((parse_seconds("0"), parse_seconds("2.5")), (Ok(0.0), Ok(2.5)));
         for wrong in ["-1", "inf", "nan", "soon", ""] {
-            assert!(seconds(wrong).unwrap_err().contains("seconds"), "{wrong}");
+            assert!(parse_seconds(wrong).unwrap_err().contains("seconds"), "{wrong}");
         }
     }
 }

@@ -8,13 +8,13 @@ use tokio::process::{Child, Command};
 
 use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 
-/// Uptime after which a process counts as having made progress: the count of restarts starts at 0
-/// again.
+/// Uptime after which the count of restarts returns to 0, because the process has made progress.
 const STABLE_UPTIME: Duration = Duration::from_secs(600);
 
-/// Options that only the first process handles: it goes back to an earlier step once.
+/// Options that only the first process of a supervised run handles, because it goes back to an
+/// earlier step only once.
 const REMOVED: [&str; 2] = ["--restarts", "--from"];
 
 /// Runs this program as a child process with the same arguments except [`REMOVED`], and restarts it
@@ -23,13 +23,13 @@ const REMOVED: [&str; 2] = ["--restarts", "--from"];
 /// Adds `--resume` as soon as `resumable` returns true. A child is not restarted if it exits
 /// because of input that the user must correct (exit code 2), or because it was asked to stop
 /// (130).
-pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(supervise(restarts, resumable))
+pub fn run_supervised(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
+    crate::create_runtime()?.block_on(supervise(restarts, resumable))
 }
 
 async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
     let style = Style::stderr();
-    let mut stop = Requests::listen()?;
+    let mut stop = StopRequests::listen()?;
     let mut failures = 0;
     loop {
         let mut arguments = remove_options(std::env::args_os().skip(1));
@@ -45,9 +45,9 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
                 status = child.wait() => break status?,
                 // Ctrl-C on a keyboard reaches the child as well. The child treats both signals as
                 // one request and stops at its next safe point.
-                signal = stop.next() => {
+                signal = stop.next_signal() => {
                     stop_requested = true;
-                    pass_on(&child, signal);
+                    forward_signal(&child, signal);
                 }
             }
         };
@@ -64,7 +64,7 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
             failures = 0;
         }
         failures += 1;
-        let why = cause(status);
+        let why = describe_exit(status);
         if failures > restarts {
             eprintln!(
                 "{} the run {why}; it has been restarted {} in a row",
@@ -82,27 +82,27 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         );
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            _ = stop.next() => return Ok(ExitCode::from(INTERRUPTED)),
+            _ = stop.next_signal() => return Ok(ExitCode::from(INTERRUPTED)),
         }
     }
 }
 
 /// Forwards a signal to a process if it is still running.
 #[cfg(unix)]
-fn pass_on(child: &Child, signal: rustix::process::Signal) {
+fn forward_signal(child: &Child, signal: rustix::process::Signal) {
     use rustix::process::{Pid, kill_process};
     let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     // The process can exit at any time.
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-/// Does nothing: on this system the keyboard is the only source of requests, and Ctrl-C has reached
-/// the child.
+/// Does nothing. On this system, only the keyboard requests a stop, and Ctrl-C has already reached
+/// the child process.
 #[cfg(not(unix))]
-fn pass_on(_: &Child, (): ()) {}
+fn forward_signal(_: &Child, (): ()) {}
 
-/// Describes how a process ended, as the rest of a sentence that starts with "the run".
-fn cause(status: ExitStatus) -> String {
+/// Describes how a process ended. The text completes a sentence that starts with "the run".
+fn describe_exit(status: ExitStatus) -> String {
     #[cfg(unix)]
     {
         use std::os::unix::process::ExitStatusExt;
@@ -120,7 +120,8 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
-/// Returns the arguments without the options [`REMOVED`], as in `--from N` and `--from=N`.
+/// Returns the arguments without the options [`REMOVED`] and their values, which are written as
+/// `--from N` or `--from=N`.
 fn remove_options(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut skip = false;

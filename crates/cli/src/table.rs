@@ -7,18 +7,18 @@ use levade_trainer::{
 use crate::screen::Style;
 
 /// Formats a fraction as a percentage, such as `62.5 %`.
-fn percent(fraction: f64) -> String {
+fn format_percent(fraction: f64) -> String {
     format!("{:.1} %", 100.0 * fraction)
 }
 
-/// Formats an evaluation on one line: the overall success with its interval, and the slices that
-/// are reported separately.
-pub fn line(result: &EvalResult) -> String {
+/// Formats an evaluation on one line: the overall success with its interval, and the task slices
+/// that are reported separately.
+pub fn format_line(result: &EvalResult) -> String {
     let part = |slice: &TaskSliceResult, name: &str| {
         let TaskSliceResult { success, tasks, .. } = slice;
         let low = 100.0 * success.low;
         let high = 100.0 * success.high;
-        format!("{name}{} of {tasks} (95 %: {low:.1}–{high:.1})", percent(success.estimate))
+        format!("{name}{} of {tasks} (95 %: {low:.1}–{high:.1})", format_percent(success.estimate))
     };
     let mut line = part(&result.overall, "");
     if let Some(score) = result.overall.score {
@@ -35,9 +35,9 @@ pub fn line(result: &EvalResult) -> String {
         // maj@k is a mean score, which is a fraction only if answers are either right or wrong.
         let majority = match result.overall.score {
             Some(_) => format!("{:.3}", at.majority.estimate),
-            None => percent(at.majority.estimate),
+            None => format_percent(at.majority.estimate),
         };
-        let pass = percent(at.pass.estimate);
+        let pass = format_percent(at.pass.estimate);
         line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
     }
     let TaskSliceResult { answered, used_tool, .. } = result.overall;
@@ -49,14 +49,14 @@ pub fn line(result: &EvalResult) -> String {
     let game = if game.is_empty() { game } else { format!("\n{}", game.trim_end()) };
     format!(
         "{line} · answered {} · with a tool {}{game}{uncalled}",
-        percent(answered),
-        percent(used_tool)
+        format_percent(answered),
+        format_percent(used_tool)
     )
 }
 
-/// Formats the metrics of a game: the fraction of matches that each role won, or its mean reward if
-/// the game has no winners, and the legal replies of each agent. Returns an empty text without a
-/// game.
+/// Formats the metrics of a game: the fraction of matches that each role won, and the legal
+/// completions of each agent. If the game has no winners, the mean reward of each role replaces the
+/// fraction. Returns an empty string if no game was played.
 fn format_game(slice: &TaskSliceResult) -> String {
     let of = |metric: &str, is_role: bool| -> Vec<(String, Interval)> {
         let named = slice.game.iter().filter_map(|(name, interval)| {
@@ -68,7 +68,7 @@ fn format_game(slice: &TaskSliceResult) -> String {
     };
     let fractions = |name: &str, values: Vec<(String, Interval)>| {
         let shown = values.iter().map(|(name, Interval { estimate, low, high })| {
-            format!("{name} {} ({:.1}–{:.1})", percent(*estimate), 100.0 * low, 100.0 * high)
+            format!("{name} {} ({:.1}–{:.1})", format_percent(*estimate), 100.0 * low, 100.0 * high)
         });
         let shown: Vec<String> = shown.collect();
         if shown.is_empty() { String::new() } else { format!("  {name}: {}\n", shown.join(", ")) }
@@ -89,7 +89,8 @@ fn format_game(slice: &TaskSliceResult) -> String {
     text
 }
 
-/// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
+/// Formats a warning about the first completion of an evaluation in which no tool answered a call,
+/// with the reason.
 fn format_uncalled(UncalledTools { attempt, completion, reason: why }: &UncalledTools) -> String {
     const MAX_CHARS: usize = 400;
     let end = completion.char_indices().nth(MAX_CHARS).map_or(completion.len(), |(end, _)| end);
@@ -99,9 +100,9 @@ fn format_uncalled(UncalledTools { attempt, completion, reason: why }: &Uncalled
     format!("  no tool returned a result; first completion of {attempt}: {why}\n{}", shown.concat())
 }
 
-/// Formats evaluations as a table with one row each: first the overall results, then those of each
-/// slice.
-pub fn table(evals: &[&EvalResult], style: Style) -> String {
+/// Formats evaluations as tables with one row for each evaluation: first a table of the overall
+/// results, and then one table for each slice.
+pub fn format_table(evals: &[&EvalResult], style: Style) -> String {
     let Some(first) = evals.first() else { return String::new() };
     let width = evals.iter().map(|eval| eval.label.chars().count()).max().unwrap_or(0).max(16);
     let head = format!(
@@ -116,7 +117,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     );
     let mut text = format!("{}\n", style.bold(&head));
     for eval in evals {
-        text.push_str(&row(&eval.label, &eval.overall, width, style));
+        text.push_str(&format_row(&eval.label, &eval.overall, width, style));
         text.push_str(&format_game(&eval.overall));
         text.push_str(&eval.uncalled.as_ref().map_or(String::new(), format_uncalled));
     }
@@ -131,15 +132,15 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
         text.push_str(&format!("\n{}\n", style.bold(&format!("{}{note}", slice.name))));
         for eval in evals {
             if let Some(same) = eval.slices.iter().find(|other| other.name == slice.name) {
-                text.push_str(&row(&eval.label, same, width, style));
+                text.push_str(&format_row(&eval.label, same, width, style));
             }
         }
     }
     text
 }
 
-/// Formats the gains of phases, one line each.
-pub fn gains(gains: &[ScoreGain]) -> String {
+/// Formats the gain in success of each phase, one line per phase.
+pub fn format_gains(gains: &[ScoreGain]) -> String {
     let mut text = String::new();
     for ScoreGain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
         let by = if *graded {
@@ -153,8 +154,8 @@ pub fn gains(gains: &[ScoreGain]) -> String {
     text
 }
 
-/// Formats the best checkpoint, its success, and whether the selection biases that result.
-pub fn best(best: &BestCheckpoint) -> String {
+/// Formats the best checkpointand its success. Adds whether the selection of the checkpoint biases /// this result.
+pub fn format_best(best: &BestCheckpoint) -> String {
     let BestCheckpoint {
         label, candidates: of, success, uses_selection_tasks: is_separate, ..
     } = best;
@@ -163,16 +164,16 @@ pub fn best(best: &BestCheckpoint) -> String {
     } else {
         "selected on these tasks: biased upwards"
     };
-    format!("{label}, {}; best of {of} checkpoints, {by}", percent(success.estimate))
+    format!("{label}, {}; best of {of} checkpoints, {by}", format_percent(success.estimate))
 }
 
-fn row(label: &str, slice: &TaskSliceResult, width: usize, style: Style) -> String {
-    let success = style.bold(&format!("{:>8}", percent(slice.success.estimate)));
+fn format_row(label: &str, slice: &TaskSliceResult, width: usize, style: Style) -> String {
+    let success = style.bold(&format!("{:>8}", format_percent(slice.success.estimate)));
     let interval =
         format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
     let correct = format!("{}/{}", slice.correct, slice.attempts());
-    let answered = percent(slice.answered);
-    let tool = percent(slice.used_tool);
+    let answered = format_percent(slice.answered);
+    let tool = format_percent(slice.used_tool);
     let tokens = slice.sampled_tokens;
     let score =
         slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
@@ -223,7 +224,7 @@ mod tests {
         let picked = milestone_evals(&evals);
         let labels: Vec<&str> = picked.iter().map(|eval| eval.label.as_str()).collect();
         assert_eq!(labels, ["before training", "after sft", "after grpo"]);
-        let text = table(&picked, Style::default());
+        let text = format_table(&picked, Style::default());
         let rows: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(
@@ -239,11 +240,11 @@ mod tests {
         assert_eq!(rows[6][2..4], ["25.0", "%"]);
         assert_eq!(rows.len(), 9);
         assert_eq!(milestone_evals(&[]).len(), 0);
-        assert_eq!(table(&[], Style::default()), "");
+        assert_eq!(format_table(&[], Style::default()), "");
     }
 
     #[test]
-    fn best_states_selection_bias() {
+    fn format_best_states_selection_bias() {
         let success = Interval { estimate: 0.915, low: 0.87, high: 0.95 };
         let chosen = |is_separate| BestCheckpoint {
             checkpoint: "x".into(),
@@ -253,10 +254,12 @@ mod tests {
             uses_selection_tasks: is_separate,
         };
         assert_eq!(
-            best(&chosen(false)),
+            format_best(&chosen(false)),
             "grpo, step 50, 91.5 %; best of 6 checkpoints, selected on these tasks: biased upwards"
         );
-        assert!(best(&chosen(true)).ends_with("best of 6 checkpoints, selected on other tasks"));
+        assert!(
+            format_best(&chosen(true)).ends_with("best of 6 checkpoints, selected on other tasks")
+        );
     }
 
     #[test]
@@ -268,7 +271,7 @@ mod tests {
             completion,
             reason: "the completion does not contain <tool_call>".into(),
         });
-        for text in [table(&[&result], Style::default()), line(&result)] {
+        for text in [format_table(&[&result], Style::default()), format_line(&result)] {
             let at = text
                 .find("  no tool returned a result; first completion of eval/0/0/0/0: the comp")
                 .unwrap();
@@ -288,7 +291,7 @@ mod tests {
         let mut result = eval(0, 0, "before training", 2);
         result.overall.failed = 3;
         assert!(
-            line(&result)
+            format_line(&result)
                 .starts_with("25.0 % of 8 (95 %: 12.5–62.5) · 3 broken, counted as wrong · unseen")
         );
     }
@@ -304,13 +307,17 @@ mod tests {
             best: interval(0.5),
             majority: interval(-0.75),
         }];
-        assert!(line(&result).contains(" · pass@2 75.0 %, maj@2 -75.0 %"), "{}", line(&result));
+        assert!(
+            format_line(&result).contains(" · pass@2 75.0 %, maj@2 -75.0 %"),
+            "{}",
+            format_line(&result)
+        );
         result.overall.score = Some(interval(-0.5));
-        let shown = line(&result);
+        let shown = format_line(&result);
         assert!(shown.contains(" · mean score -0.500 (95 %: -0.750–-0.250) · "), "{shown}");
         assert!(shown.contains(" · pass@2 75.0 %, maj@2 -0.750 · "), "{shown}");
         // The count is over two attempts at each of 8 tasks.
-        assert!(table(&[&result], Style::default()).contains(" 12/16 "));
+        assert!(format_table(&[&result], Style::default()).contains(" 12/16 "));
         let gain = |graded| ScoreGain {
             from: "a".into(),
             to: "b".into(),
@@ -318,7 +325,7 @@ mod tests {
             graded,
         };
         assert_eq!(
-            gains(&[gain(false), gain(true)]),
+            format_gains(&[gain(false), gain(true)]),
             "b against a: +150.0 points (95 %: +125.0 to +175.0), task by task\n\
              b against a: +1.500 in score (95 %: +1.250 to +1.750), task by task\n"
         );
@@ -336,7 +343,7 @@ mod tests {
         add("wolf.legal", 0.5);
         add("wolf.no_default", 0.25);
         let shown = |result: &EvalResult| {
-            let (table, line) = (table(&[result], Style::default()), line(result));
+            let (table, line) = (format_table(&[result], Style::default()), format_line(result));
             (table.replace("\n", " | "), line.replace("\n", " | "))
         };
         let legal = "  legal replies: wolf 50.0 % (12.5–87.5) |   matches without a default \
@@ -355,7 +362,7 @@ mod tests {
     #[test]
     fn line_formats_evaluation() {
         assert_eq!(
-            line(&eval(0, 0, "before training", 2)),
+            format_line(&eval(0, 0, "before training", 2)),
             "25.0 % of 8 (95 %: 12.5–62.5) · unseen 25.0 % of 4 (95 %: 12.5–62.5) · answered \
              100.0 % · with a tool 50.0 %"
         );

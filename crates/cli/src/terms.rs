@@ -16,8 +16,9 @@ use crate::failure::unusable;
 use crate::host;
 use crate::watch::Watch;
 
-/// Computes the loss terms of an attempt by replaying the step that trained on it. Returns them as
-/// text, or as one line of JSON per token if `as_json`. `token` selects one index of each sequence.
+/// Computes the loss terms of an attempt by replaying the step that trained on the attempt. Returns
+/// the terms as text, or as one line of JSON per token if `as_json` is true. If `token` is set,
+/// only the token at this index of each sequence is included.
 ///
 /// # Errors
 /// Returns an error if the recipe has a remote learner, the step cannot be replayed, or the step
@@ -35,13 +36,14 @@ pub async fn format_terms(
     recipe.run.folder = std::path::absolute(dir)?;
     if recipe.cluster.learner.is_some() {
         return Err(unusable(
-            "--terms replays a step on the embedded engine, but this run has an external learner"
+            "--terms replays a step on the embedded engine, which is not possible because this run \
+             has an external learner"
                 .to_owned(),
         ));
     }
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
-    let host = host::host()?;
+    let host = host::create_host()?;
     let StartedPolicies { policies, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
             .await?;
@@ -59,12 +61,12 @@ pub async fn format_terms(
             continue;
         }
         if !as_json {
-            write_head(&mut text, policy, (phase, step));
+            write_heading(&mut text, policy, (phase, step));
         }
         for (loss, term) in selected {
             let shown = tokenizer.decode_with_special(&[term.token]);
             if as_json {
-                let line = to_document(policy, (phase, step), &loss.formula(), term, &shown);
+                let line = term_to_json(policy, (phase, step), &loss.formula(), term, &shown);
                 let _ = writeln!(text, "{line}");
             } else {
                 write_term(&mut text, &loss.formula(), term, &shown)
@@ -79,9 +81,9 @@ pub async fn format_terms(
     }
 }
 
-/// Writes the policy and the step of the terms, and whether the terms add up to the loss of the
-/// step, which is a mean over its updates.
-fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
+/// Writes the heading of the terms: the policy, the step, and whether the terms add up to the loss
+/// of the step. The loss of the step is a mean over the step's updates.
+fn write_heading(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
     let PolicyTerms { policy: name, version, .. } = policy;
     let _ =
         writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
@@ -102,7 +104,7 @@ fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)
     };
 }
 
-fn to_document(
+fn term_to_json(
     policy: &PolicyTerms,
     (phase, step): (u32, u32),
     formula: &str,
@@ -121,8 +123,8 @@ fn to_document(
     document
 }
 
-/// Writes a term: the token, the weighted formula with its value, the values of its symbols, and
-/// the log-probabilities.
+/// Writes the loss term of a token: the token, the weighted formula with its value, the values of
+/// the formula's symbols, and the log-probabilities.
 fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
     let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, bonus, part, .. } = term;
     let value = if *bonus == 0.0 { format!("{loss}") } else { format!("({loss} − {bonus})") };

@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
 
-    /// Call this tool
+    /// Call the tool with this name
     #[arg(long, value_name = "TOOL")]
     call: Option<String>,
 
@@ -56,16 +56,16 @@ pub struct Args {
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let arguments = parse_object("--arguments", &args.arguments)?;
     let row = parse_object("--row", &args.row)?;
-    crate::runtime()?.block_on(show(args, arguments, row))
+    crate::create_runtime()?.block_on(show_tools(args, arguments, row))
 }
 
-/// Parses the value of `option`.
+/// Parses the value of the command-line option `option` as a JSON object.
 fn parse_object(option: &str, text: &str) -> anyhow::Result<Map<String, Value>> {
     serde_json::from_str(text)
         .map_err(|error| unusable(format!("{option} {text:?} is not a JSON object: {error}")))
 }
 
-async fn show(
+async fn show_tools(
     args: &Args,
     arguments: Map<String, Value>,
     row: Map<String, Value>,
@@ -82,7 +82,8 @@ async fn show(
         let wanted = args.agent.as_deref().unwrap_or_default();
         unusable(format!("the recipe has no agent {wanted:?}; it has {}", names.join(", ")))
     })?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::host()?)?;
+    let found =
+        model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::create_host()?)?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
     let tools = Toolboxes::new(&recipe.tool, Supervisor::from_current_exe()?)
         .tools_for(keys, Some(&chat))?;
@@ -107,14 +108,14 @@ async fn show(
             }
             ExitCode::SUCCESS
         }
-        Some(name) => call(&mut tools, name, arguments).await,
+        Some(name) => call_tool(&mut tools, name, arguments).await,
     };
     tools.close().await?;
     Ok(code)
 }
 
 /// Calls a tool and prints its result. Returns exit code 1 if the result is an error.
-async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
+async fn call_tool(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
     let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
     let started_at = Instant::now();
     let observations = tools

@@ -11,10 +11,10 @@ use levade_trainer::mlflow_experiment;
 use levade_tree::{AttemptId, Purpose};
 
 use crate::failure::unusable;
-use crate::recorded::{self, attempt_with_times, run_chats};
+use crate::recorded::{self, open_run_chats, read_attempt_with_times};
 use crate::screen;
 
-/// Number of attempts in a request.
+/// Number of attempts that one request to the collector contains.
 const BATCH: usize = 32;
 
 /// Send the recorded attempts of a run to a collector of traces: OpenTelemetry or MLflow
@@ -39,15 +39,15 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with = "to")]
     mlflow: Option<String>,
 
-    /// Further header of the requests; repeat it for several headers
+    /// Additional header of the requests; can be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
 
-    /// Environment variable with further headers, as NAME=VALUE,NAME=VALUE
+    /// Environment variable with additional headers, as NAME=VALUE,NAME=VALUE
     #[arg(long, value_name = "NAME", default_value = "OTEL_EXPORTER_OTLP_HEADERS")]
     headers_env: String,
 
-    /// Send only this attempt
+    /// Send only this attempt, by its slot or its id
     #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "step", "eval"])]
     attempt: Option<String>,
 
@@ -73,22 +73,24 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(send(args))
+    crate::create_runtime()?.block_on(send_traces(args))
 }
 
-async fn send(args: Args) -> anyhow::Result<ExitCode> {
+async fn send_traces(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
-    let ids = selected_attempts(&args, &*store).await?;
+    let ids = select_attempts(&args, &*store).await?;
     if ids.is_empty() {
-        return Err(unusable("the run has no such attempts; `levade inspect` lists those it has"));
+        return Err(unusable(
+            "these options select no attempt of the run; `levade inspect` lists its attempts",
+        ));
     }
     let name = run.recipe()?.run.name;
-    let mut collector = collector(&args, &name)?;
+    let mut collector = create_collector(&args, &name)?;
     let builder = TraceBuilder {
         run: name,
         started_at: run.started()?,
-        chats: run_chats(&run)?,
+        chats: open_run_chats(&run)?,
         options: TraceOptions {
             text: !args.no_text,
             max_text_chars: args.max_text_chars,
@@ -101,7 +103,7 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
     for batch in ids.chunks(BATCH) {
         let mut traces = Vec::with_capacity(batch.len());
         for id in batch {
-            if let Some(attempt) = attempt_with_times(&*store, id, &times).await? {
+            if let Some(attempt) = read_attempt_with_times(&*store, id, &times).await? {
                 measured += usize::from(!attempt.outcome.timings.0.is_empty());
                 traces.push(builder.trace(&attempt));
             }
@@ -123,8 +125,8 @@ async fn send(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the ids of the attempts that the options select, in the order of the record.
-async fn selected_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptId>> {
+/// Returns the ids of the attempts that the options select, in the order of the store.
+async fn select_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptId>> {
     if let Some(name) = &args.attempt {
         let found = recorded::find_attempt(store, name).await?;
         return Ok(found.map(|attempt| attempt.id).into_iter().collect());
@@ -142,8 +144,8 @@ async fn selected_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec
     Ok(ids)
 }
 
-/// Creates the client of the collector that the options name.
-fn collector(args: &Args, run: &str) -> anyhow::Result<Collector> {
+/// Creates the client for the collector that the options name.
+fn create_collector(args: &Args, run: &str) -> anyhow::Result<Collector> {
     let mut headers = CollectorOptions::parse_headers(&args.headers.join(","))
         .map_err(|why| unusable(format!("--header: {why}")))?;
     if let Ok(list) = std::env::var(&args.headers_env) {
@@ -161,7 +163,7 @@ fn collector(args: &Args, run: &str) -> anyhow::Result<Collector> {
     };
     if !url.starts_with("http://") && !url.starts_with("https://") {
         return Err(unusable(format!(
-            "--to {url}: a collector has an address with http:// or https://, such as \
+            "--to is {url:?}, but must be the URL of a collector with http:// or https://, such as \
              http://127.0.0.1:4318/v1/traces"
         )));
     }

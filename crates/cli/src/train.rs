@@ -13,9 +13,9 @@ use levade_trainer::{
 };
 
 use crate::failure::{INTERRUPTED, unusable};
-use crate::host::{self, Setup};
+use crate::host::{self, SetupPrinter};
 use crate::screen::{self, Style, quoted};
-use crate::stop::Requests;
+use crate::stop::StopRequests;
 use crate::watch::Watch;
 use crate::{recipe, supervise, table};
 
@@ -46,8 +46,8 @@ pub struct Args {
     #[arg(long)]
     resume: bool,
 
-    /// Go back to the checkpoint after STEP finished steps, or to the newest one before; the later
-    /// steps are kept in another directory, and repeated
+    /// Go back to the checkpoint after STEP finished steps, or to the newest checkpoint before; the
+    /// later steps are moved to another directory and repeated
     #[arg(long, value_name = "STEP", requires = "resume")]
     from: Option<u32>,
 
@@ -90,15 +90,17 @@ pub fn main(mut args: Args) -> anyhow::Result<ExitCode> {
         }
         // The run can be resumed once the first process has written its recipe to the run
         // directory.
-        return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
+        return supervise::run_supervised(args.restarts, || {
+            recipe.run.folder.join(RECIPE).exists()
+        });
     }
-    crate::runtime()?.block_on(train(args, recipe, start))
+    crate::create_runtime()?.block_on(train(args, recipe, start))
 }
 
-/// Sets the run back to the newest checkpoint with at most `step` finished steps.
+/// Resets the run to its newest checkpoint with at most `step` finished steps.
 fn rewind_run(recipe: &Recipe, step: u32) -> anyhow::Result<()> {
     let RewindResult { step: found, superseded_steps, superseded } =
-        crate::runtime()?.block_on(rewind(recipe, step))?;
+        crate::create_runtime()?.block_on(rewind(recipe, step))?;
     let nearest = if found == step {
         String::new()
     } else {
@@ -120,10 +122,10 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
     if let Some(note) = recipe.numerics_note() {
         eprintln!("{} {note}", dim("note:"));
     }
-    let mut run = levade_run::launch(recipe, start, host::supervisor()?)?;
-    let interrupts = tokio::spawn(stop_on_signal(Requests::listen()?, run.stop_flag()));
+    let mut run = levade_run::launch(recipe, start, host::create_supervisor()?)?;
+    let interrupts = tokio::spawn(stop_on_signal(StopRequests::listen()?, run.stop_flag()));
     let mut watch = Watch::new(run.clock());
-    let mut setup = Setup::default();
+    let mut setup = SetupPrinter::default();
     let mut before_start = false;
     while let Some(event) = run.next().await {
         match &event {
@@ -131,7 +133,7 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
             Event::StoppedBeforeStart => before_start = true,
             event => {
                 watch.clear();
-                setup.show(event);
+                setup.print_event(event);
             }
         }
     }
@@ -155,8 +157,9 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
     Ok(ExitCode::from(INTERRUPTED))
 }
 
-/// Stops the run at the next safe point on the first request, and ends the process on the second.
-async fn stop_on_signal(requests: Requests, stop: StopFlag) {
+/// Waits for requests to stop. The first request stops the run at the next safe point, and the
+/// second request ends the process.
+async fn stop_on_signal(requests: StopRequests, stop: StopFlag) {
     requests
         .wait_for_second(|| {
             stop.stop();
@@ -171,7 +174,8 @@ async fn stop_on_signal(requests: Requests, stop: StopFlag) {
 
 /// Returns the command that resumes a run, quoted for a shell.
 fn resume_command(args: &Args) -> String {
-    let mut parts = vec![screen::program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
+    let mut parts =
+        vec![screen::program_name(), "train".into(), quoted(&args.recipe.to_string_lossy())];
     for change in &args.overrides {
         parts.push("--set".into());
         parts.push(quoted(&format!("{}={}", change.key(), change.value)));
@@ -188,8 +192,8 @@ fn print_summary(summary: &Summary, dir: &Path) {
     let evals = milestone_evals(&summary.evals);
     screen::print_line(&format!(
         "\n{}\n{}",
-        table::table(&evals, style),
-        table::gains(&summary.gains)
+        table::format_table(&evals, style),
+        table::format_gains(&summary.gains)
     ));
     for (source, times, first) in summary.warnings.iter() {
         let times = screen::plural(times as u32, "time");
@@ -206,11 +210,11 @@ fn print_summary(summary: &Summary, dir: &Path) {
         screen::print_line(&format!(
             "best   {} ({})",
             screen::path(&best.checkpoint),
-            table::best(best)
+            table::format_best(best)
         ));
     }
     if let Some(checkpoint) = &summary.checkpoint {
-        let program = screen::program();
+        let program = screen::program_name();
         let dir = quoted(&dir);
         screen::print_line(&format!("model  {}", screen::path(checkpoint)));
         screen::print_line(&format!("\ntalk to it   {program} chat {dir}"));

@@ -11,12 +11,13 @@ use levade_tree::Purpose;
 use crate::screen::{self, Style};
 use crate::table;
 
-/// A progress bar for the current activity: rollouts, an evaluation or micro-batches.
+/// Progress bar for the current activity of a run: rollouts, an evaluation or micro-batches.
 #[derive(Default)]
-pub struct Bars {
+pub struct ProgressBars {
     clock: Clock,
     activity: Option<Activity>,
-    /// Start of the current activity. Its first event arrives only when its first part is done.
+    /// Time at which the current activity started. The first event of an activity arrives only when
+    /// its first part is done.
     since: Duration,
 }
 
@@ -24,20 +25,21 @@ struct Activity {
     name: &'static str,
     bar: ProgressBar,
     tokens: usize,
-    /// Number of parts that were done before the bar appeared, whose duration is unknown.
+    /// Number of parts of the activity that were done before the bar appeared. Their duration is
+    /// unknown.
     before: usize,
 }
 
-impl Bars {
-    /// Shows a spinner for an activity of which no part is done yet.
-    pub fn wait(&mut self) {
+impl ProgressBars {
+    /// Shows a spinner for an activity whose first part is not done yet.
+    pub fn show_spinner(&mut self) {
         self.clear();
-        let bar = screen::bar(0, "{spinner:>10} {elapsed}");
+        let bar = screen::create_bar(0, "{spinner:>10} {elapsed}");
         bar.enable_steady_tick(Duration::from_millis(250));
         self.activity = Some(Activity { name: "", bar, tokens: 0, before: 0 });
     }
 
-    /// Removes the bar. The next activity starts now.
+    /// Removes the progress bar. The next activity starts now.
     pub fn clear(&mut self) {
         if let Some(activity) = self.activity.take() {
             activity.bar.finish_and_clear();
@@ -45,7 +47,7 @@ impl Bars {
         self.since = self.clock.elapsed();
     }
 
-    /// Writes a line to standard output, above the bar.
+    /// Writes a line to standard output, above the progress bar.
     fn print_line(&self, line: &str) {
         match &self.activity {
             Some(activity) => activity.bar.suspend(|| screen::print_line(line)),
@@ -53,10 +55,10 @@ impl Bars {
         }
     }
 
-    /// Moves the bar to `done` of `total` parts. `tokens` is the number of tokens that were sampled
-    /// since the last call. `run_progress` is a text about the progress of the run, which is
-    /// appended to the message.
-    fn progress(
+    /// Moves the progress bar to `done` of `total` parts. `tokens` is the number of tokens that
+    /// were sampled since the last call. The text `run_progress` describes the progress of the
+    /// entire run, and is appended to the message of the bar.
+    fn update_bar(
         &mut self,
         name: &'static str,
         done: usize,
@@ -68,7 +70,8 @@ impl Bars {
             let since = self.since;
             self.clear();
             self.since = since;
-            let bar = screen::bar(total as u64, "{prefix:>10} {bar:20.green} {pos}/{len}  {msg}");
+            let bar =
+                screen::create_bar(total as u64, "{prefix:>10} {bar:20.green} {pos}/{len}  {msg}");
             bar.set_prefix(name);
             bar.enable_steady_tick(Duration::from_millis(250));
             self.activity = Some(Activity { name, bar, tokens: 0, before: done.saturating_sub(1) });
@@ -83,7 +86,7 @@ impl Bars {
         let rate = if activity.tokens > 0 { format!("{rate:.0} tok/s, ") } else { String::new() };
         activity.bar.set_message(format!("{rate}{} left{run_progress}", screen::clock(remaining)));
         if done >= total {
-            self.wait();
+            self.show_spinner();
         }
     }
 
@@ -91,33 +94,33 @@ impl Bars {
         match *event {
             Event::Attempt { purpose, done, total, sampled_tokens } => {
                 let name = if purpose == Purpose::Eval { "evaluating" } else { "sampling" };
-                self.progress(name, done, total, sampled_tokens, run_progress);
+                self.update_bar(name, done, total, sampled_tokens, run_progress);
             }
             Event::MicroBatch { done, total } => {
-                self.progress("learning", done, total, 0, run_progress)
+                self.update_bar("learning", done, total, 0, run_progress)
             }
             _ => {}
         }
     }
 }
 
-impl Observer for Bars {
+impl Observer for ProgressBars {
     fn event(&mut self, event: &Event) {
         self.update(event, "");
     }
 }
 
-/// An observer that displays a run: its bars, and a line for each completed item.
+/// Observer that displays a run on the terminal: progress bars, and a line for each completed item.
 pub struct Watch {
     style: Style,
-    bars: Bars,
-    /// Number of completed steps, over all phases.
+    bars: ProgressBars,
+    /// Number of completed steps of the run, over all phases.
     done: u32,
-    /// Total number of steps, over all phases.
+    /// Total number of steps of the run, over all phases.
     steps: u32,
     /// Number of steps of the current phase that this process completed.
     own_steps: u32,
-    /// When this process started the current phase.
+    /// Time at which this process started the current phase.
     start: Duration,
 }
 
@@ -126,18 +129,19 @@ impl Watch {
     pub fn new(clock: Clock) -> Self {
         let style = Style::stdout();
         let start = clock.elapsed();
-        let bars = Bars { clock, since: start, activity: None };
+        let bars = ProgressBars { clock, since: start, activity: None };
         Watch { style, bars, done: 0, steps: 0, own_steps: 0, start }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar of the display.
     pub fn clear(&mut self) {
         self.bars.clear();
     }
 
-    /// Formats the current step of the run and the remaining time, if the remaining steps take as
-    /// long as those of this phase. Omits the time before the first step of the phase.
-    fn run_progress(&self) -> String {
+    /// Formats the current step of the run and the estimated remaining time. The estimate assumes
+    /// that the remaining steps take as long as the steps of this phase. Before the first step of
+    /// the phase, the time is left out.
+    fn format_run_progress(&self) -> String {
         match self.bars.clock.elapsed().saturating_sub(self.start).checked_div(self.own_steps) {
             Some(step_duration) => {
                 let remaining = screen::clock(step_duration * self.steps.saturating_sub(self.done));
@@ -159,7 +163,7 @@ impl Observer for Watch {
                         screen::path(path)
                     ));
                 }
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::PhaseStarted { phase, kind, done, steps } => {
                 self.bars.clear();
@@ -170,11 +174,11 @@ impl Observer for Watch {
                     &self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")),
                 );
                 (self.own_steps, self.start) = (0, self.bars.clock.elapsed());
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.update(event, ""),
             Event::Attempt { .. } | Event::MicroBatch { .. } => {
-                let run_progress = self.run_progress();
+                let run_progress = self.format_run_progress();
                 self.bars.update(event, &run_progress);
             }
             Event::Step { kind, step, steps, metrics, .. } => {
@@ -182,26 +186,26 @@ impl Observer for Watch {
                 self.done += 1;
                 self.own_steps += 1;
                 self.bars.print_line(&step_line(kind, *step, *steps, metrics));
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::Evaluated(result) => {
                 self.bars.clear();
                 let label = self.style.bold(&format!("{}:", result.label));
-                self.bars.print_line(&format!("{label} {}", table::line(result)));
-                self.bars.wait();
+                self.bars.print_line(&format!("{label} {}", table::format_line(result)));
+                self.bars.show_spinner();
             }
             Event::Checkpoint(path) => {
                 self.bars
                     .print_line(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
-                self.bars.wait();
+                self.bars.show_spinner();
             }
             Event::Note(note) => self.bars.print_line(&format!("note: {note}")),
         }
     }
 }
 
-/// Returns the values of a metric for all policies of a step. If there are several policies, the
-/// metrics of each have the prefix `POLICY/`.
+/// Returns the values of a metric for all policies of a step. If the step trains several policies,
+/// the names of each policy's metrics have the prefix `POLICY/`.
 fn policy_values<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item = f64> + 'a {
     let is_of_policy = move |full: &str| {
         full.strip_suffix(name).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('/'))
@@ -209,13 +213,13 @@ fn policy_values<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item 
     metrics.iter().filter(move |(full, _)| is_of_policy(full)).map(|(_, value)| value)
 }
 
-/// Returns the sum of a metric over the policies of a step, or `None` if there is no value.
+/// Sums a metric over the policies of a step. Returns `None` if no policy has a value.
 fn sum_over_policies(metrics: &Metrics, name: &str) -> Option<f64> {
     policy_values(metrics, name).reduce(|sum, value| sum + value)
 }
 
-/// Formats the mean score of a step: as a success rate if all scores are between 0 and 1, else as a
-/// number.
+/// Formats the mean score of a step. If all scores are between 0 and 1, the text is a success rate,
+/// and otherwise a number.
 fn format_score(metrics: &Metrics, mean: f64) -> String {
     let exceeds = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
     if exceeds("critic/score/min", |min| min < 0.0) || exceeds("critic/score/max", |max| max > 1.0)
@@ -226,8 +230,8 @@ fn format_score(metrics: &Metrics, mean: f64) -> String {
     }
 }
 
-/// Formats the number of tokens whose log-probability in training differs from the sampled one in
-/// any bit, and the maximum difference.
+/// Formats the number of tokens whose log-probability in training differs in any bit from the
+/// sampled log-probability, and the maximum difference.
 fn format_mismatch(metrics: &Metrics, tokens: f64) -> String {
     match policy_values(metrics, "training/logprob_mismatch_max").reduce(f64::max) {
         Some(max_difference) if max_difference > 0.0 => {
@@ -237,7 +241,7 @@ fn format_mismatch(metrics: &Metrics, tokens: f64) -> String {
     }
 }
 
-/// Formats a step on one line, without metrics that were not measured.
+/// Formats the metrics of a step on one line. Metrics that were not measured are left out.
 fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     let width = steps.to_string().len();
     let mut line = format!("{kind} {step:>width$}/{steps}");

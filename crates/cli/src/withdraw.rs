@@ -14,7 +14,7 @@ use levade_tree::{AttemptId, Purpose};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::audit::{Subject, select};
+use crate::audit::{AuditSubject, select_attempts};
 use crate::screen;
 
 /// Withdraw attempts, so that they are never used again, and list what was trained on them
@@ -32,20 +32,21 @@ pub struct Args {
     /// Run directory
     run: PathBuf,
 
-    /// Id of a task: all attempts at it, also of evaluations and failed tries
+    /// Id of a task: withdraw all attempts at the task, including those of evaluations and failed
+    /// tries
     #[arg(long, group = "subject", value_name = "ID")]
     task: Option<String>,
 
-    /// Slot of an attempt, such as train/1/3/0/2, or its id
+    /// Slot of an attempt, such as train/1/3/0/2, or its id: withdraw this attempt
     #[arg(long, group = "subject", value_name = "ID")]
     attempt: Option<String>,
 
-    /// Key of a person, as the field `person` of tasks and sessions has it: all attempts at the
-    /// person's tasks
+    /// Key of a person, as the field `person` of tasks and sessions has it: withdraw all attempts
+    /// at the person's tasks
     #[arg(long, group = "subject", value_name = "KEY")]
     person: Option<String>,
 
-    /// Reason, which the tombstone keeps
+    /// Reason for the withdrawal, which the tombstone keeps
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 
@@ -55,7 +56,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(withdraw(args))
+    crate::create_runtime()?.block_on(withdraw(args))
 }
 
 async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
@@ -66,12 +67,12 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     let id = run.recipe()?.run.id();
     let store = levade_store_client::open(&location, run.root(), StoreAccess::Resume(&id)).await?;
     let subject = match (&args.task, &args.person) {
-        (Some(id), _) => Subject::Task(id),
-        (None, Some(key)) => Subject::Person(key),
-        (None, None) => Subject::Attempt(args.attempt.as_deref().unwrap_or_default()),
+        (Some(id), _) => AuditSubject::Task(id),
+        (None, Some(key)) => AuditSubject::Person(key),
+        (None, None) => AuditSubject::Attempt(args.attempt.as_deref().unwrap_or_default()),
     };
     let mut request = WithdrawRequest {
-        task: subject.withdrawn_as(),
+        task: subject.tombstone_subject(),
         reason: args.reason.clone(),
         at: seconds(SystemTime::now()),
         erase: args.erase,
@@ -82,16 +83,16 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
         for purpose in Purpose::ALL {
             tasks.extend(store.tasks(purpose).await?);
         }
-        tasks.retain(|known| subject.has_task(known));
+        tasks.retain(|known| subject.includes_task(known));
         let earlier = store.withdrawals().await?.into_iter();
         let earlier = earlier.filter(|earlier| earlier.task.as_ref() == Some(name));
         request.attempts = earlier.map(|earlier| earlier.id).collect();
         if tasks.is_empty() && request.attempts.is_empty() {
-            return Err(subject.missing());
+            return Err(subject.missing_attempts_error());
         }
         request.tasks = tasks;
     } else {
-        request.attempts = select(&*store, subject).await?.into_iter().collect();
+        request.attempts = select_attempts(&*store, subject).await?.into_iter().collect();
     }
     let added = store.withdraw(&request).await?;
     let withdrawn: BTreeSet<AttemptId> =
@@ -124,8 +125,8 @@ async fn withdraw(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes quotes of attempts from a file with one JSON document per line, which is replaced by a
-/// rename. A missing file is accepted.
+/// Removes quotes of the attempts `names` from a file with one JSON document per line. The changed
+/// file replaces the original file by a rename. A missing file is accepted.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or replaced.

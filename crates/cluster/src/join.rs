@@ -65,14 +65,14 @@ impl OrderFiles {
     fn claim(root: &Path, node: u32) -> io::Result<Self> {
         let dir = root.join(SUBDIR);
         let name = random_hex(32);
-        order::take(&dir, node, &name)?;
+        order::claim_role(&dir, node, &name)?;
         Ok(OrderFiles { before: order::finished_at(&dir), dir, node, name })
     }
 
     /// Returns whether another process has claimed this machine's part. A launcher starts a second
     /// process if it loses track of the first one.
     fn is_taken(&self) -> bool {
-        order::is_taken(&self.dir, self.node, &self.name)
+        order::is_role_claimed(&self.dir, self.node, &self.name)
     }
 
     fn has_run_ended(&self) -> bool {
@@ -109,7 +109,7 @@ pub async fn join(
     let root = std::path::absolute(&part.run)?;
     let files = OrderFiles::claim(&root, part.node)
         .with_context(|| format!("cannot write into {}", root.display()))?;
-    let log = torchrun::log_of(&root, part.node);
+    let log = torchrun::node_log_path(&root, part.node);
     let mut last: Option<LaunchOrder> = None;
     loop {
         let action = tokio::select! {
@@ -135,7 +135,7 @@ pub async fn join(
             tokio::select! {
                 how = processes.describe_end() => {
                     report(&format!("processes ended: {how}"));
-                    order::leave(&files.dir, &order.start, part.node, &how)?;
+                    order::report_exit(&files.dir, &order.start, part.node, &how)?;
                 }
                 () = wait_until_superseded(&files, &order) => {}
                 _ = sleep(STOP_TIMEOUT), if stopping => {}
@@ -239,17 +239,17 @@ mod tests {
         let dir = root.path().join(SUBDIR);
         std::fs::create_dir_all(&dir).unwrap();
         order("first").write(&dir).unwrap();
-        order::end(&dir).unwrap();
+        order::mark_finished(&dir).unwrap();
         // These files belong to a run that stopped and now resumes: neither its end nor its order
         // counts.
         let files = OrderFiles::claim(root.path(), 1).unwrap();
         assert!(!files.has_run_ended() && files.newest_order().unwrap().is_none());
-        order::clear(&dir).unwrap();
+        order::remove_old_files(&dir).unwrap();
         assert!(!files.has_run_ended() && files.newest_order().unwrap().is_none());
         order("second").write(&dir).unwrap();
         assert_eq!(files.newest_order().unwrap().unwrap().start, "second");
         std::thread::sleep(Duration::from_millis(20));
-        order::end(&dir).unwrap();
+        order::mark_finished(&dir).unwrap();
         assert!(files.has_run_ended());
     }
 
@@ -258,10 +258,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join(SUBDIR);
         std::fs::create_dir_all(&dir).unwrap();
-        order::end(&dir).unwrap();
+        order::mark_finished(&dir).unwrap();
         let files = OrderFiles::claim(root.path(), 1).unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        order::end(&dir).unwrap();
+        order::mark_finished(&dir).unwrap();
         assert!(files.has_run_ended());
     }
 

@@ -1,30 +1,30 @@
 //! Types of the columns of a table, shared by all rows of a format.
 
-/// Type of a value. Every value can be null.
+/// Type of the values in a column. Every value can be null.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ColumnType {
-    /// UTF-8 text.
+    /// The values are UTF-8 texts.
     Text,
-    /// 64-bit integer.
+    /// The values are 64-bit integers.
     Integer,
-    /// 64-bit float.
+    /// The values are 64-bit floats.
     Double,
-    /// 32-bit float.
+    /// The values are 32-bit floats.
     Float,
-    /// Boolean value.
+    /// The values are Booleans.
     Boolean,
-    /// List of values of one type.
+    /// The values are lists. All items of a list have this type.
     List(Box<ColumnType>),
-    /// Object with these fields.
+    /// The values are objects with these fields.
     Struct(Vec<Column>),
 }
 
-/// A column of a table, or a field of an object.
+/// Column of a table, or field of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Column {
-    /// Name of the column.
+    /// Name of the column or the field.
     pub name: &'static str,
-    /// Type of its values.
+    /// Type of the column's values.
     pub kind: ColumnType,
 }
 
@@ -33,17 +33,17 @@ pub fn column(name: &'static str, kind: ColumnType) -> Column {
     Column { name, kind }
 }
 
-/// Creates the type of a list.
+/// Creates the type of a list whose items have the type `of`.
 pub fn list(of: ColumnType) -> ColumnType {
     ColumnType::List(Box::new(of))
 }
 
-/// Creates the type of a list of objects.
+/// Creates the type of a list of objects with these fields.
 pub fn list_of(fields: Vec<Column>) -> ColumnType {
     list(ColumnType::Struct(fields))
 }
 
-/// Returns the type of a message in OpenAI's format. The arguments of a call are JSON text.
+/// Returns the type of a message in OpenAI's format. The arguments of a tool call are JSON text.
 pub fn message() -> ColumnType {
     use ColumnType::{Struct, Text};
     let function = vec![column("name", Text), column("arguments", Text)];

@@ -19,16 +19,18 @@ use crate::parquet_file::ParquetFile;
 use crate::part::{Part, Progress, for_each_row};
 use crate::sequence::SequenceReader;
 
-/// Destination of the exported rows.
+/// Target of an export: the destination of the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
-    /// Standard output, or another stream, as JSON lines. Such an export cannot be continued.
+    /// The rows go to standard output, or to another stream, as JSON lines. An interrupted export
+    /// to a stream cannot be continued.
     Stream,
-    /// A file of JSON lines.
+    /// The rows go to this file of JSON lines.
     JsonLines(PathBuf),
-    /// One Parquet file.
+    /// The rows go to this Parquet file.
     Parquet(PathBuf),
-    /// A directory with one JSON file per row, named after the row's trajectory.
+    /// The rows go to this directory, with one JSON file per row. The file has the name of the
+    /// row's trajectory.
     Directory(PathBuf),
 }
 
@@ -40,7 +42,7 @@ impl Target {
     /// - any other path: a file of JSON lines
     ///
     /// # Errors
-    /// Returns an error if the rows of `format` cannot be written there.
+    /// Returns an error if rows of `format` cannot be written to this target.
     pub fn parse(path: &str, format: Format, options: &RowOptions) -> Result<Self, ExportError> {
         let target = match path {
             "-" => Target::Stream,
@@ -61,7 +63,7 @@ impl Target {
     }
 }
 
-/// Converts the attempts of a run to rows.
+/// Exporter that converts the attempts of a run into rows.
 pub struct Exporter<'a> {
     run: RunId,
     filter: &'a Filter,
@@ -69,15 +71,16 @@ pub struct Exporter<'a> {
     options: RowOptions,
     sequences: SequenceReader<'a>,
     read: &'a ReadAttempt<'a>,
-    /// Keys of the rows so far, for formats that keep only the first of equal rows.
+    /// Keys of the rows that have been written. Only formats that keep the first of several equal
+    /// rows use them.
     written: BTreeSet<RowKey>,
 }
 
-/// Reads an attempt of the run. Returns `None` if it is not recorded.
+/// Function that reads an attempt of the run. Returns `None` if the attempt is not recorded.
 pub type ReadAttempt<'a> = dyn Fn(&AttemptId) -> Result<Option<Attempt>, StoreError> + 'a;
 
 impl<'a> Exporter<'a> {
-    /// Creates an exporter for the attempts that `read` returns.
+    /// Creates an exporter for the attempts of a run, which `read` returns.
     pub fn new(
         run: &RunId,
         filter: &'a Filter,
@@ -92,16 +95,16 @@ impl<'a> Exporter<'a> {
     /// Writes the rows of all groups to a stream, as JSON lines.
     ///
     /// # Errors
-    /// Returns an error if reading or writing fails.
+    /// Returns an error if an attempt cannot be read, or if the rows cannot be written.
     pub fn write_stream(
         mut self,
         groups: &[Vec<AttemptId>],
         to: &mut dyn Write,
     ) -> Result<Progress, ExportError> {
-        let failed = ExportError::io(Path::new("standard output"));
+        let failed = ExportError::io_error_at(Path::new("standard output"));
         let mut progress = Progress::default();
         for group in groups {
-            let Rows { rows, skipped } = self.rows(group)?;
+            let Rows { rows, skipped } = self.read_rows(group)?;
             for row in &rows {
                 writeln!(to, "{row}").map_err(&failed)?;
             }
@@ -114,11 +117,12 @@ impl<'a> Exporter<'a> {
         Ok(progress)
     }
 
-    /// Writes the remaining rows to a file or a directory, and calls `report` after each group.
+    /// Writes the remaining rows to a file or a directory. Calls `report` after each group.
     ///
     /// # Errors
-    /// Returns an error if reading or writing fails. The rows so far are kept in the part, which a
-    /// later export with equal options continues.
+    /// Returns an error if an attempt cannot be read, or if the rows cannot be written. The rows
+    /// that were written so far are kept in the part, which a later export with equal options
+    /// continues.
     pub fn write_part(
         mut self,
         mut part: Part,
@@ -126,10 +130,10 @@ impl<'a> Exporter<'a> {
         report: &mut dyn FnMut(&Progress),
     ) -> Result<Progress, ExportError> {
         if self.format.has_distinct_rows() {
-            self.written = part.keys(|row| self.format.distinct_key(row))?;
+            self.written = part.collect_keys(|row| self.format.distinct_key(row))?;
         }
         while let Some(group) = part.next_group() {
-            let Rows { rows, skipped } = self.rows(group)?;
+            let Rows { rows, skipped } = self.read_rows(group)?;
             part.write_group(&rows, &skipped)?;
             report(part.progress());
         }
@@ -148,9 +152,9 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    /// Returns the rows of a group. An attempt that the store cannot read, or that was withdrawn
-    /// since the export started, is skipped and named.
-    fn rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
+    /// Converts a group of attempts into rows. An attempt that the store cannot read, or that was
+    /// withdrawn since the export started, is skipped. The result names the skipped attempts.
+    fn read_rows(&mut self, group: &[AttemptId]) -> Result<Rows, ExportError> {
         let mut exported = Vec::with_capacity(group.len());
         let mut skipped = Vec::new();
         for id in group {
@@ -169,7 +173,7 @@ impl<'a> Exporter<'a> {
                 skipped.push(format!("{}: it was withdrawn", attempt.slot.name()));
                 continue;
             }
-            let mut sequences = self.sequences.read(&attempt);
+            let mut sequences = self.sequences.read_sequences(&attempt);
             let had_sequences = !sequences.is_empty();
             sequences.retain(|sequence| self.filter.includes_agent(&sequence.agent));
             // An attempt without any sequence belongs to no other agent.
@@ -185,12 +189,12 @@ impl<'a> Exporter<'a> {
     }
 }
 
-/// Writes one file per row into the directory `to`.
+/// Writes each row of the file `rows` into a separate file in the directory `to`.
 fn split_rows(rows: &Path, to: &Path) -> Result<(), ExportError> {
-    fs::create_dir_all(to).map_err(ExportError::io(to))?;
+    fs::create_dir_all(to).map_err(ExportError::io_error_at(to))?;
     for_each_row(rows, |row| {
         let name = row.get("trajectory_id").and_then(Value::as_str).unwrap_or("trajectory");
         let path = to.join(format!("{}.json", name.replace('/', "-")));
-        fs::write(&path, format!("{row:#}\n")).map_err(ExportError::io(&path))
+        fs::write(&path, format!("{row:#}\n")).map_err(ExportError::io_error_at(&path))
     })
 }

@@ -6,12 +6,12 @@ use glob::Pattern;
 use levade_store::{Attempt, Status, Store, StoreError};
 use levade_tree::{AttemptId, AttemptSlot, Purpose};
 
-/// A range of numbers, both ends included.
+/// Range of numbers that includes both ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range<T> {
-    /// Minimum of the range. `None` sets no minimum.
+    /// Minimum of the range. `None` if the range has no minimum.
     pub min: Option<T>,
-    /// Maximum of the range. `None` sets no maximum.
+    /// Maximum of the range. `None` if the range has no maximum.
     pub max: Option<T>,
 }
 
@@ -26,7 +26,7 @@ impl<T: PartialOrd> Range<T> {
 impl<T: FromStr + Copy + PartialOrd> FromStr for Range<T> {
     type Err = String;
 
-    /// Parses `A..B`, `A..`, `..B`, or `A` for a single number.
+    /// Parses a range: `A..B`, `A..`, `..B`, or `A` for a single number.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
             || format!("\"{text}\" is not a range; write A..B, A.., ..B or A, with A at most B");
@@ -51,32 +51,34 @@ impl<T: FromStr + Copy + PartialOrd> FromStr for Range<T> {
     }
 }
 
-/// The attempts and sequences that an export contains. An empty list or `None` excludes nothing,
-/// except that `purposes` and `statuses` list everything that is included.
+/// Filter that selects the attempts and sequences of an export. `None` excludes nothing. `purposes`
+/// and `statuses` list everything that is included.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Purposes of the attempts.
+    /// Purposes of the selected attempts.
     pub purposes: Vec<Purpose>,
-    /// Statuses of the attempts.
+    /// Statuses of the selected attempts.
     pub statuses: Vec<Status>,
-    /// Index of the phase.
+    /// Index of the phase whose attempts are selected. `None` selects all phases.
     pub phase: Option<u32>,
-    /// Range of the steps for which the attempts were started.
+    /// Range of the steps for which the selected attempts were started. `None` selects all steps.
     pub steps: Option<Range<u32>>,
-    /// Range of rewards. If it is set, attempts without a reward are excluded.
+    /// Range of the rewards of selected attempts. If the range is set, attempts without a reward
+    /// are excluded.
     pub reward: Option<Range<f64>>,
-    /// Range of scores. If it is set, attempts without a score are excluded.
+    /// Range of the scores of selected attempts. If the range is set, attempts without a score are
+    /// excluded.
     pub score: Option<Range<f64>>,
-    /// Pattern that the id of the task matches.
+    /// Pattern that the task id of a selected attempt matches. `None` selects all tasks.
     pub task: Option<Pattern>,
-    /// Name of the agent of the sequences.
+    /// Name of the agent whose sequences are selected. `None` selects all agents.
     pub agent: Option<String>,
 }
 
 impl Filter {
-    /// Returns the ids of the selected attempts, in the order of their slots and tries, one list
-    /// for each group. The filters by task and agent are not applied yet, because only a complete
-    /// attempt has both.
+    /// Returns the ids of the selected attempts, one list for each group, in the order of their
+    /// slots and tries. The filters by task and agent are applied later, because only a complete
+    /// attempt contains the task and the agents.
     ///
     /// Memory grows with the number of attempts, by about 200 bytes for each.
     ///
@@ -86,7 +88,7 @@ impl Filter {
         let mut found: Vec<(AttemptSlot, u32, AttemptId)> = Vec::new();
         for &purpose in &self.purposes {
             for one in store.summaries(purpose).await? {
-                if self.includes(&one.slot, one.status, one.score, one.reward) {
+                if self.includes_attempt(&one.slot, one.status, one.score, one.reward) {
                     found.push((one.slot, one.number, one.id));
                 }
             }
@@ -95,7 +97,7 @@ impl Filter {
             if uncounted.iter().any(|status| self.statuses.contains(status)) {
                 for one in store.failures(purpose).await? {
                     let is_uncounted = uncounted.contains(&one.status);
-                    if is_uncounted && self.includes(&one.slot, one.status, None, None) {
+                    if is_uncounted && self.includes_attempt(&one.slot, one.status, None, None) {
                         found.push((one.slot, one.number, one.id));
                     }
                 }
@@ -108,7 +110,7 @@ impl Filter {
         Ok(groups.map(|group| group.iter().map(|(.., id)| *id).collect()).collect())
     }
 
-    fn includes(
+    fn includes_attempt(
         &self,
         slot: &AttemptSlot,
         status: Status,
@@ -125,13 +127,13 @@ impl Filter {
             && in_range(self.reward, reward)
     }
 
-    /// Returns whether the task of an attempt is selected.
+    /// Returns whether the filter selects the task of an attempt.
     pub fn includes_task(&self, attempt: &Attempt) -> bool {
         let id = attempt.task.get("id").and_then(serde_json::Value::as_str);
         self.task.as_ref().is_none_or(|task| id.is_some_and(|id| task.matches(id)))
     }
 
-    /// Returns whether the sequences of an agent are selected.
+    /// Returns whether the filter selects the sequences of an agent.
     pub fn includes_agent(&self, agent: &str) -> bool {
         self.agent.as_ref().is_none_or(|name| name == agent)
     }

@@ -12,13 +12,14 @@ use serde_json::Value;
 use crate::column::Column;
 use crate::sequence::Sequence;
 
-/// Start of the SHA-256 hash of a part of a row, so that memory does not grow with its size.
+/// Key of a row: the first bytes of the SHA-256 hash of a part of the row. The size of a key does
+/// not grow with the row.
 pub type RowKey = [u8; 16];
 
-/// Format of the rows.
+/// Format of the exported rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// One row per sequence, with everything that the store contains about it.
+    /// One row per sequence, with everything that the store contains about the sequence.
     Table,
     /// Prompts for reinforcement learning with verl, one row per task.
     Verl,
@@ -32,48 +33,49 @@ pub enum Format {
     Atif,
 }
 
-/// Options that determine the rows.
+/// Options that determine the content of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RowOptions {
     /// Whether the rows contain the tokens.
     pub tokens: bool,
-    /// Whether rows for supervised fine-tuning with TRL have `prompt` and `completion` in place of
-    /// `messages`.
+    /// Whether rows for supervised fine-tuning with TRL contain `prompt` and `completion` instead
+    /// of `messages`.
     pub split_prompt: bool,
-    /// Minimum difference of the two scores of a pair. A difference of 0 is never a pair.
+    /// Minimum difference between the two scores of a pair. Attempts with equal scores never form a
+    /// pair.
     pub min_gap: f64,
 }
 
-/// An attempt with its sequences.
+/// Attempt of an export, with the sequences that are exported.
 #[derive(Debug, Clone)]
 pub struct ExportedAttempt {
-    /// Id of the run.
+    /// Id of the run that made the attempt.
     pub run: String,
     /// Recorded attempt.
     pub attempt: Attempt,
-    /// The sequences that are exported.
+    /// Sequences of the attempt that are exported.
     pub sequences: Vec<Sequence>,
 }
 
-/// The rows of a group of attempts.
+/// Rows of a group of attempts, with the reasons for missing rows.
 #[derive(Debug, Default, PartialEq)]
 pub struct Rows {
-    /// JSON objects with the columns of the format.
+    /// Rows as JSON objects, whose fields are the columns of the format.
     pub rows: Vec<Value>,
-    /// Reasons for missing rows: one for each attempt or sequence that has no row.
+    /// Reasons for missing rows: one reason for each attempt or sequence that has no row.
     pub skipped: Vec<String>,
 }
 
 impl Rows {
-    /// Notes that an attempt has no row.
-    pub(crate) fn skip(&mut self, attempt: &Attempt, why: &str) {
+    /// Adds the reason why an attempt has no row.
+    pub(crate) fn skip_attempt(&mut self, attempt: &Attempt, why: &str) {
         self.skipped.push(format!("{}: {why}", attempt.slot.name()));
     }
 }
 
 impl Format {
-    /// Returns the columns of the format. `None` if its rows have no common columns, so that they
-    /// can be written only as JSON.
+    /// Returns the columns of the format. Returns `None` if the rows of the format have no common
+    /// columns and can be written only as JSON.
     pub fn columns(self, options: &RowOptions) -> Option<Vec<Column>> {
         match self {
             Format::Table => Some(table::columns(options)),
@@ -83,33 +85,34 @@ impl Format {
         }
     }
 
-    /// Returns the rows of the attempts of a group, in order.
+    /// Converts the attempts of a group into rows of the format, in order.
     pub fn rows(self, group: &[ExportedAttempt], options: &RowOptions) -> Rows {
         match self {
             Format::Table => table::rows(group, options),
             Format::Verl => verl::rows(group),
-            Format::VerlSft => verl::sft_rows(group),
-            Format::TrlSft => trl::sft_rows(group, options),
-            Format::TrlPreference => trl::preference_rows(group, options),
+            Format::VerlSft => verl::to_sft_rows(group),
+            Format::TrlSft => trl::to_sft_rows(group, options),
+            Format::TrlPreference => trl::to_preference_rows(group, options),
             Format::Atif => atif::rows(group, options),
         }
     }
 
-    /// Returns whether the messages must contain only text ([`SequenceReader::new`]).
+    /// Returns whether the messages of the format must contain only text, as
+    /// [`SequenceReader::new`] describes.
     ///
     /// [`SequenceReader::new`]: crate::SequenceReader::new
-    pub fn is_raw(self) -> bool {
+    pub fn needs_raw_messages(self) -> bool {
         self == Format::VerlSft
     }
 
-    /// Returns whether only the first of several rows with the same
-    /// [`distinct_key`](Self::distinct_key) is kept.
+    /// Returns whether the format keeps only the first of several rows with the same
+    /// [`distinct_key`](Self::distinct_key).
     pub fn has_distinct_rows(self) -> bool {
         self == Format::Verl
     }
 
-    /// Returns a key of the part of a row that distinguishes it from all other rows of a table.
-    /// `None` if equal rows are kept.
+    /// Returns the key of the part of a row that distinguishes the row from all other rows of a
+    /// table. Returns `None` if the format keeps equal rows.
     pub fn distinct_key(self, row: &Value) -> Option<RowKey> {
         self.has_distinct_rows().then(|| verl::distinct_key(row))
     }
@@ -123,7 +126,7 @@ pub fn prompt_len(sequence: &Sequence) -> usize {
     sequence.completions.first().map_or(0, |completion| completion.message)
 }
 
-/// Returns messages in OpenAI's format. The content of each is text.
+/// Converts messages to OpenAI's format. The content of each message is text.
 pub fn to_json(messages: &[Message]) -> Value {
     Value::Array(messages.iter().map(message_to_json).collect())
 }
@@ -134,8 +137,8 @@ fn message_to_json(message: &Message) -> Value {
     value
 }
 
-/// Returns messages like [`to_json`], but with the arguments of calls as objects, which chat
-/// templates of transformers expect.
+/// Converts messages to OpenAI's format like [`to_json`], but with the arguments of tool calls as
+/// objects, which chat templates of transformers expect.
 pub fn to_template_json(messages: &[Message]) -> Value {
     let mut value = to_json(messages);
     for (message, json) in messages.iter().zip(value.as_array_mut().into_iter().flatten()) {
@@ -147,7 +150,7 @@ pub fn to_template_json(messages: &[Message]) -> Value {
     value
 }
 
-/// Returns tools in OpenAI's format, or null if there are none.
+/// Converts the tools of a sequence to OpenAI's format. Returns null if there are no tools.
 pub fn tools_to_json(sequence: &Sequence) -> Value {
     if sequence.tools.is_empty() {
         return Value::Null;

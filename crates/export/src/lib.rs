@@ -32,5 +32,5 @@ pub use filter::{Filter, Range};
 pub use format::{ExportedAttempt, Format, RowOptions, Rows};
 pub use glob::Pattern;
 pub use part::{Part, Progress};
-pub use prompt_parser::{ParsedContext, Position, PromptParser, described_tools};
+pub use prompt_parser::{ParsedContext, Position, PromptParser, find_described_tools};
 pub use sequence::{Completion, FindChat, Sequence, SequenceReader, Tokens};

@@ -23,33 +23,34 @@ use serde_json::Value;
 use crate::column::{Column, ColumnType};
 use crate::error::ExportError;
 
-/// Maximum number of rows in a row group.
+/// Maximum number of rows in a row group of the Parquet file.
 const GROUP_ROWS: usize = 10_000;
 
-/// Maximum size of the values of a row group, in bytes. The last row may exceed it.
+/// Maximum size of the values in a row group, in bytes. The last row of a row group may exceed this
+/// size.
 const GROUP_BYTES: usize = 64 << 20;
 
-/// A Parquet file that is being written.
+/// Writer of a Parquet file.
 pub struct ParquetFile<'a> {
     path: &'a Path,
     columns: &'a [Column],
     writer: SerializedFileWriter<File>,
-    leaves: Vec<Leaf>,
+    leaves: Vec<LeafColumn>,
     rows: usize,
     bytes: usize,
 }
 
-/// The values of one leaf column in a row group.
+/// Values of one leaf column in a row group.
 #[derive(Debug)]
-struct Leaf {
-    values: Values,
+struct LeafColumn {
+    values: LeafValues,
     definitions: Vec<i16>,
     repetitions: Vec<i16>,
     is_repeated: bool,
 }
 
 #[derive(Debug)]
-enum Values {
+enum LeafValues {
     Text(Vec<ByteArray>),
     Integer(Vec<i64>),
     Double(Vec<f64>),
@@ -58,19 +59,19 @@ enum Values {
 }
 
 impl<'a> ParquetFile<'a> {
-    /// Creates a file with these columns.
+    /// Creates a Parquet file with these columns.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created.
     pub fn create(path: &'a Path, columns: &'a [Column]) -> Result<Self, ExportError> {
         let mut schema = "message levade {\n".to_owned();
-        columns.iter().for_each(|column| declare(&mut schema, column.name, &column.kind));
+        columns.iter().for_each(|column| declare_field(&mut schema, column.name, &column.kind));
         schema.push('}');
         let failed = |source| ExportError::Parquet { path: path.to_owned(), source };
         let schema = Arc::new(parse_message_type(&schema).map_err(failed)?);
         let zstd = Compression::ZSTD(ZstdLevel::default());
         let properties = WriterProperties::builder().set_compression(zstd).build();
-        let file = File::create(path).map_err(ExportError::io(path))?;
+        let file = File::create(path).map_err(ExportError::io_error_at(path))?;
         let writer =
             SerializedFileWriter::new(file, schema, Arc::new(properties)).map_err(failed)?;
         let mut leaves = Vec::new();
@@ -78,14 +79,15 @@ impl<'a> ParquetFile<'a> {
         Ok(ParquetFile { path, columns, writer, leaves, rows: 0, bytes: 0 })
     }
 
-    /// Appends a row. Fields of objects that are not columns are ignored.
+    /// Appends a row to the file. Fields of the row's objects that are not columns are ignored.
     ///
     /// # Errors
-    /// Returns an error if a value does not have the type of its column, or if writing fails.
+    /// Returns an error if a value does not have the type of its column, or if the file cannot be
+    /// written.
     pub fn write(&mut self, row: &Value) -> Result<(), ExportError> {
-        let mut shredder = Shredder { leaves: &mut self.leaves, next: 0, bytes: 0 };
+        let mut shredder = RowShredder { leaves: &mut self.leaves, next: 0, bytes: 0 };
         for column in self.columns {
-            shredder.add(column, &column.kind, row.get(column.name), 0, 0, 0)?;
+            shredder.add_value(column, &column.kind, row.get(column.name), 0, 0, 0)?;
         }
         self.bytes += shredder.bytes;
         self.rows += 1;
@@ -98,13 +100,13 @@ impl<'a> ParquetFile<'a> {
     /// Writes the last rows and the index of the file.
     ///
     /// # Errors
-    /// Returns an error if writing fails.
+    /// Returns an error if the file cannot be written.
     pub fn finish(mut self) -> Result<(), ExportError> {
         self.flush()?;
         let path = self.path;
         let failed = |source| ExportError::Parquet { path: path.to_owned(), source };
         let file = self.writer.into_inner().map_err(failed)?;
-        file.sync_all().map_err(ExportError::io(path))
+        file.sync_all().map_err(ExportError::io_error_at(path))
     }
 
     fn flush(&mut self) -> Result<(), ExportError> {
@@ -120,37 +122,42 @@ impl<'a> ParquetFile<'a> {
 
 fn write_group(
     writer: &mut SerializedFileWriter<File>,
-    leaves: &mut [Leaf],
+    leaves: &mut [LeafColumn],
 ) -> Result<(), ParquetError> {
     let mut group = writer.next_row_group()?;
     for leaf in leaves {
         let Some(mut column) = group.next_column()? else {
-            return Err(ParquetError::General("the schema has too few columns".into()));
+            return Err(ParquetError::General(
+                "the schema has fewer columns than the rows; please report this defect".into(),
+            ));
         };
         let definitions = Some(&leaf.definitions[..]);
         let repetitions = leaf.is_repeated.then_some(&leaf.repetitions[..]);
         match (column.untyped(), &mut leaf.values) {
-            (ColumnWriter::ByteArrayColumnWriter(to), Values::Text(values)) => {
+            (ColumnWriter::ByteArrayColumnWriter(to), LeafValues::Text(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::Int64ColumnWriter(to), Values::Integer(values)) => {
+            (ColumnWriter::Int64ColumnWriter(to), LeafValues::Integer(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::DoubleColumnWriter(to), Values::Double(values)) => {
+            (ColumnWriter::DoubleColumnWriter(to), LeafValues::Double(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::FloatColumnWriter(to), Values::Float(values)) => {
+            (ColumnWriter::FloatColumnWriter(to), LeafValues::Float(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            (ColumnWriter::BoolColumnWriter(to), Values::Boolean(values)) => {
+            (ColumnWriter::BoolColumnWriter(to), LeafValues::Boolean(values)) => {
                 to.write_batch(values, definitions, repetitions)?;
                 values.clear();
             }
-            _ => return Err(ParquetError::General("a column has another type".into())),
+            _ => return Err(ParquetError::General(
+                "the schema gives a column another type than the rows; please report this defect"
+                    .into(),
+            )),
         }
         leaf.definitions.clear();
         leaf.repetitions.clear();
@@ -161,7 +168,7 @@ fn write_group(
 }
 
 /// Appends the declaration of a field in Parquet's schema language.
-fn declare(schema: &mut String, name: &str, kind: &ColumnType) {
+fn declare_field(schema: &mut String, name: &str, kind: &ColumnType) {
     let physical = match kind {
         ColumnType::Text => format!("optional binary {name} (UTF8);\n"),
         ColumnType::Integer => format!("optional int64 {name};\n"),
@@ -170,12 +177,12 @@ fn declare(schema: &mut String, name: &str, kind: &ColumnType) {
         ColumnType::Boolean => format!("optional boolean {name};\n"),
         ColumnType::List(of) => {
             let _ = writeln!(schema, "optional group {name} (LIST) {{ repeated group list {{");
-            declare(schema, "element", of);
+            declare_field(schema, "element", of);
             "} }\n".to_owned()
         }
         ColumnType::Struct(fields) => {
             let _ = writeln!(schema, "optional group {name} {{");
-            fields.iter().for_each(|field| declare(schema, field.name, &field.kind));
+            fields.iter().for_each(|field| declare_field(schema, field.name, &field.kind));
             "}\n".to_owned()
         }
     };
@@ -183,33 +190,38 @@ fn declare(schema: &mut String, name: &str, kind: &ColumnType) {
 }
 
 /// Appends the leaf columns of a type, in the order of the schema.
-fn add_leaves(leaves: &mut Vec<Leaf>, kind: &ColumnType, is_repeated: bool) {
+fn add_leaves(leaves: &mut Vec<LeafColumn>, kind: &ColumnType, is_repeated: bool) {
     let values = match kind {
         ColumnType::List(of) => return add_leaves(leaves, of, true),
         ColumnType::Struct(fields) => {
             return fields.iter().for_each(|field| add_leaves(leaves, &field.kind, is_repeated));
         }
-        ColumnType::Text => Values::Text(Vec::new()),
-        ColumnType::Integer => Values::Integer(Vec::new()),
-        ColumnType::Double => Values::Double(Vec::new()),
-        ColumnType::Float => Values::Float(Vec::new()),
-        ColumnType::Boolean => Values::Boolean(Vec::new()),
+        ColumnType::Text => LeafValues::Text(Vec::new()),
+        ColumnType::Integer => LeafValues::Integer(Vec::new()),
+        ColumnType::Double => LeafValues::Double(Vec::new()),
+        ColumnType::Float => LeafValues::Float(Vec::new()),
+        ColumnType::Boolean => LeafValues::Boolean(Vec::new()),
     };
-    leaves.push(Leaf { values, definitions: Vec::new(), repetitions: Vec::new(), is_repeated });
+    leaves.push(LeafColumn {
+        values,
+        definitions: Vec::new(),
+        repetitions: Vec::new(),
+        is_repeated,
+    });
 }
 
-/// Splits a row into the values of the leaf columns.
-struct Shredder<'a> {
-    leaves: &'a mut [Leaf],
-    /// Index of the next leaf column.
+/// Splitter of a row into the values of the leaf columns.
+struct RowShredder<'a> {
+    leaves: &'a mut [LeafColumn],
+    /// Index of the leaf column that gets the next value.
     next: usize,
     bytes: usize,
 }
 
-impl Shredder<'_> {
-    /// Adds a value and its descendants. `definition` and `repetition` are the levels of its
-    /// parent, and `depth` is the number of lists around it.
-    fn add(
+impl RowShredder<'_> {
+    /// Adds a value and its descendants to the leaf columns. `definition` and `repetition` are the
+    /// Parquet levels of the value's parent, and `depth` is the number of lists around the value.
+    fn add_value(
         &mut self,
         column: &Column,
         kind: &ColumnType,
@@ -224,10 +236,12 @@ impl Shredder<'_> {
                 let present = definition + i16::from(value.is_some());
                 for field in fields {
                     let of = value.and_then(|value| value.get(field.name));
-                    self.add(column, &field.kind, of, present, repetition, depth)?;
+                    self.add_value(column, &field.kind, of, present, repetition, depth)?;
                 }
                 match value {
-                    Some(value) if !value.is_object() => Err(mismatch(column, "an object", value)),
+                    Some(value) if !value.is_object() => {
+                        Err(type_mismatch_error(column, "an object", value))
+                    }
                     _ => Ok(()),
                 }
             }
@@ -235,17 +249,17 @@ impl Shredder<'_> {
                 let items = match value {
                     None => None,
                     Some(Value::Array(items)) => Some(items),
-                    Some(other) => return Err(mismatch(column, "a list", other)),
+                    Some(other) => return Err(type_mismatch_error(column, "a list", other)),
                 };
                 let start = self.next;
                 for (i, item) in items.into_iter().flatten().enumerate() {
                     self.next = start;
                     let level = if i == 0 { repetition } else { depth + 1 };
-                    self.add(column, of, Some(item), definition + 2, level, depth + 1)?;
+                    self.add_value(column, of, Some(item), definition + 2, level, depth + 1)?;
                 }
                 if items.is_none_or(Vec::is_empty) {
                     let present = definition + i16::from(items.is_some());
-                    self.add(column, of, None, present, repetition, depth + 1)?;
+                    self.add_value(column, of, None, present, repetition, depth + 1)?;
                 }
                 Ok(())
             }
@@ -256,7 +270,7 @@ impl Shredder<'_> {
                 leaf.repetitions.push(repetition);
                 self.bytes += 4;
                 if let Some(value) = value {
-                    self.bytes += push(leaf, column, value)?;
+                    self.bytes += push_value(leaf, column, value)?;
                 }
                 Ok(())
             }
@@ -264,35 +278,42 @@ impl Shredder<'_> {
     }
 }
 
-/// Appends a value to a leaf column and returns its size in bytes.
-fn push(leaf: &mut Leaf, column: &Column, value: &Value) -> Result<usize, ExportError> {
+/// Appends a value to a leaf column. Returns the size of the value in bytes.
+fn push_value(leaf: &mut LeafColumn, column: &Column, value: &Value) -> Result<usize, ExportError> {
     match &mut leaf.values {
-        Values::Text(values) => {
-            let text = value.as_str().ok_or_else(|| mismatch(column, "text", value))?;
+        LeafValues::Text(values) => {
+            let text = value.as_str().ok_or_else(|| type_mismatch_error(column, "text", value))?;
             values.push(ByteArray::from(text));
             Ok(text.len())
         }
-        Values::Integer(values) => {
-            values.push(value.as_i64().ok_or_else(|| mismatch(column, "an integer", value))?);
+        LeafValues::Integer(values) => {
+            values.push(
+                value.as_i64().ok_or_else(|| type_mismatch_error(column, "an integer", value))?,
+            );
             Ok(8)
         }
-        Values::Double(values) => {
-            values.push(value.as_f64().ok_or_else(|| mismatch(column, "a number", value))?);
+        LeafValues::Double(values) => {
+            values.push(
+                value.as_f64().ok_or_else(|| type_mismatch_error(column, "a number", value))?,
+            );
             Ok(8)
         }
-        Values::Float(values) => {
-            let number = value.as_f64().ok_or_else(|| mismatch(column, "a number", value))?;
+        LeafValues::Float(values) => {
+            let number =
+                value.as_f64().ok_or_else(|| type_mismatch_error(column, "a number", value))?;
             values.push(number as f32);
             Ok(4)
         }
-        Values::Boolean(values) => {
-            values.push(value.as_bool().ok_or_else(|| mismatch(column, "a boolean", value))?);
+        LeafValues::Boolean(values) => {
+            values.push(
+                value.as_bool().ok_or_else(|| type_mismatch_error(column, "a boolean", value))?,
+            );
             Ok(1)
         }
     }
 }
 
-fn mismatch(column: &Column, expected: &'static str, found: &Value) -> ExportError {
+fn type_mismatch_error(column: &Column, expected: &'static str, found: &Value) -> ExportError {
     let found = found.to_string().chars().take(80).collect();
     ExportError::Row { column: column.name.to_owned(), expected, found }
 }

@@ -22,37 +22,39 @@ use serde_json::Value;
 
 use crate::error::ExportError;
 
-/// Interval between two flushes of the rows to the disk.
+/// Minimum interval between two flushes of the rows to the disk.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Selection of an export: its attempts, in groups, and its options as text.
+/// Plan of an export: its options, and the attempts that it selects, in groups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The options that determine the rows, as text. An export continues only with equal options.
+    /// Options of the export that determine the rows, as text. An interrupted export continues only
+    /// with equal options.
     pub options: String,
-    /// Ids of the attempts, one list for each group.
+    /// Ids of the selected attempts, one list for each group.
     pub groups: Vec<Vec<AttemptId>>,
 }
 
-/// Number of rows and groups that an export has completed.
+/// Progress of an export: the groups and rows that are complete.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Number of complete groups.
+    /// Number of complete groups of attempts.
     pub groups: usize,
-    /// Size of their rows, in bytes.
+    /// Size of the rows of complete groups, in bytes.
     pub bytes: u64,
-    /// Number of their rows.
+    /// Number of rows of complete groups.
     pub rows: u64,
-    /// Number of attempts and sequences without a row.
+    /// Number of attempts and sequences for which no row was written.
     pub skipped: u64,
-    /// Reason of the first of them.
+    /// Reason for the first missing row. `None` if no row is missing.
     pub first_skipped: Option<String>,
 }
 
-/// Converts a file of rows, at the first path, to another format, at the second path.
+/// Function that converts the file of rows at the first path into another format at the second
+/// path.
 pub type Convert<'a> = dyn Fn(&Path, &Path) -> Result<(), ExportError> + 'a;
 
-/// An unfinished export, which this process has locked.
+/// Part of an export that is unfinished. This process has locked the part.
 #[derive(Debug)]
 pub struct Part {
     target: PathBuf,
@@ -63,8 +65,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// Opens the part of `target`. Continues an interrupted export with equal `options`, or starts
-    /// one with the groups that `select` returns.
+    /// Opens the part of an export to `target`. Continues an interrupted export with equal
+    /// `options`, or starts a new export with the groups that `select` returns.
     ///
     /// # Errors
     /// Returns [`ExportError::Exists`] if the target exists, [`ExportError::OtherOptions`] if there
@@ -78,8 +80,8 @@ impl Part {
         if target.exists() {
             return Err(ExportError::Exists(target.to_owned()));
         }
-        let path = sibling(target, ".part");
-        let failed = ExportError::io(&path);
+        let path = sibling_path(target, ".part");
+        let failed = ExportError::io_error_at(&path);
         let mut options_of_file = OpenOptions::new();
         let file = options_of_file.read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(&failed)?;
@@ -88,12 +90,14 @@ impl Part {
             Err(TryLockError::WouldBlock) => return Err(ExportError::Busy(target.to_owned())),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        let (plan, progress) = match read::<Plan>(&sibling(target, ".part.plan"))? {
+        let (plan, progress) = match read_json::<Plan>(&sibling_path(target, ".part.plan"))? {
             Some(plan) if plan.options != options => return Err(ExportError::OtherOptions(path)),
-            Some(plan) => (plan, read(&sibling(target, ".part.position"))?.unwrap_or_default()),
+            Some(plan) => {
+                (plan, read_json(&sibling_path(target, ".part.position"))?.unwrap_or_default())
+            }
             None => {
                 let plan = Plan { options: options.to_owned(), groups: select()? };
-                replace(&sibling(target, ".part.plan"), &plan)?;
+                replace_json(&sibling_path(target, ".part.plan"), &plan)?;
                 (plan, Progress::default())
             }
         };
@@ -104,27 +108,28 @@ impl Part {
         Ok(Part { target: target.to_owned(), rows, plan, progress, saved: Instant::now() })
     }
 
-    /// Returns the progress.
+    /// Returns the progress of the export.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Returns the ids of the next group, or `None` if all groups are complete.
+    /// Returns the ids of the attempts in the next group. Returns `None` if all groups are
+    /// complete.
     pub fn next_group(&self) -> Option<&[AttemptId]> {
         self.plan.groups.get(self.progress.groups).map(Vec::as_slice)
     }
 
-    /// Returns the number of all groups.
+    /// Returns the total number of groups.
     pub fn num_groups(&self) -> usize {
         self.plan.groups.len()
     }
 
-    /// Appends the rows of the next group, and completes the group.
+    /// Appends the rows of the next group of attempts, and marks the group as complete.
     ///
     /// # Errors
-    /// Returns an error if writing fails.
+    /// Returns an error if a file of the part cannot be written.
     pub fn write_group(&mut self, rows: &[Value], skipped: &[String]) -> Result<(), ExportError> {
-        let failed = ExportError::io(&sibling(&self.target, ".part"));
+        let failed = ExportError::io_error_at(&sibling_path(&self.target, ".part"));
         for row in rows {
             let line = format!("{row}\n");
             self.rows.write_all(line.as_bytes()).map_err(&failed)?;
@@ -142,73 +147,76 @@ impl Part {
         Ok(())
     }
 
-    /// Flushes the rows and records the progress.
+    /// Flushes the rows to the disk, and records the progress.
     ///
     /// # Errors
-    /// Returns an error if writing fails.
+    /// Returns an error if a file of the part cannot be written.
     pub fn save(&mut self) -> Result<(), ExportError> {
-        let path = sibling(&self.target, ".part");
-        self.rows.flush().map_err(ExportError::io(&path))?;
-        self.rows.get_ref().sync_data().map_err(ExportError::io(&path))?;
-        replace(&sibling(&self.target, ".part.position"), &self.progress)?;
+        let path = sibling_path(&self.target, ".part");
+        self.rows.flush().map_err(ExportError::io_error_at(&path))?;
+        self.rows.get_ref().sync_data().map_err(ExportError::io_error_at(&path))?;
+        replace_json(&sibling_path(&self.target, ".part.position"), &self.progress)?;
         self.saved = Instant::now();
         Ok(())
     }
 
-    /// Returns the keys that `key` returns for the rows so far.
+    /// Returns the set of the keys that the function `key` returns for the rows that have been
+    /// written.
     ///
     /// # Errors
     /// Returns an error if the rows cannot be read.
-    pub fn keys<K: Ord>(
+    pub fn collect_keys<K: Ord>(
         &mut self,
         key: impl Fn(&Value) -> Option<K>,
     ) -> Result<BTreeSet<K>, ExportError> {
         let mut keys = BTreeSet::new();
         self.save()?;
-        for_each_row(&sibling(&self.target, ".part"), |row| {
+        for_each_row(&sibling_path(&self.target, ".part"), |row| {
             keys.extend(key(&row));
             Ok(())
         })?;
         Ok(keys)
     }
 
-    /// Converts the rows with `convert`, from the path of the rows to a path that becomes the
-    /// target, and removes the part. Without `convert`, the rows themselves become the target.
+    /// Finishes the export: `convert` converts the rows from their file to a new path, which
+    /// becomes the target. If `convert` is `None`, the file of rows becomes the target. Removes the
+    /// part.
     ///
     /// # Errors
-    /// Returns an error if converting or writing fails. The part is then kept.
+    /// Returns an error if the conversion fails, or if a file cannot be written. The part is then
+    /// kept.
     pub fn finish(mut self, convert: Option<&Convert<'_>>) -> Result<Progress, ExportError> {
         self.save()?;
-        let rows = sibling(&self.target, ".part");
-        let failed = ExportError::io(&self.target);
+        let rows = sibling_path(&self.target, ".part");
+        let failed = ExportError::io_error_at(&self.target);
         match convert {
             None => fs::rename(&rows, &self.target).map_err(&failed)?,
             Some(convert) => {
-                let converted = sibling(&self.target, ".part.converted");
+                let converted = sibling_path(&self.target, ".part.converted");
                 // Left behind by a process that was killed while it converted.
-                remove(&converted).map_err(ExportError::io(&converted))?;
+                remove_path(&converted).map_err(ExportError::io_error_at(&converted))?;
                 convert(&rows, &converted)?;
                 fs::rename(&converted, &self.target).map_err(&failed)?;
-                remove(&rows).map_err(ExportError::io(&rows))?;
+                remove_path(&rows).map_err(ExportError::io_error_at(&rows))?;
             }
         }
         for suffix in [".part.plan", ".part.position"] {
-            let path = sibling(&self.target, suffix);
-            remove(&path).map_err(ExportError::io(&path))?;
+            let path = sibling_path(&self.target, suffix);
+            remove_path(&path).map_err(ExportError::io_error_at(&path))?;
         }
         Ok(self.progress)
     }
 }
 
-/// Calls `each` with every row of a file of JSON lines.
+/// Calls `each` with every row in a file of JSON lines.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or `each` fails.
+/// Returns an error if the file cannot be read. Also returns the errors of `each`.
 pub fn for_each_row(
     path: &Path,
     mut each: impl FnMut(Value) -> Result<(), ExportError>,
 ) -> Result<(), ExportError> {
-    let failed = ExportError::io(path);
+    let failed = ExportError::io_error_at(path);
     for line in BufReader::new(File::open(path).map_err(&failed)?).lines() {
         let line = line.map_err(&failed)?;
         each(serde_json::from_str(&line).map_err(|error| failed(error.into()))?)?;
@@ -216,15 +224,15 @@ pub fn for_each_row(
     Ok(())
 }
 
-/// Returns a path beside `target`, with a suffix.
-fn sibling(target: &Path, suffix: &str) -> PathBuf {
+/// Returns a path next to `target`, whose name has the additional suffix `suffix`.
+fn sibling_path(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target.components().as_path().as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Removes a file or directory, if it exists.
-fn remove(path: &Path) -> io::Result<()> {
+/// Removes a file or a directory if it exists.
+fn remove_path(path: &Path) -> io::Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -232,8 +240,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, ExportError> {
-    let failed = ExportError::io(path);
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, ExportError> {
+    let failed = ExportError::io_error_at(path);
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| failed(error.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -241,9 +249,10 @@ fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, ExportErro
     }
 }
 
-/// Replaces a file by a rename, so that it is always complete.
-fn replace(path: &Path, value: &impl Serialize) -> Result<(), ExportError> {
-    let failed = ExportError::io(path);
+/// Writes `value` to a file as JSON. The file is replaced by a rename, so readers never see an
+/// incomplete file.
+fn replace_json(path: &Path, value: &impl Serialize) -> Result<(), ExportError> {
+    let failed = ExportError::io_error_at(path);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(dir).map_err(&failed)?;
     serde_json::to_writer(&mut file, value).map_err(|error| failed(error.into()))?;
@@ -332,7 +341,7 @@ mod tests {
         assert_eq!(part.next_group(), None);
         let progress = part
             .finish(Some(&|from: &Path, to: &Path| {
-                fs::copy(from, to).map(drop).map_err(ExportError::io(to))
+                fs::copy(from, to).map(drop).map_err(ExportError::io_error_at(to))
             }))
             .unwrap();
         assert_eq!((progress.rows, progress.skipped), (1, 1));

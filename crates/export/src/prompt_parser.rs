@@ -21,33 +21,33 @@ use std::sync::Arc;
 use levade_text::{Chat, Message, Role, ToolCall, ToolSpec};
 use serde_json::Value;
 
-/// A byte of text, or 256 + the id of a special token.
+/// Unit of text that the parser compares: a byte, or 256 + the id of a special token.
 type Atom = u32;
 
-/// Content of a probe message. The index of the message follows.
+/// Content of a probe message, followed by the index of the message.
 const MARK: &str = "LevadeExportMark";
 
-/// A position between the messages of a conversation.
+/// Position in a conversation, between two of its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Position {
-    /// Before the first message.
+    /// The position is before the first message.
     Start,
-    /// After a message of this role. The value is an index in `ROLES`.
+    /// The position follows a message of this role. The value is an index into `ROLES`.
     After(usize),
-    /// After the generation prompt.
+    /// The position follows the generation prompt.
     Generation {
         /// Whether the generation prompt has opened the reasoning of the completion.
         in_reasoning: bool,
     },
 }
 
-/// The roles that a prompt can contain.
+/// Roles of the messages that a prompt can contain.
 const ROLES: [Role; 5] = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool];
 
-/// The position after a completion.
+/// Position that follows a completion.
 pub const AFTER_ASSISTANT: Position = Position::After(3);
 
-/// Tokens that a template prints between two positions.
+/// Separator: the tokens that a template prints between two positions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Separator {
     from: Position,
@@ -55,20 +55,20 @@ struct Separator {
     atoms: Vec<Atom>,
 }
 
-/// Parser of the prompts of one chat, with one list of tools.
+/// Parser of prompts that one chat format renders with one list of tools.
 #[derive(Debug)]
 pub struct PromptParser {
     chat: Arc<Chat>,
     tools: Vec<ToolSpec>,
-    /// Separators, the longest first.
+    /// Separators of the chat template, the longest first.
     separators: Vec<Separator>,
 }
 
-/// The messages of a parsed stretch of context tokens.
+/// Messages that were parsed from a stretch of context tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParsedContext {
-    /// Messages in order. The text of an assistant message is the text that the model would have
-    /// written.
+    /// Messages of the stretch, in order. The text of an assistant message is the text that the
+    /// model would have written.
     pub messages: Vec<Message>,
     /// Whether the stretch leaves the reasoning of the next completion open.
     pub in_reasoning: bool,
@@ -85,10 +85,10 @@ impl PromptParser {
         }
         for roles in continuation_probes() {
             let messages: Vec<Message> =
-                roles.iter().enumerate().map(|(i, &role)| marked(role, i)).collect();
+                roles.iter().enumerate().map(|(i, &role)| create_probe_message(role, i)).collect();
             found.extend(parser.probe_continuation(&messages));
         }
-        parser.separators = longest_first(found);
+        parser.separators = sort_longest_first(found);
         parser
     }
 
@@ -97,9 +97,9 @@ impl PromptParser {
         &self.tools
     }
 
-    /// Parses context tokens that start at `from`. `calls` are the tool calls of the completion
-    /// before them, because some templates print a call's name or id in front of its result.
-    /// Returns `None` if the tokens do not fit the template.
+    /// Parses context tokens that start at the position `from`. `calls` are the tool calls of the
+    /// preceding completion, because some templates print a call's name or id before the call's
+    /// result. Returns `None` if the tokens do not match the template.
     pub fn parse(
         &self,
         tokens: &[u32],
@@ -118,11 +118,13 @@ impl PromptParser {
                 .map(|(i, call)| Message {
                     tool_call_id: Some(call.id.clone()),
                     name: Some(call.name.clone()),
-                    ..marked(Role::Tool, i)
+                    ..create_probe_message(Role::Tool, i)
                 })
                 .collect();
             (from == AFTER_ASSISTANT && !results.is_empty())
-                .then(|| longest_first(self.probe_continuation(&results).into_iter().collect()))
+                .then(|| {
+                    sort_longest_first(self.probe_continuation(&results).into_iter().collect())
+                })
                 .and_then(|separators| split_by(&separators))
         })?;
         let messages = split.contents.iter().rev().map(|&(role, start, end)| {
@@ -132,19 +134,19 @@ impl PromptParser {
         Some(ParsedContext { messages: messages.collect(), in_reasoning: split.in_reasoning })
     }
 
-    /// Returns the separators in a prompt with a message of each of these roles. Returns none if
-    /// the template rejects them.
+    /// Returns the separators that a prompt with one message of each of these roles contains.
+    /// Returns an empty list if the template rejects the roles.
     fn probe_prompt(&self, roles: &[Role]) -> Vec<Separator> {
         let messages: Vec<Message> =
-            roles.iter().enumerate().map(|(i, &role)| marked(role, i)).collect();
+            roles.iter().enumerate().map(|(i, &role)| create_probe_message(role, i)).collect();
         let Ok(tokens) = self.chat.prompt(&messages, &self.tools) else { return Vec::new() };
         let opened = self.chat.opened_reasoning(&messages, &self.tools);
         let in_reasoning = opened.is_ok_and(|tag| tag.is_some());
-        self.split(&tokens, Position::Start, &messages, in_reasoning)
+        self.split_at_marks(&tokens, Position::Start, &messages, in_reasoning)
     }
 
-    /// Returns the separators in the tokens between a completion and the next one, with these
-    /// messages between them.
+    /// Returns the separators in the tokens between a completion and the next completion, when
+    /// these messages are between them.
     fn probe_continuation(&self, messages: &[Message]) -> Vec<Separator> {
         let history = [Message::user("Hi")];
         let completion = self.chat.tokenizer().encode("Done");
@@ -156,14 +158,14 @@ impl PromptParser {
             let all = [&history[..], &[Message::assistant("Done")], messages].concat();
             let opened = self.chat.opened_reasoning(&all, &self.tools);
             let in_reasoning = opened.is_ok_and(|tag| tag.is_some());
-            found.extend(self.split(&tokens, AFTER_ASSISTANT, messages, in_reasoning));
+            found.extend(self.split_at_marks(&tokens, AFTER_ASSISTANT, messages, in_reasoning));
         }
         found
     }
 
-    /// Splits rendered tokens at the marks of `messages`. Returns no separator if a mark is missing
-    /// or out of order.
-    fn split(
+    /// Splits rendered tokens at the contents of the probe `messages`, and returns the separators
+    /// between them. Returns an empty list if a content is missing or out of order.
+    fn split_at_marks(
         &self,
         tokens: &[u32],
         mut from: Position,
@@ -174,7 +176,7 @@ impl PromptParser {
         let mut separators = Vec::new();
         let mut rest = &atoms[..];
         for (i, message) in messages.iter().enumerate() {
-            let mark: Vec<Atom> = mark(i).bytes().map(Atom::from).collect();
+            let mark: Vec<Atom> = probe_mark(i).bytes().map(Atom::from).collect();
             let Some(at) = rest.windows(mark.len()).position(|window| window == mark) else {
                 return Vec::new();
             };
@@ -190,7 +192,7 @@ impl PromptParser {
     }
 }
 
-/// Roles of the conversations that show how a prompt is printed.
+/// Returns the roles of the probe conversations, which show how a template prints a prompt.
 fn prompt_probes() -> Vec<Vec<Role>> {
     use Role::{Assistant as A, Developer as D, System as S, Tool as T, User as U};
     let tails: [&[Role]; 9] = [
@@ -209,7 +211,7 @@ fn prompt_probes() -> Vec<Vec<Role>> {
     probes.chain([vec![S], vec![U, S], vec![U, A]]).collect()
 }
 
-/// Roles of the messages between two completions.
+/// Returns the roles of the probe messages between two completions.
 fn continuation_probes() -> Vec<Vec<Role>> {
     use Role::{System as S, Tool as T, User as U};
     [&[U][..], &[U, U], &[T], &[T, T], &[T, T, T], &[T, U], &[U, T], &[S], &[S, U], &[T, S], &[]]
@@ -217,15 +219,15 @@ fn continuation_probes() -> Vec<Vec<Role>> {
         .into()
 }
 
-fn mark(index: usize) -> String {
+fn probe_mark(index: usize) -> String {
     format!("{MARK}{index}x")
 }
 
-fn marked(role: Role, index: usize) -> Message {
-    Message { role, ..Message::user(mark(index)) }
+fn create_probe_message(role: Role, index: usize) -> Message {
+    Message { role, ..Message::user(probe_mark(index)) }
 }
 
-fn longest_first(found: BTreeSet<Separator>) -> Vec<Separator> {
+fn sort_longest_first(found: BTreeSet<Separator>) -> Vec<Separator> {
     let mut separators: Vec<Separator> = found.into_iter().collect();
     separators.sort_by_key(|separator| std::cmp::Reverse(separator.atoms.len()));
     separators
@@ -244,7 +246,7 @@ fn to_atoms(chat: &Chat, tokens: &[u32]) -> Vec<Atom> {
     atoms
 }
 
-/// Decodes atoms, with special tokens by name. Invalid UTF-8 becomes U+FFFD.
+/// Decodes atoms to text. A special token becomes its name. Invalid UTF-8 becomes U+FFFD.
 fn to_text(chat: &Chat, atoms: &[Atom]) -> String {
     let mut bytes = Vec::with_capacity(atoms.len());
     for &atom in atoms {
@@ -256,8 +258,8 @@ fn to_text(chat: &Chat, atoms: &[Atom]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Division of a prompt into messages. `contents` has the messages from the last to the first:
-/// role, first atom, end.
+/// Division of a prompt into messages. `contents` lists the messages from the last to the first,
+/// each with its role, its first atom and its end.
 struct PromptSplit {
     contents: Vec<(usize, usize, usize)>,
     in_reasoning: bool,
@@ -267,14 +269,15 @@ struct PromptSplit {
 struct Search<'a> {
     atoms: &'a [Atom],
     separators: &'a [Separator],
-    /// Starts of contents, with their roles, from which the rest of the prompt cannot be split.
-    /// Each is searched once, so the work is at most the square of the prompt's length.
+    /// Starts of message contents, each with its role, after which the rest of the prompt cannot be
+    /// split. Each start is searched only once, so the work is at most the square of the prompt's
+    /// length.
     misfits: HashSet<(usize, usize)>,
 }
 
 impl Search<'_> {
-    /// Splits the atoms from `at` on, which start with a separator. Returns `None` if they cannot
-    /// be split.
+    /// Splits the atoms from the index `at` on, which start with a separator. Returns `None` if the
+    /// atoms cannot be split.
     fn split_from_separator(&mut self, at: usize, from: Position) -> Option<PromptSplit> {
         let atoms = self.atoms;
         for separator in self.separators.iter().filter(|separator| separator.from == from) {
@@ -295,7 +298,8 @@ impl Search<'_> {
         None
     }
 
-    /// Splits the atoms from `start` on, which start with the content of a message.
+    /// Splits the atoms from the index `start` on, which start with the content of a message.
+    /// Returns `None` if the atoms cannot be split.
     fn split_from_content(&mut self, start: usize, role: usize) -> Option<PromptSplit> {
         let from = Position::After(role);
         let ends: HashSet<Option<Atom>> = self
@@ -318,9 +322,9 @@ impl Search<'_> {
     }
 }
 
-/// Returns the tools that a prompt describes: JSON objects at the starts of lines that look like
-/// tools in OpenAI's format, with or without the outer `{"type": "function", …}`.
-pub fn described_tools(text: &str) -> Vec<ToolSpec> {
+/// Finds the tools that a prompt describes: JSON objects at the starts of lines that have the form
+/// of tools in OpenAI's format, with or without the outer `{"type": "function", …}`.
+pub fn find_described_tools(text: &str) -> Vec<ToolSpec> {
     let mut tools = Vec::new();
     for line in text.lines().map(str::trim_start).filter(|line| line.starts_with('{')) {
         let mut values = serde_json::Deserializer::from_str(line).into_iter::<Value>();
@@ -396,7 +400,7 @@ mod tests {
         let tokens =
             chat.prompt(&[Message::system("{\"name\": 1}"), Message::user("{")], &[tool()]);
         let text = chat.tokenizer().decode_with_special(&tokens.unwrap());
-        assert_eq!(described_tools(&text), [tool()]);
+        assert_eq!(find_described_tools(&text), [tool()]);
     }
 
     /// Counts the families whose prompts and continuations are parsed; a family that is lost fails

@@ -14,60 +14,62 @@ use levade_store::Attempt;
 use levade_text::{Chat, Message, Role, ToolCall, ToolSpec};
 use levade_tree::{Kind, Part, SegmentId};
 
-use crate::prompt_parser::{AFTER_ASSISTANT, Position, PromptParser, described_tools};
+use crate::prompt_parser::{AFTER_ASSISTANT, Position, PromptParser, find_described_tools};
 
-/// Function that returns the chat of an agent and a policy, or the reason why there is none.
+/// Function that returns the chat format of an agent and a policy, or the reason why there is none.
 pub type FindChat<'a> = dyn Fn(&str, &str) -> Result<Arc<Chat>, String> + 'a;
 
-/// One sequence of an attempt.
+/// Sequence of an attempt, converted to messages.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sequence {
     /// Name of the agent that sampled the last completion.
     pub agent: String,
     /// Name of the policy that sampled the last completion.
     pub policy: String,
-    /// Messages in order. `None` if the tokens cannot be parsed.
+    /// Messages of the sequence, in order. `None` if the tokens cannot be parsed.
     pub messages: Option<Vec<Message>>,
-    /// Tools that the prompt describes. Empty if there are none, or if their descriptions are part
-    /// of a message.
+    /// Tools that the prompt describes. Empty if the prompt describes no tools, or if a message
+    /// contains the descriptions.
     pub tools: Vec<ToolSpec>,
-    /// Text of all tokens, with special tokens by name. `None` if `messages` is set.
+    /// Text of all tokens of the sequence, with special tokens by name. `None` if `messages` is
+    /// set.
     pub text: Option<String>,
     /// Reasons why `messages` is `None` or differs from what the model read and wrote.
     pub problems: Vec<String>,
-    /// Completions of the sequence, in order.
+    /// Completions in the sequence, in order.
     pub completions: Vec<Completion>,
-    /// Tokens of the sequence. Empty if a chat API answered it.
+    /// Tokens of the sequence. Empty if a chat API generated the completions.
     pub tokens: Tokens,
 }
 
-/// A completion of a sequence.
+/// Completion in a sequence of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
     /// Index of the completion's message in [`Sequence::messages`].
     pub message: usize,
-    /// Number of tokens before the completion in the sequence. For a chat API, the number that the
-    /// API reports.
+    /// Number of tokens that precede the completion in the sequence. For a chat API, the number
+    /// that the API reported.
     pub prompt_tokens: usize,
-    /// Number of tokens of the completion. For a chat API, the number that the API reports.
+    /// Number of tokens of the completion. For a chat API, the number that the API reported.
     pub completion_tokens: usize,
     /// Whether an earlier sequence of the attempt also contains the completion.
     pub is_repeated: bool,
-    /// Last segment of the completion. `None` for a chat API.
+    /// Last segment of the completion. `None` if a chat API generated the completion.
     pub segment: Option<SegmentId>,
 }
 
-/// Values per token of a sequence.
+/// Tokens of a sequence, with the values that are recorded for each token.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Tokens {
-    /// Token ids.
+    /// Ids of the tokens.
     pub ids: Vec<u32>,
-    /// Whether training can use the token: it was sampled from the distribution of its
-    /// log-probability, or demonstrated.
+    /// Whether each token can be a training target: the token was demonstrated, or sampled from the
+    /// distribution that its log-probability describes.
     pub is_target: Vec<bool>,
-    /// Log-probabilities. `None` for tokens that were not sampled.
+    /// Log-probability of each token. `None` for a token that was not sampled.
     pub logprobs: Vec<Option<f32>>,
-    /// Versions of the policy's weights. `None` for tokens that were not sampled.
+    /// Version of the policy's weights that sampled each token. `None` for a token that was not
+    /// sampled.
     pub versions: Vec<Option<u64>>,
 }
 
@@ -94,38 +96,39 @@ impl Tokens {
     }
 }
 
-/// Converts attempts to sequences. Parsers of prompts are created once per chat and list of tools.
+/// Converter of attempts into sequences. It creates only one prompt parser per chat format and list
+/// of tools.
 pub struct SequenceReader<'a> {
     find_chat: &'a FindChat<'a>,
     raw: bool,
     chats: BTreeMap<(String, String), Result<ChatParsers, String>>,
 }
 
-/// A chat with the parsers of its prompts. The first parser knows no tools.
+/// Chat format with the parsers of its prompts. The first parser knows no tools.
 struct ChatParsers {
     chat: Arc<Chat>,
     parsers: Vec<PromptParser>,
 }
 
-/// Adjacent tokens of a sequence that are all context or all a completion.
-struct Stretch {
+/// Stretch of adjacent tokens in a sequence, which are all context or all part of one completion.
+struct TokenStretch {
     is_context: bool,
     tokens: Vec<u32>,
-    /// Last segment that has tokens here.
+    /// Last segment that has tokens in the stretch.
     segment: SegmentId,
 }
 
 impl<'a> SequenceReader<'a> {
-    /// Creates a reader. If `raw` is set, messages contain the text as the model read and wrote it:
-    /// reasoning and tool calls stay in the text of assistant messages, and descriptions of tools
-    /// stay in the prompt.
+    /// Creates a reader of sequences. If `raw` is true, messages contain the text as the model read
+    /// and wrote it: reasoning and tool calls stay in the text of assistant messages, and
+    /// descriptions of tools stay in the prompt.
     pub fn new(find_chat: &'a FindChat<'a>, raw: bool) -> Self {
         SequenceReader { find_chat, raw, chats: BTreeMap::new() }
     }
 
     /// Returns the sequences of an attempt. Sequences with tokens come first, in the order of their
     /// leaves, and then the sequences that chat APIs answered.
-    pub fn read(&mut self, attempt: &Attempt) -> Vec<Sequence> {
+    pub fn read_sequences(&mut self, attempt: &Attempt) -> Vec<Sequence> {
         let owners = attempt.trajectory.owners();
         let mut sequences = Vec::new();
         for leaf in attempt.trajectory.leaves() {
@@ -137,7 +140,7 @@ impl<'a> SequenceReader<'a> {
             }
             sequences.push(sequence);
         }
-        sequences.extend(read_external(attempt));
+        sequences.extend(read_external_sequences(attempt));
         sequences
     }
 
@@ -164,16 +167,16 @@ impl<'a> SequenceReader<'a> {
         let prompt = stretches.first().map_or(&[][..], |stretch| &stretch.tokens);
         let tools = match self.raw {
             true => Vec::new(),
-            false => described_tools(&chat.tokenizer().decode_with_special(prompt)),
+            false => find_described_tools(&chat.tokenizer().decode_with_special(prompt)),
         };
         let at = parsers.iter().position(|parser| parser.tools() == tools).unwrap_or_else(|| {
             parsers.push(PromptParser::new(chat, tools));
             parsers.len() - 1
         });
         let tools = parsers[at].tools().to_vec();
-        let parsed = parse(chat, &parsers[at], &stretches, self.raw)
+        let parsed = parse_messages(chat, &parsers[at], &stretches, self.raw)
             .map(|parsed| Sequence { tools, ..parsed })
-            .or_else(|_| parse(chat, &parsers[0], &stretches, self.raw));
+            .or_else(|_| parse_messages(chat, &parsers[0], &stretches, self.raw));
         match parsed {
             Ok(parsed) => {
                 let Sequence { agent, policy, tokens, .. } = sequence;
@@ -189,8 +192,8 @@ impl<'a> SequenceReader<'a> {
     }
 }
 
-fn to_stretches(parts: &[Part<'_>]) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
+fn to_stretches(parts: &[Part<'_>]) -> Vec<TokenStretch> {
+    let mut stretches: Vec<TokenStretch> = Vec::new();
     for part in parts.iter().filter(|part| part.len > 0) {
         let is_context = part.segment.kind == Kind::Context;
         let segment = part.segment.id;
@@ -199,17 +202,20 @@ fn to_stretches(parts: &[Part<'_>]) -> Vec<Stretch> {
                 last.tokens.extend(part.tokens());
                 last.segment = segment;
             }
-            _ => stretches.push(Stretch { is_context, tokens: part.tokens().to_vec(), segment }),
+            _ => {
+                stretches.push(TokenStretch { is_context, tokens: part.tokens().to_vec(), segment })
+            }
         }
     }
     stretches
 }
 
-/// Parses a sequence, without its names and tokens. Returns the reason if it cannot be parsed.
-fn parse(
+/// Parses the messages of a sequence. The names and tokens of the sequence are added by the caller.
+/// Returns the reason if the sequence cannot be parsed.
+fn parse_messages(
     chat: &Chat,
     parser: &PromptParser,
-    stretches: &[Stretch],
+    stretches: &[TokenStretch],
     raw: bool,
 ) -> Result<Sequence, String> {
     let mut messages: Vec<Message> = Vec::new();
@@ -217,7 +223,7 @@ fn parse(
     let mut position = Position::Start;
     let mut calls: Vec<ToolCall> = Vec::new();
     let mut offset = 0;
-    for Stretch { is_context, tokens, segment } in stretches {
+    for TokenStretch { is_context, tokens, segment } in stretches {
         if *is_context {
             let parsed = parser.parse(tokens, position, &calls).ok_or_else(|| {
                 format!(
@@ -226,14 +232,15 @@ fn parse(
                     offset + tokens.len()
                 )
             })?;
-            let mut results = result_ids(&messages);
+            let mut results = tool_result_ids(&messages);
             for mut message in parsed.messages {
                 match message.role {
                     Role::Assistant => {
                         let text = message.content.as_str().to_owned();
                         let number = messages.len();
-                        (message, _) = assistant(chat, &text, false, raw, number, &mut sequence);
-                        results = result_ids(std::slice::from_ref(&message));
+                        (message, _) =
+                            to_assistant_message(chat, &text, false, raw, number, &mut sequence);
+                        results = tool_result_ids(std::slice::from_ref(&message));
                     }
                     Role::Tool => message.tool_call_id = results.next().flatten(),
                     _ => {}
@@ -248,7 +255,7 @@ fn parse(
             let text = chat.decode_completion(tokens);
             let number = messages.len();
             let (message, parsed) =
-                assistant(chat, &text, in_reasoning, raw, number, &mut sequence);
+                to_assistant_message(chat, &text, in_reasoning, raw, number, &mut sequence);
             calls = parsed;
             sequence.completions.push(Completion {
                 message: messages.len(),
@@ -272,10 +279,10 @@ fn parse(
     Ok(sequence)
 }
 
-/// Converts a completion to an assistant message. Also returns the tool calls of the completion,
+/// Converts a completion into an assistant message. Also returns the tool calls of the completion,
 /// with the ids that the parser generated. In the message, the ids are unique within the
 /// conversation: `call_M_N` is call `N` of message `M`.
-fn assistant(
+fn to_assistant_message(
     chat: &Chat,
     text: &str,
     in_reasoning: bool,
@@ -308,9 +315,9 @@ fn assistant(
     (message, calls)
 }
 
-/// Returns the ids for the tool results that follow the last message. The result of a malformed
+/// Returns the call ids of the tool results that follow the last message. The result of a malformed
 /// call has no id.
-fn result_ids(messages: &[Message]) -> impl Iterator<Item = Option<String>> + use<> {
+fn tool_result_ids(messages: &[Message]) -> impl Iterator<Item = Option<String>> + use<> {
     let calls = messages.last().map(|message| message.tool_calls.clone()).unwrap_or_default();
     let index = |call: &ToolCall| -> Option<usize> { call.id.rsplit('_').next()?.parse().ok() };
     let mut ids = Vec::new();
@@ -321,8 +328,9 @@ fn result_ids(messages: &[Message]) -> impl Iterator<Item = Option<String>> + us
     ids.into_iter()
 }
 
-/// Returns the conversations that chat APIs answered: the histories that no later call continues.
-fn read_external(attempt: &Attempt) -> Vec<Sequence> {
+/// Returns the conversations in which chat APIs answered. A conversation is a history that no later
+/// call continues.
+fn read_external_sequences(attempt: &Attempt) -> Vec<Sequence> {
     let recorded = attempt.outcome.scorer_inputs.get("program").and_then(|all| all.get("external"));
     let calls = recorded.map(|calls| serde_json::from_value::<Vec<ExternalCall>>(calls.clone()));
     let calls = match calls {

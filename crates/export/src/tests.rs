@@ -224,7 +224,7 @@ fn sequence_outside_template_keeps_text_and_reason() {
     let attempt =
         Attempt { trajectory: broken, ..attempt(&run, slot(0, 0, 0), "", Some(1.0), false) };
     let find_chat = |_: &str, _: &str| Ok(chat());
-    let sequences = SequenceReader::new(&find_chat, false).read(&attempt);
+    let sequences = SequenceReader::new(&find_chat, false).read_sequences(&attempt);
     let [Sequence { messages: None, text: Some(text), problems, .. }] = &sequences[..] else {
         panic!("{sequences:?}")
     };
@@ -243,7 +243,7 @@ fn malformed_call_stays_in_content_and_is_named() {
     let mut one =
         attempt(&run, slot(0, 0, 0), "<tool_call>\n{\"name\"\n</tool_call>", Some(0.0), false);
     let find_chat = |_: &str, _: &str| Ok(chat());
-    let sequences = SequenceReader::new(&find_chat, false).read(&one);
+    let sequences = SequenceReader::new(&find_chat, false).read_sequences(&one);
     let last = sequences[0].messages.as_ref().unwrap().last().unwrap();
     assert!(last.content.contains("{\"name\"") && last.tool_calls.is_empty(), "{last:?}");
     assert!(
@@ -253,7 +253,7 @@ fn malformed_call_stays_in_content_and_is_named() {
     );
     // Raw messages contain every call as text.
     one = attempt(&run, slot(0, 0, 0), "Four.", Some(0.0), false);
-    let raw = SequenceReader::new(&find_chat, true).read(&one);
+    let raw = SequenceReader::new(&find_chat, true).read_sequences(&one);
     let messages = raw[0].messages.as_ref().unwrap();
     assert_eq!(messages[2], Message::assistant(CALL));
     assert_eq!(messages[3].role, Role::Tool);
@@ -376,7 +376,7 @@ fn interrupted_export_equals_undisturbed_one_in_every_target() {
             };
             for _ in 0..3 {
                 let part = Part::open(&path, "options", select).unwrap();
-                let sequences = SequenceReader::new(&find_chat, format.is_raw());
+                let sequences = SequenceReader::new(&find_chat, format.needs_raw_messages());
                 let exporter =
                     Exporter::new(store.run(), &filter, (format, options), sequences, &read);
                 match exporter.write_part(part, &target, &mut |_| {}) {

@@ -12,37 +12,38 @@ use levade_policy::uniform;
 
 use crate::GameError;
 
-/// Maximum number of iterations of a fit.
+/// Maximum number of iterations when Elo ratings are fitted.
 const MAX_ITERATIONS: usize = 10_000;
 /// Relative change of all strengths at which a fit has converged.
 const TOLERANCE: f64 = 1e-10;
 
-/// Game between two players.
+/// Result of a game between two players.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PairedGame {
-    /// Indices of the players.
+    /// Indices of the two players.
     pub players: [usize; 2],
     /// Score of the first player: 1 for a win, 0.5 for a draw, 0 for a loss.
     pub score: f64,
 }
 
-/// Elo rating with its 95 % interval.
+/// Elo rating of a player with its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rating {
-    /// Estimated rating.
+    /// Estimated Elo rating, relative to the first player.
     pub estimate: f64,
-    /// Lower end of the 95 % interval.
+    /// Lower end of the rating's 95 % interval.
     pub low: f64,
-    /// Upper end of the 95 % interval.
+    /// Upper end of the rating's 95 % interval.
     pub high: f64,
 }
 
-/// Returns the Elo rating of each player relative to the first, with a 95 % percentile interval
-/// over `resamples` bootstraps of the games. The interval of the first player is empty.
+/// Computes the Elo rating of each player relative to the first player. The rating has a 95 %
+/// percentile interval over `resamples` bootstraps of the games. The interval of the first player
+/// is empty.
 ///
 /// # Errors
 /// Returns an error if there are no games or no resamples, if a score is not in 0..=1, or if a game
-/// names a player twice or one that does not exist.
+/// names a player twice or names a player that does not exist.
 pub fn elo(
     num_players: usize,
     games: &[PairedGame],
@@ -51,7 +52,7 @@ pub fn elo(
 ) -> Result<Vec<Rating>, GameError> {
     let error = |message: String| Err(GameError::Ratings { message });
     if games.is_empty() || resamples == 0 {
-        return error("they need at least one game and one resample".to_owned());
+        return error("at least one game and one resample are required".to_owned());
     }
     for PairedGame { players: [one, other], score } in games {
         if !(0.0..=1.0).contains(score) {
@@ -63,14 +64,14 @@ pub fn elo(
             ));
         }
     }
-    let estimates = ratings(num_players, games.iter());
+    let estimates = fit_ratings(num_players, games.iter());
     let mut samples = vec![Vec::with_capacity(resamples as usize); num_players];
     for resample in 0..u64::from(resamples) {
         let pick = |index: usize| {
             let u = uniform(seed, resample, index as u64);
             &games[(u * games.len() as f64) as usize]
         };
-        let fitted = ratings(num_players, (0..games.len()).map(pick));
+        let fitted = fit_ratings(num_players, (0..games.len()).map(pick));
         samples.iter_mut().zip(fitted).for_each(|(samples, rating)| samples.push(rating));
     }
     let interval = |(estimate, mut samples): (f64, Vec<f64>)| {
@@ -81,7 +82,8 @@ pub fn elo(
     Ok(estimates.into_iter().zip(samples).map(interval).collect())
 }
 
-/// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
+/// Returns the quantile `q` of sorted, non-empty numbers. The quantile is interpolated between
+/// neighbors.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (below, above) = (at.floor() as usize, at.ceil() as usize);
@@ -89,7 +91,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 }
 
 /// Fits Elo ratings to the games by maximum likelihood.
-fn ratings<'g>(num_players: usize, games: impl Iterator<Item = &'g PairedGame>) -> Vec<f64> {
+fn fit_ratings<'g>(num_players: usize, games: impl Iterator<Item = &'g PairedGame>) -> Vec<f64> {
     // Sum of scores, and number of games, by player and opponent.
     let mut scores = vec![0.5; num_players];
     let mut counts = vec![0.0; num_players * num_players];
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn fit_reproduces_scores_of_players() {
         let games = games(&[([0, 1], 3, 7), ([1, 2], 6, 4), ([2, 0], 9, 1), ([2, 3], 5, 0)]);
-        let ratings = ratings(4, games.iter());
+        let ratings = fit_ratings(4, games.iter());
         // The virtual player's rating is fixed by its own score, which is the sum of the rest.
         let expected = |offset: f64| -> Vec<f64> {
             let wins = |a: f64, b: f64| 1.0 / (1.0 + 10f64.powf((b - a) / 400.0));

@@ -15,10 +15,10 @@ use crate::{
 
 const NAME: &str = "kuhn";
 
-/// Cards from the lowest to the highest.
+/// Names of the cards, from the lowest to the highest.
 const CARDS: [&str; 3] = ["J", "Q", "K"];
 
-/// Kuhn poker. The seed determines the cards.
+/// Kuhn poker, a game of two seats. The seed determines the cards.
 pub struct Kuhn;
 
 #[derive(Debug, Default, Deserialize)]
@@ -47,9 +47,9 @@ impl Action {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Deal {
-    /// Card of each seat, as an index in [`CARDS`].
+    /// Card of each seat, as an index into [`CARDS`].
     cards: [usize; 2],
-    /// Actions so far, in order. The seats act alternately.
+    /// Actions of the match so far, in order. The seats act alternately.
     actions: Vec<Action>,
 }
 
@@ -62,13 +62,13 @@ impl Game for Kuhn {
         let Options {} = read_options(NAME, options)?;
         let mut deck = [0, 1, 2];
         shuffle(seed, &mut deck);
-        Ok(start_with([deck[0], deck[1]]))
+        Ok(start_with_cards([deck[0], deck[1]]))
     }
 
     fn starts(&self, options: &Value) -> Result<Option<Vec<Start>>, GameError> {
         let Options {} = read_options(NAME, options)?;
         let deals = (0..3).flat_map(|own| (0..3).map(move |other| [own, other]));
-        Ok(Some(deals.filter(|[own, other]| own != other).map(start_with).collect()))
+        Ok(Some(deals.filter(|[own, other]| own != other).map(start_with_cards).collect()))
     }
 
     /// Returns Kuhn's equilibrium in which the opener never bets. The opener calls with Q at 1/3
@@ -87,8 +87,8 @@ impl Game for Kuhn {
     }
 }
 
-/// Returns the start of a match with these cards.
-fn start_with(cards: [usize; 2]) -> Start {
+/// Creates the start of a match in which the seats have these cards.
+fn start_with_cards(cards: [usize; 2]) -> Start {
     let seat = |index: usize| Seat {
         index,
         name: format!("Player{}", index + 1),
@@ -115,8 +115,9 @@ fn start_with(cards: [usize; 2]) -> Start {
 }
 
 impl Deal {
-    /// Returns the legal actions, the default action first. Empty if the deal is over.
-    fn legal(&self) -> &'static [Action] {
+    /// Returns the legal actions, with the default action first. The list is empty if the deal is
+    /// over.
+    fn legal_actions(&self) -> &'static [Action] {
         match self.actions[..] {
             [] | [Action::Check] => &[Action::Check, Action::Bet],
             [.., Action::Bet] => &[Action::Fold, Action::Call],
@@ -124,8 +125,8 @@ impl Deal {
         }
     }
 
-    /// Returns the number of chips that seat 0 wins. Negative if it loses.
-    fn chips(&self) -> f64 {
+    /// Returns the number of chips that seat 0 wins. The number is negative if seat 0 loses.
+    fn chips_won(&self) -> f64 {
         let bettor = self.actions.iter().position(|action| *action == Action::Bet);
         match (self.actions.last(), bettor) {
             (Some(Action::Fold), Some(bettor)) => [1.0, -1.0][bettor % 2],
@@ -139,10 +140,10 @@ impl Deal {
 
 impl State for Deal {
     fn next(&self) -> Next {
-        let legal = self.legal();
+        let legal = self.legal_actions();
         let Some(default) = legal.first() else {
             let outcome = |seat: usize| {
-                let reward = if seat == 0 { self.chips() } else { -self.chips() };
+                let reward = if seat == 0 { self.chips_won() } else { -self.chips_won() };
                 let won = f64::from(u8::from(reward > 0.0));
                 let parts = vec![("won".to_owned(), won)];
                 SeatOutcome { seat, reward, parts, transitions: Vec::new() }
@@ -164,7 +165,7 @@ impl State for Deal {
         };
         let mut events = Vec::new();
         for (seat, played) in moves_in_seat_order(&requests, moves)? {
-            let chosen = self.legal().iter().find(|action| played.choice == action.name());
+            let chosen = self.legal_actions().iter().find(|action| played.choice == action.name());
             self.actions.extend(chosen);
             let action = chosen.map(|action| action.name()).unwrap_or_default();
             let text = format!("Player{}: {action}.", seat + 1);
@@ -190,7 +191,8 @@ mod tests {
     #[test]
     fn chips_match_payoff_table() {
         use Action::{Bet, Call, Check, Fold};
-        let chips = |cards, actions: &[Action]| Deal { cards, actions: actions.to_vec() }.chips();
+        let chips =
+            |cards, actions: &[Action]| Deal { cards, actions: actions.to_vec() }.chips_won();
         for (actions, high, low) in [
             (&[Check, Check][..], 1.0, -1.0),
             (&[Bet, Fold], 1.0, 1.0),

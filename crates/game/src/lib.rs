@@ -52,21 +52,21 @@ pub use tic_tac_toe::TicTacToe;
 pub use tree::{GameTree, InformationSet, Strategy};
 pub use werewolf::Werewolf;
 
-/// Error of a game's rules.
+/// Error of a game: of its rules, its positions, its tree, its ratings or its texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GameError {
     /// There is no game of this name.
     #[error("there is no game {name:?}; available games: {available}")]
     UnknownGame {
-        /// Requested name.
+        /// Requested name of a game.
         name: String,
         /// Names of all games, separated by commas.
         available: String,
     },
-    /// An option is unknown or out of range.
+    /// An option of a game is unknown or out of range.
     #[error("options of the game {game}: {message}")]
     Options {
-        /// Name of the game.
+        /// Name of the game whose option is invalid.
         game: String,
         /// Name of the option, its value, and the permitted values.
         message: String,
@@ -74,7 +74,7 @@ pub enum GameError {
     /// A move does not belong to the turn, or the rules forbid it.
     #[error("seat {seat}: {message}")]
     Move {
-        /// Seat that moved.
+        /// Index of the seat that moved.
         seat: usize,
         /// Reason why the move is rejected.
         message: String,
@@ -82,15 +82,15 @@ pub enum GameError {
     /// A saved position belongs to another game or is damaged.
     #[error("cannot restore a position of the game {game}: {message}")]
     Position {
-        /// Name of the game.
+        /// Name of the game that cannot restore the position.
         game: String,
-        /// Error message of the parser.
+        /// Error message of the parser of positions.
         message: String,
     },
     /// The complete tree of the game cannot be built.
     #[error("the game {game} cannot be enumerated: {message}")]
     Tree {
-        /// Name of the game.
+        /// Name of the game whose tree cannot be built.
         game: String,
         /// Reason why the tree cannot be built.
         message: String,
@@ -111,19 +111,19 @@ pub enum GameError {
     },
 }
 
-/// Rules of a game, from which matches are started.
+/// Rules of a game, which start matches.
 pub trait Game: Send + Sync {
-    /// Returns the name of the game in recipes.
+    /// Returns the name of the game that recipes use.
     fn name(&self) -> &'static str;
 
-    /// Starts a match.
+    /// Starts a match with these options. The seed determines chance, such as cards and roles.
     ///
     /// # Errors
     /// Returns an error if an option is unknown or out of range.
     fn start(&self, options: &Value, seed: u64) -> Result<Start, GameError>;
 
-    /// Returns all starts of a match, which are equally likely. Returns `None` if the game has too
-    /// many to list.
+    /// Returns all possible starts of a match, which are equally likely. Returns `None` if the game
+    /// has too many starts to list them.
     ///
     /// # Errors
     /// Returns an error if an option is unknown or out of range.
@@ -133,84 +133,84 @@ pub trait Game: Send + Sync {
     }
 
     /// Returns the probabilities of the choices in a saved position in one equilibrium of the game.
-    /// They depend only on what the acting seat can observe. Returns `None` if no equilibrium is
-    /// known.
+    /// The probabilities depend only on what the acting seat can observe. Returns `None` if the
+    /// rules know no equilibrium.
     fn equilibrium(&self, position: &Value) -> Option<Vec<f64>> {
         let _ = position;
         None
     }
 }
 
-/// Position of a match.
+/// Current position of a match, to which moves are applied.
 pub trait State: Send {
-    /// Returns the seats that act next, or the outcomes if the match is over.
+    /// Returns the requests to the seats that act next. If the match is over, returns the outcomes.
     fn next(&self) -> Next;
 
-    /// Applies one move for each request of [`next`](Self::next), in any order, and returns what
-    /// the seats observe.
+    /// Applies one move for each request of [`next`](Self::next), in any order. Returns the events
+    /// that the seats observe.
     ///
     /// # Errors
     /// Returns an error if a move is missing, illegal or was not requested. The position then stays
     /// unchanged.
     fn apply(&mut self, moves: &[(usize, Move)]) -> Result<Vec<Event>, GameError>;
 
-    /// Returns the complete position as JSON.
+    /// Returns the complete position of the match as JSON.
     fn save(&self) -> Value;
 
-    /// Restores a position that [`save`](Self::save) returned in a match of the same game.
+    /// Restores a position of the same game that [`save`](Self::save) returned.
     ///
     /// # Errors
     /// Returns an error if `position` is not a position of this game.
     fn load(&mut self, position: &Value) -> Result<(), GameError>;
 }
 
-/// Start of a match.
+/// Start of a match: its seats, its first events and its position.
 pub struct Start {
-    /// Seats in order: `seats[i].index` is `i`.
+    /// Seats in order: the index of `seats[i]` is `i`.
     pub seats: Vec<Seat>,
     /// Events that the seats observe before the first turn.
     pub events: Vec<Event>,
-    /// Position at the first turn.
+    /// Position of the match at the first turn.
     pub state: Box<dyn State>,
 }
 
-/// Seat of a match.
+/// Seat of a match, which one player takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// Index of the seat, from 0.
     pub index: usize,
     /// Name by which players refer to the seat.
     pub name: String,
-    /// Role in this match, such as `witch`.
+    /// Role of the seat in this match, such as `witch`.
     pub role: String,
-    /// Side that wins or loses together, such as `wolves`.
+    /// Name of the seat's side, which wins or loses together, such as `wolves`.
     pub side: String,
-    /// Rules and guidance for the seat. Only its player may see them.
+    /// Rules and guidance for the seat. Only the player of the seat may see them.
     #[serde(default)]
     pub instructions: String,
 }
 
-/// Next turn of a match.
+/// What happens next in a match: a turn, or the end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
-    /// These seats act simultaneously, without seeing each other's moves.
+    /// The seats of these requests act simultaneously, without seeing each other's moves.
     Requests(Vec<MoveRequest>),
-    /// The match is over. Contains one outcome for each seat, in order.
+    /// The match is over, with one outcome for each seat, in order.
     Over(Vec<SeatOutcome>),
 }
 
-/// Seats that observe an event.
+/// Audience of an event: the seats that observe the event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Audience {
-    /// All seats.
+    /// All seats observe the event.
     All,
-    /// These seats only.
+    /// Only these seats observe the event.
     Seats(Vec<usize>),
 }
 
 impl Audience {
-    /// Returns whether a seat observes the event.
+    /// Returns whether the seat with this index observes the event.
     pub fn contains(&self, seat: usize) -> bool {
         match self {
             Audience::All => true,
@@ -219,44 +219,44 @@ impl Audience {
     }
 }
 
-/// Observation of some seats.
+/// Event of a match: a text that some seats observe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Seats that observe the event.
     pub to: Audience,
-    /// Seat that caused the event. `None` if the moderator did.
+    /// Index of the seat that caused the event. `None` if the moderator caused the event.
     #[serde(default)]
     pub from: Option<usize>,
-    /// Complete text, with the name of its speaker.
+    /// Complete text of the event, including the name of the speaker.
     pub text: String,
 }
 
-/// Outcome of one seat.
+/// Outcome of a match for one seat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SeatOutcome {
-    /// Index of the seat.
+    /// Index of the seat in the match.
     pub seat: usize,
     /// Reward of the seat for the complete match.
     pub reward: f64,
-    /// Metrics by name, such as `won` or `survived`.
+    /// Metrics of the seat by name, such as `won` or `survived`.
     #[serde(default)]
     pub parts: Vec<(String, f64)>,
-    /// Rewards of single moves, each with the index of the move among the moves of the seat.
+    /// Rewards of single moves, each with the index of the rewarded move among the seat's moves.
     #[serde(default)]
     pub transitions: Vec<(u32, f64)>,
 }
 
-/// Returns all games.
-fn games() -> [Box<dyn Game>; 3] {
+/// Returns the rules of all built-in games.
+fn built_in_games() -> [Box<dyn Game>; 3] {
     [Box::new(TicTacToe), Box::new(Kuhn), Box::new(Werewolf)]
 }
 
-/// Returns the game with the name `name`.
+/// Returns the rules of the built-in game with this name.
 ///
 /// # Errors
 /// Returns [`GameError::UnknownGame`] if no game has this name.
 pub fn find(name: &str) -> Result<Box<dyn Game>, GameError> {
-    let available = games().map(|game| game.name()).join(", ");
+    let available = built_in_games().map(|game| game.name()).join(", ");
     let unknown = || GameError::UnknownGame { name: name.to_owned(), available };
-    games().into_iter().find(|game| game.name() == name).ok_or_else(unknown)
+    built_in_games().into_iter().find(|game| game.name() == name).ok_or_else(unknown)
 }

@@ -3,47 +3,47 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Request for the move of one seat.
+/// Request for a move of one seat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MoveRequest {
-    /// Seat that acts.
+    /// Index of the seat that acts.
     pub seat: usize,
-    /// Kind of decision, such as `vote`. It groups metrics.
+    /// Kind of decision, such as `vote`. Metrics are grouped by this kind.
     pub kind: String,
-    /// Text that requests the move. Only this seat sees it.
+    /// Text that requests the move from the player. Only this seat sees the text.
     pub prompt: String,
-    /// Whether the move contains a public statement. The rules decide which seats observe the
+    /// Whether the move contains a public statement. The rules determine which seats observe the
     /// statement.
     #[serde(default)]
     pub has_speech: bool,
-    /// Permitted choices.
+    /// Choices that the rules permit for the move.
     #[serde(default)]
     pub choice: Choice,
-    /// Move that is played if the seat makes no legal move.
+    /// Default move, which is played if the seat makes no legal move.
     #[serde(default)]
     pub default: Move,
 }
 
-/// Permitted choices of a move.
+/// Choices that the rules permit for a move.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Choice {
-    /// The move consists of a statement only.
+    /// The move has no choice and consists only of a statement.
     #[default]
     None,
-    /// One of these values.
+    /// The choice must be one of these values.
     OneOf(Vec<Value>),
-    /// Any value that conforms to this JSON schema.
+    /// The choice must conform to this JSON schema.
     Schema(Value),
 }
 
 /// Move of one seat.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Move {
-    /// Public statement. Empty if there is none.
+    /// Public statement of the move. Empty if the move has no statement.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub say: String,
-    /// Choice. Null if the request has none.
+    /// Choice of the move. Null if the request permits no choice.
     #[serde(default, rename = "move", skip_serializing_if = "Value::is_null")]
     pub choice: Value,
 }
@@ -54,27 +54,27 @@ impl Move {
         Move { choice, ..Move::default() }
     }
 
-    /// Creates a move that is a statement only.
+    /// Creates a move that consists only of a statement.
     pub fn say(text: impl Into<String>) -> Self {
         Move { say: text.into(), ..Move::default() }
     }
 }
 
 impl MoveRequest {
-    /// Creates a request without a statement. Its prompt and its default move are empty.
+    /// Creates a request for a move without a statement. The prompt and the default move are empty.
     pub fn new(seat: usize, kind: &str, choice: Choice) -> Self {
         let (kind, prompt) = (kind.to_owned(), String::new());
         MoveRequest { seat, kind, prompt, has_speech: false, choice, default: Move::default() }
     }
 
-    /// Returns this request, extended by a public statement.
+    /// Returns this request, changed so that the move contains a public statement.
     pub fn with_speech(mut self) -> Self {
         self.has_speech = true;
         self
     }
 
-    /// Returns the JSON schema of a completion: private `reasoning`, `say` if the move has a
-    /// statement, and `move` if it has a choice.
+    /// Returns the JSON schema of a completion that answers this request: private `reasoning`,
+    /// `say` if the move has a statement, and `move` if the move has a choice.
     pub fn schema(&self) -> Value {
         let mut properties = json!({"reasoning": {"type": "string"}});
         let mut required = Vec::new();
@@ -99,10 +99,10 @@ impl MoveRequest {
         })
     }
 
-    /// Checks a move against the permitted choices.
+    /// Checks whether a move is legal according to the request.
     ///
     /// # Errors
-    /// Returns the reason as a message for the player if the move is illegal.
+    /// Returns the reason, as a message for the player, if the move is illegal.
     pub fn check(&self, played: &Move) -> Result<(), String> {
         if self.has_speech && played.say.trim().is_empty() && self.choice == Choice::None {
             return Err("\"say\" must be a text that is not empty".to_owned());

@@ -2,7 +2,8 @@
 
 use crate::{GameError, Move, MoveRequest};
 
-/// Returns one legal move for each request, in the order of the requests.
+/// Checks that `moves` contains one legal move for each request. Returns the moves with their
+/// seats, in the order of the requests.
 ///
 /// # Errors
 /// Returns [`GameError::Move`] if a move is missing, illegal, duplicated or was not requested.
@@ -13,14 +14,14 @@ pub fn moves_in_seat_order<'a>(
     let error = |seat, message: &str| GameError::Move { seat, message: message.to_owned() };
     if let Some((seat, _)) = moves.iter().find(|(seat, _)| requests.iter().all(|a| a.seat != *seat))
     {
-        return Err(error(*seat, "this seat does not act in this turn"));
+        return Err(error(*seat, "the seat does not act in this turn"));
     }
     let find = |request: &MoveRequest| {
         let mut own = moves.iter().filter(|(seat, _)| *seat == request.seat);
         let (seat, played) =
             own.next().ok_or_else(|| error(request.seat, "the move is missing"))?;
         if own.next().is_some() {
-            return Err(error(*seat, "there are several moves for one turn"));
+            return Err(error(*seat, "the seat has several moves in one turn"));
         }
         request.check(played).map_err(|message| GameError::Move { seat: *seat, message })?;
         Ok((*seat, played))

@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 
 use crate::GameError;
 
-/// Reads the options of a game. Null means that no option is set.
+/// Parses the options of a game. Null means that no option is set.
 ///
 /// # Errors
-/// Returns [`GameError::Options`] if the options are no object, or if an option is unknown or has
-/// the wrong type.
+/// Returns [`GameError::Options`] if the options are not a JSON object, if an option is unknown, or
+/// if an option has the wrong type.
 pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<T, GameError> {
     let invalid = |message: String| GameError::Options { game: game.to_owned(), message };
     let options = match options {
@@ -18,7 +18,9 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
         // serde would accept a list, and assign its items to the options in the order of their
         // declaration.
         other => {
-            return Err(invalid(format!("{other} is no object, such as {{\"name\": value}}")));
+            return Err(invalid(format!(
+                "the options are {other}, but must be an object such as {{\"name\": value}}"
+            )));
         }
     };
     serde_json::from_value(options.clone()).map_err(|error| {
@@ -33,10 +35,10 @@ pub fn read_options<T: DeserializeOwned>(game: &str, options: &Value) -> Result<
     })
 }
 
-/// Reads a saved position of a game.
+/// Parses a saved position of a game.
 ///
 /// # Errors
-/// Returns [`GameError::Position`] if the position is not one of the game.
+/// Returns [`GameError::Position`] if the position does not belong to the game.
 pub(crate) fn read_position<T: DeserializeOwned>(
     game: &str,
     position: &Value,
@@ -74,7 +76,7 @@ mod tests {
         assert!(error.contains("`sets` is 2: unknown field `sets`"), "{error}");
         for wrong in [json!([]), json!([3]), json!(3), json!("seats")] {
             let error = read(wrong.clone()).unwrap_err().to_string();
-            assert!(error.contains(&format!("{wrong} is no object")), "{error}");
+            assert!(error.contains(&format!("{wrong}, but must be an object")), "{error}");
         }
     }
 }

@@ -2,25 +2,26 @@
 
 use levade_policy::uniform;
 
-/// Purpose of a random number in a game. Streams with the same seed and different purposes are
-/// independent.
+/// Purpose of a random number in a game. Random streams with the same seed and different purposes
+/// are independent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Purpose {
-    /// Cards or roles at the start of a match.
+    /// The random numbers deal cards or roles at the start of a match.
     Deal = 0x61,
-    /// Decision of a tie by chance.
+    /// The random number decides a tie.
     Tie = 0x62,
 }
 
-/// Shuffles `items` (Fisher and Yates), as a function of the seed.
+/// Shuffles `items` with the algorithm of Fisher and Yates, as a function of the seed.
 pub fn shuffle<T>(seed: u64, items: &mut [T]) {
     for last in (1..items.len()).rev() {
-        items.swap(last, index(seed, Purpose::Deal, last as u64, last + 1));
+        items.swap(last, random_index(seed, Purpose::Deal, last as u64, last + 1));
     }
 }
 
-/// Returns the random index number `counter` in `0..n`. `n` must be at least 1.
-pub(crate) fn index(seed: u64, purpose: Purpose, counter: u64, n: usize) -> usize {
+/// Returns a random index in `0..n`, the one with number `counter` in the stream of `seed` and
+/// `purpose`. `n` must be at least 1.
+pub(crate) fn random_index(seed: u64, purpose: Purpose, counter: u64, n: usize) -> usize {
     (uniform(seed, (purpose as u64) << 56, counter) * n as f64) as usize
 }
 

@@ -11,7 +11,7 @@ use crate::{
 
 const NAME: &str = "tic_tac_toe";
 
-/// Lines of three cells.
+/// Cells of each line of the board. A seat that marks all three cells of a line wins.
 const LINES: [[usize; 3]; 8] =
     [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
 
@@ -36,7 +36,7 @@ impl Default for Options {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Board {
     options: Options,
-    /// Seat that marked each cell. `None` for an empty cell.
+    /// Seat that marked each cell. `None` if the cell is empty.
     cells: [Option<usize>; 9],
 }
 
@@ -69,8 +69,8 @@ impl Game for TicTacToe {
 }
 
 impl Board {
-    /// Returns the seat that acts next.
-    fn seat(&self) -> usize {
+    /// Returns the index of the seat that acts next.
+    fn next_seat(&self) -> usize {
         self.cells.iter().flatten().count() % 2
     }
 
@@ -82,8 +82,8 @@ impl Board {
         LINES.iter().find_map(full)
     }
 
-    /// Returns the board as text. An empty cell shows its number.
-    fn print(&self) -> String {
+    /// Formats the board as text. An empty cell shows its number.
+    fn format_board(&self) -> String {
         let cell = |index: usize| match self.cells[index] {
             Some(0) => "X".to_owned(),
             Some(_) => "O".to_owned(),
@@ -114,9 +114,9 @@ impl State for Board {
             return Next::Over((0..2).map(outcome).collect());
         };
         Next::Requests(vec![MoveRequest {
-            prompt: format!("The board:\n{}\nChoose an empty cell.", self.print()),
+            prompt: format!("The board:\n{}\nChoose an empty cell.", self.format_board()),
             default: Move::choice(first.clone()),
-            ..MoveRequest::new(self.seat(), "mark", Choice::OneOf(legal))
+            ..MoveRequest::new(self.next_seat(), "mark", Choice::OneOf(legal))
         }])
     }
 

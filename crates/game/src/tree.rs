@@ -13,57 +13,57 @@ use serde_json::Value;
 
 use crate::{Choice, Event, Game, GameError, Move, MoveRequest, Next, Seat, Start, State};
 
-/// Probabilities of the choices at each information set of a tree, in the order of
-/// [`GameTree::information_sets`].
+/// Strategy of all seats: the probabilities of the choices at each information set of a tree, in
+/// the order of [`GameTree::information_sets`].
 pub type Strategy = Vec<Vec<f64>>;
 
-/// Complete tree of a game.
+/// Complete tree of a game, with its information sets.
 pub struct GameTree {
     seats: Vec<Seat>,
     /// Nodes of the tree. A child precedes its parent.
     nodes: Vec<Node>,
     sets: Vec<InformationSet>,
-    /// Indices of the nodes of the starts, which are equally likely.
+    /// Indices of the nodes at which a match can start. All starts are equally likely.
     starts: Vec<usize>,
 }
 
 enum Node {
-    /// End of a match, with the reward of each seat.
+    /// A match ends at this node, with this reward of each seat.
     Leaf(Vec<f64>),
-    /// Choice of a seat at the information set `set`. The children are in the order of the choices.
+    /// A seat chooses at the information set `set`. The children are in the order of the choices.
     Decision { set: usize, children: Vec<usize> },
 }
 
-/// Positions that the acting seat cannot distinguish.
+/// Information set: positions that the acting seat cannot distinguish.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InformationSet {
-    /// Seat that acts.
+    /// Index of the seat that acts.
     pub seat: usize,
     /// Previous information set of the seat, with the index of the choice that the seat made there.
-    /// `None` at its first move.
+    /// `None` at the seat's first move.
     pub previous: Option<(usize, usize)>,
     /// Texts that the seat has observed since its previous move.
     pub observed: Vec<String>,
     /// Request for the seat's move.
     pub request: MoveRequest,
-    /// Legal choices.
+    /// Legal choices at the information set.
     pub choices: Vec<Value>,
-    /// One of the positions that the set contains.
+    /// One of the positions that belong to the information set.
     pub position: Value,
 }
 
 /// Attributes that distinguish the information sets of a tree.
 type Key = (usize, Option<(usize, usize)>, Vec<String>, String);
 
-/// History of one seat: the texts that it has observed and the choices that it has made.
+/// View of one seat: the texts that the seat has observed, and the choices that it has made.
 #[derive(Clone, Default)]
-struct View {
+struct SeatView {
     previous: Option<(usize, usize)>,
     observed: Vec<String>,
 }
 
-/// Tree under construction.
-struct Builder<'a> {
+/// Builder of a game tree.
+struct GameTreeBuilder<'a> {
     game: &'a str,
     max_sets: usize,
     nodes: Vec<Node>,
@@ -72,7 +72,7 @@ struct Builder<'a> {
 }
 
 impl GameTree {
-    /// Creates the tree of a game with these options.
+    /// Builds the tree of a game with these options.
     ///
     /// # Errors
     /// Returns an error if the rules reject the options, if the game cannot be enumerated, or if
@@ -81,9 +81,12 @@ impl GameTree {
         let name = game.name();
         let starts = game.starts(options)?;
         let starts = starts.filter(|starts| !starts.is_empty()).ok_or_else(|| {
-            tree_error(name, "its starts cannot be listed; use kuhn or tic_tac_toe".to_owned())
+            tree_error(
+                name,
+                "the starts of a match cannot be listed; use kuhn or tic_tac_toe".to_owned(),
+            )
         })?;
-        let mut builder = Builder {
+        let mut builder = GameTreeBuilder {
             game: name,
             max_sets,
             nodes: Vec::new(),
@@ -94,29 +97,29 @@ impl GameTree {
         let mut roots = Vec::with_capacity(starts.len());
         for Start { seats: own, events, mut state } in starts {
             if own != seats {
-                let why = "the roles of its seats differ from start to start".to_owned();
+                let why = "the roles of the seats differ from start to start".to_owned();
                 return Err(tree_error(name, why));
             }
-            let mut views = vec![View::default(); seats.len()];
-            observe(&mut views, &events);
-            roots.push(builder.expand(&mut *state, &views)?);
+            let mut views = vec![SeatView::default(); seats.len()];
+            add_observations(&mut views, &events);
+            roots.push(builder.add_positions(&mut *state, &views)?);
         }
-        let Builder { nodes, sets, .. } = builder;
+        let GameTreeBuilder { nodes, sets, .. } = builder;
         Ok(GameTree { seats, nodes, sets, starts: roots })
     }
 
-    /// Returns the seats, in order.
+    /// Returns the seats of the game, in order.
     pub fn seats(&self) -> &[Seat] {
         &self.seats
     }
 
-    /// Returns the information sets. Each set comes after the previous set of its seat.
+    /// Returns the information sets of the tree. Each set follows the previous set of its seat.
     pub fn information_sets(&self) -> &[InformationSet] {
         &self.sets
     }
 
-    /// Returns the information sets of a seat from its first move to `set`, each with the index of
-    /// the choice that leads to the next one. The last one has no choice.
+    /// Returns the information sets of a seat from its first move to `set`. Each has the index of
+    /// the choice that leads to the next set. The last set has `None`.
     pub fn path(&self, set: usize) -> Vec<(&InformationSet, Option<usize>)> {
         let mut path = vec![(&self.sets[set], None)];
         let mut previous = self.sets[set].previous;
@@ -129,19 +132,20 @@ impl GameTree {
     }
 
     /// Returns the strategy that makes all choices equally likely.
-    pub fn uniform(&self) -> Strategy {
+    pub fn uniform_strategy(&self) -> Strategy {
         let uniform =
             |set: &InformationSet| vec![1.0 / set.choices.len() as f64; set.choices.len()];
         self.sets.iter().map(uniform).collect()
     }
 
-    /// Returns an equilibrium of the game, or `None` if its rules provide none.
+    /// Returns an equilibrium of the game. Returns `None` if the rules of the game know no
+    /// equilibrium.
     pub fn equilibrium(&self, game: &dyn Game) -> Option<Strategy> {
         self.sets.iter().map(|set| game.equilibrium(&set.position)).collect()
     }
 
-    /// Returns the strategy in which `seat` plays `own`, and the remaining seats play `rest`.
-    pub fn combine(&self, seat: usize, own: &Strategy, rest: &Strategy) -> Strategy {
+    /// Combines two strategies: `seat` plays `own`, and the remaining seats play `rest`.
+    pub fn combine_strategies(&self, seat: usize, own: &Strategy, rest: &Strategy) -> Strategy {
         let pairs = self.sets.iter().zip(own.iter().zip(rest));
         let pick = |(set, (own, other)): (&InformationSet, (&Vec<f64>, &Vec<f64>))| {
             if set.seat == seat { own.clone() } else { other.clone() }
@@ -149,7 +153,7 @@ impl GameTree {
         pairs.map(pick).collect()
     }
 
-    /// Returns the expected reward of each seat.
+    /// Computes the expected reward of each seat when all seats play `strategy`.
     pub fn values(&self, strategy: &Strategy) -> Vec<f64> {
         let mut values: Vec<Vec<f64>> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
@@ -173,8 +177,8 @@ impl GameTree {
         (0..self.seats.len()).map(mean).collect()
     }
 
-    /// Returns the probability that a match reaches each information set. A match can reach several
-    /// sets, so the probabilities do not add up to 1.
+    /// Computes the probability that a match reaches each information set. A match can reach
+    /// several sets, so the probabilities do not add up to 1.
     pub fn reach(&self, strategy: &Strategy) -> Vec<f64> {
         let reach = self.node_reach(|set, choice| strategy[set][choice]);
         let mut sums = vec![0.0; self.sets.len()];
@@ -186,7 +190,7 @@ impl GameTree {
         sums
     }
 
-    /// Returns the strategy in which `seat` has the largest expected reward against `rest`, the
+    /// Computes the strategy in which `seat` has the largest expected reward against `rest`, the
     /// known strategy of the remaining seats.
     pub fn best_response(&self, seat: usize, rest: &Strategy) -> Strategy {
         // Probability of a node due to chance and the remaining seats.
@@ -221,8 +225,8 @@ impl GameTree {
         strategy
     }
 
-    /// Returns the probability of reaching each node. `probability` returns the probability of a
-    /// choice at a set.
+    /// Computes the probability that a match reaches each node. The function `probability` returns
+    /// the probability of a choice at an information set.
     fn node_reach(&self, probability: impl Fn(usize, usize) -> f64) -> Vec<f64> {
         let mut reach = vec![0.0; self.nodes.len()];
         for start in &self.starts {
@@ -238,7 +242,7 @@ impl GameTree {
         reach
     }
 
-    /// Returns the expected reward of a seat if the match continues from a node.
+    /// Computes the expected reward of a seat if the match continues from a node.
     fn node_value(&self, node: usize, seat: usize, strategy: &Strategy) -> f64 {
         match &self.nodes[node] {
             Node::Leaf(rewards) => rewards[seat],
@@ -250,9 +254,14 @@ impl GameTree {
     }
 }
 
-impl Builder<'_> {
-    /// Adds the position of `state` and all positions after it. Returns the index of its node.
-    fn expand(&mut self, state: &mut dyn State, views: &[View]) -> Result<usize, GameError> {
+impl GameTreeBuilder<'_> {
+    /// Adds the position of `state` and all positions that follow to the tree. Returns the index of
+    /// the node of `state`.
+    fn add_positions(
+        &mut self,
+        state: &mut dyn State,
+        views: &[SeatView],
+    ) -> Result<usize, GameError> {
         let requests = match state.next() {
             Next::Over(outcomes) => {
                 let reward = |outcome: &crate::SeatOutcome| {
@@ -274,26 +283,27 @@ impl Builder<'_> {
         };
         let seat = request.seat;
         let position = state.save();
-        let set = self.find_set(request, &choices, &position, &views[seat])?;
+        let set = self.find_information_set(request, &choices, &position, &views[seat])?;
         let mut children = Vec::with_capacity(choices.len());
         for (index, choice) in choices.into_iter().enumerate() {
             state.load(&position)?;
             let events = state.apply(&[(seat, Move::choice(choice))])?;
             let mut after = views.to_vec();
-            after[seat] = View { previous: Some((set, index)), observed: Vec::new() };
-            observe(&mut after, &events);
-            children.push(self.expand(state, &after)?);
+            after[seat] = SeatView { previous: Some((set, index)), observed: Vec::new() };
+            add_observations(&mut after, &events);
+            children.push(self.add_positions(state, &after)?);
         }
         Ok(self.push(Node::Decision { set, children }))
     }
 
-    /// Returns the index of the information set of a position. Adds the set if it is new.
-    fn find_set(
+    /// Returns the index of the information set that a position belongs to. Adds the information
+    /// set if it is new.
+    fn find_information_set(
         &mut self,
         request: &MoveRequest,
         choices: &[Value],
         position: &Value,
-        view: &View,
+        view: &SeatView,
     ) -> Result<usize, GameError> {
         let key = (request.seat, view.previous, view.observed.clone(), request.prompt.clone());
         if let Some(set) = self.known.get(&key) {
@@ -321,8 +331,8 @@ impl Builder<'_> {
     }
 }
 
-/// Adds events to the views of the seats that observe them.
-fn observe(views: &mut [View], events: &[Event]) {
+/// Adds the texts of events to the views of the seats that observe the events.
+fn add_observations(views: &mut [SeatView], events: &[Event]) {
     for (seat, view) in views.iter_mut().enumerate() {
         let seen = events.iter().filter(|event| event.to.contains(seat));
         view.observed.extend(seen.map(|event| event.text.clone()));

@@ -264,10 +264,10 @@ fn seeds_put_every_role_on_every_seat() {
 fn werewolf_options_out_of_range_are_rejected_by_name() {
     let game = find("werewolf").unwrap();
     for (options, why) in [
-        (json!({"players": 8}), "players is 8, but it must be 7, 9 or 12"),
-        (json!({"max_days": 0}), "max_days is 0, but it must be in 1..=100"),
-        (json!({"max_days": 101}), "max_days is 101, but it must be in 1..=100"),
-        (json!({"discussion_rounds": 21}), "discussion_rounds is 21, but it must be in 0..=20"),
+        (json!({"players": 8}), "players is 8, but must be 7, 9 or 12"),
+        (json!({"max_days": 0}), "max_days is 0, but must be in 1..=100"),
+        (json!({"max_days": 101}), "max_days is 101, but must be in 1..=100"),
+        (json!({"discussion_rounds": 21}), "discussion_rounds is 21, but must be in 0..=20"),
         (json!({"discussion_rounds": -1}), "`discussion_rounds` is -1: "),
         (json!({"ties": "many"}), "`ties` is \"many\": unknown variant"),
     ] {

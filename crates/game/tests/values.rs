@@ -75,11 +75,11 @@ fn kuhn_equilibrium_has_value_minus_one_eighteenth() {
 fn kuhn_values_match_payoff_table() {
     let tree = kuhn();
     assert_close(naive_kuhn([[[0.5; 3]; 2]; 2]), 0.125);
-    assert_close(tree.values(&tree.uniform())[0], 0.125);
+    assert_close(tree.values(&tree.uniform_strategy())[0], 0.125);
     let bets = [[[0.1, 0.25, 0.7], [0.05, 0.4, 0.9]], [[0.3, 0.2, 0.8], [0.15, 0.45, 0.95]]];
     let strategy = to_strategy(&tree, bets);
     assert_close(tree.values(&strategy)[0], naive_kuhn(bets));
-    let mixed = tree.combine(1, &strategy, &tree.uniform());
+    let mixed = tree.combine_strategies(1, &strategy, &tree.uniform_strategy());
     assert_close(tree.values(&mixed)[0], naive_kuhn([[[0.5; 3]; 2], bets[1]]));
 }
 
@@ -104,7 +104,7 @@ fn best_response_matches_best_pure_strategy() {
 #[test]
 fn reach_adds_up_at_first_moves() {
     let tree = kuhn();
-    let reach = tree.reach(&tree.uniform());
+    let reach = tree.reach(&tree.uniform_strategy());
     let sum = |seat: usize, is_first: bool| -> f64 {
         let sets = tree.information_sets().iter().zip(&reach);
         sets.filter(|(set, _)| set.seat == seat && set.previous.is_none() == is_first)
@@ -138,7 +138,7 @@ fn tic_tac_toe_values_match_naive_enumeration() {
     let tree = GameTree::new(&TicTacToe, &Value::Null, usize::MAX).unwrap();
     // Every sequence of moves that does not end the match is a set: 549,946 − 255,168.
     assert_eq!(tree.information_sets().len(), 294_778);
-    let values = tree.values(&tree.uniform());
+    let values = tree.values(&tree.uniform_strategy());
     assert_close(naive_tic_tac_toe([0, 0], 0), 374.0 / 1260.0);
     assert_close(values[0], 374.0 / 1260.0);
     assert_close(values[1], -374.0 / 1260.0);

@@ -13,14 +13,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{INTERRUPTED, LaunchOutcome, POLL_INTERVAL};
 
-/// Channels to the user who watches a job.
+/// Channels between this process and the user who watches a job.
 pub struct Watcher {
-    /// Receives messages, as events `Setup` and `Note`.
+    /// Host that receives messages for the user, as events `Setup` and `Note`.
     pub host: Host,
-    /// Receives the first machine's log as it grows.
+    /// Output to which the first machine's log is copied as it grows.
     pub log: Box<dyn Write + Send>,
-    /// Receives an item for each request to stop. The first one asks the job to end; the second one
-    /// makes this process stop following the job at once.
+    /// Receiver of the user's requests to stop. The first request asks the job to end. The second
+    /// request makes this process stop following the job at once.
     pub stops: UnboundedReceiver<()>,
 }
 
@@ -31,62 +31,62 @@ pub async fn stop_request(stops: &mut UnboundedReceiver<()>) {
     }
 }
 
-/// The state of a job.
+/// State of a job, as its scheduler reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
-    /// Description of the state in a few words.
+pub struct JobState {
+    /// Description of the job's state in a few words.
     pub text: String,
-    /// Exit code, or `None` if the job may still run.
+    /// Exit code of the job. `None` if the job may still run.
     pub ended: Option<u8>,
 }
 
-/// A job that a scheduler accepted. It runs independently of this process.
+/// Job that a scheduler has accepted. The job runs independently of this process.
 pub trait SchedulerJob {
-    /// Name of the scheduler in messages.
+    /// Name of the scheduler in messages to the user.
     const LAUNCHER: &'static str;
 
-    /// Returns the job's name in messages, such as "job 7".
+    /// Returns the name of the job in messages to the user, such as "job 7".
     fn name(&self) -> String;
 
-    /// Returns the command that shows the job's state.
-    fn to_watch(&self) -> String;
+    /// Returns the shell command that shows the state of the job.
+    fn watch_command(&self) -> String;
 
-    /// Returns the command that ends the job.
-    fn to_end(&self) -> String;
+    /// Returns the shell command that ends the job.
+    fn end_command(&self) -> String;
 
-    /// Requests the state from the scheduler.
-    async fn state(&self) -> anyhow::Result<State>;
+    /// Requests the state of the job from the scheduler.
+    async fn query_state(&self) -> anyhow::Result<JobState>;
 
-    /// Requests the end of the job from the scheduler. The call can be repeated.
-    async fn end(&self) -> anyhow::Result<()>;
+    /// Requests the end of the job from the scheduler. The request can be repeated.
+    async fn request_end(&self) -> anyhow::Result<()>;
 }
 
-/// Intervals and timeouts of following a job.
+/// Intervals and timeouts that apply when this process follows a job.
 #[derive(Debug, Clone, Copy)]
-struct Timeouts {
-    /// Interval between two requests of the state.
+struct FollowTimeouts {
+    /// Interval between two requests for the state of the job.
     poll: Duration,
     /// Timeout for one response of the scheduler.
     response_timeout: Duration,
-    /// Timeout for an outage, in which the scheduler does not report the state.
+    /// Maximum duration of an outage, in which the scheduler does not report the state of the job.
     silence: Duration,
-    /// Timeout for the end of a job after a request. The job may write a checkpoint first.
+    /// Timeout for the job to end after a request. The job may write a checkpoint first.
     ending: Duration,
 }
 
-const TIMEOUTS: Timeouts = Timeouts {
+const TIMEOUTS: FollowTimeouts = FollowTimeouts {
     poll: POLL_INTERVAL,
     response_timeout: Duration::from_secs(120),
     silence: Duration::from_secs(900),
     ending: Duration::from_secs(300),
 };
 
-/// Follows a job to its end and forwards the first machine's log. With `detach`, it returns at
-/// once.
+/// Follows a job to its end, and forwards the first machine's log to the user. If `detach` is true,
+/// returns at once.
 ///
 /// # Errors
-/// Returns an error if the scheduler does not report the job's state for too long, or the job does
-/// not end after a request.
+/// Returns an error if the scheduler does not report the job's state for too long, or if the job
+/// does not end after a request.
 pub async fn follow(
     job: &impl SchedulerJob,
     log: &Path,
@@ -94,7 +94,7 @@ pub async fn follow(
     watcher: Watcher,
 ) -> anyhow::Result<LaunchOutcome> {
     if detach {
-        return Ok(LaunchOutcome::Detached { watch: job.to_watch(), end: job.to_end() });
+        return Ok(LaunchOutcome::Detached { watch: job.watch_command(), end: job.end_command() });
     }
     let Watcher { host, log: output, mut stops } = watcher;
     let stop_requested = Cell::new(false);
@@ -104,26 +104,29 @@ pub async fn follow(
         stop_requested.set(true);
         stop_request(&mut stops).await;
     };
+    let log = GrowingLog::new(log, output);
     tokio::select! {
-        code = watch(job, GrowingLog::new(log, output), &host, &stop_requested, &clock, TIMEOUTS) => Ok(LaunchOutcome::Code(code?)),
+        code = watch_job(job, log, &host, &stop_requested, &clock, TIMEOUTS) => {
+            Ok(LaunchOutcome::Code(code?))
+        }
         () = twice => Ok(LaunchOutcome::Code(INTERRUPTED)),
         () = clock.clone().track_pauses(|_| {}) => unreachable!("the clock does not end"),
     }
 }
 
-/// Sends a message of a launcher.
+/// Sends a message about a job's status to the user.
 pub fn report_status<J: SchedulerJob>(host: &Host, text: &str) {
     host.setup(J::LAUNCHER, text);
 }
 
 /// Follows a job until it has ended, and returns its exit code.
-async fn watch<J: SchedulerJob>(
+async fn watch_job<J: SchedulerJob>(
     job: &J,
     mut log: GrowingLog,
     host: &Host,
     stop_requested: &Cell<bool>,
     clock: &Clock,
-    timeouts: Timeouts,
+    timeouts: FollowTimeouts,
 ) -> anyhow::Result<u8> {
     let mut last = String::new();
     // Time of the first failed state request of an outage, and time at which the end request was
@@ -133,9 +136,9 @@ async fn watch<J: SchedulerJob>(
     let mut rejected = false;
     loop {
         sleep(timeouts.poll).await;
-        log.pass_on();
+        log.copy_new_text();
         if stop_requested.get() && ending.is_none() {
-            match within_timeout(job.end(), timeouts.response_timeout).await {
+            match within_timeout(job.request_end(), timeouts.response_timeout).await {
                 Ok(()) => {
                     report_status::<J>(host, &format!("stop requested for {}", job.name()));
                     ending = Some(clock.elapsed());
@@ -153,7 +156,7 @@ async fn watch<J: SchedulerJob>(
                 Err(_) => {}
             }
         }
-        match within_timeout(job.state(), timeouts.response_timeout).await {
+        match within_timeout(job.query_state(), timeouts.response_timeout).await {
             Ok(state) => {
                 if silent.take().is_some() {
                     report_status::<J>(host, "responds again");
@@ -163,7 +166,7 @@ async fn watch<J: SchedulerJob>(
                     last = state.text;
                 }
                 if let Some(code) = state.ended {
-                    log.pass_on();
+                    log.copy_new_text();
                     return Ok(code);
                 }
             }
@@ -182,8 +185,8 @@ async fn watch<J: SchedulerJob>(
                         timeouts.silence,
                         J::LAUNCHER,
                         job.name(),
-                        job.to_watch(),
-                        job.to_end()
+                        job.watch_command(),
+                        job.end_command()
                     );
                 }
             }
@@ -194,8 +197,8 @@ async fn watch<J: SchedulerJob>(
                  {}\nend it    {}",
                 clock.elapsed() - since,
                 job.name(),
-                job.to_watch(),
-                job.to_end()
+                job.watch_command(),
+                job.end_command()
             );
         }
     }
@@ -207,10 +210,10 @@ async fn within_timeout<T>(
 ) -> anyhow::Result<T> {
     with_timeout(timeout, response)
         .await
-        .unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for a response"))
+        .unwrap_or_else(|| anyhow::bail!("no response from the scheduler within {timeout:?}"))
 }
 
-/// A log that another process appends to.
+/// Log file that another process appends to.
 pub struct GrowingLog {
     path: PathBuf,
     passed: u64,
@@ -218,14 +221,14 @@ pub struct GrowingLog {
 }
 
 impl GrowingLog {
-    /// Creates a log whose existing text is skipped.
+    /// Creates the reader of a log. The text that is already in the log is skipped.
     pub fn new(path: &Path, output: Box<dyn Write + Send>) -> Self {
         let passed = std::fs::metadata(path).map_or(0, |found| found.len());
         GrowingLog { path: path.to_owned(), passed, output }
     }
 
-    /// Writes the text appended since the last call to the output.
-    pub fn pass_on(&mut self) {
+    /// Copies the text that was appended since the last call to the output.
+    pub fn copy_new_text(&mut self) {
         let Ok(mut file) = std::fs::File::open(&self.path) else { return };
         let mut more = Vec::new();
         let read =
@@ -259,22 +262,22 @@ mod tests {
             "job 7".into()
         }
 
-        fn to_watch(&self) -> String {
+        fn watch_command(&self) -> String {
             "look 7".into()
         }
 
-        fn to_end(&self) -> String {
+        fn end_command(&self) -> String {
             "cancel 7".into()
         }
 
-        async fn state(&self) -> anyhow::Result<State> {
+        async fn query_state(&self) -> anyhow::Result<JobState> {
             let mut responses = self.responses.borrow_mut();
             let response = if responses.len() > 1 { responses.remove(0) } else { responses[0] };
             let (text, ended) = response.map_err(|why| anyhow::anyhow!(why))?;
-            Ok(State { text: text.into(), ended })
+            Ok(JobState { text: text.into(), ended })
         }
 
-        async fn end(&self) -> anyhow::Result<()> {
+        async fn request_end(&self) -> anyhow::Result<()> {
             let mut ends = self.ends.borrow_mut();
             if ends.is_empty() {
                 Ok(())
@@ -284,7 +287,7 @@ mod tests {
         }
     }
 
-    const QUICK: Timeouts = Timeouts {
+    const QUICK: FollowTimeouts = FollowTimeouts {
         poll: Duration::from_millis(1),
         response_timeout: Duration::from_millis(200),
         silence: Duration::from_millis(100),
@@ -298,7 +301,7 @@ mod tests {
     ) -> anyhow::Result<u8> {
         let job = ScriptedJob { responses: responses.to_vec().into(), ends: ends.to_vec().into() };
         let log = GrowingLog::new(Path::new("/nowhere"), Box::new(std::io::sink()));
-        let code = watch(
+        let code = watch_job(
             &job,
             log,
             &Host::default(),
@@ -362,7 +365,7 @@ mod tests {
         let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         for line in ["one\n", "two\n"] {
             file.write_all(line.as_bytes()).unwrap();
-            log.pass_on();
+            log.copy_new_text();
         }
         assert_eq!(*output.0.lock().unwrap(), b"one\ntwo\n");
     }

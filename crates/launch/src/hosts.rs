@@ -22,35 +22,35 @@ use crate::{INTERRUPTED, LaunchOutcome, POLL_INTERVAL, STABLE};
 /// Options of the ssh launcher.
 #[derive(Debug, Clone)]
 pub struct SshOptions {
-    /// Names of the machines, as ssh accepts them. The first one trains.
+    /// Names of the machines, as ssh accepts them. The first machine trains.
     pub hosts: Vec<String>,
     /// Additional arguments of ssh, such as `-p` or `-F`.
     pub args: Vec<String>,
 }
 
-/// Machines, each with the supervisor of its part.
+/// Machines of a run, each with the supervisor of its part.
 pub struct Hosts {
     machines: Vec<(String, Supervisor)>,
     head: String,
     script: String,
 }
 
-/// Delay before the first restart of a failed part. The delay is tripled for each consecutive
+/// Delay before the first restart of a failed part. The delay triples after each consecutive
 /// failure.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
-/// Maximum delay before a restart.
+/// Maximum delay before a failed part is restarted.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(300);
-/// Timeout for the first machine after a request to stop. It continues to a point at which the run
-/// can be resumed, and writes a checkpoint.
+/// Timeout for the first machine to stop after a request. This machine continues to a point at
+/// which the run can be resumed, and writes a checkpoint.
 const STOP_TIMEOUT: Duration = Duration::from_secs(300);
-/// Timeout for the remaining machines after the first one has ended.
+/// Timeout for the other machines to end after the first machine has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates the parts of all machines on this machine.
+/// Creates the parts of all machines so that they run on this machine.
 ///
 /// # Errors
 /// Returns an error if several parts would use the same GPUs.
-pub fn local(job: &Job) -> anyhow::Result<Hosts> {
+pub fn on_this_machine(job: &Job) -> anyhow::Result<Hosts> {
     if job.nodes > 1 && job.gpus > 0 {
         return Err(unusable(format!(
             "--on local starts the parts of {} machines (`cluster.learner.nodes`) on this \
@@ -63,15 +63,16 @@ pub fn local(job: &Job) -> anyhow::Result<Hosts> {
     let machines = (0..job.nodes)
         .map(|node| (format!("part {node} on this machine"), supervisor.clone()))
         .collect();
-    let script = job.script().display().to_string();
+    let script = job.script_path().display().to_string();
     Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
 
-/// Creates the parts of machines that are reached by ssh.
+/// Creates the parts of the machines so that ssh starts them.
 ///
 /// # Errors
-/// Returns an error if the number of machines differs from the recipe's, or if a name is malformed.
-pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
+/// Returns an error if the number of machines differs from the number in the recipe, or if a
+/// machine's name is malformed.
+pub fn over_ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     let SshOptions { hosts, args: ssh_args } = options;
     if hosts.len() != job.nodes as usize {
         return Err(unusable(format!(
@@ -90,8 +91,9 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
             "--host {host:?} is not a machine name; pass options of ssh with --ssh-arg"
         )));
     }
-    let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| parse_address(&hosts[0]).to_owned());
-    let script = job.script().display().to_string();
+    let head = resolve_host_name(&hosts[0], ssh_args)
+        .unwrap_or_else(|| parse_address(&hosts[0]).to_owned());
+    let script = job.script_path().display().to_string();
     Ok(Hosts {
         machines: hosts
             .iter()
@@ -116,10 +118,10 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     })
 }
 
-/// Returns the host name that ssh's own configuration resolves `host` to, because the remaining
-/// machines may not know its aliases. Opens no connection. Returns `None` if ssh does not report
-/// the name.
-fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
+/// Returns the host name to which ssh's configuration on this machine resolves `host`. Other
+/// machines may not know the aliases in this configuration. No connection is opened. Returns `None`
+/// if ssh does not report the name.
+fn resolve_host_name(host: &str, ssh_args: &[String]) -> Option<String> {
     let mut command = std::process::Command::new("ssh");
     let requested = command
         .args(ssh_args)
@@ -132,7 +134,8 @@ fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     (!address.is_empty()).then(|| address.to_owned())
 }
 
-/// Extracts the address from a name in the formats of ssh: `USER@HOST`, or `ssh://USER@HOST:PORT`.
+/// Extracts the address of a machine from a name in the formats of ssh: `USER@HOST`, or
+/// `ssh://USER@HOST:PORT`.
 fn parse_address(host: &str) -> &str {
     let uri = host.strip_prefix("ssh://");
     let address = uri.unwrap_or(host).rsplit('@').next().unwrap_or_default();
@@ -144,38 +147,38 @@ fn parse_address(host: &str) -> &str {
 }
 
 /// Returns the exit code of a run that ends because a machine's part failed with the exit code
-/// `ended`. Code 2, an error that the user has to correct, is preserved.
-fn failure_code(ended: i32) -> u8 {
+/// `ended`. Code 2, which means an error that the user must correct, is preserved.
+fn failed_run_code(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }
 
 /// State of one machine's part of a run.
-enum Part {
-    /// Running, after `failures` consecutive failures.
+enum MachinePart {
+    /// The part is running, after `failures` consecutive failures.
     Up { process: Box<Child>, since: Instant, failures: u32 },
-    /// Waiting for its next start.
+    /// The part is waiting for its next start.
     Down { until: Instant, failures: u32 },
-    /// Finished successfully.
+    /// The part has finished successfully.
     Done,
 }
 
-/// Asks the first machine to stop at a point at which the run can be resumed. The remaining
-/// machines follow it.
-async fn request_stop(parts: &mut [Part], host: &Host) {
+/// Requests the first machine to stop at a point at which the run can be resumed. The other
+/// machines stop after the first machine.
+async fn request_stop(parts: &mut [MachinePart], host: &Host) {
     host.note(
         "stop requested: the run stops at the next point from which it can be resumed (repeat to \
          stop immediately)",
     );
-    if let Some(Part::Up { process, .. }) = parts.first_mut() {
+    if let Some(MachinePart::Up { process, .. }) = parts.first_mut() {
         process.request_end().await;
     }
 }
 
-/// Returns the exit code of the first machine, which was asked to stop, or `None` if it is still
-/// running.
-fn stop_code(parts: &mut [Part]) -> Option<u8> {
+/// Returns the exit code of the first machine after a request to stop. Returns `None` if the
+/// machine is still running.
+fn stopped_exit_code(parts: &mut [MachinePart]) -> Option<u8> {
     match parts.first_mut() {
-        Some(Part::Up { process, .. }) => {
+        Some(MachinePart::Up { process, .. }) => {
             let code = process.try_wait()?;
             Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(INTERRUPTED))
         }
@@ -184,7 +187,7 @@ fn stop_code(parts: &mut [Part]) -> Option<u8> {
 }
 
 impl Hosts {
-    /// Returns the commands that start the parts.
+    /// Returns the shell commands that start the parts of all machines.
     pub fn commands(&self) -> Vec<String> {
         self.machines
             .iter()
@@ -196,10 +199,11 @@ impl Hosts {
             .collect()
     }
 
-    async fn start(&self, job: &Job, node: u32, failures: u32) -> anyhow::Result<Part> {
+    async fn start_part(&self, job: &Job, node: u32, failures: u32) -> anyhow::Result<MachinePart> {
         let (name, supervisor) = &self.machines[node as usize];
         let log = job.log(node);
-        let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let file =
+            child::open_log(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // Both ssh and local processes may need any of these variables.
         let mut environment: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -211,17 +215,17 @@ impl Hosts {
             Launch { dir: job.root.clone(), variables: environment, ..Launch::new(command) };
         let process = supervisor.serve(&launch, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("cannot start {name}: {why}"))?;
-        Ok(Part::Up { process: Box::new(process), since: Instant::now(), failures })
+        Ok(MachinePart::Up { process: Box::new(process), since: Instant::now(), failures })
     }
 
-    /// Starts every machine's part and restarts failed parts, until the first machine's part has
-    /// ended.
+    /// Starts the part of every machine, and restarts failed parts until the part of the first
+    /// machine has ended.
     pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let Watcher { host, log, mut stops } = watcher;
         let mut log = GrowingLog::new(&job.log(0), log);
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<MachinePart> = Vec::new();
         for node in 0..job.nodes {
-            parts.push(self.start(job, node, 0).await?);
+            parts.push(self.start_part(job, node, 0).await?);
         }
         let mut requested: Option<Instant> = None;
         let (code, ending) = loop {
@@ -235,13 +239,13 @@ impl Hosts {
                 },
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
-            log.pass_on();
+            log.copy_new_text();
             match requested {
                 Some(since) if since.elapsed() > STOP_TIMEOUT => {
                     break (INTERRUPTED, Duration::ZERO);
                 }
                 Some(_) => {
-                    if let Some(code) = stop_code(&mut parts) {
+                    if let Some(code) = stopped_exit_code(&mut parts) {
                         break (code, END_TIMEOUT);
                     }
                 }
@@ -252,51 +256,52 @@ impl Hosts {
                 }
             }
         };
-        log.pass_on();
+        log.copy_new_text();
         let ended_at = Instant::now();
         // The first machine tells the remaining ones to stop. Those that it did not reach are
         // terminated.
         for part in parts.iter_mut().skip(1) {
             let remaining = ending.saturating_sub(ended_at.elapsed());
-            if let Part::Up { process, .. } = part {
+            if let MachinePart::Up { process, .. } = part {
                 let _ = tokio::time::timeout(remaining, process.describe_end()).await;
             }
         }
         for part in parts {
-            if let Part::Up { mut process, .. } = part {
+            if let MachinePart::Up { mut process, .. } = part {
                 process.stop().await;
             }
         }
         Ok(LaunchOutcome::Code(code))
     }
 
-    /// Checks every part and restarts failed ones. Returns the exit code of the run if it is over.
+    /// Checks the parts of all machines, and restarts failed parts. Returns the exit code of the
+    /// run, or `None` if the run is not over.
     async fn check_parts(
         &self,
         job: &Job,
-        parts: &mut [Part],
+        parts: &mut [MachinePart],
         host: &Host,
     ) -> anyhow::Result<Option<u8>> {
         for node in 0..job.nodes {
             let part = &mut parts[node as usize];
             let (ended, lived, failures) = match part {
-                Part::Up { process, since, failures } => match process.try_wait() {
+                MachinePart::Up { process, since, failures } => match process.try_wait() {
                     Some(ended) => (ended.unwrap_or(255), since.elapsed(), *failures),
                     None => continue,
                 },
-                Part::Down { until, failures } => {
+                MachinePart::Down { until, failures } => {
                     if Instant::now() > *until {
-                        *part = self.start(job, node, *failures).await?;
+                        *part = self.start_part(job, node, *failures).await?;
                     }
                     continue;
                 }
-                Part::Done => continue,
+                MachinePart::Done => continue,
             };
             match (node, ended) {
                 // The run succeeded or needs a correction by the user.
                 (0, 0 | 2) => return Ok(Some(ended as u8)),
                 (0, code) if code == i32::from(INTERRUPTED) => return Ok(Some(INTERRUPTED)),
-                (_, 0) => *part = Part::Done,
+                (_, 0) => *part = MachinePart::Done,
                 _ => {
                     let failures = if lived > STABLE { 1 } else { failures + 1 };
                     let (name, _) = &self.machines[node as usize];
@@ -306,7 +311,7 @@ impl Hosts {
                              {})",
                             job.log(node).display()
                         ));
-                        return Ok(Some(failure_code(ended)));
+                        return Ok(Some(failed_run_code(ended)));
                     }
                     // An unreachable machine may return within a minute.
                     let wait = RESTART_DELAY
@@ -318,12 +323,14 @@ impl Hosts {
                         job.restarts
                     ));
                     let until = Instant::now() + wait;
-                    *part = Part::Down { until, failures };
+                    *part = MachinePart::Down { until, failures };
                     if node == 0 {
                         // Finished parts may have taken the failure of the first machine for the
                         // end of the run.
-                        for other in parts.iter_mut().filter(|other| matches!(other, Part::Done)) {
-                            *other = Part::Down { until, failures: 0 };
+                        for other in
+                            parts.iter_mut().filter(|other| matches!(other, MachinePart::Done))
+                        {
+                            *other = MachinePart::Down { until, failures: 0 };
                         }
                     }
                 }
@@ -347,7 +354,7 @@ mod tests {
             hosts: vec!["me@east".into(), "west".into()],
             args: vec!["-p2222".into()],
         };
-        let hosts = ssh(&job(2), &options).unwrap();
+        let hosts = over_ssh(&job(2), &options).unwrap();
         assert_eq!(hosts.head, "east");
         assert_eq!(
             hosts.commands()[1],
@@ -356,7 +363,7 @@ mod tests {
         );
         let why = |nodes, hosts: &[&str]| {
             let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-            match ssh(&job(nodes), &SshOptions { hosts, args: Vec::new() }) {
+            match over_ssh(&job(nodes), &SshOptions { hosts, args: Vec::new() }) {
                 Err(error) => error.to_string(),
                 Ok(_) => panic!("{nodes} machines are taken"),
             }
@@ -376,17 +383,17 @@ mod tests {
     }
 
     #[test]
-    fn resolved_returns_address_of_ssh_alias() {
+    fn resolve_host_name_returns_address_of_ssh_alias() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config");
         std::fs::write(&file, "Host gpu-box\n  HostName 10.0.0.7\n").unwrap();
         let args = ["-F".to_owned(), file.display().to_string()];
         let has_ssh = std::process::Command::new("ssh").arg("-V").output().is_ok();
-        assert_eq!(resolved("me@gpu-box", &args), has_ssh.then(|| "10.0.0.7".to_owned()));
+        assert_eq!(resolve_host_name("me@gpu-box", &args), has_ssh.then(|| "10.0.0.7".to_owned()));
     }
 
     #[test]
-    fn address_of_extracts_host_from_ssh_names() {
+    fn parse_address_extracts_host_from_ssh_names() {
         for (host, address) in [
             ("east", "east"),
             ("me@east", "east"),
@@ -400,17 +407,19 @@ mod tests {
     }
 
     #[test]
-    fn given_up_preserves_exit_code_of_user_errors() {
-        assert_eq!([2, 1, 137].map(failure_code), [2, 1, 1]);
+    fn failed_run_code_preserves_user_errors() {
+        assert_eq!([2, 1, 137].map(failed_run_code), [2, 1, 1]);
     }
 
     #[test]
     fn local_rejects_parts_that_share_gpus() {
-        let error = match local(&Job { gpus: 1, ..job(2) }) {
+        let error = match on_this_machine(&Job { gpus: 1, ..job(2) }) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),
         };
         assert!(error.contains("all of them would use the same GPUs"), "{error}");
-        assert!(local(&Job { gpus: 1, ..job(1) }).is_ok() && local(&job(2)).is_ok());
+        assert!(
+            on_this_machine(&Job { gpus: 1, ..job(1) }).is_ok() && on_this_machine(&job(2)).is_ok()
+        );
     }
 }

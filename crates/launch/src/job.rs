@@ -9,33 +9,34 @@ use levade_run::unusable;
 
 use crate::shell::quoted;
 
-/// A run to launch: its files, and the machines that it needs.
+/// Job to launch: the files of a run, and the machines that the run needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Name that all launchers accept: lower-case letters, digits and hyphens.
+    /// Name of the job, which all launchers accept. The name consists of lower-case letters, digits
+    /// and hyphens.
     pub name: String,
-    /// Run directory.
+    /// Path of the run directory.
     pub root: PathBuf,
-    /// Directory of the launcher's files and the machines' logs, in the run directory.
+    /// Directory in the run directory for the launcher's files and the machines' logs.
     pub dir: PathBuf,
     /// Path of the binary `levade` on the machines.
     pub binary: PathBuf,
-    /// Number of machines.
+    /// Number of machines that the run needs.
     pub nodes: u32,
     /// Number of CPU cores that the learner uses on each machine.
     pub processors: u32,
     /// Number of GPUs that the run uses on each machine.
     pub gpus: u32,
-    /// Maximum number of consecutive restarts of a machine whose processes failed.
+    /// Maximum number of consecutive restarts of a machine's failed processes.
     pub restarts: u32,
 }
 
 impl Job {
-    /// Creates the job of a recipe.
+    /// Creates the job that executes a recipe.
     ///
     /// # Errors
-    /// Returns an error if a path is not UTF-8 or contains a line break, and so cannot be written
-    /// into a script.
+    /// Returns an error if a path is not UTF-8 or contains a line break, because a script cannot
+    /// contain such a path.
     pub fn new(recipe: &Recipe, binary: PathBuf, restarts: u32) -> anyhow::Result<Self> {
         let root = std::path::absolute(&recipe.run.folder)?;
         let (nodes, processes, threads) = match &recipe.cluster.learner {
@@ -46,11 +47,11 @@ impl Job {
         };
         let processors = processes.saturating_mul(threads).max(1);
         // All machines of a job get as many GPUs as the first one, which also runs the servers.
-        let gpus = GpuAllocation::of(recipe).all();
+        let gpus = GpuAllocation::of(recipe).total();
         Ok(Job { nodes, processors, gpus, restarts, ..Job::named(&recipe.run.name, root, binary)? })
     }
 
-    /// Creates a job on one CPU core of one machine.
+    /// Creates a job that uses one CPU core of one machine.
     pub(crate) fn named(name: &str, root: PathBuf, binary: PathBuf) -> anyhow::Result<Self> {
         for path in [&root, &binary] {
             if path.to_str().is_none_or(|path| path.contains('\n')) {
@@ -72,18 +73,19 @@ impl Job {
         Ok(Job { name, root, dir, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
     }
 
-    /// Returns the path of the script that each machine runs with its number.
-    pub fn script(&self) -> PathBuf {
+    /// Returns the path of the script that each machine runs. The argument of the script is the
+    /// machine's number.
+    pub fn script_path(&self) -> PathBuf {
         self.dir.join("node.sh")
     }
 
-    /// Returns the path of a machine's log.
+    /// Returns the path of the log of the machine `node`.
     pub fn log(&self, node: u32) -> PathBuf {
         self.dir.join(format!("node-{node}.log"))
     }
 
-    /// Renders the recipe and the script.
-    pub(crate) fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    /// Renders the recipe and the script of the machines, as paths and texts.
+    pub(crate) fn render_files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let file = self.dir.join(RECIPE);
         let binary = quoted(&self.binary.display());
         let root = quoted(&self.root.display());
@@ -105,7 +107,7 @@ impl Job {
         );
         let mut recipe = recipe.clone();
         recipe.run.folder = self.root.clone();
-        Ok(vec![(file, recipe.to_toml()?), (self.script(), script)])
+        Ok(vec![(file, recipe.to_toml()?), (self.script_path(), script)])
     }
 }
 
@@ -115,12 +117,12 @@ mod tests {
 
     #[test]
     fn job_name_has_only_lower_case_letters_digits_and_hyphens() {
-        assert_eq!(name_of("Calculator 2_x"), "levade-calculator-2-x");
-        assert_eq!(name_of("-é-"), "levade");
+        assert_eq!(to_job_name("Calculator 2_x"), "levade-calculator-2-x");
+        assert_eq!(to_job_name("-é-"), "levade");
         assert!(Job::named("x", "/a\nb".into(), "/b".into()).is_err());
     }
 
-    fn name_of(name: &str) -> String {
+    fn to_job_name(name: &str) -> String {
         Job::named(name, "/r".into(), "/b".into()).unwrap().name
     }
 }

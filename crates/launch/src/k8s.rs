@@ -8,39 +8,40 @@ use levade_run::cluster_learner::torchrun::HEAD;
 use levade_run::{Host, unusable};
 use serde_json::{Value, json};
 
-use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
+use crate::follow::{JobState, SchedulerJob, Watcher, follow, report_status};
 use crate::job::Job;
-use crate::shell::{output, quoted};
+use crate::shell::{quoted, run_command};
 use crate::{INTERRUPTED, LaunchOutcome};
 
 /// Options of the Kubernetes launcher.
 #[derive(Debug, Clone)]
 pub struct K8sOptions {
-    /// Image with levade and the learner's environment. Required.
+    /// Container image with levade and the learner's environment. The launcher rejects a job
+    /// without an image.
     pub image: Option<String>,
 
     /// Volume claims that all pods share, as `NAME:DIRECTORY`. The run directory, its model and its
     /// environment must be below these directories.
     pub claims: Vec<String>,
 
-    /// Namespace of the job.
+    /// Namespace in which the job is created.
     pub namespace: String,
 
-    /// Memory of a pod, such as `16Gi`.
+    /// Memory of each pod, such as `16Gi`.
     pub memory: String,
 }
 
-/// Manifests that are ready to be submitted.
+/// Manifests of a job that are ready to be submitted.
 pub struct Manifests {
     file: PathBuf,
     name: String,
     namespace: String,
 }
 
-/// Renders the manifests and their file.
+/// Renders the manifests of a job. Also returns the path and the text of their file.
 ///
 /// # Errors
-/// Returns an error if there is no image, a claim is malformed, or no volume contains the run
+/// Returns an error if there is no image, if a claim is malformed, or if no volume contains the run
 /// directory.
 pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (PathBuf, String))> {
     let K8sOptions { image, claims, namespace, memory } = options;
@@ -80,7 +81,8 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     }
     let name = &job.name;
     let labels = json!({ "app.kubernetes.io/name": "levade", "levade/run": name });
-    let script = format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script().display()));
+    let script =
+        format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script_path().display()));
     // Kubernetes expands `$(NAME)` and unescapes `$$` to `$`.
     let script = script.replace('$', "$$");
     let container = json!({
@@ -146,12 +148,12 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
 }
 
 impl Manifests {
-    /// Returns the command that submits the manifests.
+    /// Returns the shell command that submits the manifests.
     pub fn command(&self) -> String {
         format!("kubectl apply -f {}", quoted(&self.file.display()))
     }
 
-    /// Submits the job and follows it.
+    /// Submits the job to the cluster, and follows it to its end.
     pub async fn run(
         self,
         job: &Job,
@@ -167,24 +169,26 @@ impl Manifests {
             job: job.clone(),
             host,
         };
-        if is_over(&submitted.found().await?)? {
+        if is_over(&submitted.read_description().await?)? {
             report_status::<KubernetesJob>(
                 &submitted.host,
                 &format!("deleting {} of an earlier launch, which has ended", submitted.name()),
             );
-            submitted.kubectl(&["delete", "--ignore-not-found", "job", &submitted.name]).await?;
+            submitted
+                .run_kubectl(&["delete", "--ignore-not-found", "job", &submitted.name])
+                .await?;
         }
-        output(&["kubectl", "apply", "-f", &submitted.file]).await?;
+        run_command(&["kubectl", "apply", "-f", &submitted.file]).await?;
         report_status::<KubernetesJob>(&submitted.host, &submitted.name());
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, LaunchOutcome::Code(_)) {
-            submitted.end().await?;
+            submitted.request_end().await?;
         }
         Ok(ended)
     }
 }
 
-/// A job that was submitted to the cluster.
+/// Job that was submitted to a Kubernetes cluster.
 struct KubernetesJob {
     name: String,
     namespace: String,
@@ -194,21 +198,22 @@ struct KubernetesJob {
 }
 
 impl KubernetesJob {
-    async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
-        output(&[&["kubectl", "-n", &self.namespace], words].concat()).await
+    async fn run_kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
+        run_command(&[&["kubectl", "-n", &self.namespace], words].concat()).await
     }
 
-    /// Returns the job's description in JSON, or an empty string if there is no such job.
-    async fn found(&self) -> anyhow::Result<String> {
-        self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
+    /// Returns the cluster's JSON description of the job. Returns an empty string if the job does
+    /// not exist.
+    async fn read_description(&self) -> anyhow::Result<String> {
+        self.run_kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
     }
 
-    /// Saves the logs of the pods, because these are deleted with the job.
-    async fn collect(&self) -> anyhow::Result<()> {
+    /// Saves the logs of the pods, because the cluster deletes them with the job.
+    async fn collect_logs(&self) -> anyhow::Result<()> {
         for node in 0..self.job.nodes {
             let pods =
                 format!("job-name={},batch.kubernetes.io/job-completion-index={node}", self.name);
-            match self.kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
+            match self.run_kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
                 Ok(logs) if logs.is_empty() => {}
                 Ok(logs) => std::fs::write(self.job.log(node), logs)?,
                 Err(error) => report_status::<Self>(
@@ -228,21 +233,21 @@ impl SchedulerJob for KubernetesJob {
         format!("job {}", self.name)
     }
 
-    fn to_watch(&self) -> String {
+    fn watch_command(&self) -> String {
         format!("kubectl -n {} logs -f job/{}", self.namespace, self.name)
     }
 
-    fn to_end(&self) -> String {
+    fn end_command(&self) -> String {
         format!("kubectl delete -f {}", quoted(&self.file))
     }
 
-    async fn state(&self) -> anyhow::Result<State> {
-        parse_job(&self.found().await?)
+    async fn query_state(&self) -> anyhow::Result<JobState> {
+        parse_job(&self.read_description().await?)
     }
 
-    async fn end(&self) -> anyhow::Result<()> {
+    async fn request_end(&self) -> anyhow::Result<()> {
         // The job is deleted even if its logs cannot be saved, for example on a full disk.
-        if let Err(error) = self.collect().await {
+        if let Err(error) = self.collect_logs().await {
             report_status::<Self>(
                 &self.host,
                 &format!("cannot save the output of the job's machines: {error:#}"),
@@ -251,12 +256,13 @@ impl SchedulerJob for KubernetesJob {
         // The command does not wait for the pods, whose grace period exceeds the timeout for a
         // response.
         let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", &self.file];
-        self.kubectl(&delete).await.map(drop)
+        self.run_kubectl(&delete).await.map(drop)
     }
 }
 
-/// Returns whether the description is that of a job that has ended or is being deleted. Such a job
-/// must be deleted first, because applying its manifest again would start nothing.
+/// Returns whether the cluster's description `found` shows a job that has ended or is being
+/// deleted. Such a job must be deleted first, because applying its manifest again would start
+/// nothing.
 fn is_over(found: &str) -> anyhow::Result<bool> {
     if found.trim().is_empty() {
         return Ok(false);
@@ -265,10 +271,11 @@ fn is_over(found: &str) -> anyhow::Result<bool> {
     Ok(!job["metadata"]["deletionTimestamp"].is_null() || parse_job(found)?.ended.is_some())
 }
 
-/// Converts a job's description to a state. An empty description means that the job was deleted.
-fn parse_job(found: &str) -> anyhow::Result<State> {
+/// Converts the cluster's description of a job into a state. An empty description means that the
+/// job was deleted.
+fn parse_job(found: &str) -> anyhow::Result<JobState> {
     if found.trim().is_empty() {
-        return Ok(State { text: "deleted".into(), ended: Some(INTERRUPTED) });
+        return Ok(JobState { text: "deleted".into(), ended: Some(INTERRUPTED) });
     }
     let found: Value = serde_json::from_str(found)?;
     let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
@@ -289,7 +296,7 @@ fn parse_job(found: &str) -> anyhow::Result<State> {
         (None, Some(_)) => Some(0),
         (None, None) => None,
     };
-    Ok(State { text, ended })
+    Ok(JobState { text, ended })
 }
 
 #[cfg(test)]
@@ -321,7 +328,7 @@ mod tests {
             .split("---\n")
             .filter(|part| !part.is_empty())
             .map(|part| serde_json::from_str(part).unwrap())
-            .collect();
+            .collect_logs();
         assert_eq!(parts[1]["spec"]["completions"], 2);
         assert_eq!(parts[1]["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"][0], 2);
         let container = &parts[1]["spec"]["template"]["spec"]["containers"][0];
@@ -355,7 +362,7 @@ mod tests {
     #[test]
     fn state_of_maps_job_conditions() {
         let runs = parse_state(json!({ "status": { "active": 2, "failed": 1 } }));
-        assert_eq!(runs, State { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
+        assert_eq!(runs, JobState { text: "2 running, 0 succeeded, 1 failed".into(), ended: None });
         let ended = |kind: &str, status: &str| {
             parse_state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } }))
                 .ended
@@ -369,7 +376,7 @@ mod tests {
         assert!(parse_job("nonsense").is_err());
     }
 
-    fn parse_state(found: Value) -> State {
+    fn parse_state(found: Value) -> JobState {
         parse_job(&found.to_string()).unwrap()
     }
 

@@ -55,69 +55,68 @@ pub use ray::RayOptions;
 pub use shell::quoted;
 pub use slurm::SlurmOptions;
 
-/// Exit code of a run that was asked to stop: 128 + SIGINT, as in shells.
+/// Exit code of a run that stopped after a request: 128 + SIGINT, as in shells.
 pub const INTERRUPTED: u8 = 130;
-/// Interval between two checks of a job's state.
+/// Interval between two checks of the state of a job.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Minimum lifetime of a machine's processes after which its count of consecutive failures is
-/// reset.
+/// Uptime of a machine's processes after which the count of their consecutive failures is reset.
 const STABLE: Duration = Duration::from_secs(600);
 
-/// A launcher with its options.
+/// Launcher with its options: it starts the processes of a run.
 #[derive(Debug, Clone)]
 pub enum Launcher {
-    /// This process starts the processes on this machine. Each node is a group of processes.
+    /// This process starts all processes on this machine. Each node is a group of processes.
     Local,
-    /// This process starts the processes on machines that it reaches by ssh.
+    /// This process starts the processes on other machines by ssh.
     Ssh(SshOptions),
-    /// A Slurm cluster, through `sbatch`.
+    /// A Slurm cluster runs the job, which is submitted with `sbatch`.
     Slurm(SlurmOptions),
-    /// A Ray cluster, through its HTTP API.
+    /// A Ray cluster runs the job, which is submitted through the cluster's HTTP API.
     Ray(RayOptions),
-    /// A Kubernetes cluster, through `kubectl`.
+    /// A Kubernetes cluster runs the job, which is submitted with `kubectl`.
     K8s(K8sOptions),
 }
 
-/// Outcome of a job that this process followed or detached from.
+/// Outcome of a job that this process has followed or detached from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaunchOutcome {
-    /// The run ended with this exit code.
+    /// The run has ended with this exit code.
     Code(u8),
-    /// The job continues without this process.
+    /// The job continues independently of this process.
     Detached {
-        /// Command that shows the job's state.
+        /// Shell command that shows the state of the job.
         watch: String,
-        /// Command that ends the job.
+        /// Shell command that ends the job.
         end: String,
     },
 }
 
-/// A job that is ready to be submitted.
+/// Job with a launcher, ready to be submitted.
 pub struct Launch {
     job: Job,
     files: Vec<(PathBuf, String)>,
     submission: Submission,
 }
 
-/// Submission to a launcher.
+/// Way in which the launcher submits the job.
 enum Submission {
     Hosts(hosts::Hosts),
-    Slurm(slurm::Batch),
+    Slurm(slurm::SlurmBatch),
     Ray(ray::RayJob),
     K8s(k8s::Manifests),
 }
 
 impl Launch {
-    /// Renders the files of a job.
+    /// Renders the files of a job for a launcher.
     ///
     /// # Errors
-    /// Returns an error that names the option if the launcher cannot start the job with its
+    /// Returns an error that names the option if the launcher cannot start the job with the given
     /// options.
     pub fn new(job: Job, recipe: &Recipe, launcher: &Launcher) -> anyhow::Result<Self> {
-        let mut files = job.files(recipe)?;
+        let mut files = job.render_files(recipe)?;
         let submission = match launcher {
-            Launcher::Local => Submission::Hosts(hosts::local(&job)?),
-            Launcher::Ssh(options) => Submission::Hosts(hosts::ssh(&job, options)?),
+            Launcher::Local => Submission::Hosts(hosts::on_this_machine(&job)?),
+            Launcher::Ssh(options) => Submission::Hosts(hosts::over_ssh(&job, options)?),
             Launcher::Slurm(options) => {
                 let (batch, rendered) = slurm::render(&job, options)?;
                 files.extend(rendered);
@@ -137,17 +136,17 @@ impl Launch {
         Ok(Launch { job, files, submission })
     }
 
-    /// Returns the job.
+    /// Returns the job that will be launched.
     pub fn job(&self) -> &Job {
         &self.job
     }
 
-    /// Returns path and text of the files that the machines and the launcher read.
+    /// Returns the paths and texts of the files that the machines and the launcher read.
     pub fn files(&self) -> &[(PathBuf, String)] {
         &self.files
     }
 
-    /// Returns the commands that submit the job.
+    /// Returns the shell commands that submit the job.
     pub fn commands(&self) -> Vec<String> {
         match &self.submission {
             Submission::Hosts(hosts) => hosts.commands(),
@@ -157,12 +156,12 @@ impl Launch {
         }
     }
 
-    /// Writes the files, submits the job and follows it to its end. With `detach`, the method
-    /// returns after the submission.
+    /// Writes the files, submits the job, and follows it to its end. If `detach` is true, returns
+    /// after the submission.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be written, or if the launcher rejects the job, fails to
-    /// report its state for too long, or does not end the job after a request.
+    /// Returns an error if a file cannot be written. Also returns an error if the launcher rejects
+    /// the job, does not report its state for too long, or does not end the job after a request.
     pub async fn run(self, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let Launch { job, files, submission } = self;
         if detach && matches!(submission, Submission::Hosts(_)) {

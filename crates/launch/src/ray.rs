@@ -11,7 +11,7 @@ use levade_http::{Bounds, Client, ClientRequest, Hosts};
 use levade_run::unusable;
 use serde_json::{Value, json};
 
-use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
+use crate::follow::{JobState, SchedulerJob, Watcher, follow, report_status};
 use crate::job::Job;
 use crate::shell::quoted;
 use crate::{INTERRUPTED, LaunchOutcome, STABLE};
@@ -19,25 +19,25 @@ use crate::{INTERRUPTED, LaunchOutcome, STABLE};
 /// Options of the Ray launcher.
 #[derive(Debug, Clone)]
 pub struct RayOptions {
-    /// URL of the cluster's dashboard.
+    /// URL of the Ray cluster's dashboard.
     pub address: String,
 
-    /// Python interpreter of the job on the cluster's machines.
+    /// Python interpreter that runs the job on the cluster's machines.
     pub python: String,
 }
 
-/// A Ray job that is ready to be submitted.
+/// Ray job that is ready to be submitted.
 pub struct RayJob {
     entrypoint: String,
     address: String,
     name: String,
 }
 
-/// Source of the driver. It starts an actor per machine, which holds the input of the supervisor of
-/// that machine's processes.
+/// Python source of the job's driver. The driver starts one actor per machine. The actor holds the
+/// standard input of the supervisor of the machine's processes.
 const DRIVER: &str = include_str!("driver.py");
 
-/// Renders the job and its driver.
+/// Renders the Ray job. Also returns the path and the text of its driver.
 ///
 /// # Errors
 /// Returns an error if the address is not an HTTP URL.
@@ -50,7 +50,7 @@ pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathB
     // first.
     let driver = job.dir.join("driver.py");
     let facts = json!({
-        "root": job.root, "folder": job.dir, "script": job.script(), "binary": job.binary, "nodes": job.nodes,
+        "root": job.root, "folder": job.dir, "script": job.script_path(), "binary": job.binary, "nodes": job.nodes,
         "processors": job.processors, "gpus": job.gpus, "restarts": job.restarts, "fresh": STABLE.as_secs(),
     });
     let words = [options.python.clone(), driver.display().to_string(), facts.to_string()];
@@ -58,21 +58,21 @@ pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathB
     Ok((RayJob { entrypoint, address, name: job.name.clone() }, (driver, DRIVER.to_owned())))
 }
 
-/// Timeout for a response of the cluster.
+/// Timeout for one response of the Ray cluster.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl RayJob {
-    /// Returns the submission request as a `curl` command.
+    /// Returns the `curl` command that submits the job.
     pub fn command(&self) -> String {
         let url = quoted(&format!("{}/api/jobs/", self.address));
-        format!("curl -X POST {url} -d {}", quoted(&self.order(&self.name)))
+        format!("curl -X POST {url} -d {}", quoted(&self.submission_request(&self.name)))
     }
 
-    fn order(&self, id: &str) -> Value {
+    fn submission_request(&self, id: &str) -> Value {
         json!({ "entrypoint": self.entrypoint, "submission_id": id })
     }
 
-    /// Submits the job and follows it.
+    /// Submits the job to the cluster, and follows it to its end.
     pub async fn run(
         self,
         job: &Job,
@@ -83,9 +83,9 @@ impl RayJob {
         // Ray requires a new id for each submission.
         let seconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let id = format!("{}-{seconds}", self.name);
-        let order = self.order(&id);
+        let order = self.submission_request(&id);
         let submitted = AcceptedRayJob { client, address: self.address, id, log: job.log(0) };
-        submitted.send(Method::POST, "", &order).await.map_err(|error| {
+        submitted.send_request(Method::POST, "", &order).await.map_err(|error| {
             unusable(format!(
                 "the Ray cluster at {} does not accept the job: {error}; see --address",
                 submitted.address
@@ -96,7 +96,9 @@ impl RayJob {
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, LaunchOutcome::Code(_)) {
             let log = job.dir.join("ray.log");
-            match submitted.send(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await
+            match submitted
+                .send_request(Method::GET, &format!("{}/logs", submitted.id), &Value::Null)
+                .await
             {
                 Ok(found) => std::fs::write(&log, found["logs"].as_str().unwrap_or_default())?,
                 Err(error) => report_status::<AcceptedRayJob>(
@@ -109,7 +111,7 @@ impl RayJob {
     }
 }
 
-/// A job that a Ray cluster has accepted.
+/// Job that a Ray cluster has accepted.
 struct AcceptedRayJob {
     client: Client,
     address: String,
@@ -118,7 +120,12 @@ struct AcceptedRayJob {
 }
 
 impl AcceptedRayJob {
-    async fn send(&self, method: Method, path: &str, body: &Value) -> anyhow::Result<Value> {
+    async fn send_request(
+        &self,
+        method: Method,
+        path: &str,
+        body: &Value,
+    ) -> anyhow::Result<Value> {
         let url = format!("{}/api/jobs/{path}", self.address);
         let headers =
             HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
@@ -140,26 +147,26 @@ impl SchedulerJob for AcceptedRayJob {
         format!("job {}", self.id)
     }
 
-    fn to_watch(&self) -> String {
+    fn watch_command(&self) -> String {
         let url = quoted(&format!("{}/api/jobs/{}", self.address, self.id));
         format!("curl {url}; tail -f {}", quoted(&self.log.display()))
     }
 
-    fn to_end(&self) -> String {
+    fn end_command(&self) -> String {
         format!("curl -X POST {}", quoted(&format!("{}/api/jobs/{}/stop", self.address, self.id)))
     }
 
-    async fn state(&self) -> anyhow::Result<State> {
-        parse_state(&self.send(Method::GET, &self.id, &Value::Null).await?)
+    async fn query_state(&self) -> anyhow::Result<JobState> {
+        parse_state(&self.send_request(Method::GET, &self.id, &Value::Null).await?)
     }
 
-    async fn end(&self) -> anyhow::Result<()> {
-        self.send(Method::POST, &format!("{}/stop", self.id), &Value::Null).await.map(drop)
+    async fn request_end(&self) -> anyhow::Result<()> {
+        self.send_request(Method::POST, &format!("{}/stop", self.id), &Value::Null).await.map(drop)
     }
 }
 
-/// Converts Ray's description of a job to a state.
-fn parse_state(found: &Value) -> anyhow::Result<State> {
+/// Converts Ray's description of a job into a state.
+fn parse_state(found: &Value) -> anyhow::Result<JobState> {
     let status =
         found["status"].as_str().with_context(|| format!("the response has no status: {found}"))?;
     let mut text = status.to_owned();
@@ -175,7 +182,7 @@ fn parse_state(found: &Value) -> anyhow::Result<State> {
         }
         _ => {}
     }
-    Ok(State { text, ended })
+    Ok(JobState { text, ended })
 }
 
 #[cfg(test)]
@@ -204,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_maps_ray_statuses() {
+    fn parse_state_maps_ray_statuses() {
         let state = |found: Value| parse_state(&found).map(|state| (state.text, state.ended));
         assert_eq!(state(json!({ "status": "RUNNING" })).unwrap(), ("RUNNING".into(), None));
         assert_eq!(state(json!({ "status": "STOPPED" })).unwrap().1, Some(INTERRUPTED));

@@ -17,17 +17,18 @@ pub fn quoted(word: &impl ToString) -> String {
     }
 }
 
-/// Runs a launcher's command and returns its output.
+/// Runs a command of a launcher, and returns the command's standard output.
 ///
 /// # Errors
-/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. The
-/// last error contains the command's standard error.
-pub async fn output(words: &[&str]) -> anyhow::Result<String> {
+/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. If
+/// the command fails, the error contains its standard error.
+pub async fn run_command(words: &[&str]) -> anyhow::Result<String> {
     const TIMEOUT: Duration = Duration::from_secs(120);
     let command = words.join(" ");
     let run = tokio::process::Command::new(words[0]).args(&words[1..]).kill_on_drop(true).output();
     let output = tokio::time::timeout(TIMEOUT, run).await;
-    let output = output.map_err(|_| anyhow::anyhow!("waited {TIMEOUT:?} for `{command}`"))?;
+    let output =
+        output.map_err(|_| anyhow::anyhow!("`{command}` did not finish within {TIMEOUT:?}"))?;
     let output = output.map_err(|error| {
         unusable(format!("cannot start {}: {error}; is it installed on this machine?", words[0]))
     })?;

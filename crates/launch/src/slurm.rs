@@ -6,24 +6,24 @@ use anyhow::Context as _;
 
 use levade_run::unusable;
 
-use crate::follow::{SchedulerJob, State, Watcher, follow, report_status};
+use crate::follow::{JobState, SchedulerJob, Watcher, follow, report_status};
 use crate::job::Job;
-use crate::shell::{output, quoted};
+use crate::shell::{quoted, run_command};
 use crate::{INTERRUPTED, LaunchOutcome, STABLE};
 
 /// Options of the Slurm launcher.
 #[derive(Debug, Clone)]
 pub struct SlurmOptions {
-    /// Additional options of `sbatch`, such as `partition=gpu` or `time=12:00:00`.
+    /// Additional options of `sbatch` as `NAME=VALUE`, such as `partition=gpu` or `time=12:00:00`.
     pub sbatch: Vec<String>,
 }
 
-/// A batch job that is ready to be submitted.
-pub struct Batch {
+/// Batch job of Slurm that is ready to be submitted.
+pub struct SlurmBatch {
     script: PathBuf,
 }
 
-/// Options that the job itself sets, each with a hint how to choose its value.
+/// Options of `sbatch` that the job itself sets, each with a hint how to change the value.
 const OWNED: [(&str, &str); 5] = [
     ("nodes", "set `cluster.learner.nodes`"),
     ("ntasks", "each node has one task"),
@@ -32,14 +32,14 @@ const OWNED: [(&str, &str); 5] = [
     ("wrap", "the job has a script"),
 ];
 
-/// Exit code of a task whose part failed with an error that the user has to correct. srun returns
-/// the highest code of all tasks. The codes are ordered so that the code of the failed task exceeds
-/// those of tasks that were stopped because of the failure.
+/// Exit code of a task whose part failed with an error that the user must correct. srun returns the
+/// highest code of all tasks. The codes are ordered so that the code of the failed task exceeds the
+/// codes of tasks that were stopped because of the failure.
 const EXIT_USER_ERROR: i32 = 202;
-/// Exit code of a task whose part has failed otherwise.
+/// Exit code of a task whose part failed for any other reason.
 const EXIT_FAILED: i32 = 203;
 
-/// Script of one task, which runs one machine's part.
+/// Shell script of one Slurm task, which runs the part of one machine.
 const TASK: &str = "#!/bin/sh
 # The shell waits for its part, which receives the signal, too.
 trap : TERM
@@ -52,7 +52,7 @@ case $code in
 esac
 ";
 
-/// Script of the job, which restarts all tasks when one of them has failed.
+/// Shell script of the batch job, which restarts all tasks when one of the tasks has failed.
 const BATCH: &str = "
 # The address by which the nodes reach the first node, which trains.
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
@@ -88,7 +88,7 @@ while :; do
 done
 ";
 
-/// Renders the job and its files.
+/// Renders the batch job and its files.
 ///
 /// # Errors
 /// Returns an error if an option is malformed or set by the job itself, or if the directory's name
@@ -96,7 +96,7 @@ done
 pub fn render(
     job: &Job,
     options: &SlurmOptions,
-) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
+) -> anyhow::Result<(SlurmBatch, [(PathBuf, String); 2])> {
     let script = job.dir.join("job.sbatch");
     let task = job.dir.join("task.sh");
     if job.dir.display().to_string().contains('\\') {
@@ -135,20 +135,20 @@ pub fn render(
         directives.push(format!("--{option}"));
     }
     let directives: String =
-        directives.iter().map(|line| format!("#SBATCH {}\n", directive(line))).collect();
+        directives.iter().map(|line| format!("#SBATCH {}\n", quote_directive(line))).collect();
     let values = [
         ("{log}", quoted(&log_path(job, "node-%t.log"))),
         ("{task}", quoted(&task.display())),
-        ("{script}", quoted(&job.script().display())),
+        ("{script}", quoted(&job.script_path().display())),
         ("{users}", EXIT_USER_ERROR.to_string()),
         ("{died}", EXIT_FAILED.to_string()),
         ("{restarts}", job.restarts.to_string()),
         ("{fresh}", STABLE.as_secs().to_string()),
     ];
-    let filled = |text: &str| filled(text, &values);
+    let filled = |text: &str| fill_placeholders(text, &values);
     let batch = format!("#!/bin/sh\n{directives}{}", filled(BATCH.trim_start_matches('\n')));
     let files = [(task.clone(), filled(TASK)), (script.clone(), batch)];
-    Ok((Batch { script }, files))
+    Ok((SlurmBatch { script }, files))
 }
 
 fn log_path(job: &Job, name: &str) -> String {
@@ -158,8 +158,9 @@ fn log_path(job: &Job, name: &str) -> String {
     format!("{}/{name}", dir.replace('%', "%%"))
 }
 
-/// Quotes a word of an `#SBATCH` line. In sbatch's quotes, a backslash escapes the next character.
-fn directive(word: &str) -> String {
+/// Quotes a word for an `#SBATCH` line. Within the quotes of sbatch, a backslash escapes the next
+/// character.
+fn quote_directive(word: &str) -> String {
     if word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c)) {
         word.to_owned()
     } else {
@@ -167,9 +168,9 @@ fn directive(word: &str) -> String {
     }
 }
 
-/// Replaces the placeholders in a text by their values. Placeholders within values are not
+/// Replaces the placeholders in a text with their values. Placeholders within values are not
 /// replaced.
-fn filled(text: &str, values: &[(&str, String)]) -> String {
+fn fill_placeholders(text: &str, values: &[(&str, String)]) -> String {
     let mut all = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('{') {
@@ -189,30 +190,34 @@ fn filled(text: &str, values: &[(&str, String)]) -> String {
     all + rest
 }
 
-/// The fields of a Slurm job that determine its state.
+/// Fields of a Slurm job that determine the state of the job.
 #[derive(Debug, PartialEq, Eq)]
-struct Fields {
+struct SlurmJobFields {
     name: String,
     reason: String,
     exit: u8,
-    /// Whether the job is requeued after the loss of a node or a preemption.
+    /// Whether Slurm requeues the job after the loss of a node or a preemption.
     again: bool,
 }
 
-impl Fields {
-    /// Parses a line of `scontrol show job -o`.
+impl SlurmJobFields {
+    /// Parses a line of the output of `scontrol show job -o`. Returns `None` if the line contains
+    /// no job state.
     fn parse(line: &str) -> Option<Self> {
-        let exit = field(line, "ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
-        Some(Fields {
-            name: field(line, "JobState")?,
-            reason: field(line, "Reason").filter(|reason| reason != "None").unwrap_or_default(),
+        let exit =
+            find_field(line, "ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
+        Some(SlurmJobFields {
+            name: find_field(line, "JobState")?,
+            reason: find_field(line, "Reason")
+                .filter(|reason| reason != "None")
+                .unwrap_or_default(),
             exit: exit.unwrap_or(0),
-            again: field(line, "Requeue").is_some_and(|again| again != "0"),
+            again: find_field(line, "Requeue").is_some_and(|again| again != "0"),
         })
     }
 
-    /// Returns the exit code, or `None` if the job may still run.
-    fn ended(&self) -> Option<u8> {
+    /// Returns the exit code of the job, or `None` if the job may still run.
+    fn exit_code(&self) -> Option<u8> {
         match self.name.as_str() {
             "COMPLETED" => Some(0),
             "CANCELLED" => Some(INTERRUPTED),
@@ -224,18 +229,18 @@ impl Fields {
     }
 }
 
-fn field(line: &str, name: &str) -> Option<String> {
+fn find_field(line: &str, name: &str) -> Option<String> {
     let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
     found.and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
 }
 
-impl Batch {
-    /// Returns the command that submits the job.
+impl SlurmBatch {
+    /// Returns the shell command that submits the batch job.
     pub fn command(&self) -> String {
         format!("sbatch --parsable {}", quoted(&self.script.display()))
     }
 
-    /// Submits the job and follows it.
+    /// Submits the batch job, and follows it to its end.
     pub async fn run(
         self,
         job: &Job,
@@ -243,7 +248,7 @@ impl Batch {
         watcher: Watcher,
     ) -> anyhow::Result<LaunchOutcome> {
         let job_line =
-            output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
+            run_command(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
         let id = job_line.trim().split(';').next().unwrap_or_default().to_owned();
         anyhow::ensure!(!id.is_empty(), "sbatch returned no job id: {job_line:?}");
         let submitted = SlurmJob { id, log: job.log(0) };
@@ -252,7 +257,7 @@ impl Batch {
     }
 }
 
-/// A job that was submitted to Slurm.
+/// Job that was submitted to a Slurm cluster.
 struct SlurmJob {
     id: String,
     log: PathBuf,
@@ -265,25 +270,25 @@ impl SchedulerJob for SlurmJob {
         format!("job {}", self.id)
     }
 
-    fn to_watch(&self) -> String {
+    fn watch_command(&self) -> String {
         format!("squeue -j {}; tail -f {}", self.id, quoted(&self.log.display()))
     }
 
-    fn to_end(&self) -> String {
+    fn end_command(&self) -> String {
         format!("scancel {}", self.id)
     }
 
-    async fn state(&self) -> anyhow::Result<State> {
-        let line = output(&["scontrol", "show", "job", "-o", &self.id]).await?;
-        let state = Fields::parse(&line);
+    async fn query_state(&self) -> anyhow::Result<JobState> {
+        let line = run_command(&["scontrol", "show", "job", "-o", &self.id]).await?;
+        let state = SlurmJobFields::parse(&line);
         let state = state
             .with_context(|| format!("scontrol returned no state of the job: {}", line.trim()))?;
         let text = format!("{} {}", state.name, state.reason).trim().to_owned();
-        Ok(State { text, ended: state.ended() })
+        Ok(JobState { text, ended: state.exit_code() })
     }
 
-    async fn end(&self) -> anyhow::Result<()> {
-        output(&["scancel", &self.id]).await.map(drop)
+    async fn request_end(&self) -> anyhow::Result<()> {
+        run_command(&["scancel", &self.id]).await.map(drop)
     }
 }
 
@@ -380,7 +385,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let job = Job::named("calc", dir.path().to_owned(), "/opt/levade".into()).unwrap();
         std::fs::create_dir(&job.dir).unwrap();
-        std::fs::write(job.script(), part).unwrap();
+        std::fs::write(job.script_path(), part).unwrap();
         let (_, files) = render(&job, &SlurmOptions { sbatch: Vec::new() }).unwrap();
         let (path, text) = &files[0];
         std::fs::write(path, text).unwrap();
@@ -409,20 +414,30 @@ mod tests {
     fn fields_map_slurm_states_to_exit_codes() {
         let line =
             "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
-        let state = Fields::parse(line).unwrap();
+        let state = SlurmJobFields::parse(line).unwrap();
         assert_eq!(
             state,
-            Fields { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true }
+            SlurmJobFields {
+                name: "PENDING".into(),
+                reason: "Resources".into(),
+                exit: 0,
+                again: true
+            }
         );
-        assert_eq!(state.ended(), None);
+        assert_eq!(state.exit_code(), None);
         assert_eq!(exit_code_of("FAILED"), Some(2));
         assert_eq!(exit_code_of("COMPLETED"), Some(0));
         assert_eq!(exit_code_of("NODE_FAIL"), None, "it is requeued");
-        assert_eq!(Fields::parse("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
-        assert_eq!(Fields::parse("slurm_load_jobs error"), None);
+        assert_eq!(
+            SlurmJobFields::parse("JobState=NODE_FAIL Requeue=0").unwrap().exit_code(),
+            Some(1)
+        );
+        assert_eq!(SlurmJobFields::parse("slurm_load_jobs error"), None);
     }
 
     fn exit_code_of(state: &str) -> Option<u8> {
-        Fields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended()
+        SlurmJobFields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0"))
+            .unwrap()
+            .exit_code()
     }
 }

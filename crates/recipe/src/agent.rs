@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::{ContextPolicy, Limits, MixtureScope, MixtureSeats, Truncation};
+use levade_agent::{AttemptLimits, ContextPolicy, MixtureScope, MixtureSeats, Truncation};
 use levade_conversation::{CompletionMatching, Format, History, Options};
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
@@ -272,8 +272,8 @@ impl AgentKeys {
     }
 
     /// Returns the turn, token and time limits of the agent's attempts.
-    pub fn limits(&self) -> Limits {
-        Limits {
+    pub fn limits(&self) -> AttemptLimits {
+        AttemptLimits {
             max_turns: self.max_turns,
             max_tokens: self.max_tokens,
             completion_timeout: Duration::from_secs_f64(self.completion_seconds),

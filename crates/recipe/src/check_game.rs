@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use levade_agent::MixtureSeats;
-use levade_agent::game::{GameLoop, GameOptions, GameWorkers, INSTRUCTIONS, PolicyPrompts, Rules};
+use levade_agent::game::{
+    GameLoop, GameOptions, GameRules, GameWorkers, INSTRUCTIONS, PolicyPrompts,
+};
 use levade_tree::DEFAULT;
 
 use super::RecipeError;
@@ -27,15 +29,15 @@ impl Recipe {
     ) -> Result<GameLoop, String> {
         let keys = &self.game;
         let rules = if keys.command.is_empty() {
-            Rules::built_in(&keys.name)?
+            GameRules::from_built_in_game(&keys.name)?
         } else {
-            Rules::Workers(workers(keys, Duration::from_secs_f64(keys.seconds)).into())
+            GameRules::Workers(workers(keys, Duration::from_secs_f64(keys.seconds)).into())
         };
         Ok(GameLoop { options: self.game_options(rules).into() })
     }
 
     /// Returns the options of the recipe's game loop. `rules` are the rules of the game.
-    pub fn game_options(&self, rules: Rules) -> GameOptions {
+    pub fn game_options(&self, rules: GameRules) -> GameOptions {
         let keys = &self.game;
         let mut agents = keys.agents.clone();
         let other = agents.remove(OTHER).unwrap_or_else(|| DEFAULT.to_owned());
@@ -128,7 +130,8 @@ impl Checker<'_> {
         if !keys.command.is_empty() {
             return Ok(());
         }
-        let seats = Rules::built_in(&keys.name).and_then(|rules| rules.seats(&keys.options()));
+        let seats = GameRules::from_built_in_game(&keys.name)
+            .and_then(|rules| rules.seats(&keys.options()));
         match seats {
             Err(why) => {
                 let source = ReadError::at_path(["game"], why);

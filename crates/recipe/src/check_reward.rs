@@ -123,7 +123,8 @@ fn source_names(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
         environment => {
             let options = environment.environment();
             (
-                options.map_or_else(String::new, |options| options.common().name.to_owned()),
+                options
+                    .map_or_else(String::new, |options| options.common_options().name.to_owned()),
                 Vec::new(),
             )
         }

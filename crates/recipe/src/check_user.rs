@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use levade_agent::user::{INSTRUCTION, STOP, SimulatedUser, Speaker, UserAgent};
+use levade_agent::user::{INSTRUCTION, STOP, SimulatedUser, UserAgent, UserSpeaker};
 use levade_tools::{OptionError, PythonUserKeys, PythonUsers};
 use levade_tree::DEFAULT;
 
@@ -33,9 +33,9 @@ impl Recipe {
     ) -> Option<SimulatedUser> {
         let UserKeys { opens, max_turns, stop, seconds, options } = self.user.get(name)?;
         let speaker = match options {
-            UserKind::Python(keys) => Speaker::Python(python(keys).into()),
+            UserKind::Python(keys) => UserSpeaker::Python(python(keys).into()),
             UserKind::Agent(UserAgentKeys { agent, prompt, greeting, instruction }) => {
-                Speaker::Agent(UserAgent {
+                UserSpeaker::Agent(UserAgent {
                     agent: agent.clone(),
                     prompt: prompt.clone(),
                     greeting: greeting.clone(),

@@ -18,10 +18,10 @@ impl Checker<'_> {
         for (i, source) in recipe.tasks.iter().enumerate() {
             let Some(options) = source.environment() else { continue };
             let key = |name: &str| format!("tasks.{i}.{name}");
-            if let Some((name, value, range)) = options.range_error() {
+            if let Some((name, value, range)) = options.find_range_error() {
                 self.check(false, key(name), value, range)?;
             }
-            let CommonOptions { name, agent, .. } = options.common();
+            let CommonOptions { name, agent, .. } = options.common_options();
             let range =
                 "a name that no other environment has: it identifies the environment's tasks";
             self.check(

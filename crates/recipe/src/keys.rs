@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::Limits;
+use levade_agent::AttemptLimits;
 use levade_agent::environments::{
     EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions, VerifiersOptions,
 };
@@ -417,8 +417,8 @@ impl EvalKeys {
     }
 
     /// Returns the limits of evaluation attempts, given the `limits` of training attempts.
-    pub fn limits(&self, limits: Limits) -> Limits {
-        Limits {
+    pub fn limits(&self, limits: AttemptLimits) -> AttemptLimits {
+        AttemptLimits {
             max_turns: if self.max_turns == 0 { limits.max_turns } else { self.max_turns },
             max_tokens: if self.max_tokens == 0 { limits.max_tokens } else { self.max_tokens },
             ..limits

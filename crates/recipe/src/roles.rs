@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use levade_agent::{probe_agent, summary_agent};
+use levade_agent::{own_summarizer_name, probe_agent};
 use levade_tree::DEFAULT;
 
 use super::agent::AgentKeys;
@@ -145,7 +145,7 @@ impl Recipe {
             agents.iter().filter(|agent| !is_trained(agent)).map(|(name, _)| (*name).to_owned());
         let silent =
             agents.iter().filter(|agent| !is_trained(agent) || !agent.1.context.trains_summaries());
-        let silent = silent.map(|(name, _)| summary_agent(name));
+        let silent = silent.map(|(name, _)| own_summarizer_name(name));
         // Only attempts of programs contain probe calls.
         let is_program = self.agent.kind.calls_over_http();
         let probes = agents.iter().filter(|_| is_program).map(|(name, _)| probe_agent(name));

@@ -23,26 +23,28 @@ use crate::failure::unusable;
 use crate::gpus::{self, GpuAllocation};
 use crate::host::Host;
 
-/// Directory, within the run directory, that the learner's processes write to.
+/// Name of the directory in the run directory that the learner's processes write to.
 pub const SUBDIR: &str = "learner";
-/// File, in the run directory, with properties of the learner on which its numbers depend.
+/// Name of the file in the run directory with the properties of the learner that affect its
+/// numerical results.
 const LAYOUT: &str = "learner.json";
 
-/// Requirements for a learner: the policy that it will train.
+/// Requirements that an external learner must meet: the properties of the policy that it will
+/// train.
 pub struct Requirements<'a> {
     /// Model that the policy starts from.
     pub files: &'a ModelFiles,
     /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// Options of the policy's adapter, if it has one.
+    /// Options of the policy's adapter. `None` if all weights are trained.
     pub lora: Option<&'a LoraOptions>,
-    /// Whether the run needs a frozen reference copy.
+    /// Whether the run needs a frozen reference copy of the model.
     pub reference: bool,
     /// Whether the run needs a critic.
     pub critic: bool,
 }
 
-/// An external learner that is connected.
+/// Handles of a connected external learner.
 pub struct Handles {
     policy: RemoteLearner,
 }
@@ -69,12 +71,12 @@ impl Handles {
     }
 }
 
-/// Starts or connects to the learner of a recipe, and checks that it fits the run. Returns `None`
-/// if the embedded engine trains. A learner that is started is added to `children`.
+/// Starts the external learner of a recipe, or connects to it, and checks that it fits the run.
+/// Returns `None` if the embedded engine trains. A started learner is added to `children`.
 ///
 /// # Errors
-/// Returns an error if the learner cannot be started or reached, does not fit the model, or has a
-/// parallel layout that differs from the start of the run.
+/// Returns an error if the learner cannot be started or reached, if it does not fit the model, or
+/// if its parallel layout differs from the layout at the start of the run.
 pub async fn start(
     recipe: &Recipe,
     wants: &Requirements<'_>,
@@ -99,20 +101,23 @@ pub async fn start(
         ));
     }
     let expected = LearnerRequirements {
-        model_type: family(&wants.files.config)?,
+        model_type: read_model_family(&wants.files.config)?,
         vocabulary: wants.files.config.vocabulary,
         context: wants.context,
         reference: wants.reference,
         critic: wants.critic,
-        lora: wants.lora.map(adapter),
+        lora: wants.lora.map(to_adapter),
         dtype: keys.dtype.to_string(),
         export_dtype: recipe.engine.precision.to_string(),
     };
     let (url, token, processes) = if keys.start {
         GpuAllocation::of(recipe).check_learner(gpus::visible().as_deref())?;
-        let model = model_dir(wants.files, &root.join(SUBDIR))?;
-        let log = torchrun::log_of(&root, 0);
-        host.setup("learner", format!("starting {} (log: {})", size(keys), display::path(&log)));
+        let model = prepare_model_dir(wants.files, &root.join(SUBDIR))?;
+        let log = torchrun::node_log_path(&root, 0);
+        host.setup(
+            "learner",
+            format!("starting {} (log: {})", describe_size(keys), display::path(&log)),
+        );
         let torchrun::Group { url, token, processes, exit_task } =
             torchrun::start(keys, recipe, &root, &model, wants, host.supervisor()).await?;
         children.push(ChildTask { name: "the learner's group".into(), ended: exit_task });
@@ -155,11 +160,11 @@ pub async fn start(
                     `training/logprob_mismatch`";
         host.setup("note", note);
     }
-    compare(&root, &described.layout, host)?;
+    check_layout(&root, &described.layout, host)?;
     Ok(Some(Handles { policy }))
 }
 
-fn size(keys: &TorchKeys) -> String {
+fn describe_size(keys: &TorchKeys) -> String {
     match keys.nodes {
         1 => format!("{} processes", keys.processes_per_node()),
         nodes => format!("{} processes on each of {nodes} machines", keys.processes_per_node()),
@@ -168,7 +173,7 @@ fn size(keys: &TorchKeys) -> String {
 
 /// Returns a model directory that PyTorch can read. A model in another format, such as GGUF, is
 /// converted once into the learner's directory.
-fn model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
+fn prepare_model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     let path = std::path::absolute(files.path())?;
     if path.is_dir() {
         return Ok(path);
@@ -197,19 +202,19 @@ fn model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Returns the family of a model, as in its `config.json`.
-fn family(config: &ModelConfig) -> anyhow::Result<String> {
+/// Returns the family of a model, as its `config.json` names the family.
+fn read_model_family(config: &ModelConfig) -> anyhow::Result<String> {
     let family = serde_json::to_value(config.family)?;
     Ok(family.as_str().unwrap_or_default().to_owned())
 }
 
-fn adapter(lora: &LoraOptions) -> Adapter {
+fn to_adapter(lora: &LoraOptions) -> Adapter {
     Adapter { rank: lora.rank, alpha: lora.alpha, targets: lora.targets.iter().cloned().collect() }
 }
 
-/// Records the learner's layout when a run starts. When a run resumes, compares the layout with the
-/// recorded one.
-fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
+/// Records the parallel layout of the learner when a run starts. When a run resumes, compares the
+/// layout with the recorded layout.
+fn check_layout(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
     let file = root.join(LAYOUT);
     let Some(before) = std::fs::read(&file).ok().filter(|_| root.join(RECIPE).exists()) else {
         std::fs::create_dir_all(root)?;
@@ -253,20 +258,20 @@ mod tests {
     fn resumed_run_requires_initial_rank_count() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("run");
-        compare(&root, &layout(2), &Host::default()).unwrap();
+        check_layout(&root, &layout(2), &Host::default()).unwrap();
         // The run has not started yet, so its layout can change.
-        compare(&root, &layout(4), &Host::default()).unwrap();
+        check_layout(&root, &layout(4), &Host::default()).unwrap();
         std::fs::write(root.join(RECIPE), "").unwrap();
-        compare(&root, &layout(4), &Host::default()).unwrap();
-        let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
+        check_layout(&root, &layout(4), &Host::default()).unwrap();
+        let error = check_layout(&root, &layout(2), &Host::default()).unwrap_err().to_string();
         assert!(error.contains("has 2 data-parallel ranks, but the run started with 4"), "{error}");
         assert!(error.contains("--set model.source=CHECKPOINT"), "{error}");
         // A partly written file, for example on a full disk, must not pass for a run without a
         // layout.
         std::fs::write(root.join(LAYOUT), "{\"world_size\": ").unwrap();
-        let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
+        let error = check_layout(&root, &layout(2), &Host::default()).unwrap_err().to_string();
         assert!(error.contains("learner.json no longer shows how many ranks"), "{error}");
         std::fs::remove_file(root.join(LAYOUT)).unwrap();
-        compare(&root, &layout(4), &Host::default()).unwrap();
+        check_layout(&root, &layout(4), &Host::default()).unwrap();
     }
 }

@@ -24,23 +24,24 @@ use crate::display;
 use crate::failure::unusable;
 use crate::gpus::GpuAllocation;
 use crate::host::Host;
-use process::{Process, Spec};
+use process::{ServerProcess, ServerSpec};
 
-/// Text by whose log-probabilities servers are checked. It contains words, numbers and punctuation,
-/// as completions do.
+/// Text whose log-probabilities servers are checked by. Like a completion, it contains words,
+/// numbers and punctuation.
 const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? \
                      First 17 + 25 = 42, then 42 - 8 = 34, so the answer is 34.";
 
-/// Directory, within the run directory, for published weights and the logs of servers.
+/// Name of the directory in the run directory for published weights and the logs of servers.
 const SUBDIR: &str = "samplers";
 
 /// Interval at which the file of addresses is polled.
 const FOLLOW: Duration = Duration::from_secs(5);
 
-/// Interval at which a starting server is polled, and timeout for its description.
+/// Interval at which a starting server is polled. It is also the timeout for the server's
+/// description of itself.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Requirements for servers: the policy that they sample for.
+/// Requirements that servers must meet: the properties of the policy that they sample from.
 pub struct Requirements<'a> {
     /// Name of the policy.
     pub name: &'a str,
@@ -48,43 +49,46 @@ pub struct Requirements<'a> {
     pub files: &'a ModelFiles,
     /// Maximum sequence length, in tokens.
     pub context: usize,
-    /// Options of the policy's adapter, if it has one.
+    /// Options of the policy's adapter. `None` if the policy has no adapter.
     pub lora: Option<&'a LoraOptions>,
     /// Chat format that renders the policy's prompts.
     pub chat: &'a Chat,
-    /// Function that completes a directory of weights to a model directory.
+    /// Function that adds the missing files of a model directory, such as the tokenizer, to a
+    /// directory of weights.
     pub companions: &'a ExtraFiles,
-    /// Processes of the external learner that hold the policy's weights, if there is one.
+    /// Processes of the external learner, which hold the policy's weights. `None` if the embedded
+    /// engine trains.
     pub group: Option<&'a RemoteLearner>,
-    /// Handoff of these processes' devices, if servers are colocated with the learner.
+    /// Handoff of the learner's devices. `None` if servers are not colocated with the learner.
     pub colocation: Option<&'a Arc<Colocation>>,
     /// GPUs of this machine, and their assignment to servers.
     pub gpus: GpuAllocation,
 }
 
-/// Returns the device handoff between the learner and the samplers of a recipe, or `None` if they
-/// are not colocated.
+/// Creates the handoff of devices between the learner and the samplers of a recipe. Returns `None`
+/// if they are not colocated.
 pub fn colocation(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Colocation>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
     let is_colocated = recipe.cluster.placement == Placement::Colocated;
     is_colocated.then(|| Colocation::new(Arc::new(group.clone()), samplers.start_timeout()))
 }
 
-/// Sampler and learner of a policy that servers sample for. They replace the policy's own.
+/// Sampler and learner of a policy that servers sample from. They replace the policy's own sampler
+/// and learner.
 pub struct Handles {
-    /// All servers, as one sampler.
+    /// Sampler that distributes requests to all servers.
     pub sampler: Arc<dyn Sampler>,
-    /// Learner that publishes its weights for the servers.
+    /// Learner that publishes its weights to the servers.
     pub learner: Arc<dyn Learner>,
 }
 
-/// Connects to the servers of a recipe that has samplers: servers at given addresses, and servers
-/// that are started now, under one router. Returns once one of them responds, or all if devices are
-/// colocated. Started servers are added to `children`.
+/// Connects to the servers of a recipe under one router: running servers at configured addresses,
+/// and servers that this function starts. Returns when one server responds. If devices are
+/// colocated, returns when all servers respond. Started servers are added to `children`.
 ///
 /// # Errors
-/// Returns an error if a server cannot be started, if it was started with unsuitable options (the
-/// error names the missing flag), if no server responds in time, or if the learner exits first.
+/// Returns an error if a server cannot be started, if no server responds in time, or if the learner
+/// exits first. If a server was started with unsuitable options, the error names the missing flag.
 pub async fn start(
     recipe: &Recipe,
     wants: &Requirements<'_>,
@@ -97,12 +101,14 @@ pub async fn start(
     let dir = recipe.run.folder.join(SUBDIR);
     let mut text_tokens = wants.chat.tokenizer().encode(PROBE);
     text_tokens.truncate(wants.context.saturating_sub(1).max(2));
-    let push = with_broadcast(keys, wants);
+    let push = create_broadcast(keys, wants);
     let publishing =
         PublishingLearner::new(Arc::clone(&learner), dir.join("weights"), text_tokens.clone())
             .with_broadcast(push.clone());
-    let options =
-        ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
+    let options = ServerOptions {
+        push: push.clone(),
+        ..create_server_options(samplers, wants, text_tokens.clone())
+    };
     let mut named_servers = Vec::new();
     let mut processes = Vec::new();
     let model = dir.join("model");
@@ -116,13 +122,13 @@ pub async fn start(
         for number in 0..keys.count {
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
-            let spec = Spec::new(samplers, wants, &dir, &model, number, precision, backend)?;
+            let spec = ServerSpec::new(samplers, wants, &dir, &model, number, precision, backend)?;
             host.setup("sampler", format!("{} (log: {})", spec.name, display::path(&spec.log)));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             named_servers.push((spec.name.clone(), server));
             let may = wants.colocation.map(|colocation| colocation.starts());
             let name = format!("the sampler {}", spec.name);
-            let (process, ended) = Process::start(spec, host.supervisor().clone(), may);
+            let (process, ended) = ServerProcess::start(spec, host.supervisor().clone(), may);
             processes.push(process);
             children.push(ChildTask { name, ended });
         }
@@ -135,11 +141,11 @@ pub async fn start(
     let start_timeout = if keys.start { keys.start_timeout() } else { options.silence };
     // A server that is still starting could not be put to sleep.
     let servers =
-        await_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
+        wait_for_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
     tokio::select! {
         there = servers => there?,
         // If the learner has exited, it must be restarted first.
-        exit = await_learner_exit(wants.group) => return Err(exit.into()),
+        exit = wait_for_learner_exit(wants.group) => return Err(exit.into()),
     }
     for (name, server) in &named_servers {
         // Some servers may still be starting. Report only the servers that respond.
@@ -148,11 +154,12 @@ pub async fn start(
         }
     }
     let server_names: Vec<String> = named_servers.iter().map(|(name, _)| name.clone()).collect();
-    let running: Vec<_> = processes.iter().map(Process::running).collect();
+    let running: Vec<_> = processes.iter().map(ServerProcess::running).collect();
     let server_handles: Vec<Server> =
         named_servers.iter().map(|(_, server)| server.clone()).collect();
-    let router =
-        Arc::new(router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes));
+    let router = Arc::new(
+        create_router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes),
+    );
     let learner: Arc<dyn Learner> = Arc::new(publishing);
     if let Some(colocation) = wants.colocation {
         let running = running.into_iter().map(Some).chain(std::iter::repeat(None));
@@ -164,7 +171,7 @@ pub async fn start(
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
         let server_names = server_names.into_iter().collect();
-        tokio::spawn(follow(
+        tokio::spawn(follow_addresses(
             keys.urls_file.clone(),
             Arc::downgrade(&router),
             options,
@@ -175,9 +182,9 @@ pub async fn start(
     Ok(Some(Handles { sampler: router, learner }))
 }
 
-/// Adds and removes servers of a router when their lines in a file appear and disappear. Ends when
-/// the router is dropped.
-async fn follow(
+/// Follows a file of server addresses: adds a server to the router when its line appears, and
+/// removes it when the line disappears. Ends when the router is dropped.
+async fn follow_addresses(
     file: PathBuf,
     router: Weak<Router>,
     options: ServerOptions,
@@ -209,7 +216,7 @@ async fn within_poll_interval<T>(work: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(POLL_INTERVAL, work).await.ok()
 }
 
-/// Returns the addresses in a file, one per line. Empty lines and lines that start with `#` are
+/// Reads server addresses from a file, one per line. Empty lines and lines that start with `#` are
 /// ignored.
 fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
     if file.as_os_str().is_empty() {
@@ -226,9 +233,9 @@ fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(lines.map(str::to_owned).collect())
 }
 
-/// Returns the weight broadcast to the servers' memory, if the recipe enables it and has an
-/// external learner.
-fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
+/// Creates the broadcast of weights into the servers' memory. Returns `None` if the recipe does not
+/// enable the broadcast, or if it has no external learner.
+fn create_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
     let backend = if learner.description().layout.device.starts_with("cuda") {
         GroupBackend::Nccl
@@ -238,8 +245,12 @@ fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<We
     Some(Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), backend)))
 }
 
-/// Returns the options of the connections to the servers.
-fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) -> ServerOptions {
+/// Creates the options of the connections to the servers.
+fn create_server_options(
+    samplers: &SamplersKeys,
+    wants: &Requirements<'_>,
+    tokens: Vec<u32>,
+) -> ServerOptions {
     let keys = samplers.servers();
     let kind = match samplers {
         SamplersKeys::Vllm(_) => ServerKind::Vllm,
@@ -264,8 +275,8 @@ fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) 
     }
 }
 
-/// Writes the model that servers start with: the learner's current weights, or the base model of
-/// its adapter.
+/// Writes the model directory that servers start with. It contains the learner's current weights.
+/// If the learner trains an adapter, it contains the base model.
 async fn write_model(
     dir: &Path,
     wants: &Requirements<'_>,
@@ -293,8 +304,8 @@ async fn write_model(
     Ok(())
 }
 
-/// Waits until the external learner exits. Never returns if there is none.
-async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
+/// Waits until the external learner exits. If there is no external learner, never returns.
+async fn wait_for_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
     match group {
         Some(group) => group.wait_for_exit().await,
         None => std::future::pending().await,
@@ -305,10 +316,10 @@ async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
 ///
 /// # Errors
 /// Returns an error if a server was started with unsuitable options, exited soon after its start,
-/// or did not respond in time.
-async fn await_servers(
+/// or did not respond before the timeout.
+async fn wait_for_servers(
     named_servers: &[(String, Server)],
-    processes: &[Process],
+    processes: &[ServerProcess],
     start_timeout: Duration,
     all: bool,
 ) -> anyhow::Result<()> {
@@ -330,7 +341,7 @@ async fn await_servers(
             if answering == named_servers.len() || (answering > 0 && !all) {
                 return Ok(());
             }
-            if let Some(why) = processes.iter().find_map(Process::start_error) {
+            if let Some(why) = processes.iter().find_map(ServerProcess::start_error) {
                 return Err(unusable(why));
             }
             sleep(POLL_INTERVAL).await;
@@ -342,7 +353,7 @@ async fn await_servers(
     })
 }
 
-fn router(
+fn create_router(
     keys: &ServersKeys,
     policy: &str,
     probe: Vec<u32>,
@@ -373,8 +384,9 @@ fn router(
     Ok(Router::new(named_servers.collect(), options)?)
 }
 
-/// Returns the precision of started servers, unless their arguments set another.
-fn dtype(precision: Precision) -> &'static str {
+/// Returns the name of the precision that started servers use. A server's arguments can set another
+/// precision.
+fn dtype_name(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 => "float32",
         Precision::Bf16 => "bfloat16",

@@ -12,36 +12,38 @@ use levade_trainer::{PromptVersion, improved_prompts, seconds, started_at};
 
 use crate::failure::unusable;
 
-/// File with the resolved recipe, which a run writes first. Together with a store or a lock file,
-/// it identifies a run directory.
+/// Name of the file with the resolved recipe, which a run writes first. Together with a store or a
+/// lock file, this file identifies a run directory.
 pub const RECIPE: &str = "recipe.toml";
-/// Default file of the store. Directories from older builds have no lock file.
+/// Default name of the store's file in a run directory. A directory from an older build has this
+/// file but no lock file.
 pub const STORE_FILE: &str = "run.db";
-/// Lock file, which every process that works on the run creates.
+/// Name of the lock file, which every process that works on the run creates.
 const LOCK: &str = "lock";
-/// Directory of the checkpoints.
+/// Name of the directory of the checkpoints in a run directory.
 pub const CHECKPOINTS: &str = "checkpoints";
-/// Directory, within a checkpoint, of the trained policies other than the first. The first policy
-/// is in the checkpoint itself.
+/// Name of the directory in a checkpoint that contains the trained policies except the first. The
+/// first policy is in the checkpoint itself.
 pub const POLICIES: &str = "policies";
-/// File that is written last into a checkpoint.
+/// Name of the file that is written last into a checkpoint, and therefore shows that the checkpoint
+/// is complete.
 pub const STATE: &str = "trainer.json";
 
-/// A directory that contains a run.
+/// Directory that contains a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunDir {
     root: PathBuf,
 }
 
 impl RunDir {
-    /// Returns the run in a directory, or `None` if the directory contains no run.
+    /// Returns the run in the directory `path`. Returns `None` if the directory contains no run.
     pub fn find(path: &Path) -> Option<Self> {
         let is_run = path.join(RECIPE).is_file()
             && [STORE_FILE, LOCK].iter().any(|file| path.join(file).is_file());
         is_run.then(|| RunDir { root: path.to_owned() })
     }
 
-    /// Returns the run in a directory.
+    /// Opens the run in the directory `path`.
     ///
     /// # Errors
     /// Returns an error if the directory contains no run.
@@ -55,9 +57,10 @@ impl RunDir {
         })
     }
 
-    /// Returns the run that a checkpoint, or a policy in a checkpoint, belongs to.
+    /// Finds the run that a checkpoint, or a policy in a checkpoint, belongs to. Returns `None` if
+    /// there is no such run.
     pub fn find_for_checkpoint(path: &Path) -> Option<Self> {
-        let path = checkpoint_of(path)?;
+        let path = find_checkpoint_dir(path)?;
         let is_checkpoint = path.join(STATE).is_file()
             && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
         if is_checkpoint { Self::find(path.parent()?.parent()?) } else { None }
@@ -80,7 +83,7 @@ impl RunDir {
         start_time_or_now(&self.root)
     }
 
-    /// Returns the directory.
+    /// Returns the path of the run directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -95,8 +98,8 @@ impl RunDir {
         Ok(levade_store_client::open(&location, &self.root, StoreAccess::Read).await?)
     }
 
-    /// Returns the checkpoints by the number of finished steps. A directory gets the name of a
-    /// checkpoint only when the checkpoint is complete.
+    /// Returns the checkpoints of the run by their numbers of finished steps. A directory gets the
+    /// name of a checkpoint only when the checkpoint is complete.
     pub fn checkpoints(&self) -> BTreeMap<u64, PathBuf> {
         let entries = std::fs::read_dir(self.root.join(CHECKPOINTS)).into_iter().flatten();
         let found = entries.flatten().filter_map(|entry| {
@@ -106,22 +109,22 @@ impl RunDir {
         found.collect()
     }
 
-    /// Returns the newest checkpoint, if any.
+    /// Returns the newest checkpoint of the run. Returns `None` if there is no checkpoint.
     pub fn newest_checkpoint(&self) -> Option<PathBuf> {
         self.checkpoints().pop_last().map(|(_, path)| path)
     }
 }
 
 /// Returns the directory of the checkpoint whose policy is in `path`: the parent of the directory
-/// of policies, or `path` itself.
-pub fn checkpoint_of(path: &Path) -> Option<PathBuf> {
+/// of policies, or `path` itself. Returns `None` if `path` has no such parent.
+pub fn find_checkpoint_dir(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let policies = path.parent().filter(|parent| parent.ends_with(POLICIES));
     Some(policies.map_or(Some(path.as_path()), Path::parent)?.to_owned())
 }
 
-/// Returns the directory of a trained policy's model in a checkpoint. `trained` are the trained
-/// policies of the run, in order.
+/// Returns the directory of a trained policy's model in a checkpoint. `trained` contains the names
+/// of the run's trained policies, in order.
 pub fn policy_dir(checkpoint: &Path, trained: &[String], name: &str) -> PathBuf {
     match trained.first() {
         Some(first) if first != name => checkpoint.join(POLICIES).join(name),
@@ -129,18 +132,20 @@ pub fn policy_dir(checkpoint: &Path, trained: &[String], name: &str) -> PathBuf 
     }
 }
 
-/// Sets the texts of a run's recipe to those that its phases had improved when they wrote the
-/// checkpoint of a model, except those that `is_set` returns true for: the user sets them. Does
-/// nothing if `model` is not in a checkpoint.
+/// Replaces the texts of a run's recipe with the improved texts of a checkpoint, which the run's
+/// phases had found when they wrote the checkpoint. `model` is a model in the checkpoint. A text
+/// for which `is_set` returns true stays, because the user set it. Does nothing if `model` is not
+/// in a checkpoint.
 ///
 /// # Errors
-/// Returns an error if the file of the checkpoint cannot be read.
+/// Returns an error if the file with the improved texts cannot be read.
 pub fn use_improved_prompts(
     recipe: &mut Recipe,
     model: &Path,
     is_set: impl Fn(&PromptTarget) -> bool,
 ) -> anyhow::Result<()> {
-    let Some(checkpoint) = checkpoint_of(model).filter(|dir| dir.join(STATE).is_file()) else {
+    let Some(checkpoint) = find_checkpoint_dir(model).filter(|dir| dir.join(STATE).is_file())
+    else {
         return Ok(());
     };
     let prompts = improved_prompts(&checkpoint)
@@ -153,8 +158,8 @@ pub fn use_improved_prompts(
     Ok(())
 }
 
-/// Returns the start time of the run in a directory as a Unix timestamp in seconds, or the present
-/// time if the directory contains no run.
+/// Returns the start time of the run in a directory, as a Unix timestamp in seconds. If the
+/// directory contains no run, returns the current time.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.

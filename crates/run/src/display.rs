@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::time::Duration;
 
-/// Returns a path relative to the working directory, if the path is inside of it.
+/// Formats a path for the user: relative to the working directory if the path is inside of it.
 pub fn path(path: &Path) -> String {
     let here = std::env::current_dir().ok();
     let inside = here.and_then(|here| path.strip_prefix(here).ok());
     inside.filter(|inside| !inside.as_os_str().is_empty()).unwrap_or(path).display().to_string()
 }
 
-/// Returns a number with its noun: `1 step`, `2 steps`.
+/// Formats a number with its noun, such as `1 step` or `2 steps`.
 pub fn plural(number: u32, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }

@@ -10,27 +10,27 @@ use levade_text::EncoderTokenizer;
 use crate::host::Host;
 use crate::model;
 
-/// Prefixes of queries and passages. They replace the prefixes in the model's files.
+/// Prefixes of the texts that an encoder embeds. They replace the prefixes in the encoder's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prefixes {
-    /// Prefix of queries. `None` uses the prefix in the model's files.
+    /// Text that precedes each query. If `None`, the prefix in the encoder's files is used.
     pub query: Option<String>,
-    /// Prefix of passages. `None` uses the prefix in the model's files.
+    /// Text that precedes each passage. If `None`, the prefix in the encoder's files is used.
     pub passage: Option<String>,
 }
 
-/// Fetches an encoder to this machine if necessary, and loads it. `threads` is the number of
-/// threads; 0 uses all cores.
+/// Loads an encoder, and downloads it first if it is not on this machine. `threads` is the number
+/// of compute threads; 0 uses all cores.
 ///
 /// # Errors
-/// Returns an error if the encoder cannot be fetched, or if its type is not supported.
+/// Returns an error if the encoder cannot be downloaded, or if its type is not supported.
 pub fn open(
     source: &str,
     prefixes: Prefixes,
     threads: usize,
     host: &Host,
 ) -> anyhow::Result<Arc<dyn Embedder>> {
-    let path = model::get(source, host)?;
+    let path = model::fetch_model(source, host)?;
     let mut files = EncoderFiles::open(&path, source)?;
     if let Some(query) = prefixes.query {
         files.config.query_prefix = query;

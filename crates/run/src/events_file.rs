@@ -13,37 +13,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::Event;
 
-/// Name of the file in a run directory.
+/// Name of the file in a run directory that records the events of the run.
 pub const EVENTS: &str = "events.jsonl";
 
-/// A line of the file.
+/// Line of the events file: an event with its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedEvent {
     /// Time of the event as a Unix timestamp in seconds.
     pub time: f64,
-    /// Recorded event.
+    /// Event that was recorded at this time.
     pub event: Event,
 }
 
-/// Writer of the file. Until the run owns its directory, lines are kept in memory.
+/// Writer of the events file. It keeps lines in memory until the run owns its directory.
 pub(crate) struct EventsFile {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<EventsFileState>,
 }
 
 #[derive(Default)]
-struct State {
+struct EventsFileState {
     waiting: String,
     file: Option<File>,
 }
 
 impl EventsFile {
-    /// Creates the writer for a run directory without writing to it.
+    /// Creates the writer of the events file of a run directory. Nothing is written yet.
     pub fn new(run_dir: &Path) -> Self {
         EventsFile { path: run_dir.join(EVENTS), state: Mutex::default() }
     }
 
-    /// Records an event. If the event cannot be written, it is lost, but the run continues.
+    /// Records an event. If the event cannot be written, the event is lost, but the run continues.
     pub fn record(&self, event: &Event) {
         if event.is_progress() {
             return;
@@ -68,7 +68,7 @@ impl EventsFile {
                 }
             }
         }
-        let State { waiting, file } = &mut *state;
+        let EventsFileState { waiting, file } = &mut *state;
         if let Some(file) = file {
             if let Err(error) = file.write_all(waiting.as_bytes()) {
                 tracing::warn!(%error, path = %self.path.display(), "cannot record an event");

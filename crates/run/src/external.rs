@@ -21,16 +21,16 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::failure::unusable;
 
-/// External policies by name. The concurrency limit of a policy applies to all of its agents
-/// together.
+/// Chat APIs of the external policies, by the names of the policies. The concurrency limit of a
+/// policy applies to all agents that use it together.
 pub type ExternalApis = BTreeMap<String, Arc<dyn ChatApi>>;
 
-/// Creates the external policies of a recipe that an agent uses or a phase imitates. API keys are
-/// read from the environment.
+/// Creates the chat APIs of a recipe's external policies that an agent uses or a phase imitates.
+/// API keys are read from environment variables.
 ///
 /// # Errors
-/// Returns an error if an address is invalid, or if an API key is missing.
-pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
+/// Returns an error if an address of a policy is invalid, or if an API key is missing.
+pub fn create_external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
     let mut external_apis = ExternalApis::new();
     let requested = recipe.agents().into_iter().flat_map(|(_, agent)| recipe.policy_names(agent));
     let imitated = recipe.phase.iter().filter_map(Phase::teacher).map(str::to_owned);
@@ -38,8 +38,8 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
             && !external_apis.contains_key(&name)
         {
-            let api =
-                responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
+            let api = create_chat_api(keys)
+                .map_err(|error| unusable(format!("policy.{name}: {error}")))?;
             external_apis.insert(name, api);
         }
     }
@@ -49,8 +49,8 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
 /// Creates the chat API that `keys` describe. Its API key is read from the environment.
 ///
 /// # Errors
-/// Returns an error if an address is invalid, or if the API key is missing.
-pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
+/// Returns an error if an address in `keys` is invalid, or if the API key is missing.
+pub fn create_chat_api(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
     let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } =
         keys.clone();
     let endpoint = |url: &str| Endpoint {
@@ -65,14 +65,14 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError>
         deadline: Duration::from_secs_f64(seconds),
         ..ExternalOptions::default()
     };
-    Ok(Arc::new(Api(External::new(options)?)))
+    Ok(Arc::new(StreamingApi(External::new(options)?)))
 }
 
-/// Creates the chat API of an attempt's endpoint. `timeout` applies to one completion.
+/// Creates the chat API that calls an attempt's endpoint. `timeout` limits each completion.
 ///
 /// # Errors
-/// Returns an error if the address is invalid.
-pub fn session_api(
+/// Returns an error if the address of the endpoint is invalid.
+pub fn create_session_api(
     endpoint: &SessionEndpoint,
     timeout: Duration,
 ) -> Result<Arc<dyn ChatApi>, ExternalError> {
@@ -84,13 +84,13 @@ pub fn session_api(
         silence: timeout,
         ..ExternalOptions::default()
     };
-    Ok(Arc::new(Api(External::with_key(options, &key)?)))
+    Ok(Arc::new(StreamingApi(External::with_key(options, &key)?)))
 }
 
 /// Chat API that streams its completions.
-struct Api(External);
+struct StreamingApi(External);
 
-impl ChatApi for Api {
+impl ChatApi for StreamingApi {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let api = self.0.clone();
@@ -111,12 +111,13 @@ impl ChatApi for Api {
     }
 }
 
-/// Creates a chat API whose completions arrive complete, in one delta, so that a failed call can
-/// always be retried at the next endpoint. API keys are read from the environment.
+/// Creates a chat API that does not stream: each completion arrives complete, in one delta. A
+/// failed call can therefore always be retried at the next endpoint. API keys are read from
+/// environment variables.
 ///
 /// # Errors
-/// Returns an error if an address is invalid, or if an API key is missing.
-pub fn complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
+/// Returns an error if an address in `options` is invalid, or if an API key is missing.
+pub fn create_complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
     Ok(Arc::new(CompleteApi(External::new(options)?)))
 }
 
@@ -131,31 +132,31 @@ impl ChatApi for CompleteApi {
             tokio::select! {
                 () = sender.closed() => {}
                 // The receiver may have been dropped.
-                completed = complete(&api, query) => drop(sender.send(completed)),
+                completed = request_completion(&api, query) => drop(sender.send(completed)),
             }
         });
         receiver
     }
 }
 
-async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
-    let mut response = api.chat(&request(query)?).await.map_err(|error| {
-        if is_rejected(&error) {
+async fn request_completion(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
+    let mut response = api.chat(&to_chat_request(query)?).await.map_err(|error| {
+        if is_request_rejected(&error) {
             ApiError::new(ErrorKind::Invalid, error.to_string())
         } else {
-            api_error(error)
+            to_api_error(error)
         }
     })?;
     // The text of a completion is used even if its tool calls are malformed.
     if response.message().is_err() {
         response.tool_calls.clear();
     }
-    Ok(ChatDelta::Done(Box::new(completion(&response)?)))
+    Ok(ChatDelta::Done(Box::new(to_completion(&response)?)))
 }
 
-/// Returns whether every endpoint rejects the request itself, so that only another request can
-/// succeed.
-pub fn is_rejected(error: &ExternalError) -> bool {
+/// Returns whether the error rejects the request itself at every endpoint, so that only a different
+/// request can succeed.
+pub fn is_request_rejected(error: &ExternalError) -> bool {
     let is_rejection = |error: &ExternalError| {
         matches!(
             error,
@@ -167,21 +168,21 @@ pub fn is_rejected(error: &ExternalError) -> bool {
     error.failures().iter().all(is_rejection)
 }
 
-/// Requests a completion and sends its deltas.
+/// Requests a completion from a chat API, and sends the completion's deltas to `sender`.
 async fn stream_completion(
     api: &External,
     query: ChatQuery,
     sender: &UnboundedSender<Result<ChatDelta, ApiError>>,
 ) -> Result<(), ApiError> {
-    let request = request(query)?;
-    let mut stream = api.stream(&request).await.map_err(api_error)?;
+    let request = to_chat_request(query)?;
+    let mut stream = api.stream(&request).await.map_err(to_api_error)?;
     while let Some(event) = stream.next().await {
-        let deltas = match event.map_err(api_error)? {
+        let deltas = match event.map_err(to_api_error)? {
             ChatEvent::Content(text) => ChatDelta::Text(text),
             ChatEvent::Reasoning(text) => ChatDelta::Reasoning(text),
             // Tool calls are reported with the complete message.
             ChatEvent::Call { .. } => continue,
-            ChatEvent::Finished(response) => ChatDelta::Done(Box::new(completion(&response)?)),
+            ChatEvent::Finished(response) => ChatDelta::Done(Box::new(to_completion(&response)?)),
         };
         if sender.send(Ok(deltas)).is_err() {
             break;
@@ -190,11 +191,11 @@ async fn stream_completion(
     Ok(())
 }
 
-/// Converts a query to a request.
+/// Converts a query to a request to the chat API.
 ///
 /// # Errors
-/// Returns an error if the query has a format constraint that chat APIs do not support.
-fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
+/// Returns an error if the query has a constraint that chat APIs do not support.
+fn to_chat_request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
     let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } =
         query;
     let mut extra = Map::new();
@@ -213,17 +214,18 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
             extra.insert("parallel_tool_calls".into(), false.into());
         }
     }
-    if let Some(response_format) = constraint.map(response_format).transpose()? {
+    if let Some(response_format) = constraint.map(to_response_format).transpose()? {
         extra.insert("response_format".into(), response_format);
     }
     let SamplingOptions { max_tokens, temperature, top_p, stop, seed, .. } = sampling.clone();
-    extra.extend(extra_params(&sampling));
+    extra.extend(to_extra_params(&sampling));
     let params = ChatParams { max_tokens, temperature, top_p, stop, seed, extra };
     Ok(ChatRequest { messages, tools, params })
 }
 
-/// Returns the sampling options for which [`ChatParams`] has no field.
-fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
+/// Returns the sampling options that [`ChatParams`] has no field for, as additional parameters of a
+/// request.
+fn to_extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
     let SamplingOptions {
         top_k,
         min_p,
@@ -254,7 +256,7 @@ fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
         .collect()
 }
 
-fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
+fn to_response_format(constraint: Constraint) -> Result<Value, ApiError> {
     match constraint {
         Constraint::JsonObject => Ok(json!({ "type": "json_object" })),
         Constraint::JsonSchema(schema) => Ok(
@@ -268,7 +270,7 @@ fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
     }
 }
 
-fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
+fn to_completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
     let message = response.message().map_err(|why| ApiError::new(ErrorKind::Unavailable, why))?;
     let finish = match &response.finish {
         // A completion that was withheld counts as truncated.
@@ -285,8 +287,9 @@ fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
     })
 }
 
-/// Converts an error of an API. It is the caller's error if every endpoint reports that.
-fn api_error(error: ExternalError) -> ApiError {
+/// Converts an error of an external API. The result blames the caller's request if every endpoint
+/// rejects the request.
+fn to_api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers = |error: &ExternalError| {
         matches!(error, ExternalError::Invalid(_) | ExternalError::Rejected { .. })
@@ -348,7 +351,7 @@ mod tests {
     }
 
     async fn deltas(url: String) -> Vec<Result<ChatDelta, ApiError>> {
-        let mut parts = responder(&ExternalKeys::new(url, "m")).unwrap().respond(query());
+        let mut parts = create_chat_api(&ExternalKeys::new(url, "m")).unwrap().respond(query());
         let mut all = Vec::new();
         while let Some(part) = parts.recv().await {
             all.push(part);
@@ -406,7 +409,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let url = format!("http://127.0.0.1:{port}/v1");
-        let api = responder(&ExternalKeys::new(url, "m")).unwrap();
+        let api = create_chat_api(&ExternalKeys::new(url, "m")).unwrap();
         api.check_reachable().await.unwrap();
         drop(listener);
         let error = api.check_reachable().await.unwrap_err();
@@ -416,7 +419,8 @@ mod tests {
 
     #[test]
     fn request_accepts_only_json_constraints() {
-        let with = |constraint| request(ChatQuery { constraint: Some(constraint), ..query() });
+        let with =
+            |constraint| to_chat_request(ChatQuery { constraint: Some(constraint), ..query() });
         let schema = json!({ "type": "object" });
         let requested = with(Constraint::JsonSchema(schema.clone())).unwrap();
         assert_eq!(requested.params.extra["response_format"]["json_schema"]["schema"], schema);

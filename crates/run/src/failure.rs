@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Error caused by user input that cannot be used. The text names the input and a remedy.
+/// Error that is caused by unusable input of the user. The text names the input and a remedy.
 #[derive(Debug)]
 pub struct Unusable(pub String);
 
@@ -14,7 +14,7 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// Creates an error that the user can fix.
+/// Creates an error whose cause the user can correct.
 pub fn unusable(text: impl Into<String>) -> anyhow::Error {
     Unusable(text.into()).into()
 }

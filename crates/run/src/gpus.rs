@@ -9,31 +9,31 @@ use levade_recipe::{LearnerKeys, Placement, Recipe};
 use crate::display;
 use crate::failure::unusable;
 
-/// Variables that set which GPUs a process sees, and in which order. They are passed on to
-/// processes that compute.
+/// Environment variables that determine which GPUs a process sees, and in which order. Processes
+/// that compute receive these variables.
 pub const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
-/// Returns the names of the variables that a process of a run gets: the variables that the recipe
-/// names, and [`VISIBLE`].
+/// Returns the names of the environment variables that a process of a run receives: the variables
+/// in `named`, which the recipe lists, and [`VISIBLE`].
 pub fn with_visible(named: &[String]) -> Vec<String> {
     named.iter().cloned().chain(VISIBLE.map(str::to_owned)).collect()
 }
 
-/// Assignment of the GPUs of the machine that trains.
+/// Allocation of the trainer machine's GPUs to the learner and the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuAllocation {
-    /// Number of GPUs of the learner. 0 if the run does not start the learner.
+    /// Number of GPUs that the learner uses. 0 if the run does not start the learner.
     pub learner: u32,
-    /// Number of GPUs of each server. 0 if the run starts no servers.
+    /// Number of GPUs that each server uses. 0 if the run starts no servers.
     pub server: u32,
     /// Number of servers that the run starts.
     servers: u32,
-    /// Whether servers are colocated with the learner, on the same GPUs.
+    /// Whether the servers are colocated with the learner on the same GPUs.
     is_colocated: bool,
 }
 
 impl GpuAllocation {
-    /// Returns the assignment that a recipe specifies.
+    /// Creates the allocation of GPUs that a recipe specifies.
     pub fn of(recipe: &Recipe) -> Self {
         let learner = match &recipe.cluster.learner {
             Some(LearnerKeys::Torch(keys)) if keys.start => keys.gpus,
@@ -49,8 +49,8 @@ impl GpuAllocation {
         }
     }
 
-    /// Returns the number of GPUs that the run takes in total.
-    pub fn all(&self) -> u32 {
+    /// Returns the total number of GPUs that the run uses.
+    pub fn total(&self) -> u32 {
         let servers = self.server.saturating_mul(self.servers);
         if self.is_colocated {
             self.learner.max(servers)
@@ -59,32 +59,33 @@ impl GpuAllocation {
         }
     }
 
-    /// Returns the index of the first GPU of server `number`.
-    fn first_of(&self, number: u32) -> u32 {
+    /// Returns the index of the first GPU that server `number` uses.
+    fn first_gpu_index(&self, number: u32) -> u32 {
         let before = if self.is_colocated { 0 } else { self.learner };
         before.saturating_add(number.saturating_mul(self.server))
     }
 
-    /// Returns the comma-separated names of the GPUs of server `number`, as the server sees them.
-    /// `visible` is the value of `CUDA_VISIBLE_DEVICES`, if it is set.
+    /// Returns the names of the GPUs that server `number` uses, separated by commas, for the
+    /// server's environment. `visible` is the value of `CUDA_VISIBLE_DEVICES`. If it is `None`, all
+    /// GPUs of the machine are visible.
     ///
     /// # Errors
-    /// Returns an error if `visible` lists fewer GPUs than the run takes.
+    /// Returns an error if `visible` lists fewer GPUs than the run uses.
     pub fn server_gpus(&self, number: u32, visible: Option<&str>) -> anyhow::Result<String> {
-        let first = self.first_of(number);
+        let first = self.first_gpu_index(number);
         let mine = first..first.saturating_add(self.server);
         let Some(visible) = visible else {
             return Ok(mine.map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(","));
         };
-        let names = parse_names(visible);
-        if names.len() < self.all() as usize {
+        let names = parse_gpu_names(visible);
+        if names.len() < self.total() as usize {
             return Err(unusable(format!(
                 "{}={visible:?} makes {} visible to this run, but the run needs {}: {} of the \
                  learner (`cluster.learner.gpus`) {} {} of {} servers (`cluster.samplers.gpus`); \
                  make more GPUs visible, or use fewer",
                 VISIBLE[0],
                 display::plural(names.len() as u32, "GPU"),
-                self.all(),
+                self.total(),
                 self.learner,
                 if self.is_colocated { "colocated with" } else { "and" },
                 self.server.saturating_mul(self.servers),
@@ -94,12 +95,14 @@ impl GpuAllocation {
         Ok(names[mine.start as usize..mine.end as usize].join(","))
     }
 
-    /// Checks that enough GPUs are visible for the learner.
+    /// Checks that enough GPUs are visible for the learner. `visible` is the value of
+    /// `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// Returns an error if `visible` lists fewer GPUs than the learner takes.
+    /// Returns an error if `visible` lists fewer GPUs than the learner uses.
     pub fn check_learner(&self, visible: Option<&str>) -> anyhow::Result<()> {
-        let Some((visible, count)) = visible.map(|visible| (visible, parse_names(visible).len()))
+        let Some((visible, count)) =
+            visible.map(|visible| (visible, parse_gpu_names(visible).len()))
         else {
             return Ok(());
         };
@@ -116,13 +119,13 @@ impl GpuAllocation {
     }
 }
 
-/// Returns the value of `CUDA_VISIBLE_DEVICES`, if it is set.
+/// Returns the value of `CUDA_VISIBLE_DEVICES`. Returns `None` if this variable is not set.
 pub fn visible() -> Option<String> {
     std::env::var(VISIBLE[0]).ok()
 }
 
-/// Returns the names in a list of GPUs, up to the first invalid name, as CUDA parses the list.
-fn parse_names(visible: &str) -> Vec<&str> {
+/// Parses a list of GPU names as CUDA does: up to the first invalid name.
+fn parse_gpu_names(visible: &str) -> Vec<&str> {
     let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-');
     visible.split(',').map(str::trim).take_while(is_one).collect()
 }
@@ -144,7 +147,7 @@ mod tests {
         );
         let colocated = GpuAllocation { is_colocated: true, server: 2, ..DISAGGREGATED };
         assert_eq!((gpus_of(colocated, 0), gpus_of(colocated, 1)), ("0,1".into(), "2,3".into()));
-        assert_eq!((DISAGGREGATED.all(), colocated.all()), (4, 4));
+        assert_eq!((DISAGGREGATED.total(), colocated.total()), (4, 4));
     }
 
     #[test]

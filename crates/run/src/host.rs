@@ -11,65 +11,65 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Timeout for the responses in flight of a gateway that stops.
+/// Timeout for responses in flight to complete when a gateway stops.
 const GATEWAY_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An event of a run or of its start.
+/// Event of a run or of the start of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A model is being fetched.
+    /// A model is being downloaded.
     Fetching {
-        /// Current stage of fetching.
+        /// Current stage of the download.
         stage: String,
-        /// Number of bytes that have been fetched.
+        /// Number of bytes that have been downloaded.
         done: u64,
-        /// Bytes in total, if known.
+        /// Total number of bytes of the download. `None` if the number is not known.
         total: Option<u64>,
     },
-    /// The model has been fetched.
+    /// The download of the model is complete.
     Fetched,
     /// A part of the run is set up.
     Setup {
-        /// The kind of part: `model`, `memory`, `learner`, `sampler`, or `note`.
+        /// Kind of the part: `model`, `memory`, `learner`, `sampler`, or `note`.
         part: String,
-        /// Description of the part.
+        /// Description of the part, for the user.
         text: String,
     },
-    /// A note for the user.
+    /// This note is for the user.
     Note(String),
-    /// An event of the training loop.
+    /// The training loop has sent this event.
     Training(levade_trainer::Event),
-    /// All phases have finished.
+    /// All phases of the run have finished.
     Finished {
-        /// Steps over all phases.
+        /// Total number of finished steps, over all phases.
         steps: u32,
         /// Last checkpoint of the run.
         checkpoint: Option<PathBuf>,
     },
-    /// The run was stopped on request.
+    /// The run was stopped at the user's request.
     Stopped {
-        /// Steps done over all phases.
+        /// Number of finished steps, over all phases.
         done: u32,
-        /// Steps of the recipe.
+        /// Total number of steps that the recipe specifies, over all phases.
         steps: u32,
         /// Checkpoint from which the run can be resumed.
         checkpoint: Option<PathBuf>,
     },
-    /// The run was asked to stop, and its external learner ended before it. The newest checkpoint
-    /// is kept.
+    /// The user requested a stop, but the run's external learner exited before the run stopped. The
+    /// newest checkpoint is kept.
     StoppedWithLearner,
-    /// The run was asked to stop while it was starting, and has trained nothing in this process.
+    /// The user requested a stop while the run was starting. This process has trained nothing.
     StoppedBeforeStart,
     /// The run ended with an error.
     Failed {
-        /// Message of the error.
+        /// Message of the error that ended the run.
         error: String,
     },
 }
 
 impl Event {
-    /// Returns whether the event reports only progress, so that a later event replaces it.
+    /// Returns whether the event only reports progress, so that a later event replaces this event.
     pub fn is_progress(&self) -> bool {
         use levade_trainer::Event as Training;
         matches!(
@@ -81,40 +81,40 @@ impl Event {
     }
 }
 
-/// The process that a run is part of: the supervisor of its child processes, and the receiver of
-/// its events. The default has no supervising program and discards events.
+/// Host of a run: the supervisor of the run's child processes, and the receiver of its events. The
+/// default host has no supervising program and discards events.
 #[derive(Clone)]
 pub struct Host {
     supervisor: Supervisor,
     receive: Arc<dyn Fn(Event) + Send + Sync>,
-    /// Gateways that run.
+    /// Gateways that are serving calls.
     gateways: Arc<Mutex<Vec<ServedGateway>>>,
 }
 
-/// A gateway that serves calls in a task.
+/// Gateway that serves model calls in a separate task.
 pub(crate) struct ServedGateway {
-    /// URL at which programs call the gateway.
+    /// URL at which programs reach the gateway.
     pub address: String,
     /// Closes the listener when it is sent to.
     pub stop: oneshot::Sender<()>,
-    /// The task, which ends when the responses in flight are complete.
+    /// Task that serves the calls. It ends when the responses in flight are complete.
     pub served: JoinHandle<()>,
 }
 
 impl Host {
-    /// Creates a host. `receive` is called for each event, from the task of the run, and must
-    /// return immediately.
+    /// Creates a host. The task of the run calls `receive` for each event. `receive` must return
+    /// without waiting.
     pub fn new(supervisor: Supervisor, receive: impl Fn(Event) + Send + Sync + 'static) -> Self {
         Host { supervisor, receive: Arc::new(receive), gateways: Arc::default() }
     }
 
-    /// Adds a gateway that [`stop_gateways`](Self::stop_gateways) stops.
+    /// Adds a gateway to those that [`stop_gateways`](Self::stop_gateways) stops.
     pub(crate) fn add_gateway(&self, gateway: ServedGateway) {
         self.gateways.lock().unwrap_or_else(PoisonError::into_inner).push(gateway);
     }
 
-    /// Stops the gateways, so that others can listen at their addresses, and completes their
-    /// responses in flight.
+    /// Stops the gateways and completes their responses in flight. Afterwards, other processes can
+    /// listen at the gateways' addresses.
     pub(crate) async fn stop_gateways(&self) {
         let gateways =
             std::mem::take(&mut *self.gateways.lock().unwrap_or_else(PoisonError::into_inner));
@@ -146,7 +146,7 @@ impl Host {
         self.send(Event::Note(text.into()));
     }
 
-    /// Reports that a part of the run has been set up.
+    /// Sends the event that a part of the run has been set up.
     pub fn setup(&self, part: &str, text: impl Into<String>) {
         self.send(Event::Setup { part: part.to_owned(), text: text.into() });
     }

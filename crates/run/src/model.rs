@@ -20,28 +20,29 @@ use crate::failure::unusable;
 use crate::host::{Event, Host};
 use crate::source::{AgentScope, resolve_model};
 
-/// Default maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget
-/// is less, the quarter is the maximum. The cache always holds one sequence of the full context.
+/// Default maximum memory for the KV cache of a sampling engine, in MiB. If a quarter of the memory
+/// budget is less, this quarter is the maximum. The cache always has room for one sequence of the
+/// full context.
 const KV_MEMORY_MB: u64 = 1024;
 
-/// A model that was found: its files, and its adapter if the source is an adapter.
+/// Model that was resolved from a source: its files, and its adapter if the source is an adapter.
 pub struct ResolvedModel {
     /// Files of the model, or of the adapter's base model.
     pub files: ModelFiles,
-    /// Options of the adapter and the name of its base model. The adapter's files are at `path`.
-    /// `None` if the source is not an adapter.
+    /// Options of the adapter, and the name of the adapter's base model. The adapter's files are at
+    /// `path`. `None` if the source is not an adapter.
     pub adapter: Option<(LoraOptions, String)>,
-    /// Location of the source.
+    /// Path of the source on this machine.
     pub path: PathBuf,
 }
 
 impl ResolvedModel {
-    /// Returns the files that determine the model's completions. For a directory, these are the
-    /// files with weights, configurations and templates.
+    /// Returns the paths of the files that determine the model's completions. For a directory,
+    /// these are the files with weights, configurations and templates.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be listed.
-    pub fn files_read(&self) -> anyhow::Result<Vec<PathBuf>> {
+    pub fn list_read_files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let path = self.files.path();
         if path.is_file() {
             return Ok(vec![path.to_owned()]);
@@ -59,19 +60,19 @@ impl ResolvedModel {
     }
 }
 
-/// Fetches a model to this machine if necessary, and opens it as [`open_at`] does.
+/// Opens a model as [`open_at`] does, and downloads the model first if it is not on this machine.
 ///
 /// # Errors
-/// Returns an error if the model cannot be fetched or opened.
+/// Returns an error if the model cannot be downloaded or opened.
 pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
-    open_at(get(source, host)?, base, host)
+    open_at(fetch_model(source, host)?, base, host)
 }
 
-/// Opens a model on this machine. For an adapter, also opens its base model: `base` if set,
-/// otherwise the base that the adapter names.
+/// Opens a model on this machine. If the model is an adapter, also opens the base model: `base`, or
+/// the base that the adapter's files name if `base` is `None`.
 ///
 /// # Errors
-/// Returns an error if the model cannot be opened, or if the base model cannot be fetched or
+/// Returns an error if the model cannot be opened, or if the base model cannot be downloaded or
 /// opened.
 pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
     if !path.join(AdapterConfig::FILE).exists() {
@@ -82,7 +83,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
         });
     }
     let config = AdapterConfig::open(&path)?;
-    note(&config.notes, host);
+    send_notes(&config.notes, host);
     let way_out = "name a base with --base SOURCE (in a recipe: model.base)";
     let Some(base) = base.or(config.base.as_deref()) else {
         return Err(unusable(format!(
@@ -90,7 +91,7 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
             config.path().display()
         )));
     };
-    let opened = get(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
+    let opened = fetch_model(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
     let files = print_notes(
         opened.map_err(|error| {
             let path = path.display();
@@ -105,11 +106,11 @@ pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result
     Ok(ResolvedModel { files, adapter: Some((options, base.to_owned())), path })
 }
 
-/// Checks that a base model was named only for an adapter.
+/// Checks that the user named a base model only for an adapter.
 ///
 /// # Errors
-/// Returns an error that names `source` if a base was named (`has_base`) for a model without an
-/// adapter.
+/// Returns an error that names `source` if a base model was named (`has_base`) although the model
+/// has no adapter.
 pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow::Result<()> {
     if has_base && found.adapter.is_none() {
         return Err(unusable(format!("{source} is a model without an adapter; leave out --base")));
@@ -117,24 +118,25 @@ pub fn check_base(has_base: bool, found: &ResolvedModel, source: &str) -> anyhow
     Ok(())
 }
 
-/// Reports the notes of a model's files to the user.
+/// Reports the notes about a model's files to the user. Returns the files.
 fn print_notes(files: ModelFiles, host: &Host) -> ModelFiles {
-    note(&files.notes, host);
+    send_notes(&files.notes, host);
     files
 }
 
-fn note(notes: &[String], host: &Host) {
+fn send_notes(notes: &[String], host: &Host) {
     for note in notes {
         host.setup("note", note);
     }
 }
 
-/// Fetches a model to this machine if necessary, and returns its path. Of a run, returns the path
-/// of its newest checkpoint ([`resolve_model`]).
+/// Returns the path of a model on this machine, and downloads the model first if necessary. If
+/// `source` is a run, returns the path of the run's newest checkpoint ([`resolve_model`]).
 ///
 /// # Errors
-/// Returns an error if the model cannot be fetched, and the errors of [`resolve_model`].
-pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
+/// Returns an error if the model cannot be downloaded. Also returns the errors of
+/// [`resolve_model`].
+pub fn fetch_model(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     let source = Source::parse(&resolve_model(source, AgentScope::All)?.source)?;
     if let Source::Dir(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());
@@ -146,7 +148,7 @@ pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     Ok(path?)
 }
 
-/// Returns a description of a model in one line.
+/// Describes a model in one line, for the user.
 pub fn describe(files: &ModelFiles) -> String {
     let ModelConfig { family, layers, hidden, vocabulary, context, .. } = &files.config;
     let parameters: usize =
@@ -178,8 +180,8 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
     }
 }
 
-/// Returns the engine options that a recipe sets for a model with `adapters`. [`with_cache`] adds
-/// the memory of the KV cache.
+/// Returns the engine options that a recipe sets for a model with `adapters`, without memory for
+/// the KV cache. [`with_cache`] adds this memory.
 pub fn options_without_cache(
     recipe: &Recipe,
     context: Option<usize>,
@@ -199,21 +201,22 @@ pub fn options_without_cache(
     }
 }
 
-/// Returns the options with memory for the KV cache: `engine.kv_memory_mb` of the recipe, or
-/// [`default_cache_mb`], and at least the memory of one sequence of the full context. If servers
-/// sample instead of the engine, the cache has the minimum size.
+/// Adds memory for the KV cache to engine options. The memory is `engine.kv_memory_mb` of the
+/// recipe, or [`default_cache_mb`], but at least the memory of one sequence of the full context. If
+/// servers sample instead of the engine, the memory has this minimum.
 pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions) -> EngineOptions {
     if recipe.cluster.samplers.is_some() {
         return EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options };
     }
     let kv_memory_mb = match recipe.engine.kv_memory_mb {
         0 => default_cache_mb(config, &options),
-        own => own.max(sequence_mb(config, &options)),
+        own => own.max(sequence_cache_mb(config, &options)),
     };
     EngineOptions { kv_memory_mb, ..options }
 }
 
-/// Returns the options of an engine that only samples, up to `running` completions concurrently.
+/// Returns the options of an engine that only samples, with at most `running` concurrent
+/// completions.
 pub fn sampling_options(
     config: &ModelConfig,
     threads: usize,
@@ -233,9 +236,9 @@ pub fn sampling_options(
     EngineOptions { kv_memory_mb: default_cache_mb(config, &options), ..options }
 }
 
-/// Returns the default memory for the KV cache, in MiB: a quarter of the budget but at most
-/// `KV_MEMORY_MB`, and less if the engine would not fit otherwise. The cache always holds one
-/// sequence of the full context, so that the scheduler never has to reject a sequence.
+/// Returns the default memory for the KV cache, in MiB: a quarter of the memory budget but at most
+/// `KV_MEMORY_MB`, or less if the engine would not fit otherwise. The cache always has room for one
+/// sequence of the full context, so the scheduler never has to reject a sequence.
 pub fn default_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let budget = options.budget();
     // A budget of 1 MiB yields the smallest possible plan.
@@ -243,19 +246,19 @@ pub fn default_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize 
     let rest = Engine::plan(config, &without_cache)
         .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
     let cache_mb = KV_MEMORY_MB.min((budget / 4) >> 20).min(rest >> 20);
-    (cache_mb as usize).max(sequence_mb(config, options))
+    (cache_mb as usize).max(sequence_cache_mb(config, options))
 }
 
-/// Returns the memory of the keys and values of one sequence of the full context, in MiB.
-fn sequence_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
+/// Returns the KV cache memory of one sequence of the full context, in MiB.
+fn sequence_cache_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let shape = attention_shape(config);
     shape.sequence_bytes(config.layers, options.precision, options.context).div_ceil(1 << 20)
 }
 
-/// Starts an engine for sampling from a model or an adapter.
+/// Starts an engine that samples from a model or from an adapter.
 ///
 /// # Errors
-/// Returns an error if the options do not fit the model, if the memory does not suffice, or if the
+/// Returns an error if the options do not fit the model, if the memory is not sufficient, or if the
 /// adapter does not fit its base model.
 pub async fn start_sampling(
     found: &ResolvedModel,
@@ -272,11 +275,11 @@ pub async fn start_sampling(
 }
 
 /// Starts an engine. If `chat` is set, the engine knows the texts of its tokens, which stop strings
-/// and grammars need. Reports the engine's memory plan, followed by `also`, which describes the
-/// memory of further engines.
+/// and grammars need. Reports the engine's memory plan to the user. The text `also`, which
+/// describes the memory of other engines, follows the report.
 ///
 /// # Errors
-/// Returns an error if the options do not fit the model, or if the memory does not suffice.
+/// Returns an error if the options do not fit the model, or if the memory is not sufficient.
 pub fn start(
     files: &ModelFiles,
     options: &EngineOptions,
@@ -295,12 +298,12 @@ pub fn start(
     Ok(engine)
 }
 
-/// Returns a function that writes the tokenizer and the chat template into a checkpoint, so that
-/// other programs can open it as a model directory.
+/// Creates a function that writes the tokenizer and the chat template into a checkpoint. Other
+/// programs can then open the checkpoint as a model directory.
 ///
 /// # Errors
 /// Returns an error if the tokenizer cannot be written as `tokenizer.json`.
-pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles> {
+pub fn create_extra_files(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles> {
     let tokenizer = match &files.tokenizer {
         Some(TokenizerSource::Json(bytes)) => bytes.clone(),
         _ => chat.tokenizer().to_json()?.into_bytes(),

@@ -7,25 +7,25 @@ use levade_model::write_json;
 
 use crate::host::Host;
 
-/// File in the run directory.
+/// Name of the file in the run directory that contains the numerical fingerprint of the engines.
 const FILE: &str = "engine.json";
 
-/// Notifies the user if the run in `dir` was computed with numerics that differ from `now` in
-/// their bits.
+/// Notifies the user if the run in `dir` was computed with a numerical fingerprint that differs
+/// from `now`. The results then differ in their bits.
 pub fn compare(dir: &Path, now: &Fingerprint, host: &Host) {
     let recorded = std::fs::read(dir.join(FILE)).ok();
     let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
-    if let Some(note) = before.and_then(|before| difference(&before, now)) {
+    if let Some(note) = before.and_then(|before| describe_difference(&before, now)) {
         host.note(note);
     }
 }
 
-/// Writes the fingerprint into the run directory.
+/// Writes the numerical fingerprint into the run directory.
 pub fn record(dir: &Path, now: &Fingerprint) -> anyhow::Result<()> {
     Ok(write_json(&dir.join(FILE), &serde_json::to_value(now)?)?)
 }
 
-fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
+fn describe_difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
     let bits = |f: &Fingerprint| (f.kernels, f.precision, f.order);
     if bits(before) == bits(now) {
         return None;
@@ -64,9 +64,9 @@ mod tests {
             order: SumOrder::Chained,
         };
         let elsewhere = Fingerprint { isa: Isa::Avx2, ..before.clone() };
-        assert_eq!(difference(&before, &elsewhere), None);
+        assert_eq!(describe_difference(&before, &elsewhere), None);
         let tiled = Fingerprint { isa: Isa::Amx, order: SumOrder::Tiled, ..before.clone() };
-        let note = difference(&before, &tiled).unwrap_or_default();
+        let note = describe_difference(&before, &tiled).unwrap_or_default();
         assert!(note.contains("bf16 with chained sums (avx512_bf16)"), "{note}");
         assert!(note.contains("bf16 with tiled sums (amx)"), "{note}");
     }

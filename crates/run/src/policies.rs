@@ -30,39 +30,40 @@ mod planned;
 pub use evaluation::start_evaluation;
 pub use planned::{EnginePlan, PlannedModels};
 
-/// Running policies and agents of a recipe.
+/// Policies and agents of a recipe, after they have been started.
 pub struct StartedPolicies {
-    /// Policies, whether or not they are trained.
+    /// Policies of the recipe, trained or not.
     pub policies: Vec<Policy>,
-    /// Agents, each with the policies that play it.
+    /// Agents of the recipe, each with the policies that play it.
     pub agents: Vec<AgentSpec>,
-    /// Properties on which the numerics of the engines depend.
+    /// Fingerprint of the properties on which the numerical results of the engines depend.
     pub fingerprint: Fingerprint,
-    /// Files that the models were read from.
+    /// Paths of the files from which the models were read.
     pub model_files: Vec<PathBuf>,
-    /// External policies that phases imitate, by name.
+    /// External policies that phases imitate, by their names.
     pub teachers: BTreeMap<String, Teacher>,
 }
 
-/// A model that one or more policies start from.
-struct Model {
+/// Model that one or more policies start from.
+struct PlannedModel {
     keys: ModelKeys,
     found: ResolvedModel,
-    /// Policies that start from the model. Trained policies have the options of their adapter, if
-    /// they have one.
+    /// Policies that start from the model. A trained policy contains the options of its adapter if
+    /// it has an adapter.
     policies: Vec<PolicySpec>,
 }
 
-/// A policy that will be started.
+/// Specification of a policy that will be started.
 struct PolicySpec {
     name: String,
     trained: bool,
     lora: Option<LoraOptions>,
     reference: bool,
     critic: bool,
-    /// Pools of past versions of the policy: name, and number of samplers.
+    /// Pools of past versions of the policy, each with its name and its number of samplers.
     past: Vec<(String, usize)>,
-    /// Whether an external learner trains the policy. The engine here only samples from it.
+    /// Whether an external learner trains the policy. The engine in this process then only samples
+    /// from the policy.
     elsewhere: bool,
 }
 
@@ -84,11 +85,11 @@ pub async fn start(
     children: &mut Vec<ChildTask>,
 ) -> anyhow::Result<StartedPolicies> {
     // Missing API keys are reported first, because the steps below can take minutes.
-    let external_apis = external::external_apis(recipe)?;
+    let external_apis = external::create_external_apis(recipe)?;
     let planned = PlannedModels::open(recipe, host)?;
     planned.memory(recipe)?;
     let models = planned.into_models();
-    let elsewhere = learner_elsewhere(recipe, &models, host, children).await?;
+    let elsewhere = start_external_learner(recipe, &models, host, children).await?;
     let colocation = elsewhere
         .as_ref()
         .and_then(|elsewhere| cluster_samplers::colocation(recipe, elsewhere.group()));
@@ -104,10 +105,10 @@ pub async fn start(
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
         let started = model.start(recipe, &chat, host).await?;
-        model_files.extend(model.found.files_read()?);
-        let companions = model::companions(&model.found.files, &chat)?;
+        model_files.extend(model.found.list_read_files()?);
+        let companions = model::create_extra_files(&model.found.files, &chat)?;
         for (wanted, engines) in model.policies.iter().zip(started) {
-            let Engines { policy, reference, critic, past } = engines;
+            let PolicyEngines { policy, reference, critic, past } = engines;
             fingerprint.get_or_insert_with(|| policy.fingerprint().clone());
             let learner = |engine: Engine| Arc::new(engine) as _;
             let mut policy = Policy {
@@ -133,7 +134,7 @@ pub async fn start(
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Handles::group);
             let of_group = (group, colocation.as_ref());
-            sampled_elsewhere(
+            start_external_samplers(
                 recipe,
                 model,
                 wanted,
@@ -180,8 +181,8 @@ pub async fn start(
             Some(chat) => toolboxes.tools_for(keys, Some(chat))?,
             None => ToolSet::default(),
         };
-        let pick = pick(keys)?;
-        let when = programs::when(name, keys)?;
+        let pick = create_policy_picker(keys)?;
+        let when = programs::create_call_pattern(name, keys)?;
         agents.push(AgentSpec {
             name: name.to_owned(),
             backends,
@@ -192,7 +193,7 @@ pub async fn start(
             custom: None,
         });
     }
-    programs::put_in(recipe, &mut agents, environments, host).await?;
+    programs::replace_agent_loops(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
         let teacher = Teacher::Api(Arc::clone(external_apis.get(name)?));
@@ -202,15 +203,15 @@ pub async fn start(
     Ok(StartedPolicies { policies, agents, fingerprint, model_files, teachers })
 }
 
-/// Starts the external learner of the policy that is trained, if the recipe has an external
+/// Starts the external learner of the trained policy. Returns `None` if the recipe has no external
 /// learner.
-async fn learner_elsewhere(
+async fn start_external_learner(
     recipe: &Recipe,
-    models: &[Model],
+    models: &[PlannedModel],
     host: &Host,
     children: &mut Vec<ChildTask>,
 ) -> anyhow::Result<Option<Handles>> {
-    for Model { keys, found, policies } in models {
+    for PlannedModel { keys, found, policies } in models {
         let Some(wanted) = policies.iter().find(|wanted| wanted.elsewhere) else { continue };
         let wants = Requirements {
             files: &found.files,
@@ -224,10 +225,10 @@ async fn learner_elsewhere(
     Ok(None)
 }
 
-/// Replaces the sampler of a trained policy by servers, if the recipe has servers.
-async fn sampled_elsewhere(
+/// Replaces the sampler of a trained policy with servers if the recipe has servers.
+async fn start_external_samplers(
     recipe: &Recipe,
-    model: &Model,
+    model: &PlannedModel,
     wanted: &PolicySpec,
     chat: &Chat,
     (group, colocation): (Option<&RemoteLearner>, Option<&Arc<Colocation>>),
@@ -254,10 +255,10 @@ async fn sampled_elsewhere(
     Ok(())
 }
 
-/// Returns the choice of the policy that plays an agent in an attempt, or `None` if the agent has
-/// fewer than two policies. Policies are chosen in proportion to their weights, as a function of
-/// the run's seed, the attempt's stream and the recorded name of the agent.
-fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
+/// Creates the picker that chooses the policy of an agent for an attempt. Returns `None` if the
+/// agent has fewer than two policies. The picker chooses in proportion to the policies' weights, as
+/// a function of the run's seed, the attempt's stream and the recorded name of the agent.
+fn create_policy_picker(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
         return Ok(None);
@@ -275,9 +276,10 @@ fn pick(keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     })))
 }
 
-/// Opens the models of a recipe, each with its policies, in the order of their first policies.
-fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
-    let mut models: Vec<Model> = Vec::new();
+/// Opens the models of a recipe, each with its policies. The order of the models is the order of
+/// their first policies.
+fn open_models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<PlannedModel>> {
+    let mut models: Vec<PlannedModel> = Vec::new();
     for (name, keys) in recipe.policies() {
         let Some(own) = keys.model(&recipe.model) else { continue };
         let trains = |phase: &&Phase| recipe.trained_policies_in(phase).contains(&name);
@@ -305,53 +307,53 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
         }
         let found = model::open(&key.source, key.base.as_deref(), host)?;
         host.setup("model", format!("{}: {}", key.source, model::describe(&found.files)));
-        models.push(Model { keys: key, found, policies: vec![wanted] });
+        models.push(PlannedModel { keys: key, found, policies: vec![wanted] });
     }
     Ok(models)
 }
 
-/// Engine options of a policy whose weights are all its own, and a description of the memory of its
-/// reference and critic.
-struct FullModel {
+/// Engine options of a policy that shares no weights with other policies, with a description of the
+/// memory of its reference and critic.
+struct FullModelPlan {
     policy: EngineOptions,
     reference: Option<EngineOptions>,
     critic: Option<EngineOptions>,
-    /// Options of the engine of each past version.
+    /// Options of the engine of each past version of the policy.
     past: Vec<EngineOptions>,
     also: String,
 }
 
 impl PolicySpec {
-    /// Returns whether the engine here only samples from the policy.
+    /// Returns whether the engine in this process only samples from the policy.
     fn only_samples(&self) -> bool {
         !self.trained || self.elsewhere
     }
 
-    /// Returns the number of past versions in all pools.
+    /// Returns the total number of past versions in all pools of the policy.
     fn num_past(&self) -> usize {
         self.past.iter().map(|(_, slots)| slots).sum()
     }
 }
 
-/// Engines that sample and train a policy.
-struct Engines {
+/// Engines that sample from a policy and train it.
+struct PolicyEngines {
     policy: Engine,
     reference: Option<Engine>,
     critic: Option<Engine>,
-    /// Past versions of the policy, in the order of its pools.
+    /// Engines of the past versions of the policy, in the order of its pools.
     past: Vec<Engine>,
 }
 
-impl Model {
-    /// Starts the policies of this model, in their order.
+impl PlannedModel {
+    /// Starts the engines of all policies of this model, in the order of the policies.
     async fn start(
         &self,
         recipe: &Recipe,
         chat: &Chat,
         host: &Host,
-    ) -> anyhow::Result<Vec<Engines>> {
-        self.check()?;
-        let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
+    ) -> anyhow::Result<Vec<PolicyEngines>> {
+        self.check_not_adapter()?;
+        let mut started: BTreeMap<&str, PolicyEngines> = BTreeMap::new();
         let (full, adapter_policies) = self.split_by_adapter();
         // Policies with full weights start first, because the adapters get the remaining memory.
         for wanted in full {
@@ -366,34 +368,34 @@ impl Model {
         Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
     }
 
-    /// Starts a policy whose weights are all its own.
+    /// Starts the engines of a policy that shares no weights with other policies.
     fn start_full(
         &self,
         recipe: &Recipe,
         wanted: &PolicySpec,
         chat: &Chat,
         host: &Host,
-    ) -> anyhow::Result<Engines> {
+    ) -> anyhow::Result<PolicyEngines> {
         let files = &self.found.files;
-        let FullModel { policy, reference, critic, past, also } =
-            self.full_options(recipe, wanted, None)?;
+        let FullModelPlan { policy, reference, critic, past, also } =
+            self.full_engine_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
         let reference = reference.map(start).transpose()?;
         let critic = critic.map(start).transpose()?;
         let past = past.iter().map(|options| model::start(files, options, Some(chat), "", host));
         let past = past.collect::<anyhow::Result<_>>()?;
-        Ok(Engines { policy, reference, critic, past })
+        Ok(PolicyEngines { policy, reference, critic, past })
     }
 
-    /// Returns the engine options of a policy whose weights are all its own. `context` replaces the
-    /// context of the recipe.
-    fn full_options(
+    /// Returns the engine options of a policy that shares no weights with other policies. If
+    /// `context` is set, it replaces the context of the recipe.
+    fn full_engine_options(
         &self,
         recipe: &Recipe,
         wanted: &PolicySpec,
         context: Option<usize>,
-    ) -> anyhow::Result<FullModel> {
+    ) -> anyhow::Result<FullModelPlan> {
         let config = &self.found.files.config;
         let context = context.or(self.keys.context);
         let policy = model::options_without_cache(recipe, context, Vec::new(), config);
@@ -409,7 +411,7 @@ impl Model {
         let silent = EngineOptions { critic: true, ..silent };
         let reference = (wanted.reference && !only_samples).then_some(frozen);
         let critic = (wanted.critic && !only_samples).then_some(silent);
-        let past = vec![self.past_options(&policy); wanted.num_past()];
+        let past = vec![self.past_engine_options(&policy); wanted.num_past()];
         let mut also = String::new();
         let mut taken = 0u64;
         let copies = [(&reference, "the frozen copy"), (&critic, "the critic")];
@@ -429,13 +431,13 @@ impl Model {
             EngineOptions { memory_mb: remaining_mb.max(1) as usize, ..policy }
         };
         let policy = model::with_cache(recipe, config, policy);
-        Ok(FullModel { policy, reference, critic, past, also })
+        Ok(FullModelPlan { policy, reference, critic, past, also })
     }
 
-    /// Returns the engine options of a past version of a policy whose weights are all its own. Its
-    /// cache has room for a fraction of the policy's sequences, and at least for one sequence of
-    /// the full context.
-    fn past_options(&self, policy: &EngineOptions) -> EngineOptions {
+    /// Returns the engine options of a past version of a policy that shares no weights with other
+    /// policies. The KV cache has room for a fraction of the policy's sequences, and for at least
+    /// one sequence of the full context.
+    fn past_engine_options(&self, policy: &EngineOptions) -> EngineOptions {
         let config = &self.found.files.config;
         let options = EngineOptions { trains: false, batch_tokens: 0, ..policy.clone() };
         // A small budget gives a small cache.
@@ -444,7 +446,7 @@ impl Model {
     }
 
     /// Returns the options of the engine that all policies over the model's original weights share.
-    fn base_options(
+    fn base_engine_options(
         &self,
         recipe: &Recipe,
         policies: &[&PolicySpec],
@@ -469,8 +471,8 @@ impl Model {
         model::with_cache(recipe, config, EngineOptions { trains, critic, batch_tokens, ..options })
     }
 
-    /// Splits the policies into those whose weights are all their own, and those over the model's
-    /// original weights. A policy with past versions that are no adapters has its own weights.
+    /// Splits the policies into policies that share no weights, and policies over the model's
+    /// original weights. A policy with past versions that are not adapters belongs to the first.
     fn split_by_adapter(&self) -> (Vec<&PolicySpec>, Vec<&PolicySpec>) {
         let has_own = |wanted: &&PolicySpec| {
             let no_adapter = wanted.lora.is_none() && self.found.adapter.is_none();
@@ -479,8 +481,8 @@ impl Model {
         self.policies.iter().partition(has_own)
     }
 
-    /// Rejects training if the model is an adapter.
-    fn check(&self) -> anyhow::Result<()> {
+    /// Checks that the recipe does not train a model that is an adapter.
+    fn check_not_adapter(&self) -> anyhow::Result<()> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
                 "{} contains an adapter; merge it into its base with `levade merge`, and train \
@@ -491,16 +493,16 @@ impl Model {
         Ok(())
     }
 
-    /// Starts the policies that share the model's original weights: adapters over the weights, and
-    /// the frozen weights themselves.
+    /// Starts the policies that share the model's original weights: the adapters over these
+    /// weights, and the frozen policies that use the weights unchanged.
     async fn start_adapters<'a>(
         &self,
         recipe: &Recipe,
         policies: &[&'a PolicySpec],
         (chat, host): (&Chat, &Host),
-        started: &mut BTreeMap<&'a str, Engines>,
+        started: &mut BTreeMap<&'a str, PolicyEngines>,
     ) -> anyhow::Result<()> {
-        let options = self.base_options(recipe, policies, None);
+        let options = self.base_engine_options(recipe, policies, None);
         let engine = if options.trains {
             model::start(&self.found.files, &options, Some(chat), "", host)?
         } else {
@@ -517,7 +519,7 @@ impl Model {
                     }
                 }
                 let (reference, critic) = (None, None);
-                let engines = Engines { policy: engine.clone(), reference, critic, past };
+                let engines = PolicyEngines { policy: engine.clone(), reference, critic, past };
                 started.insert(name, engines);
                 continue;
             };
@@ -536,14 +538,14 @@ impl Model {
             for _ in 0..wanted.num_past() {
                 past.push(engine.lora(lora.clone(), seed, source).await?);
             }
-            let engines = Engines { policy, reference, critic, past };
+            let engines = PolicyEngines { policy, reference, critic, past };
             started.insert(name, engines.with_value_head().await?);
         }
         Ok(())
     }
 }
 
-impl Engines {
+impl PolicyEngines {
     async fn with_value_head(self) -> anyhow::Result<Self> {
         if let Some(critic) = &self.critic {
             critic.add_value_head().await?;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::environments::{EnvironmentLoop, Environments};
 use levade_agent::game::{GameLoop, GameWorkers};
-use levade_agent::program::workers;
+use levade_agent::program::create_worker_pool;
 use levade_agent::user::SimulatedUser;
 use levade_agent::{Program, SessionLoop, SessionQueue, SessionQueueOptions};
 use levade_gateway::{CallPattern, Gateway, Options, serve};
@@ -23,11 +23,11 @@ use tokio::sync::oneshot;
 use crate::failure::unusable;
 use crate::host::{Host, ServedGateway};
 
-/// Returns the rule that assigns calls of programs to an agent.
+/// Returns the pattern that attributes calls of programs to an agent.
 ///
 /// # Errors
 /// Returns an error if `match.system` is not a valid regular expression.
-pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
+pub fn create_call_pattern(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
         "" => None,
@@ -49,32 +49,35 @@ pub(crate) fn takes_rewards(reward: &RewardKeys) -> bool {
         || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
 }
 
-/// Address of a gateway that other hosts can call.
+/// Address of a gateway that clients on other hosts can reach.
 #[derive(Debug, Clone)]
 pub struct GatewayAddress<'a> {
-    /// Address and port to listen at.
+    /// Address and port at which the gateway listens.
     pub listen: &'a str,
-    /// URL by which clients reach the gateway. If empty, the URL is `http://` and the address.
+    /// URL by which clients reach the gateway. If empty, the URL is `http://` followed by `listen`.
     pub url: &'a str,
-    /// Keys that start sessions. If empty, clients cannot start sessions.
+    /// API keys with which clients start sessions. If empty, clients cannot start sessions.
     pub keys: Vec<String>,
 }
 
-/// Gateway that the run's programs call. It ends with the process, or when its host stops it.
+/// Gateway that the run's programs call. It stops when this process ends, or when its host stops
+/// it.
 pub struct ProgramGateway {
     gateway: Gateway,
-    /// The task that serves calls. `None` if the host stops it, or if another process serves them.
+    /// Task that serves the gateway's calls. `None` if the host stops the task, or if another
+    /// process serves the calls.
     served: Option<ServedGateway>,
     address: String,
-    /// Supervisor of the programs.
+    /// Supervisor that starts the programs.
     supervisor: Supervisor,
 }
 
 impl ProgramGateway {
-    /// Starts the gateway at `address`, or on a free port of this machine without one.
+    /// Starts the gateway at `address`. If `address` is `None`, the gateway listens on a free port
+    /// of this machine.
     ///
     /// # Errors
-    /// Returns an error if the port is not free.
+    /// Returns an error if the port is in use.
     pub async fn start(
         supervisor: Supervisor,
         address: Option<GatewayAddress<'_>>,
@@ -116,13 +119,14 @@ impl ProgramGateway {
         Ok(ProgramGateway { gateway, served, address, supervisor })
     }
 
-    /// Lets `host` stop the gateway at the end of a run, whose restart may use the same address.
-    pub(crate) fn stopped_by(mut self, host: &Host) -> Self {
+    /// Leaves it to `host` to stop the gateway at the end of a run. A restart of the run may use
+    /// the same address.
+    pub(crate) fn with_stop_by_host(mut self, host: &Host) -> Self {
         self.served.take().into_iter().for_each(|served| host.add_gateway(served));
         self
     }
 
-    /// Creates the program of an agent. `rewards` sets whether the program can post rewards.
+    /// Creates the program that plays an agent. `rewards` is whether the program can post rewards.
     pub fn program(&self, keys: &AgentKeys, rewards: bool) -> Program {
         let workers = (keys.workers > 0).then(|| {
             let launch = Launch {
@@ -130,7 +134,12 @@ impl ProgramGateway {
                 passes: keys.environment.clone(),
                 ..Launch::new(&keys.command)
             };
-            Arc::new(workers(&self.supervisor, launch, None, (keys.workers, keys.worker_attempts)))
+            Arc::new(create_worker_pool(
+                &self.supervisor,
+                launch,
+                None,
+                (keys.workers, keys.worker_attempts),
+            ))
         });
         Program {
             command: keys.command.clone(),
@@ -147,20 +156,20 @@ impl ProgramGateway {
     }
 }
 
-/// Replaces the built-in loop by programs, environments, games and sessions of agents elsewhere,
-/// for the agents that use them, and adds simulated users to the agents that talk to them.
+/// Replaces the built-in loop of agents with their programs, environments, games or external
+/// sessions. Also adds simulated users to the agents that talk to users.
 ///
 /// # Errors
-/// Returns the errors of [`ProgramGateway::start`], and an error if there is no game of the
-/// recipe's name, or no key that starts sessions.
-pub async fn put_in(
+/// Returns the errors of [`ProgramGateway::start`]. Returns an error if the recipe's game does not
+/// exist, or if no key can start sessions.
+pub async fn replace_agent_loops(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
     environments: &Environments,
     host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
-    put_in_users(recipe, parts, host);
+    add_users(recipe, parts, host);
     if let Some(game) = game_loop(recipe, host)? {
         let game = Arc::new(game);
         let is_game =
@@ -174,16 +183,16 @@ pub async fn put_in(
     }
     let session_keys = recipe.sessions.clone().unwrap_or_default();
     let has_sessions = recipe.has_session_agents();
-    let address = has_sessions.then(|| session_address(&session_keys)).transpose()?;
+    let address = has_sessions.then(|| read_session_address(&session_keys)).transpose()?;
     let supervisor = host.supervisor().clone();
-    let started = ProgramGateway::start(supervisor, address).await?.stopped_by(host);
-    let queue = has_sessions.then(|| session_queue(&started, &session_keys, host));
+    let started = ProgramGateway::start(supervisor, address).await?.with_stop_by_host(host);
+    let queue = has_sessions.then(|| open_session_queue(&started, &session_keys, host));
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls_over_http()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             let environments = environments.clone();
             parts.custom = Some(match (keys.kind, &queue) {
-                (AgentKind::Environment, _) => Arc::new(LedLoop { program, environments }),
+                (AgentKind::Environment, _) => Arc::new(EnvironmentLoop { program, environments }),
                 (AgentKind::Session, Some(queue)) => {
                     Arc::new(SessionLoop { program, queue: Arc::clone(queue) })
                 }
@@ -194,17 +203,17 @@ pub async fn put_in(
     Ok(())
 }
 
-/// Returns the API keys in an environment variable, which are separated by commas.
+/// Reads API keys from an environment variable, which separates them by commas.
 pub fn read_api_keys(variable: &str) -> Vec<String> {
     let text = read_variable(variable).unwrap_or_default().to_string_lossy().into_owned();
     text.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the address at which agents start sessions.
+/// Returns the address at which external agents start sessions.
 ///
 /// # Errors
-/// Returns an error if no key starts sessions.
-fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
+/// Returns an error if no key can start sessions.
+fn read_session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'_>> {
     let SessionGatewayKeys { listen, gateway, key_env, .. } = keys;
     let keys = read_api_keys(key_env);
     if keys.is_empty() {
@@ -216,9 +225,9 @@ fn session_address(keys: &SessionGatewayKeys) -> anyhow::Result<GatewayAddress<'
     Ok(GatewayAddress { listen, url: gateway, keys })
 }
 
-/// Creates the queue from which agents elsewhere start the attempts of a run. Reports the URL at
-/// which they start sessions.
-fn session_queue(
+/// Creates the queue from which external agents start the attempts of a run. Reports to the user at
+/// which URL the agents start sessions.
+fn open_session_queue(
     started: &ProgramGateway,
     keys: &SessionGatewayKeys,
     host: &Host,
@@ -231,11 +240,11 @@ fn session_queue(
     SessionQueue::open(&started.gateway, options, move |text| noticed.note(text))
 }
 
-/// Returns the loop that plays the recipe's game, or `None` if no agent plays a game. A program
-/// with the rules is started by the first match.
+/// Creates the agent loop that plays the recipe's game. Returns `None` if no agent plays a game. If
+/// a program implements the rules, the first match starts the program.
 ///
 /// # Errors
-/// Returns an error if there is no game of the recipe's name.
+/// Returns an error if the recipe's game does not exist.
 pub fn game_loop(recipe: &Recipe, host: &Host) -> anyhow::Result<Option<GameLoop>> {
     if recipe.agents().iter().all(|(_, keys)| keys.kind != AgentKind::Game) {
         return Ok(None);
@@ -251,16 +260,16 @@ pub fn game_loop(recipe: &Recipe, host: &Host) -> anyhow::Result<Option<GameLoop
     recipe.game_loop(workers).map(Some).map_err(anyhow::Error::msg)
 }
 
-/// Returns the simulated user `name` of the recipe, or `None` if there is none. A user in Python is
-/// started by the first conversation.
+/// Creates the simulated user `name` of the recipe. Returns `None` if the recipe has no such user.
+/// The first conversation starts the process of a user in Python.
 pub fn simulated_user(recipe: &Recipe, name: &str, host: &Host) -> Option<SimulatedUser> {
     let python = |keys: &_| PythonUsers::new(name, keys, host.supervisor().clone());
     recipe.simulated_user(name, python)
 }
 
-/// Adds simulated users to the agents that talk to them. Agents with the same user share its
-/// processes.
-fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
+/// Adds simulated users to the agents that talk to users. Agents with the same user share the
+/// user's processes.
+fn add_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
     let mut users: BTreeMap<String, Arc<SimulatedUser>> = BTreeMap::new();
     for parts in parts {
         let Some(keys) = recipe.agent_named(&parts.name) else { continue };
@@ -273,7 +282,7 @@ fn put_in_users(recipe: &Recipe, parts: &mut [AgentSpec], host: &Host) {
     }
 }
 
-/// Creates the program of an agent in the process of a runner, which calls a gateway elsewhere.
+/// Creates the program of an agent for a runner. The program calls the gateway of another process.
 pub(crate) fn runner_program(keys: &AgentKeys, supervisor: &Supervisor) -> Program {
     let gateway = Gateway::new(Vec::new(), Options::default());
     let address = String::new();
@@ -295,13 +304,13 @@ mod tests {
             let address = GatewayAddress { listen: &listen, url: "", keys: Vec::new() };
             ProgramGateway::start(Supervisor::default(), Some(address))
         };
-        start().await.unwrap().stopped_by(&host);
+        start().await.unwrap().with_stop_by_host(&host);
         let error = start().await.map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(&listen), "{error}");
         // A client keeps its connection.
         let client = tokio::net::TcpStream::connect(&listen).await.unwrap();
         host.stop_gateways().await;
-        start().await.unwrap().stopped_by(&host);
+        start().await.unwrap().with_stop_by_host(&host);
         drop(client);
         host.stop_gateways().await;
     }

@@ -22,10 +22,11 @@ use crate::policies::{self, StartedPolicies};
 use crate::source::pin_models;
 use crate::{child, display, numerics, runners, scorers};
 
-/// Timeout for the exit of a learner's and servers' processes.
+/// Timeout for the processes of learners and servers to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a run in the directory that its recipe names. Must be called within a tokio runtime.
+/// Starts a run in the directory that its recipe names. This function must be called within a tokio
+/// runtime.
 ///
 /// # Errors
 /// Returns an error if the directory already contains a run, or if another process works in it.
@@ -44,8 +45,8 @@ pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
     launch(recipe, StartMode::Resume, Supervisor::default())
 }
 
-/// Starts or continues a run. `supervisor` supervises the run's tools, scorers, servers and
-/// learners, so that they exit even if this process is killed. A binary that calls
+/// Starts or resumes a run. `supervisor` supervises the run's tools, scorers, servers and learners,
+/// so that they exit even if this process is killed. A binary that calls
 /// [`levade_process::supervise`] for the argument `keep` passes [`Supervisor::from_current_exe`].
 ///
 /// # Errors
@@ -68,13 +69,13 @@ pub fn launch(mut recipe: Recipe, start: StartMode, supervisor: Supervisor) -> a
     let clocked = clock.clone();
     let flag = stop.clone();
     let task = tokio::task::spawn_blocking(move || {
-        runtime.block_on(drive(recipe, start, host, clocked, flag))
+        runtime.block_on(train_with_restarts(recipe, start, host, clocked, flag))
     });
     Ok(Run { dir, events, stop, clock, task })
 }
 
-/// A run of this process. Dropping it asks the run to stop. A dropped runtime waits until the run
-/// has ended.
+/// Run that this process executes. Dropping this value requests the run to stop. Dropping the tokio
+/// runtime waits until the run has ended.
 pub struct Run {
     dir: PathBuf,
     events: UnboundedReceiver<Event>,
@@ -84,13 +85,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// Waits for the next event. Returns `None` once the run has ended. Unread events are kept in
-    /// memory, so a caller that does not need them calls [`end`](Self::end). Cancel safe.
+    /// Waits for the next event of the run. Returns `None` after the run has ended. Unread events
+    /// are kept in memory, so a caller that does not need the events calls [`end`](Self::end). This
+    /// method is cancel safe.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
 
-    /// Asks the run to stop at the next step boundary, with a checkpoint.
+    /// Requests the run to stop at the next step boundary, with a checkpoint.
     pub fn stop(&self) {
         self.stop.stop();
     }
@@ -105,17 +107,17 @@ impl Run {
         self.clock.clone()
     }
 
-    /// Returns the run directory.
+    /// Returns the path of the run directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Waits until the run ends, and discards its further events. Returns `None` if the run was
-    /// asked to stop while it was starting, or if its external learner ended first. A run that has
-    /// checkpoints can still be resumed from the newest one.
+    /// Waits until the run ends, and discards its remaining events. Returns `None` if a stop was
+    /// requested while the run was starting, or if the run's external learner exited first. A run
+    /// that has checkpoints can still be resumed from the newest checkpoint.
     ///
     /// # Errors
-    /// Returns the error that ended the run. Everything up to the newest checkpoint and every
+    /// Returns the error that ended the run. The newest checkpoint, all data up to it, and every
     /// recorded attempt are kept.
     pub async fn end(mut self) -> anyhow::Result<Option<RunEnd>> {
         self.events.close();
@@ -133,9 +135,9 @@ impl Drop for Run {
     }
 }
 
-/// Trains until the run ends. If an external learner fails and can be restarted, continues from the
+/// Trains until the run ends. If an external learner fails and can be restarted, resumes from the
 /// newest checkpoint.
-async fn drive(
+async fn train_with_restarts(
     recipe: Recipe,
     mut start: StartMode,
     host: Host,
@@ -151,24 +153,24 @@ async fn drive(
         ));
     }));
     let elsewhere = recipe.cluster.learner.is_some();
-    let mut restarts = Restarts::new(&recipe);
+    let mut restarts = RestartCounter::new(&recipe);
     let mut with_learner = false;
     let ended = loop {
-        match run_once(&recipe, start, &host, &stop).await {
+        match train_once(&recipe, start, &host, &stop).await {
             // When a job is stopped, all of its processes often receive the signal at the same
             // time.
-            Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => {
+            Err(error) if elsewhere && stop.is_stopped() && is_learner_lost(&error) => {
                 with_learner = true;
                 break Ok(None);
             }
-            Err(error) if restarts.allow(&error, &dir, &host) => start = StartMode::Resume,
+            Err(error) if restarts.try_restart(&error, &dir, &host) => start = StartMode::Resume,
             ended => break ended,
         }
     };
     pauses.abort();
     // Processes of the learner on other machines can exit now.
     let ended = ended.and_then(|ended| {
-        order::end(&dir.join(cluster_learner::SUBDIR))?;
+        order::mark_finished(&dir.join(cluster_learner::SUBDIR))?;
         Ok(ended)
     });
     host.send(match &ended {
@@ -185,8 +187,8 @@ async fn drive(
     ended
 }
 
-/// Returns whether an error means that an external learner has exited or hangs.
-fn is_lost(error: &anyhow::Error) -> bool {
+/// Returns whether an error means that an external learner has exited or does not respond.
+fn is_learner_lost(error: &anyhow::Error) -> bool {
     let of_policy = match error.downcast_ref::<TrainerError>() {
         Some(TrainerError::Policy(error)) => Some(error),
         _ => error.downcast_ref::<PolicyError>(),
@@ -194,7 +196,7 @@ fn is_lost(error: &anyhow::Error) -> bool {
     matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)))
 }
 
-/// Waits for a part of the start. Returns `None` as soon as the run is asked to stop.
+/// Waits for one part of the start of a run. Returns `None` as soon as a stop is requested.
 async fn unless_stopped<T>(stop: &StopFlag, start: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
@@ -203,9 +205,10 @@ async fn unless_stopped<T>(stop: &StopFlag, start: impl Future<Output = T>) -> O
     }
 }
 
-/// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked
-/// to stop, or it fails. Returns `None` if the run is asked to stop while it waits for its stores.
-async fn run_once(
+/// Trains from the start or from the newest checkpoint, until all phases are complete, a stop is
+/// requested, or the run fails. Returns `None` if a stop is requested while the run waits for its
+/// stores.
+async fn train_once(
     recipe: &Recipe,
     start: StartMode,
     host: &Host,
@@ -221,7 +224,7 @@ async fn run_once(
         let environments = Environments::new(recipe.environments(), host.supervisor());
         let StartedPolicies { policies, mut agents, fingerprint, model_files, teachers } =
             policies::start(recipe, started_at, &environments, host, &mut children).await?;
-        let leasing = runners::lease(recipe, &mut agents, &environments, host);
+        let leasing = runners::lease_attempts(recipe, &mut agents, &environments, host);
         let Some(queue) = unless_stopped(stop, leasing).await else { return Ok(None) };
         leased = queue?;
         let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
@@ -244,7 +247,7 @@ async fn run_once(
     host.stop_gateways().await;
     // Wait for the processes of the learner and the servers, because the next ones need their
     // memory.
-    let running = child::await_exits(children, EXIT_TIMEOUT).await;
+    let running = child::wait_for_exits(children, EXIT_TIMEOUT).await;
     if !running.is_empty() {
         let running = running.join(", ");
         host.note(format!(
@@ -255,9 +258,9 @@ async fn run_once(
     ended
 }
 
-/// Restarts after failures of an external learner. At most `max` restarts in a row are permitted. A
-/// new checkpoint resets the count.
-struct Restarts {
+/// Counter of restarts after failures of an external learner. It permits at most `max` consecutive
+/// restarts. A new checkpoint resets the count.
+struct RestartCounter {
     max: u32,
     /// Whether the run's store is durable, so that the run can be resumed.
     is_durable: bool,
@@ -265,16 +268,17 @@ struct Restarts {
     newest: Option<PathBuf>,
 }
 
-impl Restarts {
+impl RestartCounter {
     fn new(recipe: &Recipe) -> Self {
         let max =
             recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
-        Restarts { max, is_durable: recipe.run.store.is_durable(), failures: 0, newest: None }
+        RestartCounter { max, is_durable: recipe.run.store.is_durable(), failures: 0, newest: None }
     }
 
-    /// Returns whether the run can continue after this error. If so, reports the error as a note.
-    fn allow(&mut self, error: &anyhow::Error, dir: &Path, host: &Host) -> bool {
-        let found = RunDir::find(dir).filter(|_| self.is_durable && is_lost(error));
+    /// Returns whether the run can be resumed after this error. If it can, reports the error to the
+    /// user as a note.
+    fn try_restart(&mut self, error: &anyhow::Error, dir: &Path, host: &Host) -> bool {
+        let found = RunDir::find(dir).filter(|_| self.is_durable && is_learner_lost(error));
         let Some(run) = found else { return false };
         let newest = run.newest_checkpoint();
         if newest != self.newest {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
+use levade_agent::runner::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue_name};
 use levade_store::rollouts::{
     Json, LeaseEnd, PageRequest, ResourcesFilter, Rollout, Rollouts, SortOrder,
 };
@@ -22,33 +22,33 @@ use serde_json::value::to_raw_value;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use crate::external::session_api;
+use crate::external::create_session_api;
 use crate::host::Host;
 use crate::runners::Announcement;
 use loaded_recipe::LoadedRecipe;
 
-/// Interval between searches for announced runs while there is none.
+/// Interval between two searches for announced runs while no run is announced.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Prefix of the queues of runs.
+/// Prefix of the names of the queues that belong to runs.
 const QUEUE_PREFIX: &str = "run/";
 
-/// Attempts that a runner makes.
+/// Kind of attempts that a runner makes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AttemptFilter {
-    /// All attempts.
+    /// The runner makes all attempts.
     #[default]
     All,
-    /// All attempts except those of evaluations.
+    /// The runner makes all attempts except those of evaluations.
     Training,
-    /// Only attempts of evaluations.
+    /// The runner makes only attempts of evaluations.
     Evaluation,
 }
 
 impl AttemptFilter {
-    /// Returns the queues to lease from, given the queues of runs.
+    /// Returns the names of the queues to lease from. `runs` are the names of the queues of runs.
     fn queues(self, runs: Vec<String>) -> Vec<String> {
-        let evaluations = runs.iter().map(|queue| evaluation_queue(queue));
+        let evaluations = runs.iter().map(|queue| evaluation_queue_name(queue));
         match self {
             AttemptFilter::All => {
                 let evaluations: Vec<String> = evaluations.collect();
@@ -60,30 +60,31 @@ impl AttemptFilter {
     }
 }
 
-/// Settings of a runner.
+/// Options of a runner, which makes attempts of runs.
 pub struct RunnerOptions {
-    /// Store from which the runner leases.
+    /// Store from which the runner leases attempts.
     pub store: Arc<dyn Rollouts>,
-    /// Queue from which the runner leases. `None` for the queues of all announced runs.
+    /// Name of the queue from which the runner leases. If `None`, the runner leases from the queues
+    /// of all announced runs.
     pub queue: Option<String>,
-    /// Attempts that the runner makes.
+    /// Kind of attempts that the runner makes.
     pub filter: AttemptFilter,
     /// Maximum number of concurrent attempts, at least 1.
     pub slots: usize,
-    /// Id of the runner, unique in the store.
+    /// Name of the runner, unique in the store.
     pub name: String,
-    /// Whether the runner exits after its first leases have ended.
+    /// Whether the runner exits after the attempts of its first leases have ended.
     pub once: bool,
-    /// Directory of the files that recipes name.
+    /// Directory that contains the files that recipes name.
     pub dir: PathBuf,
-    /// Timeout for an unreachable store, and for the first announced run.
+    /// Maximum wait for an unreachable store, and for the first announced run.
     pub wait: Duration,
-    /// Timeout for attempts in progress after a request to stop.
+    /// Time that attempts in progress have to end after a request to stop.
     pub drain: Duration,
 }
 
-/// Runs a runner until it is asked to stop. The first item of `requests` drains the runner, the
-/// second stops its attempts.
+/// Leases and makes attempts until a stop is requested. The first item of `requests` drains the
+/// runner: it takes no new attempts. The second item stops its attempts.
 ///
 /// # Errors
 /// Returns an error if the store is unreachable, or if no run is announced, for longer than
@@ -100,7 +101,7 @@ pub async fn run(
     run_worker(worker, Arc::new(runner), requests).await
 }
 
-/// The attempts of a runner.
+/// Runner with the attempts that it is making.
 struct Runner {
     store: Arc<dyn Rollouts>,
     queue: Option<String>,
@@ -117,7 +118,7 @@ struct Runner {
 impl RolloutExecutor for Runner {
     type Error = anyhow::Error;
 
-    /// Returns the queues to lease from. Waits until a run is announced.
+    /// Returns the names of the queues to lease from. Waits until a run is announced.
     async fn queues(&self) -> anyhow::Result<Vec<String>> {
         let Runner { store, queue, filter: attempts, wait, .. } = self;
         if let Some(queue) = queue {
@@ -178,22 +179,22 @@ impl RolloutExecutor for Runner {
 }
 
 impl Runner {
-    /// Makes a leased attempt. Errors are in the report.
+    /// Makes a leased attempt. If the attempt fails, the report contains the error.
     async fn make_attempt(&self, rollout: &Rollout) -> AttemptReport {
         let made = async {
             let leased: LeasedAttempt = serde_json::from_str(rollout.input.get())?;
-            let recipe = self.recipe(&leased.resources_id, leased.recipe_version).await?;
+            let recipe = self.load_recipe(&leased.resources_id, leased.recipe_version).await?;
             let agent = recipe.agent(&leased.agent)?;
             // The gateway enforces the timeout of completions.
             let timeout = leased.limits.attempt_timeout;
-            let api = session_api(&leased.endpoint, timeout)?;
+            let api = create_session_api(&leased.endpoint, timeout)?;
             anyhow::Ok(agent.run(leased, api).await)
         };
         made.await.unwrap_or_else(|error| AttemptReport::Failed { why: format!("{error:#}") })
     }
 
-    /// Returns the recipe of a run, which is read once.
-    async fn recipe(&self, id: &str, version: u64) -> anyhow::Result<Arc<LoadedRecipe>> {
+    /// Returns the recipe of a run. The recipe is read only once.
+    async fn load_recipe(&self, id: &str, version: u64) -> anyhow::Result<Arc<LoadedRecipe>> {
         let mut recipes = self.recipes.lock().await;
         let key = (id.to_owned(), version);
         if let Some(recipe) = recipes.get(&key) {
@@ -202,7 +203,8 @@ impl Runner {
         let Runner { store, dir, wait, .. } = self;
         let read = || store.resources(Some(id), Some(version));
         let resources = retry(&**store, "read the recipe", *wait, read).await?;
-        let missing = || anyhow::anyhow!("the store has no version {version} of {id}");
+        let missing =
+            || anyhow::anyhow!("the store contains no version {version} of the recipe {id}");
         let announcement = Announcement::parse(&resources.ok_or_else(missing)?)?;
         let supervisor = self.host.supervisor();
         let recipe = LoadedRecipe::new(&announcement.recipe, id, dir, supervisor)?;

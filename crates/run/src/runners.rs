@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_agent::environments::{Environments, LedLoop};
-use levade_agent::runner::{LeasedLoop, QueueOptions, RunnerLoop, RunnerQueue};
+use levade_agent::environments::{EnvironmentLoop, Environments};
+use levade_agent::runner::{LeasedLoop, RunnerLoop, RunnerQueue, RunnerQueueOptions};
 use levade_recipe::{AgentKind, Recipe, RunnersKeys};
 use levade_store::Code;
 use levade_store::rollouts::{Json, Resources, Rollouts, SystemClock};
@@ -22,27 +22,29 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::programs::{GatewayAddress, ProgramGateway, takes_rewards};
 
-/// Version of the data that a trainer and its runners exchange. A runner of another version rejects
+/// Version of the protocol between a trainer and its runners. A runner with another version rejects
 /// the run.
 const PROTOCOL: u32 = 2;
 
-/// Interval between requests to a store that is unreachable.
+/// Interval between repeated requests to a store that is unreachable.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Value of the resources by which a run announces itself. Their id is the name of the queue.
+/// Announcement of a run to runners, which the store contains as resources. The id of the resources
+/// is the name of the run's queue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// Version of the exchanged data. Stores recognize announcements by this first key.
+    /// Version of the protocol. This first key identifies the resources as an announcement.
     pub levade_runner_protocol: u32,
-    /// Recipe as TOML, with the trainer's paths.
+    /// Recipe of the run in TOML, with the trainer's paths.
     pub recipe: String,
 }
 
 impl Announcement {
-    /// Parses the resources of a run.
+    /// Parses the announcement of a run from stored resources.
     ///
     /// # Errors
-    /// Returns an error if the resources are those of another program or version.
+    /// Returns an error if the resources belong to another program or to another version of the
+    /// protocol.
     pub fn parse(resources: &Resources) -> anyhow::Result<Self> {
         let Resources { id, value, .. } = resources;
         let parsed: Self = serde_json::from_str(value.get())
@@ -58,8 +60,8 @@ impl Announcement {
     }
 }
 
-/// Opens a store of rollouts: the path of an SQLite file, which is created if it does not exist, or
-/// the URL of a server. Waits for the server for at most `wait`.
+/// Opens a store of rollouts. `location` is the path of an SQLite file, which is created if it does
+/// not exist, or the URL of a server. Waits for the server for at most `wait`.
 ///
 /// # Errors
 /// Returns an error if the store cannot be opened.
@@ -107,13 +109,13 @@ pub async fn open_store(location: &str, wait: Duration) -> anyhow::Result<Arc<dy
     }
 }
 
-/// Replaces the loops of all agents by leases, if the recipe has `[runners]`. Returns the queue of
-/// the attempts, or `None` if this process makes them.
+/// Replaces the loops of all agents with loops that lease attempts to runners, if the recipe has
+/// `[runners]`. Returns the queue of the attempts, or `None` if this process makes the attempts.
 ///
 /// # Errors
 /// Returns an error if the store cannot be used within `runners.wait_seconds`, or if the address of
 /// the gateway is in use.
-pub async fn lease(
+pub async fn lease_attempts(
     recipe: &Recipe,
     parts: &mut [AgentSpec],
     environments: &Environments,
@@ -124,7 +126,7 @@ pub async fn lease(
     // Only attempts that the run has opened can call this gateway.
     let address = GatewayAddress { listen: &keys.listen, url: &keys.gateway, keys: Vec::new() };
     let supervisor = host.supervisor().clone();
-    let gateway = ProgramGateway::start(supervisor, Some(address)).await?.stopped_by(host);
+    let gateway = ProgramGateway::start(supervisor, Some(address)).await?.with_stop_by_host(host);
     for (name, keys) in recipe.agents() {
         let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) else { continue };
         let program = gateway.program(keys, takes_rewards(&recipe.reward));
@@ -132,7 +134,9 @@ pub async fn lease(
         let leased = match keys.kind {
             AgentKind::Tools => LeasedLoop::Tools(program),
             AgentKind::Program => LeasedLoop::Program(program),
-            AgentKind::Environment => LeasedLoop::Environment(LedLoop { program, environments }),
+            AgentKind::Environment => {
+                LeasedLoop::Environment(EnvironmentLoop { program, environments })
+            }
             // The recipe was rejected.
             AgentKind::Game | AgentKind::Session => continue,
         };
@@ -141,8 +145,8 @@ pub async fn lease(
     Ok(Some(queue))
 }
 
-/// Puts the recipe into the store of runners, and cancels what earlier processes of the run left in
-/// its queue.
+/// Announces a run: puts its recipe into the store of runners, and cancels the rollouts that
+/// earlier processes of the run left in its queue.
 ///
 /// # Errors
 /// Returns an error if the store cannot be used within `runners.wait_seconds`.
@@ -157,7 +161,7 @@ async fn announce(
     let value: Json = to_raw_value(&announcement)?;
     let put = || store.put_resources(Some(&queue), &value);
     let resources = retry(&*store, "announce the run to runners", keys.wait_timeout(), put).await?;
-    let options = QueueOptions {
+    let options = RunnerQueueOptions {
         store: keys.store.clone(),
         queue: queue.clone(),
         resources_id: resources.id,

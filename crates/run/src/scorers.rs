@@ -26,8 +26,8 @@ use crate::failure::unusable;
 use crate::host::Host;
 use crate::{external, testbed};
 
-/// Creates the scorers of a recipe that need a client, a sandbox, a process supervisor or its
-/// environments. API keys are read from environment variables.
+/// Creates the scorers of a recipe that need a client, a sandbox, a process supervisor or the
+/// recipe's environments. API keys are read from environment variables.
 ///
 /// # Errors
 /// Returns an error that names the scorer if an address or a setting is invalid, or if an API key
@@ -43,9 +43,9 @@ pub fn custom_scorers(
     let mut scorers = CustomScorers::new();
     for scorer in all {
         let made: Result<Arc<dyn Scorer>, String> = match &scorer.scorer {
-            ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
-            ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
-            ScorerKind::Code(keys) => testbed::scorer(keys),
+            ScorerKind::Http(keys) => create_http_scorer(keys).map_err(|error| error.to_string()),
+            ScorerKind::Judge(keys) => create_judge_scorer(keys).map_err(|error| error.to_string()),
+            ScorerKind::Code(keys) => testbed::create_code_scorer(keys),
             ScorerKind::Command(keys) => {
                 Ok(Arc::new(CommandScorer::new(keys.clone(), supervisor.clone())))
             }
@@ -61,7 +61,7 @@ pub fn custom_scorers(
     Ok(scorers)
 }
 
-fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
+fn create_http_scorer(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
     let HttpKeys { url, key_env, seconds, tries, concurrency, .. } = keys.clone();
     let service = Service::new(ServiceOptions {
         key_env,
@@ -73,22 +73,22 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
     Ok(HttpScorer::new(keys.clone(), Arc::new(HttpService(service))))
 }
 
-/// Returns warnings about scorers that work but are unsafe, each with a remedy.
-pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
+/// Returns warnings about scorers that work but are unsafe. Each warning names a remedy.
+pub fn safety_warnings(keys: &RewardKeys) -> Vec<&'static str> {
     let kinds = keys.scorers.iter().map(|scorer| &scorer.scorer).chain([&keys.scorer]);
     let note =
         |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.warning() } else { None };
     kinds.filter_map(note).collect()
 }
 
-fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
+fn create_judge_scorer(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
     let endpoint = |keys_endpoint: &reward::JudgeEndpoint| Endpoint {
         base_url: keys_endpoint.url.clone(),
         model: keys_endpoint.model.clone(),
         key_env: keys_endpoint.key_env.clone(),
     };
     let timeout = Duration::from_secs_f64(keys.seconds);
-    let api = external::complete_api(ExternalOptions {
+    let api = external::create_complete_api(ExternalOptions {
         endpoints: keys.endpoints.iter().map(endpoint).collect(),
         max_running: keys.concurrency,
         requests_per_minute: keys.requests_per_minute,
@@ -108,13 +108,13 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
         PartyLimits { context: usize::MAX, timeout: Duration::MAX },
         SamplingRule::Default(sampling),
     );
-    Ok(JudgeScorer::new(keys.clone(), Arc::new(Judge(Arc::new(party))))?)
+    Ok(JudgeScorer::new(keys.clone(), Arc::new(JudgeModel(Arc::new(party))))?)
 }
 
-/// Converts an error of a service. A rejection makes the request unusable. Any other error is an
-/// outage, after which the run waits for the service.
-fn score_error(error: &ExternalError) -> ScoreError {
-    if external::is_rejected(error) {
+/// Converts an error of a scoring service. A rejection means that the request is unusable. Any
+/// other error is an outage, after which the run waits for the service.
+fn to_score_error(error: &ExternalError) -> ScoreError {
+    if external::is_request_rejected(error) {
         ScoreError::Unusable(error.to_string())
     } else {
         ScoreError::Unavailable(error.to_string())
@@ -128,21 +128,21 @@ struct HttpService(Service);
 #[async_trait]
 impl reward::Service for HttpService {
     async fn request(&self, question: &Value) -> Result<Value, ScoreError> {
-        self.0.send(question).await.map_err(|error| score_error(&error))
+        self.0.send(question).await.map_err(|error| to_score_error(&error))
     }
 }
 
-/// Party of the judge model.
-struct Judge(Arc<Party>);
+/// Party that answers for the judge model.
+struct JudgeModel(Arc<Party>);
 
-impl fmt::Debug for Judge {
+impl fmt::Debug for JudgeModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Judge").field(&self.0.model).finish()
+        f.debug_tuple("JudgeModel").field(&self.0.model).finish()
     }
 }
 
 #[async_trait]
-impl reward::Chat for Judge {
+impl reward::Chat for JudgeModel {
     async fn complete(
         &self,
         system: &str,
@@ -250,7 +250,8 @@ mod tests {
         for (status, may_pass) in [("500 Oh", true), ("401 Who", true), ("400 No", false)] {
             let url = server(status, json!({ "error": "oh" })).await;
             let keys = HttpKeys { tries: 1, ..HttpKeys::new(url) };
-            let error = http(&keys).unwrap().score(&scorer_input()).await.unwrap_err();
+            let error =
+                create_http_scorer(&keys).unwrap().score(&scorer_input()).await.unwrap_err();
             assert_eq!(error.is_temporary(), may_pass, "{error}");
         }
         let keys = JudgeKeys {

@@ -15,18 +15,18 @@ use crate::dir::RECIPE;
 use crate::failure::unusable;
 use crate::model::ResolvedModel;
 
-/// A directory into which this process records sessions.
+/// Record of sessions: a directory into which this process records sessions of agents.
 pub struct SessionRecord {
-    /// Store of the sessions.
+    /// Store that contains the recorded sessions.
     pub store: Arc<dyn Store>,
-    /// Keeps other processes from writing into the directory.
+    /// Lock that keeps other processes from writing into the directory.
     _lock: LockedRunDir,
 }
 
 impl SessionRecord {
-    /// Opens the directory `dir`, which is created if it does not exist, for sessions of the model
-    /// `found` by the name `source`. `agent` has the chat options of the model. Sessions that an
-    /// earlier process left open are marked as abandoned.
+    /// Opens the directory `dir` for recording sessions, and creates it if it does not exist. The
+    /// sessions use the model `found`, whose source is `source`. `agent` contains the chat options
+    /// of the model. Sessions that an earlier process left open are marked as abandoned.
     ///
     /// # Errors
     /// Returns an error if the directory contains a run or the sessions of another model, if
@@ -50,8 +50,8 @@ impl SessionRecord {
             )));
         }
         let lock = LockedRunDir::lock(&dir)?;
-        let recipe = recipe_of(&dir, source, agent)?;
-        let mut files = found.files_read()?;
+        let recipe = create_recipe(&dir, source, agent)?;
+        let mut files = found.list_read_files()?;
         if found.adapter.is_some() {
             let of_adapter = ["adapter_model.safetensors", AdapterConfig::FILE];
             files.extend(
@@ -79,8 +79,8 @@ impl SessionRecord {
     }
 }
 
-/// Returns the recipe of a record: the served model, and the sessions as tasks.
-fn recipe_of(dir: &Path, source: &str, agent: Option<&AgentKeys>) -> anyhow::Result<Recipe> {
+/// Creates the recipe of a session record. It contains the served model, and the sessions as tasks.
+fn create_recipe(dir: &Path, source: &str, agent: Option<&AgentKeys>) -> anyhow::Result<Recipe> {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     // A JSON string is also a string of TOML.
     let text = |text: &str| serde_json::Value::from(text).to_string();

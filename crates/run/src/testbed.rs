@@ -14,23 +14,24 @@ use levade_sandbox::{
 };
 use tokio::sync::OnceCell;
 
-/// Creates the scorer of these keys. Its sandbox starts when it is first used.
+/// Creates the scorer of programs with these keys. The scorer's sandbox starts when it is first
+/// used.
 ///
 /// # Errors
 /// Returns an error if an API key is not set, or if the address of a service is invalid.
-pub fn scorer(keys: &CodeKeys) -> Result<Arc<dyn Scorer>, String> {
+pub fn create_code_scorer(keys: &CodeKeys) -> Result<Arc<dyn Scorer>, String> {
     let runner: Arc<dyn Runner> = match &keys.url {
         Some(url) => Arc::new(RemoteRunner::new(keys, url)?),
         None => Arc::new(LocalRunner {
-            options: options(keys),
-            limits: limits(keys),
+            options: sandbox_options(keys),
+            limits: program_limits(keys),
             started: OnceCell::new(),
         }),
     };
     Ok(CodeScorer::new(keys.clone(), runner))
 }
 
-fn options(keys: &CodeKeys) -> Options {
+fn sandbox_options(keys: &CodeKeys) -> Options {
     let mut options = Options {
         python: (&keys.python).into(),
         preload: keys.preload.clone(),
@@ -48,12 +49,12 @@ fn options(keys: &CodeKeys) -> Options {
     options
 }
 
-fn limits(keys: &CodeKeys) -> Limits {
+fn program_limits(keys: &CodeKeys) -> Limits {
     Limits { seconds: keys.seconds, memory_mb: keys.memory_mb, ..Limits::default() }
 }
 
-/// Converts an error of a sandbox to an error of a scorer.
-fn score_error(error: &SandboxError) -> ScoreError {
+/// Converts an error of a sandbox into an error of a scorer.
+fn to_score_error(error: &SandboxError) -> ScoreError {
     match error {
         SandboxError::Busy { .. } | SandboxError::Sessions { .. } | SandboxError::Broken(_) => {
             ScoreError::Unavailable(error.to_string())
@@ -62,7 +63,7 @@ fn score_error(error: &SandboxError) -> ScoreError {
     }
 }
 
-/// Runs tests in a sandbox of this process.
+/// Runner of tests in a sandbox of this process.
 #[derive(Debug)]
 struct LocalRunner {
     options: Options,
@@ -73,7 +74,7 @@ struct LocalRunner {
 impl LocalRunner {
     async fn sandbox(&self) -> Result<&Sandbox, ScoreError> {
         let start = || Sandbox::start(self.options.clone());
-        self.started.get_or_try_init(start).await.map_err(|error| score_error(&error))
+        self.started.get_or_try_init(start).await.map_err(|error| to_score_error(&error))
     }
 }
 
@@ -92,7 +93,7 @@ impl Runner for LocalRunner {
         run.stdin = stdin.clone().into_bytes();
         run.limits = Limits { output_bytes: *output_bytes, ..self.limits };
         let Outcome { ended, stdout, .. } =
-            self.sandbox().await?.run(&run).await.map_err(|error| score_error(&error))?;
+            self.sandbox().await?.run(&run).await.map_err(|error| to_score_error(&error))?;
         let end = match ended {
             EndReason::Exit(code) => ProgramEnd::Exit(code),
             EndReason::Signal(signal) => ProgramEnd::Exit(-signal),
@@ -103,7 +104,7 @@ impl Runner for LocalRunner {
     }
 }
 
-/// Runs tests at a sandbox service.
+/// Runner of tests at a sandbox service.
 #[derive(Debug)]
 struct RemoteRunner {
     service: Remote,
@@ -112,7 +113,7 @@ struct RemoteRunner {
     permits: tokio::sync::Semaphore,
 }
 
-/// Maximum number of concurrent requests if the recipe sets none.
+/// Maximum number of concurrent requests to a sandbox service if the recipe does not set it.
 const REQUESTS: usize = 32;
 
 impl RemoteRunner {
@@ -129,7 +130,7 @@ impl RemoteRunner {
         let permits = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };
         Ok(RemoteRunner {
             service,
-            limits: limits(keys),
+            limits: program_limits(keys),
             permits: tokio::sync::Semaphore::new(permits),
         })
     }
@@ -158,14 +159,14 @@ impl Runner for RemoteRunner {
         let closed = |_| ScoreError::Unavailable("the sandbox is closed".into());
         let _permit = self.permits.acquire().await.map_err(closed)?;
         let response =
-            self.service.run_code(&request).await.map_err(|error| score_error(&error))?;
-        Ok(to_ran(response))
+            self.service.run_code(&request).await.map_err(|error| to_score_error(&error))?;
+        Ok(to_program_result(response))
     }
 }
 
-/// Converts a response of the service. If the program did not compile, the result of the compiler
-/// is used.
-fn to_ran(response: CodeResponse) -> ProgramResult {
+/// Converts a response of a sandbox service into the result of a program. If the program did not
+/// compile, the result is the result of the compiler.
+fn to_program_result(response: CodeResponse) -> ProgramResult {
     let compiled = response.compile_result.filter(|_| response.run_result.is_none());
     let Some(result) = response.run_result.or(compiled) else {
         return ProgramResult {

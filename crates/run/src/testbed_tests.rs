@@ -43,7 +43,7 @@ const ADD: &str = "print(sum(map(int, input().split())))";
 
 #[tokio::test]
 async fn misbehaving_programs_affect_only_their_score() {
-    let local_scorer = scorer(&keys()).unwrap();
+    let local_scorer = create_code_scorer(&keys()).unwrap();
     local_scorer.check_ready(&Value::Null).await.unwrap();
     assert_eq!(score(&local_scorer, ADD, tests()).await, [1.0, 1.0, 0.0]);
     let start = Instant::now();
@@ -83,7 +83,7 @@ async fn misbehaving_programs_affect_only_their_score() {
 }
 
 #[tokio::test]
-async fn service_runs_programs() {
+async fn sandbox_service_runs_programs() {
     let options = Options { protection: Demand::BestEffort, ..Options::default() };
     let service = Service::new(
         Sandbox::start(options).await.unwrap(),
@@ -94,7 +94,7 @@ async fn service_runs_programs() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
-    let remote = scorer(&CodeKeys { url: Some(url), ..keys() }).unwrap();
+    let remote = create_code_scorer(&CodeKeys { url: Some(url), ..keys() }).unwrap();
     remote.check_ready(&Value::Null).await.unwrap();
     assert_eq!(score(&remote, ADD, tests()).await, [1.0, 1.0, 0.0]);
     assert_eq!(score(&remote, "while True: pass", tests()).await, [0.0, 0.0, 1.0]);
@@ -104,11 +104,11 @@ async fn service_runs_programs() {
     );
 
     let unreachable =
-        scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
+        create_code_scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
     let error = unreachable.score(&scorer_input("```\n1\n```", tests())).await.unwrap_err();
     assert!(error.is_temporary(), "{error}");
     assert!(unreachable.check_ready(&Value::Null).await.is_err());
     let keyed =
         CodeKeys { url: Some("http://h".into()), key_env: Some("LEVADE_NO_SUCH".into()), ..keys() };
-    assert!(scorer(&keyed).unwrap_err().contains("LEVADE_NO_SUCH"));
+    assert!(create_code_scorer(&keyed).unwrap_err().contains("LEVADE_NO_SUCH"));
 }

@@ -203,7 +203,7 @@ impl Tasks {
                 }
                 source => {
                     let Some(options) = source.environment() else { continue };
-                    let name = options.common().name.to_owned();
+                    let name = options.common_options().name.to_owned();
                     let found = environments.find(&name);
                     let found = found.ok_or_else(|| {
                         let missing = format!("the environment {name} was not provided");

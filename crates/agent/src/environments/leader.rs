@@ -8,22 +8,23 @@ use levade_tasks::Task;
 use super::Environments;
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, Program};
 
-/// Agent loop of attempts that the environment of the task leads. The environment calls the model
+/// Agent loop of attempts that the task's environment leads. The environment calls the model
 /// through the attempt's endpoint, and reports the reward at the end.
 #[derive(Clone)]
-pub struct LedLoop {
-    /// Program that opens the endpoint. Its command is not used.
+pub struct EnvironmentLoop {
+    /// Program whose options open the endpoint of an attempt. The command of the program is not
+    /// used.
     pub program: Program,
-    /// Environments of the run.
+    /// Environments of the run, one of which leads each attempt.
     pub environments: Environments,
 }
 
-impl LedLoop {
-    /// Returns the environment of a task as a program.
+impl EnvironmentLoop {
+    /// Returns the environment of a task as the program that makes an attempt.
     ///
     /// # Errors
-    /// Returns a message if no environment leads attempts at the task.
-    pub(crate) fn program_for(&self, task: &Task) -> Result<Program, String> {
+    /// Returns a message if the task's source is not an environment that leads attempts.
+    pub(crate) fn create_program(&self, task: &Task) -> Result<Program, String> {
         let Task { id, source, .. } = task;
         let found = self.environments.find(source).filter(|found| found.options.leads_attempts());
         let environment = found.ok_or_else(|| {
@@ -38,9 +39,9 @@ impl LedLoop {
 }
 
 #[async_trait]
-impl AgentLoop for LedLoop {
+impl AgentLoop for EnvironmentLoop {
     async fn run(&self, context: AttemptContext) -> Attempt {
-        match self.program_for(&context.task) {
+        match self.create_program(&context.task) {
             Ok(program) => program.run(context).await,
             Err(why) => Attempt::failed("environment", why),
         }

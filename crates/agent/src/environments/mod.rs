@@ -1,8 +1,8 @@
 //! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
 //! An environment is a source of tasks that also scores attempts. There are two kinds:
-//! - Some environments control their attempts ([`LedLoop`]). They call the model through the
-//!   attempt's endpoint, like programs, so that every token is recorded. The last line of the
+//! - Some environments control their attempts ([`EnvironmentLoop`]). They call the model through
+//!   the attempt's endpoint, like programs, so that every token is recorded. The last line of the
 //!   attempt contains the rewards, each with the turn or the agent that earned it.
 //! - For other environments (reasoning-gym), any agent makes the attempts, and the environment
 //!   scores the final answers ([`EnvironmentScorer`]).
@@ -34,9 +34,9 @@ use levade_process::{
 };
 use serde_json::{Value, json};
 
-use crate::program::workers;
+use crate::program::create_worker_pool;
 
-pub use leader::LedLoop;
+pub use leader::EnvironmentLoop;
 pub use options::{
     CommonOptions, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions,
     ReasoningGymOptions, VerifiersOptions, WorkerOptions,
@@ -44,10 +44,11 @@ pub use options::{
 pub use scorer::EnvironmentScorer;
 pub use task_list::TaskList;
 
-/// Placeholder of the expected answer in demonstrations.
+/// Placeholder of the data set's answer in the template of demonstrations.
 const ANSWER: &str = "{answer}";
 
-/// Python modules of a worker process, each after those that it imports.
+/// Name and source text of each Python module of a worker process. A module follows the modules
+/// that it imports.
 const MODULES: [(&str, &str); 8] = [
     ("numbers", include_str!("worker/numbers.py")),
     ("chat", include_str!("worker/chat.py")),
@@ -59,11 +60,11 @@ const MODULES: [(&str, &str); 8] = [
     ("serve", include_str!("worker/serve.py")),
 ];
 
-/// Environments of a run, each with its processes. Clones share the processes.
+/// Environments of a run, each with its worker processes. Clones share the processes.
 #[derive(Clone, Default)]
 pub struct Environments(Arc<Vec<Environment>>);
 
-/// Environment with its worker processes, which are started on demand.
+/// Environment with its worker processes. A process is started when it is first needed.
 pub struct Environment {
     options: EnvironmentOptions,
     workers: Arc<Pool>,
@@ -73,9 +74,9 @@ pub struct Environment {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment {name}: {why}")]
 pub struct EnvironmentError {
-    /// Name of the source.
+    /// Name of the environment.
     pub name: String,
-    /// Message of the environment, or how its process ended.
+    /// Error message of the environment, or a description of how its process ended.
     pub why: String,
 }
 
@@ -86,7 +87,7 @@ impl fmt::Debug for Environments {
 }
 
 impl Environments {
-    /// Creates environments with these options, without starting a process.
+    /// Creates one environment for each of the `options`, without starting a process.
     pub fn new(
         options: impl IntoIterator<Item = EnvironmentOptions>,
         supervisor: &Supervisor,
@@ -95,7 +96,7 @@ impl Environments {
         Environments(Arc::new(all.collect()))
     }
 
-    /// Returns the environment with this name, if any.
+    /// Returns the environment with this name, or `None` if the run has no such environment.
     pub fn find(&self, name: &str) -> Option<&Environment> {
         self.0.iter().find(|one| one.name() == name)
     }
@@ -103,7 +104,7 @@ impl Environments {
 
 impl Environment {
     fn new(options: EnvironmentOptions, supervisor: &Supervisor) -> Self {
-        let worker = options.common().worker;
+        let worker = options.common_options().worker;
         let launch = Launch {
             command: python_command(&worker.python),
             dir: worker.dir.clone(),
@@ -113,39 +114,45 @@ impl Environment {
         };
         let first = json!({ "key": "attempt", "source": options.worker_options() });
         let first = Some(python_first_line(&MODULES, first));
-        let workers =
-            Arc::new(workers(supervisor, launch, first, (worker.processes, worker.attempts)));
+        let workers = Arc::new(create_worker_pool(
+            supervisor,
+            launch,
+            first,
+            (worker.processes, worker.attempts),
+        ));
         Environment { options, workers }
     }
 
-    /// Returns the name of the source.
+    /// Returns the name of the environment, which is the source of its tasks.
     pub fn name(&self) -> &str {
-        self.options.common().name
+        self.options.common_options().name
     }
 
-    fn error(&self, why: impl Into<String>) -> EnvironmentError {
+    fn create_error(&self, why: impl Into<String>) -> EnvironmentError {
         EnvironmentError { name: self.name().to_owned(), why: why.into() }
     }
 
-    /// Sends a request other than an attempt, and waits for the response.
+    /// Sends the request `verb` with the fields of `order` to a worker process, and waits for the
+    /// response. Attempts are requested elsewhere.
     ///
     /// # Errors
     /// Returns an error if the process cannot be started or ends, if the environment rejects the
     /// request, or if it does not respond within `worker.seconds`.
-    async fn query(&self, verb: &str, mut order: Value) -> Result<Value, EnvironmentError> {
+    async fn send_query(&self, verb: &str, mut order: Value) -> Result<Value, EnvironmentError> {
         order["do"] = json!(verb);
-        let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
+        let limit = Duration::from_secs_f64(self.options.common_options().worker.seconds);
         let response =
             self.workers.request(Request::new(verb, order), limit).await.map_err(|error| {
                 match error {
-                    WorkerError::Timeout(_) => self.error(format!(
-                        "did not respond to {verb:?} within {limit:?} (worker.seconds)"
+                    WorkerError::Timeout(_) => self.create_error(format!(
+                        "the process did not respond to the request {verb:?} within {limit:?} \
+                         (worker.seconds)"
                     )),
-                    error => self.error(error.to_string()),
+                    error => self.create_error(error.to_string()),
                 }
             })?;
         match response["error"].as_str() {
-            Some(why) => Err(self.error(why)),
+            Some(why) => Err(self.create_error(why)),
             None => Ok(response),
         }
     }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Options of the processes that an environment runs in.
+/// Options of the worker processes that run an environment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
-    /// Python interpreter, as a name or path: the interpreter of the virtual environment that has
-    /// the packages.
+    /// Name or path of the Python interpreter. Use the interpreter of the virtual environment that
+    /// has the packages.
     pub python: String,
     /// Working directory, from which modules are imported. Default: the directory of the recipe.
     #[serde(rename = "folder")]
@@ -18,12 +18,12 @@ pub struct WorkerOptions {
     /// Names of environment variables that a process receives in addition to the [usual
     /// ones](levade_policy::environment::CHILD_VARIABLES).
     pub environment: Vec<String>,
-    /// Maximum number of processes.
+    /// Maximum number of worker processes.
     pub processes: usize,
     /// Maximum number of concurrent attempts per process.
     pub attempts: usize,
-    /// Timeout for loading the environment and listing 100 of its tasks, and for scoring an answer,
-    /// in seconds.
+    /// Timeout for one request to a worker process, in seconds: for loading the environment and
+    /// listing 100 of its tasks, or for scoring an answer.
     pub seconds: f64,
 }
 
@@ -40,30 +40,31 @@ impl Default for WorkerOptions {
     }
 }
 
-/// `kind = "reasoning_gym"`: tasks of reasoning-gym's data sets, which also score the answers.
+/// Options of `kind = "reasoning_gym"`: the tasks come from data sets of reasoning-gym, which also
+/// score the answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReasoningGymOptions {
-    /// Name of the source. Empty for `reasoning_gym`.
+    /// Name of the source of the tasks. Empty for `reasoning_gym`.
     #[serde(default)]
     pub name: String,
-    /// Data sets among which the tasks are divided.
+    /// Data sets of reasoning-gym. The number of tasks is divided among them.
     pub datasets: Vec<DatasetOptions>,
     /// Number of training tasks.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out tasks.
     #[serde(default)]
     pub held_out: usize,
-    /// Seed of the training tasks. `None` derives it from the run's seed.
+    /// Seed of the training tasks. If `None`, the seed is derived from the run's seed.
     #[serde(default)]
     pub seed: Option<u32>,
-    /// Seed of the held-out tasks. `None` derives it from `eval.split_seed`.
+    /// Seed of the held-out tasks. If `None`, the seed is derived from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
     /// Name of the tag that contains the answer, `<answer>…</answer>`. If empty, the entire
     /// completion is the answer.
-    #[serde(default = "answer")]
+    #[serde(default = "default_answer_tag")]
     pub tag: String,
     /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer. If
     /// empty, there are no demonstrations.
@@ -72,31 +73,32 @@ pub struct ReasoningGymOptions {
     /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// Processes that generate and score the tasks.
+    /// Options of the processes that generate and score the tasks.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-/// Data set of reasoning-gym.
+/// Options of one data set of reasoning-gym.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetOptions {
     /// Name of the data set in reasoning-gym.
     pub name: String,
     /// Weight of the data set's tasks, relative to the weights of the other data sets.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     #[serde(alias = "share")]
     pub weight: f64,
-    /// Options of the data set.
+    /// Options with which reasoning-gym creates the data set.
     #[serde(default)]
     pub config: Map<String, Value>,
 }
 
-/// `kind = "verifiers"`: an environment of verifiers, which leads its attempts and scores them.
+/// Options of `kind = "verifiers"`: an environment of the package verifiers, which leads its
+/// attempts and scores them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifiersOptions {
-    /// Name of the source. Empty for the value of `environment`.
+    /// Name of the source of the tasks. Empty for the value of `environment`.
     #[serde(default)]
     pub name: String,
     /// Id of the taskset by which `verifiers` names the environment.
@@ -105,7 +107,7 @@ pub struct VerifiersOptions {
     #[serde(default)]
     pub config: Map<String, Value>,
     /// Maximum number of training tasks.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out tasks.
     #[serde(default)]
@@ -113,142 +115,145 @@ pub struct VerifiersOptions {
     /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// Processes that the environment runs in.
+    /// Options of the processes that run the environment.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-/// `kind = "gymnasium"`: a text environment, whose actions are completions.
+/// Options of `kind = "gymnasium"`: a text environment of gymnasium, in which each completion is an
+/// action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GymnasiumOptions {
-    /// Name of the source. Empty for the value of `environment`.
+    /// Name of the source of the tasks. Empty for the value of `environment`.
     #[serde(default)]
     pub name: String,
     /// Id of the environment. The prefix `module:` imports a module that registers the environment.
     pub environment: String,
-    /// Additional arguments of `gymnasium.make`.
+    /// Additional arguments of `gymnasium.make`, by name.
     #[serde(default)]
     pub config: Map<String, Value>,
-    /// Names of the actions, in order, if the actions are numbers. Empty if the model writes the
-    /// numbers.
+    /// Names of the actions, in the order of their numbers, if the environment's actions are
+    /// numbers. If empty, the model writes the numbers.
     #[serde(default)]
     pub actions: Vec<String>,
     /// Name of the tag that contains an action. If empty, the entire completion is the action.
     #[serde(default)]
     pub tag: String,
-    /// Field of an observation that the model reads. If empty, the model reads the entire
-    /// observation.
+    /// Name of the field of an observation that the model reads. If empty, the model reads the
+    /// entire observation.
     #[serde(default)]
     pub observation: String,
-    /// Number of seeds to train on.
-    #[serde(default = "thousand")]
+    /// Number of seeds to train on. Each seed is a task.
+    #[serde(default = "default_task_count")]
     pub train: usize,
-    /// Number of held-out seeds.
+    /// Number of held-out seeds, which only evaluations use. Each seed is a task.
     #[serde(default)]
     pub held_out: usize,
-    /// First seed to train on. `None` derives it from the run's seed.
+    /// First seed to train on. If `None`, the seed is derived from the run's seed.
     #[serde(default)]
     pub seed: Option<u32>,
-    /// First held-out seed. `None` derives it from `eval.split_seed`.
+    /// First held-out seed. If `None`, the seed is derived from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
     /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// Processes that the environment runs in.
+    /// Options of the processes that run the environment.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-/// `kind = "openenv"`: a server of OpenEnv, whose actions are completions.
+/// Options of `kind = "openenv"`: a server of OpenEnv, to which each completion is sent as an
+/// action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenEnvOptions {
-    /// Name of the source. Empty for `openenv`.
+    /// Name of the source of the tasks. Empty for `openenv`.
     #[serde(default)]
     pub name: String,
-    /// URL of the server, with `http://` or `https://`.
+    /// URL of the OpenEnv server, with `http://` or `https://`.
     pub url: String,
-    /// Tasks: arguments of `reset`, one table for each task. If empty, each task is a `seed`.
+    /// Arguments of `reset`, one table for each task. If empty, each task is a `seed`.
     #[serde(default)]
     pub resets: Vec<Map<String, Value>>,
     /// Name of the tag that contains an action. If empty, the entire completion is the action.
     #[serde(default)]
     pub tag: String,
-    /// Field of an observation that the model reads. If empty, the model reads the entire
-    /// observation.
+    /// Name of the field of an observation that the model reads. If empty, the model reads the
+    /// entire observation.
     #[serde(default)]
     pub observation: String,
     /// Maximum number of training tasks.
-    #[serde(default = "thousand")]
+    #[serde(default = "default_task_count")]
     pub train: usize,
     /// Number of held-out tasks.
     #[serde(default)]
     pub held_out: usize,
-    /// First seed to train on. `None` derives it from the run's seed.
+    /// First seed to train on. If `None`, the seed is derived from the run's seed.
     #[serde(default)]
     pub seed: Option<u32>,
-    /// First held-out seed. `None` derives it from `eval.split_seed`.
+    /// First held-out seed. If `None`, the seed is derived from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
     /// Agent that solves these tasks. Empty for the agent of `[agent]`.
     #[serde(default)]
     pub agent: String,
-    /// Processes that connect to the server.
+    /// Options of the processes that connect to the server.
     #[serde(default)]
     pub worker: WorkerOptions,
 }
 
-fn thousand() -> usize {
+fn default_task_count() -> usize {
     1000
 }
 
-fn one() -> f64 {
+fn default_weight() -> f64 {
     1.0
 }
 
-fn answer() -> String {
+fn default_answer_tag() -> String {
     "answer".to_owned()
 }
 
 /// Options of an environment of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EnvironmentOptions {
-    /// Data sets of reasoning-gym.
+    /// The environment generates tasks from data sets of reasoning-gym.
     ReasoningGym(ReasoningGymOptions),
-    /// An environment of the package verifiers.
+    /// The environment comes from the package verifiers.
     Verifiers(VerifiersOptions),
-    /// An environment of the package gymnasium.
+    /// The environment comes from the package gymnasium.
     Gymnasium(GymnasiumOptions),
-    /// A server of OpenEnv.
+    /// The environment is a server of OpenEnv.
     OpenEnv(OpenEnvOptions),
 }
 
 /// Options that environments of all kinds have.
 #[derive(Debug, Clone, Copy)]
 pub struct CommonOptions<'o> {
-    /// Name of the source.
+    /// Name of the environment, which is the source of its tasks.
     pub name: &'o str,
     /// Maximum number of training tasks.
     pub train: usize,
     /// Number of held-out tasks.
     pub held_out: usize,
-    /// Seeds of the training tasks and of the held-out tasks. `None` derives the seed.
+    /// Seed of the training tasks and seed of the held-out tasks. A seed that is `None` is derived
+    /// from the run's seed or from `eval.split_seed`.
     pub seeds: [Option<u32>; 2],
     /// Agent that solves the tasks. Empty for the agent of `[agent]`.
     pub agent: &'o str,
-    /// Options of the processes.
+    /// Options of the worker processes.
     pub worker: &'o WorkerOptions,
 }
 
-/// Maximum number of tasks of a source. First seeds that are derived from different seeds of runs
-/// are a multiple of it apart.
+/// Maximum number of tasks of an environment. If two first seeds are derived from different seeds
+/// of runs, their difference is a multiple of this number.
 pub(super) const MAX_TASKS: usize = 1_000_000;
 
 impl EnvironmentOptions {
     /// Returns the options that environments of all kinds have.
-    pub fn common(&self) -> CommonOptions<'_> {
+    pub fn common_options(&self) -> CommonOptions<'_> {
         fn name_or<'o>(name: &'o str, or: &'o str) -> &'o str {
             if name.is_empty() { or } else { name }
         }
@@ -282,7 +287,8 @@ impl EnvironmentOptions {
         !matches!(self, EnvironmentOptions::ReasoningGym(_))
     }
 
-    /// Returns whether tasks are generated from seeds, as opposed to listed.
+    /// Returns whether the environment generates its tasks from seeds. Other environments list
+    /// their tasks.
     pub(super) fn is_seeded(&self) -> bool {
         match self {
             EnvironmentOptions::ReasoningGym(_) | EnvironmentOptions::Gymnasium(_) => true,
@@ -291,7 +297,7 @@ impl EnvironmentOptions {
         }
     }
 
-    /// Returns the options that the environment's process receives.
+    /// Returns the options that the environment's worker process receives, as a JSON object.
     pub(super) fn worker_options(&self) -> Value {
         match self {
             EnvironmentOptions::ReasoningGym(o) => {
@@ -318,9 +324,10 @@ impl EnvironmentOptions {
         }
     }
 
-    /// Returns the first value that is out of range: its key, the value, and the valid range.
-    pub fn range_error(&self) -> Option<(&'static str, String, &'static str)> {
-        let CommonOptions { train, held_out, worker, .. } = self.common();
+    /// Returns the first option whose value is out of range: its key, its value, and the valid
+    /// range. Returns `None` if all values are valid.
+    pub fn find_range_error(&self) -> Option<(&'static str, String, &'static str)> {
+        let CommonOptions { train, held_out, worker, .. } = self.common_options();
         let wrong = |ok: bool, key, value: String, range| (!ok).then_some((key, value, range));
         let counts = "at least 1 and at most 1000000";
         let all = [

@@ -9,23 +9,23 @@ use serde_json::{Map, Value, json};
 use super::options::{CommonOptions, MAX_TASKS, ReasoningGymOptions};
 use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
 
-/// Maximum number of tasks per request.
+/// Maximum number of tasks that one request to a worker lists.
 const PAGE: usize = 100;
 
-/// Minimum derived seed of held-out tasks. It exceeds all seeds of training that are derived from a
-/// run's seed.
+/// Smallest seed of held-out tasks that is derived from `eval.split_seed`. This number exceeds all
+/// seeds of training tasks that are derived from a run's seed.
 const HELD_OUT_SEED_BASE: u64 = 2_000_000_000;
 
-/// Tasks of an environment.
+/// Tasks of an environment, divided into training tasks and held-out tasks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TaskList {
     /// Training tasks.
     pub train: Vec<Task>,
     /// Held-out tasks, in an order that depends only on the split seed.
     pub held_out: Vec<Task>,
-    /// Number of tasks left out because an earlier task is the same.
+    /// Number of tasks that were left out because they repeat an earlier task.
     pub repeated: usize,
-    /// Packages that the tasks come from, with their versions.
+    /// Names and versions of the Python packages that the tasks come from.
     pub package: String,
 }
 
@@ -41,7 +41,7 @@ struct TaskMessage {
     row: Map<String, Value>,
 }
 
-/// Range of tasks that one seed yields.
+/// Range of tasks that an environment generates from one seed.
 struct SeedRange<'o> {
     /// Name of the data set. `None` if the environment has only one.
     dataset: Option<&'o str>,
@@ -56,9 +56,9 @@ impl Environment {
     ///
     /// # Errors
     /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks
-    /// to hold out so many.
+    /// for the number of held-out tasks.
     pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<TaskList, EnvironmentError> {
-        let CommonOptions { train, held_out, seeds, .. } = self.options.common();
+        let CommonOptions { train, held_out, seeds, .. } = self.options.common_options();
         let mut listed = TaskList::default();
         let mut requested = HashSet::new();
         if self.options.is_seeded() {
@@ -69,7 +69,7 @@ impl Environment {
             for (count, seed, is_held_out) in
                 [(held_out, held_out_seed, true), (train, seed, false)]
             {
-                for range in self.seed_ranges(count, seed) {
+                for range in self.divide_into_seed_ranges(count, seed) {
                     let tasks = self.list_range(&range, &mut listed.package).await?;
                     let before = tasks.len();
                     let new: Vec<Task> =
@@ -86,9 +86,9 @@ impl Environment {
             tasks.retain(|task| requested.insert(task.key()));
             listed.repeated = before - tasks.len();
             if tasks.len() <= held_out {
-                return Err(self.error(format!(
-                    "has {} tasks, too few to hold out {held_out} of them and train on at least \
-                     one; lower held_out",
+                return Err(self.create_error(format!(
+                    "there are only {} tasks, too few to hold out {held_out} of them and train on \
+                     at least one; lower held_out",
                     tasks.len()
                 )));
             }
@@ -105,12 +105,12 @@ impl Environment {
         Ok(listed)
     }
 
-    /// Returns the ranges of tasks that together have `count` tasks: one range for each data set.
-    fn seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
+    /// Divides `count` tasks into ranges, one for each data set. All ranges have the same `seed`.
+    fn divide_into_seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
                 let fractions: Vec<f64> = datasets.iter().map(|dataset| dataset.weight).collect();
-                let counts = split_by_fraction(count, &fractions);
+                let counts = split_by_fractions(count, &fractions);
                 datasets
                     .iter()
                     .zip(counts)
@@ -125,8 +125,8 @@ impl Environment {
         }
     }
 
-    /// Returns the tasks of a range, page by page. There are fewer tasks if the environment has no
-    /// more.
+    /// Lists the tasks of a range, page by page. The list is shorter than the range if the
+    /// environment has fewer tasks.
     async fn list_range(
         &self,
         range: &SeedRange<'_>,
@@ -143,16 +143,16 @@ impl Environment {
                 "from": from,
                 "to": to,
             });
-            let mut response = self.query("tasks", order).await?;
+            let mut response = self.send_query("tasks", order).await?;
             if let Some(name) = response["package"].as_str() {
                 *package = name.to_owned();
             }
             let page: Vec<TaskMessage> =
                 serde_json::from_value(response["tasks"].take()).map_err(|error| {
-                    self.error(format!("returned tasks that cannot be parsed: {error}"))
+                    self.create_error(format!("the listed tasks cannot be parsed: {error}"))
                 })?;
             let got = page.len();
-            tasks.extend(page.into_iter().map(|message| self.task(message)));
+            tasks.extend(page.into_iter().map(|message| self.to_task(message)));
             if got < to - from {
                 break;
             }
@@ -160,10 +160,10 @@ impl Environment {
         Ok(tasks)
     }
 
-    fn task(&self, message: TaskMessage) -> Task {
+    fn to_task(&self, message: TaskMessage) -> Task {
         let TaskMessage { name, question, answer: expected_answer, kind, row } = message;
         let source = self.name();
-        let agent = Some(self.options.common().agent).filter(|agent| !agent.is_empty());
+        let agent = Some(self.options.common_options().agent).filter(|agent| !agent.is_empty());
         let demonstration = match &self.options {
             EnvironmentOptions::ReasoningGym(options) if !options.demonstration.is_empty() => {
                 let put_in =
@@ -189,9 +189,9 @@ impl Environment {
     }
 }
 
-/// Divides `count` in proportion to `fractions`. The remainder goes to the largest fractional
-/// parts, and to the first of equal ones.
-fn split_by_fraction(count: usize, fractions: &[f64]) -> Vec<usize> {
+/// Divides `count` in proportion to `fractions`. The remainder goes to the parts with the largest
+/// fractional parts, and among equal ones to the first.
+fn split_by_fractions(count: usize, fractions: &[f64]) -> Vec<usize> {
     let sum: f64 = fractions.iter().sum();
     let exact: Vec<f64> = fractions.iter().map(|fraction| fraction / sum * count as f64).collect();
     let mut counts: Vec<usize> = exact.iter().map(|exact| exact.floor() as usize).collect();
@@ -209,14 +209,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_counts_add_up_to_total() {
-        assert_eq!(split_by_fraction(10, &[1.0, 1.0]), [5, 5]);
-        assert_eq!(split_by_fraction(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
-        assert_eq!(split_by_fraction(3, &[3.0, 1.0]), [2, 1]);
-        assert_eq!(split_by_fraction(0, &[0.1, 7.0]), [0, 0]);
+    fn split_by_fractions_adds_up_to_total() {
+        assert_eq!(split_by_fractions(10, &[1.0, 1.0]), [5, 5]);
+        assert_eq!(split_by_fractions(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
+        assert_eq!(split_by_fractions(3, &[3.0, 1.0]), [2, 1]);
+        assert_eq!(split_by_fractions(0, &[0.1, 7.0]), [0, 0]);
         for count in 0..50 {
             assert_eq!(
-                split_by_fraction(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(),
+                split_by_fractions(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(),
                 count
             );
         }

@@ -124,7 +124,7 @@ fn context(agents: Vec<Agent>, seed: u64) -> AttemptContext {
 }
 
 fn game(name: &str, options: Value, agents: &[(&str, &str)]) -> GameLoop {
-    let rules = Rules::built_in(name).unwrap();
+    let rules = GameRules::from_built_in_game(name).unwrap();
     let agents = agents.iter().map(|(seat, agent)| ((*seat).to_owned(), (*agent).to_owned()));
     let options = GameOptions {
         agents: agents.collect(),
@@ -221,7 +221,7 @@ async fn scored_conversations_match_those_of_matches() {
         agents: Default::default(),
         systems: [("default".to_owned(), format!("Play well. {INSTRUCTIONS}"))].into(),
         has_reasoning: false,
-        ..GameOptions::new(Rules::built_in("kuhn").unwrap(), Value::Null, "default")
+        ..GameOptions::new(GameRules::from_built_in_game("kuhn").unwrap(), Value::Null, "default")
     };
     game.options = options.into();
     let attempt = game.run(context(vec![agent.clone()], 2)).await;
@@ -233,7 +233,7 @@ async fn scored_conversations_match_those_of_matches() {
         let same = (0..tree.information_sets().len()).filter(|set| {
             let path = tree.path(*set);
             let seated = (&agent, &agent.players[0]);
-            probabilities::conversation(&game.options, &tree, &path, seated) == query.messages
+            probabilities::build_conversation(&game.options, &tree, &path, seated) == query.messages
         });
         let same: Vec<usize> = same.collect();
         assert_eq!(same.len(), 1, "{:?}", query.messages);
@@ -279,14 +279,15 @@ async fn chat_api_cannot_score_moves() {
     let tree = levade_game::GameTree::new(&levade_game::Kuhn, &Value::Null, 100).unwrap();
     let game = game("kuhn", Value::Null, &[]);
     let seated = (&agent, &agent.players[0]);
-    let error = move_probabilities(&game.options, &tree, &[0], seated, 1.0).await.unwrap_err();
+    let error =
+        compute_move_probabilities(&game.options, &tree, &[0], seated, 1.0).await.unwrap_err();
     assert!(error.contains("default") && error.contains("chat API"), "{error}");
 }
 
 /// A policy that writes endless nonsense plays default moves. The record separates two seats of one
 /// agent.
 #[tokio::test]
-async fn nonsense_completions_play_default_moves() {
+async fn unparsable_completions_play_default_moves() {
     let options = json!({"players": 7, "max_days": 3});
     let game = game("werewolf", options.clone(), &[("wolves", "wolf")]);
     let agents = || vec![simulated_agent("default"), simulated_agent("wolf")];
@@ -376,7 +377,7 @@ async fn seat_without_agent_is_reported() {
 
 /// The rules of the recipe `nim` are a Python program, which gets one request per turn.
 #[tokio::test]
-async fn rules_of_program_play_match() {
+async fn match_is_played_by_rules_of_worker_program() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/nim");
     let game = |command: &[&str], options: Value| {
         let launch = levade_process::Launch {
@@ -385,7 +386,7 @@ async fn rules_of_program_play_match() {
         };
         let timeout = Duration::from_secs(30);
         let workers = GameWorkers::new("nim", &Default::default(), launch, 2, timeout);
-        let rules = Rules::Workers(workers.into());
+        let rules = GameRules::Workers(workers.into());
         GameLoop { options: GameOptions::new(rules, options, "default").into() }
     };
     let run = async |command: &[&str], options: Value| {
@@ -474,10 +475,10 @@ fn summaries_are_recorded_by_seat() {
     let mut agent = simulated_agent("wolf");
     agent.players[0].context_policy.budget.overflow = Overflow::Summarize;
     let context = testing::context(vec![agent]);
-    let parties = PartyBuilder::new(&context, Caller::ToolLoop).unwrap();
-    let agent = context.own_agent().unwrap();
+    let parties = PartyBuilder::new(&context, CallerKind::ToolLoop).unwrap();
+    let agent = context.find_own_agent().unwrap();
     for seat in [1, 2] {
-        let party = parties.party(agent, &agent.players[0]).unwrap().in_seat(seat);
+        let party = parties.create_party(agent, &agent.players[0]).unwrap().in_seat(seat);
         let summarizer = party.summarizer.unwrap().party.agent.clone();
         assert_eq!(party.agent, format!("wolf@{seat}"));
         assert_eq!(summarizer, format!("wolf.summary@{seat}"));
@@ -552,7 +553,7 @@ async fn transition_rewards_of_program_reach_its_moves() {
     let options = GameOptions {
         retries: 0,
         move_tokens: 4,
-        ..GameOptions::new(Rules::Workers(workers.into()), Value::Null, "default")
+        ..GameOptions::new(GameRules::Workers(workers.into()), Value::Null, "default")
     };
     let game = GameLoop { options: options.into() };
     let attempt = game.run(context(vec![simulated_agent("default")], 1)).await;
@@ -583,7 +584,7 @@ async fn teacher_demonstrates_moves_of_all_seats() {
     let agents = vec![simulated_agent("default"), simulated_agent("wolf")];
     let context = AttemptContext { teacher: Some(Teacher::Api(api.clone())), ..context(agents, 3) };
     let game = game("werewolf", json!({"max_days": 1}), &[("wolves", "wolf")]);
-    assert!(game.can_be_taught(context.own_agent().unwrap()));
+    assert!(game.can_be_taught(context.find_own_agent().unwrap()));
     let attempt = game.run(context).await;
     assert_eq!(attempt.outcome.error, None);
     assert_eq!(attempt.outcome.tool_metrics["game/default.no_default"], 1.0);

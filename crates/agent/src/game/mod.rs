@@ -33,12 +33,12 @@ use levade_tasks::Task;
 use levade_tree::{Finish, Outcome, seat_name};
 use tracing::{Instrument, debug_span};
 
-pub use options::{DEFAULT_FORMAT, GameOptions, INSTRUCTIONS, PolicyPrompts, Rules};
-pub use probabilities::{MoveProbabilities, move_probabilities};
+pub use options::{DEFAULT_FORMAT, GameOptions, GameRules, INSTRUCTIONS, PolicyPrompts};
+pub use probabilities::{MoveProbabilities, compute_move_probabilities};
 pub use versus::{Contestant, MatchSeeds, play_versus};
 pub use workers::GameWorkers;
 
-use crate::cast::{Caller, PartyBuilder};
+use crate::cast::{CallerKind, PartyBuilder};
 use crate::recorded_calls::{CLOSE_TIMEOUT, add_recorded_calls};
 use crate::roster::Player;
 use crate::teacher_demonstrations::{ImitatingPolicy, create_attempt};
@@ -48,10 +48,10 @@ use player::SeatPlayer;
 use record::MatchRecord;
 use running_match::RunningMatch;
 
-/// Agent loop that plays matches of one game.
+/// Agent loop that plays matches of one game. Each match is an attempt.
 #[derive(Clone)]
 pub struct GameLoop {
-    /// The game, its options, and the agents of its seats.
+    /// Game of the run with its options, and the agents that play the seats.
     pub options: Arc<GameOptions>,
 }
 
@@ -59,33 +59,33 @@ pub struct GameLoop {
 impl AgentLoop for GameLoop {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("game", id = %context.name);
-        self.attempt(context).instrument(span).await
+        self.run_attempt(context).instrument(span).await
     }
 
-    /// A teacher plays all seats of policies that run here.
+    /// Returns true: a teacher can play all seats whose policies are sampled in this run.
     fn can_be_taught(&self, _: &Agent) -> bool {
         true
     }
 }
 
-/// State of a match that the loop plays.
-struct Match<'a> {
+/// State of a match that the game loop plays.
+struct GameMatch<'a> {
     options: &'a GameOptions,
     running: RunningMatch,
     players: Vec<SeatPlayer>,
     cast: Cast,
     record: MatchRecord,
-    /// Trained policies that a teacher replaces.
+    /// Trained policies whose seats a teacher plays.
     imitating: Vec<ImitatingPolicy>,
-    /// Seats that the match waits for, for the error of a timeout.
+    /// Names of the seats whose moves the match waits for. The error of a timeout quotes them.
     waiting: String,
 }
 
-/// Returns the seed of the match at a task.
+/// Returns the seed of the match that a task requests.
 ///
 /// # Errors
-/// Returns a message if the task has none.
-fn seed_of(task: &Task) -> Result<u64, String> {
+/// Returns a message if the task has no seed.
+fn read_match_seed(task: &Task) -> Result<u64, String> {
     task.row.get("seed").and_then(serde_json::Value::as_u64).ok_or_else(|| {
         let id = &task.id;
         format!("the task {id} has no `seed`; take tasks of kind \"seeds\"")
@@ -101,20 +101,20 @@ impl GameLoop {
     /// agent plays a seat.
     pub async fn dry_start(&self, task: &Task) -> Result<Vec<Seat>, String> {
         let GameOptions { rules, options: keys, .. } = &*self.options;
-        let (_, seats, _) = RunningMatch::start(rules, keys, seed_of(task)?).await?;
-        seats.iter().try_for_each(|seat| self.options.agent_for(seat).map(|_| ()))?;
+        let (_, seats, _) = RunningMatch::start(rules, keys, read_match_seed(task)?).await?;
+        seats.iter().try_for_each(|seat| self.options.find_agent_name(seat).map(|_| ()))?;
         Ok(seats)
     }
 
-    async fn attempt(&self, context: AttemptContext) -> Attempt {
-        let own = context.own_agent().and_then(|agent| context.player(agent));
+    async fn run_attempt(&self, context: AttemptContext) -> Attempt {
+        let own = context.find_own_agent().and_then(|agent| context.select_player(agent));
         let own = match own {
             Ok(player) => player,
             Err(why) => return Attempt::failed("policies", why),
         };
         let timeout = context.limits.attempt_timeout;
         let name = self.options.rules.name();
-        let opening = own.wait_within(timeout, self.open(&context)).await;
+        let opening = own.wait_within(timeout, self.open_match(&context)).await;
         let mut played = match opening {
             Some(Ok(opened)) => opened,
             Some(Err(why)) => return Attempt::failed("game", why),
@@ -123,17 +123,18 @@ impl GameLoop {
                 return Attempt::failed("game", why);
             }
         };
-        let result = own.wait_within(timeout, played.play()).await;
+        let result = own.wait_within(timeout, played.play_to_end()).await;
         let result = result.unwrap_or_else(|| {
             let waiting = &played.waiting;
             Err(format!("the game {name} was not over within {timeout:?}: waiting for {waiting}"))
         });
-        let Match { players, cast, record, imitating, .. } = played;
+        let GameMatch { players, cast, record, imitating, .. } = played;
         let recorded = cast.recorder().close(CLOSE_TIMEOUT).await;
         let mut outcome = Outcome::initial();
         add_recorded_calls(&mut outcome, &recorded);
         outcome.cast = players.iter().map(|p| (p.name.clone(), p.policy.clone())).collect();
-        let result = result.and_then(|outcomes| record.apply(&players, &outcomes, &mut outcome));
+        let result =
+            result.and_then(|outcomes| record.apply_to_outcome(&players, &outcomes, &mut outcome));
         match result {
             Ok(()) => outcome.finish = Finish::Ended,
             Err(why) => {
@@ -147,22 +148,22 @@ impl GameLoop {
         Attempt::new(recorded.trajectory, outcome)
     }
 
-    /// Starts a match and seats its players.
+    /// Starts the match of an attempt, and creates the players of its seats.
     ///
     /// # Errors
     /// Returns a message if the task has no seed, if the rules reject the options, or if a seat has
     /// no agent.
-    async fn open(&self, context: &AttemptContext) -> Result<Match<'_>, String> {
+    async fn open_match(&self, context: &AttemptContext) -> Result<GameMatch<'_>, String> {
         let options = &*self.options;
-        let seed = seed_of(&context.task)?;
+        let seed = read_match_seed(&context.task)?;
         let (running, seats, events) =
             RunningMatch::start(&options.rules, &options.options, seed).await?;
-        let parties = PartyBuilder::new(context, Caller::ToolLoop)?;
+        let parties = PartyBuilder::new(context, CallerKind::ToolLoop)?;
         let mut players = Vec::with_capacity(seats.len());
         let mut cast = Vec::with_capacity(seats.len());
         let mut imitating = Vec::new();
         for seat in &seats {
-            let agent_name = options.agent_for(seat)?;
+            let agent_name = options.find_agent_name(seat)?;
             let agent = context.roster.find(agent_name).ok_or_else(|| {
                 format!(
                     "the seat {} has the agent {agent_name:?}, which does not run here",
@@ -170,9 +171,9 @@ impl GameLoop {
                 )
             })?;
             let name = seat_name(agent_name, seat.index + 1);
-            let player = context.player_as(agent, &name)?;
-            let mut party = parties.party(agent, player)?;
-            let is_constrained = options.constrained && can_constrain(&party, player);
+            let player = context.select_player_for_role(agent, &name)?;
+            let mut party = parties.create_party(agent, player)?;
+            let is_constrained = options.constrained && can_constrain_completions(&party, player);
             if let (true, SamplingRule::Fixed(params)) = (is_constrained, &party.sampling) {
                 // With fixed parameters, the format that a call requests is ignored.
                 party.sampling = SamplingRule::Default(params.clone());
@@ -182,79 +183,80 @@ impl GameLoop {
             }
             cast.push(Arc::new(party.in_seat(seat.index + 1)));
             let mut player = SeatPlayer::new(name, seat, (agent, player), options);
-            player.limits = *context.limits_of(agent);
+            player.limits = *context.agent_limits(agent);
             player.is_constrained = is_constrained;
             players.push(player);
         }
-        let mut opened = Match {
+        let mut opened = GameMatch {
             options,
             record: MatchRecord::new(options.rules.name(), seed, seats, &running),
             running,
             players,
             // Every seat has its own limit of tokens.
-            cast: Cast::new(cast, context.recorder(usize::MAX)),
+            cast: Cast::new(cast, context.create_recorder(usize::MAX)),
             imitating,
             waiting: String::new(),
         };
-        opened.deliver(&events);
+        opened.deliver_events(&events);
         Ok(opened)
     }
 }
 
-/// Returns whether the completions of a seat can be constrained: tokens that a grammar restricts
-/// are never trained.
-fn can_constrain(party: &Party, player: &Player) -> bool {
+/// Returns whether the completions of a seat can be constrained. Completions of trained policies
+/// are not, because tokens that a grammar restricts are never trained.
+fn can_constrain_completions(party: &Party, player: &Player) -> bool {
     !player.is_trained || matches!(party.backend, Backend::Messages(_))
 }
 
-impl Match<'_> {
+impl GameMatch<'_> {
     /// Plays the match to its end.
     ///
     /// # Errors
     /// Returns a message that names the seat if a call fails, or the game if its rules fail.
-    async fn play(&mut self) -> Result<Vec<SeatOutcome>, String> {
+    async fn play_to_end(&mut self) -> Result<Vec<SeatOutcome>, String> {
         loop {
             let requests = match self.running.next() {
                 Next::Over(outcomes) => return Ok(outcomes),
                 Next::Requests(requests) => requests,
             };
-            self.waiting = self.describe(&requests);
+            self.waiting = self.describe_waiting_seats(&requests);
             let cast = &self.cast;
             let options = self.options;
             let decisions = self.players.iter_mut().enumerate().filter_map(|(index, player)| {
                 let request = requests.iter().find(|request| request.seat == index)?;
                 Some(async move {
-                    player.decide(cast, options, request).await.map(|played| (index, played))
+                    player.request_move(cast, options, request).await.map(|played| (index, played))
                 })
             });
             let moves: Vec<(usize, Move)> =
                 join_all(decisions).await.into_iter().collect::<Result<_, String>>()?;
             if moves.len() != requests.len() {
                 return Err(format!(
-                    "the game {} asked for a move of a seat that it does not have, or twice",
+                    "the game {} requested a move from a seat that does not exist, or two moves \
+                     from one seat",
                     options.rules.name()
                 ));
             }
             self.waiting = format!("the rules of {}", options.rules.name());
-            let events = self.running.apply(&moves).await?;
-            self.deliver(&events);
-            self.record.add(moves, self.running.save());
+            let events = self.running.apply_moves(&moves).await?;
+            self.deliver_events(&events);
+            self.record.add_turn(moves, self.running.save());
         }
     }
 
-    /// Returns the names of the seats that act, with the kinds of their moves.
-    fn describe(&self, requests: &[levade_game::MoveRequest]) -> String {
+    /// Returns the names of the seats that have to move, each with the kind of its move.
+    fn describe_waiting_seats(&self, requests: &[levade_game::MoveRequest]) -> String {
         let name = |seat: usize| self.players.get(seat).map_or("?", |player| player.name.as_str());
         let seats =
             requests.iter().map(|request| format!("{} ({})", name(request.seat), request.kind));
         seats.collect::<Vec<_>>().join(", ")
     }
 
-    /// Shows events to the seats that may observe them.
-    fn deliver(&mut self, events: &[Event]) {
+    /// Delivers each event to the players of the seats that may observe the event.
+    fn deliver_events(&mut self, events: &[Event]) {
         for (index, player) in self.players.iter_mut().enumerate() {
             let seen = events.iter().filter(|event| event.to.contains(index));
-            player.observe(seen.map(|event| event.text.as_str()));
+            player.observe_events(seen.map(|event| event.text.as_str()));
         }
     }
 }

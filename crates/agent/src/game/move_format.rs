@@ -3,10 +3,10 @@
 use levade_game::{Choice, Move, MoveRequest};
 use serde_json::Value;
 
-/// Returns the move in a completion.
+/// Parses the move that a completion contains.
 ///
 /// # Errors
-/// Returns the reason, in words for the player, if the completion has no legal move.
+/// Returns the reason, as a text for the player, if the completion contains no legal move.
 pub(super) fn parse_move(request: &MoveRequest, completion: &str) -> Result<Move, String> {
     let object = find_object(completion)?;
     let say = match object.get("say") {
@@ -20,7 +20,7 @@ pub(super) fn parse_move(request: &MoveRequest, completion: &str) -> Result<Move
     request.check(&played).map(|()| played)
 }
 
-/// Returns the JSON object in a text, which may stand in a code fence or between other words.
+/// Finds the JSON object in a completion. A code fence or prose may surround the object.
 fn find_object(completion: &str) -> Result<Value, String> {
     let start = completion.find('{').ok_or("the reply has no JSON object")?;
     let end = completion.rfind('}').filter(|end| *end > start);
@@ -30,12 +30,12 @@ fn find_object(completion: &str) -> Result<Value, String> {
     Ok(parsed)
 }
 
-/// Returns the shortest completion that plays a choice.
+/// Returns the shortest completion that makes the move `choice`.
 pub(super) fn write_move(choice: &Value) -> String {
     format!("{{\"move\": {choice}}}")
 }
 
-/// Returns the JSON schema of a completion.
+/// Returns the JSON schema of the completions that answer a request for a move.
 pub(super) fn move_schema(request: &MoveRequest, has_reasoning: bool) -> Value {
     let mut schema = request.schema();
     if let Some(properties) = schema["properties"].as_object_mut().filter(|_| !has_reasoning) {
@@ -44,7 +44,7 @@ pub(super) fn move_schema(request: &MoveRequest, has_reasoning: bool) -> Value {
     schema
 }
 
-/// Returns the format of a completion, in words for the player.
+/// Describes the expected format of a completion, as a text for the player.
 pub(super) fn describe_format(request: &MoveRequest, has_reasoning: bool) -> String {
     let mut fields = Vec::new();
     if has_reasoning {

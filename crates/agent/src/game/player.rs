@@ -7,36 +7,37 @@ use levade_text::Message;
 
 use super::move_format::{describe_format, move_schema, parse_move};
 use super::options::GameOptions;
-use crate::roster::{Agent, Limits, Player};
+use crate::roster::{Agent, AttemptLimits, Player};
 
-/// Player of one seat, with its conversation.
+/// Player of one seat of a match, with its conversation.
 pub(super) struct SeatPlayer {
-    /// Recorded name, `AGENT@SEAT`.
+    /// Name of the player in the record, `AGENT@SEAT`.
     pub name: String,
-    /// Name of the agent in the recipe.
+    /// Name of the agent that plays the seat, as in the recipe.
     pub agent: String,
     /// Name of the policy that plays the seat.
     pub policy: String,
-    /// Limits of the player over the whole match.
-    pub limits: Limits,
+    /// Limits of the player over the entire match.
+    pub limits: AttemptLimits,
     /// Whether the sampler restricts completions to the schema of the request.
     pub is_constrained: bool,
-    /// Text that follows every request.
+    /// Text after every request for a move, which describes the format of a completion.
     format: String,
     history: Vec<Message>,
-    /// Events that the seat may observe, and that no request has shown to it yet.
+    /// Texts of events that the seat may observe, but that no request has shown to the player yet.
     unseen: Vec<String>,
-    /// Number of sampled tokens.
+    /// Number of tokens that the player has sampled in the match.
     tokens: usize,
-    /// Number of calls that the player has made.
+    /// Number of model calls that the player has made.
     calls: u32,
-    /// Number of completions that were not a legal move.
+    /// Number of the player's completions without a legal move.
     pub illegal: u32,
-    /// Number of default moves.
+    /// Number of default moves that were played for the seat.
     pub defaults: u32,
-    /// Recorded turn of each move, if its call was recorded as tokens.
+    /// Recorded turn of each move of the seat. `None` if the call was not recorded as tokens.
     pub turns: Vec<Option<u32>>,
-    /// Rewards of completions, each with the recorded turn.
+    /// Rewards of completions, each with the recorded turn of its completion. The turn is `None` if
+    /// the call was not recorded as tokens.
     pub rewards: Vec<(Option<u32>, f64)>,
 }
 
@@ -48,7 +49,7 @@ impl SeatPlayer {
         (agent, player): (&Agent, &Player),
         options: &GameOptions,
     ) -> Self {
-        let (_, format) = options.prompts(&agent.name, &player.policy);
+        let (_, format) = options.find_prompts(&agent.name, &player.policy);
         let system = options.system_prompt(&agent.name, &player.policy, seat);
         let history = if system.is_empty() { Vec::new() } else { vec![Message::system(system)] };
         SeatPlayer {
@@ -69,14 +70,18 @@ impl SeatPlayer {
         }
     }
 
-    /// Adds events that the seat observes.
-    pub fn observe<'a>(&mut self, events: impl Iterator<Item = &'a str>) {
+    /// Adds events that the seat may observe. The next request shows them to the player.
+    pub fn observe_events<'a>(&mut self, events: impl Iterator<Item = &'a str>) {
         self.unseen.extend(events.map(str::to_owned));
     }
 
     /// Returns the message that requests a move from the player: the events that it has observed
     /// since its last move, the request, and the format of the completion.
-    fn message(&mut self, options: &GameOptions, move_request: &MoveRequest) -> String {
+    fn create_request_message(
+        &mut self,
+        options: &GameOptions,
+        move_request: &MoveRequest,
+    ) -> String {
         let mut message = std::mem::take(&mut self.unseen);
         message.push(move_request.prompt.clone());
         let format = describe_format(move_request, options.has_reasoning);
@@ -84,49 +89,49 @@ impl SeatPlayer {
         message.join("\n")
     }
 
-    /// Adds a request to the conversation without a call, and the player's completion to it, if
-    /// any.
-    pub fn replay(
+    /// Adds a request to the conversation without calling the model, and then the player's
+    /// completion if there is one.
+    pub fn replay_turn(
         &mut self,
         options: &GameOptions,
         move_request: &MoveRequest,
         completion: Option<String>,
     ) {
-        let message = self.message(options, move_request);
+        let message = self.create_request_message(options, move_request);
         self.history.push(Message::user(message));
         self.history.extend(completion.map(Message::assistant));
     }
 
-    /// Returns the messages of the conversation so far.
+    /// Returns the messages of the player's conversation so far.
     pub fn history(&self) -> &[Message] {
         &self.history
     }
 
-    /// Returns the player's move, or the default move if the player makes no legal one.
+    /// Requests a move from the player. Returns the default move if the player makes no legal move.
     ///
     /// # Errors
     /// Returns a message that names the seat if a call fails.
-    pub async fn decide(
+    pub async fn request_move(
         &mut self,
         cast: &Cast,
         options: &GameOptions,
         move_request: &MoveRequest,
     ) -> Result<Move, String> {
-        let mut message = self.message(options, move_request);
+        let mut message = self.create_request_message(options, move_request);
         let mut turn = None;
         for _ in 0..=options.retries {
-            let Some(request) = self.request(&message, options, move_request) else {
+            let Some(request) = self.create_model_call(&message, options, move_request) else {
                 break;
             };
-            let end = match call(cast, &self.name, request).await {
+            let end = match run_model_call(cast, &self.name, request).await {
                 // The default is played, and later requests find the history as it is.
                 Err(error) if error.kind == ErrorKind::TooLong => break,
-                called => called.map_err(|error| self.failure(&error.to_string()))?,
+                called => called.map_err(|error| self.create_error_message(&error.to_string()))?,
             };
             self.calls += 1;
             self.tokens += end.tokens;
             if end.finish == FinishReason::Aborted {
-                return Err(self.failure("the sampler stopped"));
+                return Err(self.create_error_message("the sampler stopped"));
             }
             self.history.push(Message::user(std::mem::take(&mut message)));
             let (completion, written) = match end.recorded_completion {
@@ -159,8 +164,9 @@ impl SeatPlayer {
         Ok(move_request.default.clone())
     }
 
-    /// Returns the next request, or `None` if the seat has reached a limit of its agent.
-    fn request(
+    /// Creates the next model call of the player. Returns `None` if the player has reached a limit
+    /// of its agent.
+    fn create_model_call(
         &self,
         message: &str,
         options: &GameOptions,
@@ -185,12 +191,12 @@ impl SeatPlayer {
         })
     }
 
-    fn failure(&self, why: &str) -> String {
+    fn create_error_message(&self, why: &str) -> String {
         format!("the policy {} failed in the seat {}: {why}", self.policy, self.name)
     }
 }
 
-async fn call(
+async fn run_model_call(
     cast: &Cast,
     name: &str,
     request: Request,

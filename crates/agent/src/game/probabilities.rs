@@ -16,20 +16,21 @@ use super::options::GameOptions;
 use super::player::SeatPlayer;
 use crate::roster::{Agent, Player};
 
-/// Maximum number of prompts that are scored at once.
+/// Maximum number of prompts that are scored concurrently.
 const CONCURRENCY: usize = 16;
 
 /// Probabilities of the legal choices at an information set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoveProbabilities {
-    /// Probability of each choice among the legal ones. They add up to 1.
+    /// Probability of each legal choice, normalized so that the probabilities add up to 1.
     pub choices: Vec<f64>,
-    /// Sum of the probabilities of all scored completions.
+    /// Sum of the probabilities of all scored completions before the normalization.
     pub legal: f64,
 }
 
 impl MoveProbabilities {
-    /// Creates the probabilities from the log-probability of each completion.
+    /// Computes the probabilities of the choices from the log-probability of each choice's
+    /// completion.
     fn from_logprobs(logprobs: &[f64]) -> Self {
         let max = logprobs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = logprobs.iter().map(|logprob| (logprob - max).exp()).collect();
@@ -41,13 +42,13 @@ impl MoveProbabilities {
     }
 }
 
-/// Returns the probabilities of the choices at the information sets `sets` of a tree, when `player`
-/// plays `agent` at this sampling temperature.
+/// Computes the probabilities of the legal choices at the information sets `sets` of a game tree,
+/// when `player` plays `agent` at this sampling temperature.
 ///
 /// # Errors
 /// Returns a message if the policy is a chat API, which cannot score completions, if a conversation
 /// does not fit into the context, or if the sampler fails or does not respond in time.
-pub async fn move_probabilities(
+pub async fn compute_move_probabilities(
     options: &GameOptions,
     tree: &GameTree,
     sets: &[usize],
@@ -56,20 +57,21 @@ pub async fn move_probabilities(
 ) -> Result<Vec<MoveProbabilities>, String> {
     let scores = sets.iter().map(|set| async move {
         let path = tree.path(*set);
-        let messages = conversation(options, tree, &path, (agent, player));
+        let messages = build_conversation(options, tree, &path, (agent, player));
         let set = &tree.information_sets()[*set];
         let mut logprobs = Vec::with_capacity(set.choices.len());
         for choice in &set.choices {
             let completion = write_move(choice);
-            logprobs.push(score(player, &messages, completion, (agent, temperature)).await?);
+            logprobs
+                .push(score_completion(player, &messages, completion, (agent, temperature)).await?);
         }
         Ok(MoveProbabilities::from_logprobs(&logprobs))
     });
     stream::iter(scores).buffered(CONCURRENCY).try_collect().await
 }
 
-/// Returns the conversation of a seat up to its request for the last move of `path`.
-pub(super) fn conversation(
+/// Returns the conversation of a seat along `path`, up to the request for the last move.
+pub(super) fn build_conversation(
     options: &GameOptions,
     tree: &GameTree,
     path: &[(&InformationSet, Option<usize>)],
@@ -78,15 +80,15 @@ pub(super) fn conversation(
     let seat = &tree.seats()[path[0].0.seat];
     let mut seat_player = SeatPlayer::new(String::new(), seat, seated, options);
     for (set, choice) in path {
-        seat_player.observe(set.observed.iter().map(String::as_str));
+        seat_player.observe_events(set.observed.iter().map(String::as_str));
         let completion = choice.map(|index| write_move(&set.choices[index]));
-        seat_player.replay(options, &set.request, completion);
+        seat_player.replay_turn(options, &set.request, completion);
     }
     seat_player.history().to_vec()
 }
 
-/// Returns the log-probability of a completion after these messages.
-async fn score(
+/// Returns the log-probability that the player's policy writes `completion` after these messages.
+async fn score_completion(
     player: &Player,
     messages: &[Message],
     completion: String,
@@ -95,7 +97,7 @@ async fn score(
     let policy = &player.policy;
     let failure = |why: String| format!("the policy {policy} cannot score a move: {why}");
     let (Backend::Tokens(sampler), Some(format)) = (&player.backend, &player.format) else {
-        return Err(failure("it is behind a chat API, which reports no probabilities".to_owned()));
+        return Err(failure("chat APIs do not report the probability of a completion".to_owned()));
     };
     let chat = format.chat();
     let render = || {

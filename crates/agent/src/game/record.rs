@@ -10,9 +10,8 @@ use super::player::SeatPlayer;
 use super::running_match::RunningMatch;
 use crate::merge_outcome::clamp_finite;
 
-/// Returns the numbers of moves, of completions without a legal move, and of default moves of each
-/// agent.
-fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
+/// Returns three counts for each agent: moves, completions without a legal move, and default moves.
+fn count_moves_by_agent(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();
     for player in players {
         let [moves, illegal, defaults] = sums.entry(&player.agent).or_default();
@@ -23,13 +22,13 @@ fn moves_of_agents(players: &[SeatPlayer]) -> BTreeMap<&str, [f64; 3]> {
     sums
 }
 
-/// Moves and positions of a match.
+/// Record of a match: its moves and positions.
 pub(super) struct MatchRecord {
     game: String,
     seed: u64,
     seats: Vec<Seat>,
     moves: Vec<Vec<(usize, Move)>>,
-    /// Position before each turn, and after the last one.
+    /// Positions of the match: one before each turn, and one after the last turn.
     positions: Vec<Value>,
 }
 
@@ -40,8 +39,8 @@ impl MatchRecord {
         MatchRecord { game: game.to_owned(), seed, seats, moves: Vec::new(), positions }
     }
 
-    /// Adds a turn, with the position after it.
-    pub fn add(&mut self, moves: Vec<(usize, Move)>, position: Value) {
+    /// Adds the moves of one turn, with the position after the turn.
+    pub fn add_turn(&mut self, moves: Vec<(usize, Move)>, position: Value) {
         self.moves.push(moves);
         self.positions.push(position);
     }
@@ -52,7 +51,7 @@ impl MatchRecord {
     /// # Errors
     /// Returns a message if the outcomes do not cover every seat once, if a reward is not finite,
     /// or if the record cannot be stored.
-    pub fn apply(
+    pub fn apply_to_outcome(
         &self,
         players: &[SeatPlayer],
         outcomes: &[SeatOutcome],
@@ -62,7 +61,11 @@ impl MatchRecord {
         let complete = outcomes.len() == players.len()
             && outcomes.iter().enumerate().all(|(index, seat)| seat.seat == index);
         if !complete {
-            return Err(format!("the game {game} must report one outcome per seat, in order"));
+            return Err(format!(
+                "the game {game} reports {} outcomes, but must report one outcome per seat, in \
+                 order",
+                outcomes.len()
+            ));
         }
         let mut rewards = Vec::new();
         let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -82,7 +85,11 @@ impl MatchRecord {
             });
             for (turn, reward) in player.rewards.iter().copied().chain(transitions) {
                 if !reward.is_finite() {
-                    return Err(format!("a reward of the seat {} is {reward}", player.name));
+                    return Err(format!(
+                        "the game {game} reports the reward {reward} for the seat {}, but rewards \
+                         must be finite",
+                        player.name
+                    ));
                 }
                 rewards.push(match turn {
                     Some(turn) => json!({"turn": turn, "value": reward}),
@@ -94,7 +101,11 @@ impl MatchRecord {
                 .chain(result.parts.iter().map(|(name, value)| (name.as_str(), *value)));
             for (name, value) in own {
                 if !value.is_finite() {
-                    return Err(format!("{name:?} of the seat {} is {value}", player.name));
+                    return Err(format!(
+                        "the game {game} reports {value} as {name:?} of the seat {}, but metrics \
+                         must be finite",
+                        player.name
+                    ));
                 }
                 metrics.entry(format!("game/{}.{name}", player.agent)).or_default().push(value);
                 metrics.entry(format!("game/role.{}.{name}", seat.role)).or_default().push(value);
@@ -102,7 +113,7 @@ impl MatchRecord {
                 metrics.entry(format!("game/seat.{seat}.{name}")).or_default().push(value);
             }
         }
-        for (agent, [moves, illegal, defaults]) in moves_of_agents(players) {
+        for (agent, [moves, illegal, defaults]) in count_moves_by_agent(players) {
             for (name, sum) in [("moves", moves), ("illegal", illegal), ("defaults", defaults)] {
                 outcome.tool_metrics.insert(format!("game/{agent}.{name}"), sum);
             }
@@ -157,12 +168,16 @@ mod tests {
     use levade_policy::{Simulator, SimulatorConfig};
 
     use super::*;
-    use crate::game::options::{GameOptions, Rules};
+    use crate::game::options::{GameOptions, GameRules};
     use crate::testing;
 
     #[test]
     fn reward_of_missing_move_is_rejected() {
-        let options = GameOptions::new(Rules::built_in("kuhn").unwrap(), Value::Null, "default");
+        let options = GameOptions::new(
+            GameRules::from_built_in_game("kuhn").unwrap(),
+            Value::Null,
+            "default",
+        );
         let simulator = Arc::new(Simulator::new(SimulatorConfig::default()));
         let agent = testing::agent("default", testing::player("p", simulator), Vec::new());
         let start = levade_game::find("kuhn").unwrap().start(&Value::Null, 1).unwrap();
@@ -179,8 +194,9 @@ mod tests {
                 transitions: transitions.to_vec(),
             })
         };
-        record.apply(&players, &outcomes(&[]), &mut Outcome::initial()).unwrap();
-        let error = record.apply(&players, &outcomes(&[(2, 0.5)]), &mut Outcome::initial());
+        record.apply_to_outcome(&players, &outcomes(&[]), &mut Outcome::initial()).unwrap();
+        let error =
+            record.apply_to_outcome(&players, &outcomes(&[(2, 0.5)]), &mut Outcome::initial());
         let error = error.unwrap_err();
         assert!(error.contains("for the move 2 of the seat default@1"), "{error}");
         assert!(error.contains("made 0 moves"), "{error}");

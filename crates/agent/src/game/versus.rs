@@ -8,33 +8,34 @@ use levade_tasks::Task;
 use serde_json::{Map, json};
 
 use super::GameLoop;
-use super::options::{GameOptions, Rules};
+use super::options::{GameOptions, GameRules};
 use crate::agent_loop::{AgentLoop, AttemptContext};
 use crate::roster::Agent;
 
-/// One side of a comparison: the policies that play its seats.
+/// Contestant in a comparison: the policies that play the seats of one side.
 #[derive(Clone)]
 pub struct Contestant {
-    /// Name, unique among the contestants. It consists of letters, digits, `-` and `_`.
+    /// Name of the contestant, unique among the contestants. The name consists of letters, digits,
+    /// `-` and `_`.
     pub name: String,
-    /// Agents by their names in the recipe, with the policies that play them.
+    /// Agents by their names in the recipe. Each agent has the policies of this contestant.
     pub agents: BTreeMap<String, Agent>,
 }
 
 impl Contestant {
-    /// Returns the name of an agent of this contestant in a match.
+    /// Returns the name that an agent of this contestant has in a match.
     fn agent_name(&self, agent: &str) -> String {
         format!("{agent}-{}", self.name)
     }
 
-    /// Returns the agents under their names in a match.
-    fn named_agents(&self) -> impl Iterator<Item = Agent> {
+    /// Returns the agents of this contestant, renamed to their names in a match.
+    fn renamed_agents(&self) -> impl Iterator<Item = Agent> {
         let agents = self.agents.iter();
         agents.map(|(name, agent)| Agent { name: self.agent_name(name), ..agent.clone() })
     }
 }
 
-/// Position of a match in a series.
+/// Seeds of one match of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatchSeeds {
     /// Seed of the game, which determines cards and roles.
@@ -45,10 +46,10 @@ pub struct MatchSeeds {
     pub stream: u64,
 }
 
-/// Plays a match. The first contestant plays the seats of `side`, and the second the remaining
-/// seats. Returns the score of the first one: 1 if the mean reward of its seats is larger than that
-/// of the remaining seats, 0 if it is smaller, and 0.5 if both are equal. Penalties of illegal
-/// completions do not count.
+/// Plays a match between two contestants. The first plays the seats of `side`, and the second plays
+/// the remaining seats. Returns the score of the first contestant: 1 if the mean reward of its
+/// seats is larger than that of the other seats, 0 if it is smaller, and 0.5 if both are equal.
+/// Penalties for illegal completions do not count.
 ///
 /// # Errors
 /// Returns a message if the rules are not built in, if one of the contestants has no seat or lacks
@@ -60,7 +61,7 @@ pub async fn play_versus(
     seeds: MatchSeeds,
     params: &SamplingParams,
 ) -> Result<f64, String> {
-    let Rules::BuiltIn(game) = &options.rules else {
+    let GameRules::BuiltIn(game) = &options.rules else {
         return Err(format!("{} is no built-in game", options.rules.name()));
     };
     let start = game.start(&options.options, seeds.game).map_err(|error| error.to_string())?;
@@ -69,10 +70,10 @@ pub async fn play_versus(
     let mut names = [Vec::new(), Vec::new()];
     for seat in &start.seats {
         let index = usize::from(seat.side != side);
-        let agent = options.agent_for(seat)?;
+        let agent = options.find_agent_name(seat)?;
         let contestant = contestants[index];
         if !contestant.agents.contains_key(agent) {
-            return Err(format!("{} has no agent {agent:?}", contestant.name));
+            return Err(format!("the contestant {} has no agent {agent:?}", contestant.name));
         }
         let name = contestant.agent_name(agent);
         seated.insert(seat.name.clone(), name.clone());
@@ -91,7 +92,7 @@ pub async fn play_versus(
         policy_prompts: policy_prompts.collect(),
         ..options.clone()
     };
-    let agents: Vec<Agent> = contestants.iter().flat_map(|one| one.named_agents()).collect();
+    let agents: Vec<Agent> = contestants.iter().flat_map(|one| one.renamed_agents()).collect();
     let [own, opponents] = &names;
     let first = own.first().filter(|_| !opponents.is_empty());
     let first = first.ok_or_else(|| format!("the side {side:?} has no seats, or all seats"))?;

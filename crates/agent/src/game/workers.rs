@@ -10,19 +10,19 @@ use levade_process::{Launch, Pool, Request, Supervisor};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::program::workers;
+use crate::program::create_worker_pool;
 
 /// Pool of worker processes that implement the rules of one game.
 pub struct GameWorkers {
-    /// Name of the game in messages.
+    /// Name of the game, for error messages.
     pub name: String,
     pool: Pool,
     timeout: Duration,
 }
 
 impl GameWorkers {
-    /// Creates at most `count` workers, which are started on demand. `timeout` is the timeout of
-    /// one request.
+    /// Creates a pool of at most `count` workers, which are started on demand. `timeout` limits
+    /// each request.
     pub fn new(
         name: &str,
         supervisor: &Supervisor,
@@ -30,16 +30,16 @@ impl GameWorkers {
         count: usize,
         timeout: Duration,
     ) -> Self {
-        let pool = workers(supervisor, launch, None, (count, 1));
+        let pool = create_worker_pool(supervisor, launch, None, (count, 1));
         GameWorkers { name: name.to_owned(), pool, timeout }
     }
 
-    /// Sends a request, and waits for the response.
+    /// Sends a request to a worker, and waits for its response.
     ///
     /// # Errors
     /// Returns a message that names the game if the worker fails, reports an error, or sends an
     /// invalid response.
-    pub(super) async fn request(&self, body: Value) -> Result<Response, String> {
+    pub(super) async fn send_request(&self, body: Value) -> Result<GameWorkerResponse, String> {
         let name = &self.name;
         let request = Request::new("game", body);
         let response = self.pool.request(request, self.timeout).await;
@@ -54,29 +54,29 @@ impl GameWorkers {
 
 /// Response of a worker to a request.
 #[derive(Deserialize)]
-pub(super) struct Response {
+pub(super) struct GameWorkerResponse {
     #[serde(default)]
     pub seats: Vec<Seat>,
     #[serde(default)]
     pub events: Vec<Event>,
-    pub next: WorkerNext,
+    pub next: WorkerNextTurn,
     pub state: Value,
 }
 
-/// Next turn in a response.
+/// Next turn of a match, as a worker's response describes it.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum WorkerNext {
+pub(super) enum WorkerNextTurn {
     #[serde(rename = "ask")]
     Requests(Vec<MoveRequest>),
     Over(Vec<SeatOutcome>),
 }
 
-impl From<WorkerNext> for Next {
-    fn from(next: WorkerNext) -> Self {
+impl From<WorkerNextTurn> for Next {
+    fn from(next: WorkerNextTurn) -> Self {
         match next {
-            WorkerNext::Requests(requests) => Next::Requests(requests),
-            WorkerNext::Over(outcomes) => Next::Over(outcomes),
+            WorkerNextTurn::Requests(requests) => Next::Requests(requests),
+            WorkerNextTurn::Over(outcomes) => Next::Over(outcomes),
         }
     }
 }

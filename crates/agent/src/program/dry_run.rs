@@ -5,37 +5,37 @@ use levade_process::{RunOutput, explaining_lines};
 
 use super::{CALL_END_TIMEOUT, Program};
 use crate::AttemptContext;
-use crate::cast::Caller;
+use crate::cast::CallerKind;
 
-/// Result of a trial run of a program.
+/// Result of a dry run, which starts a program once without recording an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DryRunResult {
-    /// Number of calls of the model that were answered.
+    /// Number of the program's model calls that got a response.
     pub answered_calls: usize,
-    /// Reasons for rejected calls.
+    /// Reasons why model calls of the program were rejected.
     pub rejected: Vec<String>,
     /// Exit code; 128 plus the signal number if a signal ended the program. `None` if the program
     /// was still running and was stopped.
     pub code: Option<i32>,
-    /// Most informative lines of the output: of standard error, or of standard output if standard
-    /// error has none.
+    /// Most informative lines that the program printed: the lines of standard error, or of standard
+    /// output if standard error has none.
     pub printed: String,
 }
 
 impl Program {
-    /// Starts the program for a task as in an attempt, and stops it when `enough` completes or the
-    /// timeout expires, if it has not ended before. Nothing is recorded.
+    /// Starts the program for a task as an attempt does, and records nothing. Stops the program
+    /// when `enough` completes or the timeout expires, if the program has not ended before.
     ///
     /// # Errors
-    /// Returns a message if the roster lacks an agent.
+    /// Returns a message if the roster lacks an agent that the program calls.
     pub async fn dry_run(
         &self,
         context: AttemptContext,
         enough: impl Future<Output = ()>,
     ) -> Result<DryRunResult, String> {
-        let opened = self.open(&context, Caller::Program)?;
-        let endpoint = opened.endpoint(self);
-        let ended = self.execute(&context, &endpoint, opened.own_player(), enough).await;
+        let opened = self.open_session(&context, CallerKind::Program)?;
+        let endpoint = opened.create_endpoint(self);
+        let ended = self.execute_program(&context, &endpoint, opened.own_player(), enough).await;
         let session = opened.session;
         let Recording { calls, rejected, .. } = session.close(CALL_END_TIMEOUT).await.0;
         self.gateway.forget(&session);

@@ -2,17 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Address, keys and agents of an attempt's session. It contains secrets and has no `Debug`.
+/// Endpoint of an attempt's session: its address, keys and agents. This type contains secrets, so
+/// it does not implement `Debug`.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionEndpoint {
-    /// Base URL, without a trailing slash and without `/v1`.
+    /// Base URL of the endpoint, without a trailing slash and without `/v1`.
     pub base_url: String,
-    /// API key for calls to the endpoint.
+    /// API key for model calls to the endpoint.
     pub key: String,
-    /// Key for posting rewards. `None` if the recipe takes no rewards of programs.
+    /// Key with which a program posts rewards. `None` if the recipe accepts no rewards from
+    /// programs.
     pub reward_key: Option<String>,
     /// Name of the policy that plays the attempt's own agent.
     pub model: String,
-    /// Agents as which the client can call. The first is the attempt's own agent.
+    /// Names of the agents as which the client can call the model. The first is the attempt's own
+    /// agent.
     pub agents: Vec<String>,
 }

@@ -6,16 +6,19 @@ use serde_json::{Value, json};
 use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 
-/// Maximum length of a variable's value, in bytes. It is somewhat below the maximum of Linux.
+/// Maximum length of the value of an environment variable, in bytes. Linux's own maximum is
+/// slightly larger.
 const MAX_VARIABLE_BYTES: usize = 100_000;
 
-/// Variables that make clients reach the endpoint without the proxies of this machine.
+/// Environment variables that make HTTP clients reach the endpoint directly, without the proxies of
+/// this machine.
 pub(super) const NO_PROXY_VARIABLES: [(&str, &str); 2] =
     [("NO_PROXY", "127.0.0.1,localhost,::1"), ("no_proxy", "127.0.0.1,localhost,::1")];
 
 impl Program {
-    /// Returns all environment variables of the program in an attempt.
-    pub(super) fn environment(
+    /// Returns all environment variables that the program receives in an attempt, as names and
+    /// values.
+    pub(super) fn environment_variables(
         &self,
         endpoint: &SessionEndpoint,
         context: &AttemptContext,
@@ -25,7 +28,7 @@ impl Program {
         let mut variables = child_environment(&self.passes);
         variables
             .extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        let task = task_of(context).to_string();
+        let task = task_to_json(context).to_string();
         let ours = [
             // Every client reads its own variables. Those of Anthropic append /v1 themselves, and
             // their SDKs accept only one key: a client that also finds ANTHROPIC_AUTH_TOKEN sends
@@ -58,10 +61,10 @@ impl Program {
     }
 }
 
-/// Returns the task as a program receives it: its id, its question, all fields of its row, and the
-/// messages that the recipe creates from it. The expected answer is included only if the row has
-/// it.
-pub(crate) fn task_of(context: &AttemptContext) -> Value {
+/// Returns the task as a program receives it, in JSON: its id, its question, all fields of its row,
+/// and the messages that the recipe creates from the task. The expected answer is included only if
+/// the row contains it.
+pub(crate) fn task_to_json(context: &AttemptContext) -> Value {
     let task = &context.task;
     json!({
         "id": task.id,

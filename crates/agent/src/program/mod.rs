@@ -34,13 +34,14 @@ use tracing::{Instrument, debug_span};
 
 pub use dry_run::DryRunResult;
 pub use endpoint::SessionEndpoint;
-pub(crate) use environment::task_of;
+pub(crate) use environment::task_to_json;
 pub(crate) use outcome::{
-    add_scorer_input, last_content, recorded_outcome, rejection_finish, turns_of,
+    add_scorer_input, agent_turns, create_recorded_outcome, find_last_content,
+    find_rejection_finish,
 };
-pub use process::workers;
+pub use process::create_worker_pool;
 
-use crate::cast::{Caller, PartyBuilder};
+use crate::cast::{CallerKind, PartyBuilder};
 use crate::roster::{Agent, Player};
 use crate::teacher_demonstrations::{ImitatingPolicy, create_attempt};
 use crate::{AgentLoop, Attempt, AttemptContext};
@@ -48,29 +49,30 @@ use crate::{AgentLoop, Attempt, AttemptContext};
 /// Timeout for calls in flight to end after the program has ended.
 const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Program that makes attempts.
+/// Program that makes attempts by calling the model at an endpoint of the gateway.
 #[derive(Clone)]
 pub struct Program {
-    /// Command: the program and its arguments.
+    /// Command line of the program: the executable and its arguments.
     pub command: Vec<String>,
-    /// Working directory of the program. If empty, the working directory of this process.
+    /// Working directory of the program. If empty, the program uses the working directory of this
+    /// process.
     pub dir: PathBuf,
     /// Names of environment variables that the program receives in addition to the [usual
     /// ones](levade_policy::environment::CHILD_VARIABLES).
     pub passes: Vec<String>,
     /// Supervisor that starts the program.
     pub supervisor: Supervisor,
-    /// Gateway that answers the program's calls.
+    /// Gateway that answers the model calls of the program.
     pub gateway: Gateway,
     /// Address of the gateway, as `http://HOST:PORT`.
     pub address: String,
     /// Whether the program may report its own rewards.
     pub rewards: bool,
-    /// Whether the program calls other agents by using their names as models, as the seats of an
-    /// environment do.
+    /// Whether the program names other agents as models in its calls, as an environment with
+    /// several seats does.
     pub has_seats: bool,
-    /// Processes that keep running and take attempts as lines. `None` starts a process for each
-    /// attempt.
+    /// Pool of worker processes, which keep running and receive attempts as JSON lines. If `None`,
+    /// each attempt starts a process.
     pub workers: Option<Arc<Pool>>,
 }
 
@@ -78,7 +80,7 @@ pub struct Program {
 impl AgentLoop for Program {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("program", id = %context.name);
-        self.attempt(context).instrument(span).await
+        self.run_attempt(context).instrument(span).await
     }
 
     fn can_be_taught(&self, _: &Agent) -> bool {
@@ -89,8 +91,8 @@ impl AgentLoop for Program {
 /// Open session of the gateway, through which the programs of one attempt call their models.
 pub(crate) struct OpenProgram<'a> {
     pub session: Arc<Session>,
-    /// Agents as which the program can call, each with the policy that plays it. Calls that name no
-    /// agent are attributed to the first one, the attempt's own agent.
+    /// Agents as which the program can call, each with the policy that plays the agent. A call that
+    /// names no agent is attributed to the first agent, which is the attempt's own agent.
     played: Vec<(&'a Agent, &'a Player)>,
 }
 
@@ -101,7 +103,7 @@ impl OpenProgram<'_> {
     }
 
     /// Returns the endpoint of the session for the client that makes the attempt.
-    pub(crate) fn endpoint(&self, program: &Program) -> SessionEndpoint {
+    pub(crate) fn create_endpoint(&self, program: &Program) -> SessionEndpoint {
         SessionEndpoint {
             base_url: format!("{}{}", program.address, self.session.path()),
             key: self.session.key().to_owned(),
@@ -111,16 +113,16 @@ impl OpenProgram<'_> {
         }
     }
 
-    /// Closes the session. Returns the recorded calls and the rewards that the client posted.
-    pub(crate) async fn close(&self, gateway: &Gateway) -> (Recording, Vec<Reward>) {
+    /// Closes the session. Returns its recorded model calls and the rewards that the client posted.
+    pub(crate) async fn close_session(&self, gateway: &Gateway) -> (Recording, Vec<Reward>) {
         let recorded = self.session.close(CALL_END_TIMEOUT).await;
         gateway.forget(&self.session);
         recorded
     }
 
-    /// Completes an attempt with the recorded calls of chat APIs, `external`. If a teacher has made
-    /// the attempt, its completions become demonstrations.
-    pub(crate) async fn complete(
+    /// Completes the attempt `made` with `external`, the recorded calls of chat APIs. If a teacher
+    /// has made the attempt, the teacher's completions become demonstrations.
+    pub(crate) async fn complete_attempt(
         &self,
         context: &AttemptContext,
         made: Attempt,
@@ -128,7 +130,7 @@ impl OpenProgram<'_> {
     ) -> Attempt {
         let mut attempt = match &context.teacher {
             None => made,
-            Some(_) => self.demonstrated_attempt(made.outcome, external).await,
+            Some(_) => self.create_demonstrated_attempt(made.outcome, external).await,
         };
         let mixed = self.played.iter().filter(|(agent, _)| agent.picker.is_some());
         attempt.outcome.cast =
@@ -136,9 +138,13 @@ impl OpenProgram<'_> {
         attempt
     }
 
-    /// Returns the attempt that a teacher has made, with the teacher's completions as
+    /// Creates the attempt that a teacher has made, with the teacher's completions as
     /// demonstrations.
-    async fn demonstrated_attempt(&self, outcome: Outcome, external: &[ExternalCall]) -> Attempt {
+    async fn create_demonstrated_attempt(
+        &self,
+        outcome: Outcome,
+        external: &[ExternalCall],
+    ) -> Attempt {
         let trained = self.played.iter().filter(|(_, player)| player.is_trained);
         let callers: BTreeSet<&str> = external.iter().map(|call| call.agent.as_str()).collect();
         let policies = trained.flat_map(|(agent, player)| {
@@ -150,20 +156,20 @@ impl OpenProgram<'_> {
 }
 
 impl Program {
-    async fn attempt(&self, context: AttemptContext) -> Attempt {
-        let opened = match self.open(&context, Caller::Program) {
+    async fn run_attempt(&self, context: AttemptContext) -> Attempt {
+        let opened = match self.open_session(&context, CallerKind::Program) {
             Ok(opened) => opened,
             Err(why) => return Attempt::failed("policies", why),
         };
-        let endpoint = opened.endpoint(self);
+        let endpoint = opened.create_endpoint(self);
         let never = std::future::pending();
-        let ended = self.execute(&context, &endpoint, opened.own_player(), never).await;
-        let recorded = opened.close(&self.gateway).await;
-        self.complete(&context, &opened, ended, recorded).await
+        let ended = self.execute_program(&context, &endpoint, opened.own_player(), never).await;
+        let recorded = opened.close_session(&self.gateway).await;
+        self.complete_attempt(&context, &opened, ended, recorded).await
     }
 
-    /// Returns the attempt of a program that has ended.
-    pub(crate) async fn complete(
+    /// Creates the attempt of a program that has ended.
+    pub(crate) async fn complete_attempt(
         &self,
         context: &AttemptContext,
         opened: &OpenProgram<'_>,
@@ -172,29 +178,29 @@ impl Program {
     ) -> Attempt {
         let external =
             context.teacher.as_ref().map_or_else(Vec::new, |_| recorded.0.external.clone());
-        let made = outcome::attempt(self, &context.limits, ended, recorded);
-        opened.complete(context, made, &external).await
+        let made = outcome::create_attempt(self, &context.limits, ended, recorded);
+        opened.complete_attempt(context, made, &external).await
     }
 
-    /// Opens the gateway's session of an attempt.
+    /// Opens the session of an attempt at the gateway.
     ///
     /// # Errors
     /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's
     /// row lacks the completions of a teacher.
-    pub(crate) fn open<'a>(
+    pub(crate) fn open_session<'a>(
         &self,
         context: &'a AttemptContext,
-        caller: Caller,
+        caller: CallerKind,
     ) -> Result<OpenProgram<'a>, String> {
-        let own = context.own_agent()?;
-        let is_program = caller == Caller::Program;
+        let own = context.find_own_agent()?;
+        let is_program = caller == CallerKind::Program;
         let mut agents: Vec<&Agent> = context.roster.agents().iter().collect();
         // The tool loop calls as its own agent only.
         agents.retain(|agent| is_program || std::ptr::eq(*agent, own));
         let index = agents.iter().position(|agent| std::ptr::eq(*agent, own)).unwrap_or(0);
         agents.swap(0, index);
         let casting = PartyBuilder::new(context, caller)?;
-        let play = |agent| Ok((agent, context.player(agent)?));
+        let play = |agent| Ok((agent, context.select_player(agent)?));
         let played: Vec<(&Agent, &Player)> =
             agents.into_iter().map(play).collect::<Result<_, String>>()?;
         let route = |(index, (agent, player)): (usize, &(&Agent, &Player))| {
@@ -202,16 +208,16 @@ impl Program {
             if self.has_seats && index > 0 {
                 pattern.models.push(agent.name.clone());
             }
-            Ok(Route { party: Arc::new(casting.party(agent, player)?), pattern })
+            Ok(Route { party: Arc::new(casting.create_party(agent, player)?), pattern })
         };
         let routes = played.iter().enumerate().map(route).collect::<Result<_, String>>()?;
-        let attempt = percent_encode(&context.name);
+        let attempt = replace_reserved_chars(&context.name);
         // The tool loop counts its turns itself, so that a call that is repeated over HTTP does not
         // count as a turn.
         let max_calls = if is_program { context.limits.max_turns } else { u32::MAX };
         let limits = (max_calls, context.limits.max_tokens);
         let session = self.gateway.open(SessionOptions {
-            rollout: percent_encode(&context.task.id),
+            rollout: replace_reserved_chars(&context.task.id),
             recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),
             attempt,
             routes,
@@ -221,9 +227,9 @@ impl Program {
     }
 }
 
-/// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is
+/// Replaces each character of `name` that a URL or a key cannot contain with `_`. The result is
 /// never empty.
-pub(crate) fn percent_encode(name: &str) -> String {
+pub(crate) fn replace_reserved_chars(name: &str) -> String {
     let plain =
         |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let name: String = name.chars().map(plain).collect();

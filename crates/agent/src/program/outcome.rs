@@ -12,20 +12,20 @@ use serde_json::{Value, json};
 
 use super::Program;
 use crate::recorded_calls::to_context_truncation;
-use crate::{Attempt, Limits};
+use crate::{Attempt, AttemptLimits};
 
-/// Key of the program's entry in an attempt's evidence.
+/// Key of the program's entry in an attempt's scorer input.
 const SCORER_INPUT_KEY: &str = "program";
 
-/// Returns the attempt that a program has made.
-pub(super) fn attempt(
+/// Creates the attempt that a program has made, from the program's output and its recorded calls.
+pub(super) fn create_attempt(
     program: &Program,
-    limits: &Limits,
+    limits: &AttemptLimits,
     ended: Result<RunOutput, String>,
     (recorded, rewards): (Recording, Vec<Reward>),
 ) -> Attempt {
-    let mut outcome = recorded_outcome(&recorded);
-    let calls = turns_of(&recorded);
+    let mut outcome = create_recorded_outcome(&recorded);
+    let calls = agent_turns(&recorded);
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
     match ended {
@@ -42,7 +42,7 @@ pub(super) fn attempt(
                         format!("was not done within {attempt_timeout:?}, and was stopped"),
                     );
                 }
-                Some(code) => match rejection_finish(&recorded, limits, &calls) {
+                Some(code) => match find_rejection_finish(&recorded, limits, &calls) {
                     Some(finish) => outcome.finish = finish,
                     None => {
                         let last = stderr
@@ -51,7 +51,7 @@ pub(super) fn attempt(
                         set_failed(
                             &mut outcome,
                             name,
-                            format!("ended with {code}: {}", excerpt(&last)),
+                            format!("ended with {code}: {}", shorten_text(&last)),
                         );
                     }
                 },
@@ -60,13 +60,13 @@ pub(super) fn attempt(
                 set_failed(
                     &mut outcome,
                     name,
-                    silence_reason(&recorded.rejected, &stdout, &stderr),
+                    explain_missing_calls(&recorded.rejected, &stdout, &stderr),
                 );
             }
             if outcome.finish.is_complete() {
-                let last_text = || last_content(&recorded);
+                let last_text = || find_last_content(&recorded);
                 outcome.final_text =
-                    answer(printed.as_deref()).or_else(last_text).unwrap_or_default();
+                    parse_answer(printed.as_deref()).or_else(last_text).unwrap_or_default();
             }
         }
     }
@@ -74,15 +74,16 @@ pub(super) fn attempt(
     Attempt::new(recorded.trajectory, outcome)
 }
 
-/// Returns the calls of a recording that are not summaries.
-pub(crate) fn turns_of(recorded: &Recording) -> Vec<&CallRecord> {
+/// Returns the recorded calls that are turns of the agent. Calls that write summaries are left out.
+pub(crate) fn agent_turns(recorded: &Recording) -> Vec<&CallRecord> {
     recorded.calls.iter().filter(|call| !call.summary).collect()
 }
 
-/// Returns an outcome with the measurements of a recording. Its end is not set.
-pub(crate) fn recorded_outcome(recorded: &Recording) -> Outcome {
+/// Creates an outcome with the measurements of recorded calls. The caller sets the finish of the
+/// outcome.
+pub(crate) fn create_recorded_outcome(recorded: &Recording) -> Outcome {
     let mut outcome = Outcome::initial();
-    let calls = turns_of(recorded);
+    let calls = agent_turns(recorded);
     outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
     outcome.context_truncations = recorded.calls.iter().filter_map(to_context_truncation).collect();
     let own = calls.iter().filter(|call| !call.external);
@@ -98,14 +99,15 @@ pub(crate) fn recorded_outcome(recorded: &Recording) -> Outcome {
     outcome
 }
 
-/// Returns the content of the last completion that has any.
-pub(crate) fn last_content(recorded: &Recording) -> Option<String> {
-    let last = turns_of(recorded).into_iter().rfind(|call| !call.content.is_empty());
+/// Returns the content of the last recorded completion that has content, or `None` if no completion
+/// has content.
+pub(crate) fn find_last_content(recorded: &Recording) -> Option<String> {
+    let last = agent_turns(recorded).into_iter().rfind(|call| !call.content.is_empty());
     last.map(|call| call.content.clone())
 }
 
-/// Adds the calls and rewards of a recording to an outcome, for scorers. `printed` is the last line
-/// of a program's output. `source` names the agent in warnings.
+/// Adds recorded calls and rewards to the scorer input of an outcome. `printed` is the last line of
+/// a program's output. `source` names the agent in warnings.
 pub(crate) fn add_scorer_input(
     outcome: &mut Outcome,
     source: &str,
@@ -119,7 +121,7 @@ pub(crate) fn add_scorer_input(
     let rewards: Vec<Value> =
         rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
     let mut scorer_input = json!({
-        "calls": recorded.calls.iter().map(call_summary).collect::<Vec<_>>(),
+        "calls": recorded.calls.iter().map(call_to_json).collect::<Vec<_>>(),
         "rewards": rewards,
         "last_line": printed,
         "overridden": recorded.overridden,
@@ -141,9 +143,9 @@ pub(crate) fn add_scorer_input(
     outcome.scorer_inputs.insert(SCORER_INPUT_KEY.into(), scorer_input);
 }
 
-/// Returns why a program without answered calls makes no attempt, with the last lines of its
-/// output: many programs report a wrong configuration and exit with 0.
-fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
+/// Explains why a program without answered model calls makes no attempt, and quotes the last lines
+/// of the program's output. Many programs report a wrong configuration and exit with 0.
+fn explain_missing_calls(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = if rejected.is_empty() {
         "never called the model; the program must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, \
              and the key"
@@ -165,8 +167,9 @@ fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail
     }
 }
 
-/// Returns a call for the evidence: its agent and model, the origin of its prompt, and its end.
-fn call_summary(call: &CallRecord) -> Value {
+/// Returns the entry of a model call in the scorer input: its agent, its model, the origin of its
+/// prompt, and its end.
+fn call_to_json(call: &CallRecord) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
@@ -199,23 +202,23 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
     outcome.finish = Finish::Failed;
 }
 
-/// Returns the finish of an attempt whose agent failed, if the gateway had rejected one of its
-/// calls by a limit: most agents fail then, and the recipe sets the limit. `calls` are the agent's
-/// calls without summaries.
-pub(crate) fn rejection_finish(
+/// Returns the finish of an attempt whose agent failed after the gateway had rejected a call
+/// because of a limit. Most agents fail after such a rejection, although the recipe sets the limit.
+/// Returns `None` if no limit rejected a call. `calls` are the agent's calls without summaries.
+pub(crate) fn find_rejection_finish(
     recorded: &Recording,
-    limits: &Limits,
+    limits: &AttemptLimits,
     calls: &[&CallRecord],
 ) -> Option<Finish> {
     let is_rejected = |kind: &str| recorded.rejected.contains_key(kind);
     if is_rejected("limit") {
-        return Some(limit_finish(limits, calls));
+        return Some(find_limit_finish(limits, calls));
     }
     is_rejected("too_long").then_some(Finish::Context)
 }
 
-/// Returns the limit that rejected the calls of a program.
-fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
+/// Returns the finish for the limit that made the gateway reject calls of a program.
+fn find_limit_finish(limits: &AttemptLimits, calls: &[&CallRecord]) -> Finish {
     let last_finish = calls.last().map(|call| call.finish);
     if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize
     {
@@ -225,9 +228,10 @@ fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     }
 }
 
-/// Returns the final answer in a program's last line: the field `answer` of a JSON object, or the
-/// line itself. A JSON object that has a reward but no answer contains no answer.
-fn answer(line: Option<&str>) -> Option<String> {
+/// Parses the final answer from the last line that a program printed: the field `answer` of a JSON
+/// object, or the line itself. A JSON object with a reward but without an answer contains no final
+/// answer.
+fn parse_answer(line: Option<&str>) -> Option<String> {
     let line = line?;
     match serde_json::from_str::<Value>(line) {
         Ok(Value::Object(map))
@@ -242,7 +246,7 @@ fn answer(line: Option<&str>) -> Option<String> {
     }
 }
 
-fn excerpt(text: &str) -> String {
+fn shorten_text(text: &str) -> String {
     const MAX_EXCERPT_CHARS: usize = 300;
     match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -260,7 +264,7 @@ mod tests {
     use super::*;
     use crate::testing::call_record;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: AttemptLimits = AttemptLimits {
         max_turns: 8,
         max_tokens: 100,
         completion_timeout: Duration::from_secs(60),
@@ -290,7 +294,8 @@ mod tests {
         let ended = RunOutput { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
         let recorded = Recording { calls, ..Recording::default() };
-        let outcome = attempt(&program(), &LIMITS, Ok(ended), (recorded, Vec::new())).outcome;
+        let outcome =
+            create_attempt(&program(), &LIMITS, Ok(ended), (recorded, Vec::new())).outcome;
         assert_eq!((outcome.finish, outcome.error.as_deref()), (Finish::Answered, None));
         assert_eq!((outcome.turns, outcome.sampled_tokens, outcome.calls.ok), (2, 14, 1));
         assert_eq!(outcome.final_text, "5");
@@ -304,7 +309,8 @@ mod tests {
             let stderr = Tail::from("no such task");
             let ended = RunOutput { code: Some(code), stdout: Tail::default(), stderr };
             let outcome =
-                attempt(&program(), &LIMITS, Ok(ended), (Recording::default(), Vec::new())).outcome;
+                create_attempt(&program(), &LIMITS, Ok(ended), (Recording::default(), Vec::new()))
+                    .outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
         }
@@ -315,12 +321,13 @@ mod tests {
         let none = BTreeMap::new();
         let rejected = BTreeMap::from([("not_found".to_owned(), 2)]);
         let tail = |text: &str| Tail::from(text);
-        let why = silence_reason(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
+        let why =
+            explain_missing_calls(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");
         let printed = "; its standard error ends with\n  set ONE key, not two\n\
                        its standard output ends with\n  a\n  b\n  c\n  d";
         assert!(why.ends_with(printed), "{why}");
-        let why = silence_reason(&rejected, &tail(""), &tail(" \n"));
+        let why = explain_missing_calls(&rejected, &tail(""), &tail(" \n"));
         assert!(
             why.contains("not_found") && why.ends_with("; the program wrote no output"),
             "{why}"
@@ -338,7 +345,7 @@ mod tests {
             (Some(r#"{"reward": 1}"#), None),
             (Some(r#"{"x": 1}"#), Some(r#"{"x": 1}"#)),
         ] {
-            assert_eq!(answer(line).as_deref(), want, "{line:?}");
+            assert_eq!(parse_answer(line).as_deref(), want, "{line:?}");
         }
     }
 }

@@ -9,20 +9,22 @@ use std::time::Duration;
 use levade_process::{Launch, Pool, PoolOptions, ProgramRun, Request, RunOutput, Supervisor, Tail};
 use serde_json::{Value, json};
 
-use super::environment::{NO_PROXY_VARIABLES, task_of};
+use super::environment::{NO_PROXY_VARIABLES, task_to_json};
 use super::{Program, SessionEndpoint};
 use crate::AttemptContext;
 use crate::roster::Player;
 
-/// Placeholder of the question in the arguments of a program.
+/// Placeholder of the task's question in the arguments of a program.
 const QUESTION: &str = "{question}";
 
-/// Time within which a worker must end a cancelled attempt. A worker that exceeds it is stopped.
+/// Maximum time in which a worker must end a cancelled attempt. A worker that exceeds this time is
+/// stopped.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Creates a pool of at most `count` workers of a program, each with at most `attempts` concurrent
-/// attempts. Workers are started on demand, and read the line `first` before all attempts.
-pub fn workers(
+/// Creates a pool of at most `count` worker processes of a program, each with at most `attempts`
+/// concurrent attempts. Workers are started on demand. The line `first` is sent to each worker
+/// before its attempts.
+pub fn create_worker_pool(
     supervisor: &Supervisor,
     mut launch: Launch,
     first: Option<Value>,
@@ -43,24 +45,24 @@ pub fn workers(
 }
 
 impl Program {
-    /// Runs the program of an attempt until it ends, `stop` completes or its timeout expires. The
-    /// output of a program that was stopped has no exit code. The timeout is measured on the clock
-    /// of `player`.
+    /// Runs the program of an attempt until the program ends, `stop` completes or the timeout
+    /// expires. The output of a program that was stopped has no exit code. The clock of `player`
+    /// measures the timeout.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or if its worker ends.
-    pub(crate) async fn execute(
+    pub(crate) async fn execute_program(
         &self,
         context: &AttemptContext,
         endpoint: &SessionEndpoint,
         player: &Player,
         stop: impl Future<Output = ()>,
     ) -> Result<RunOutput, String> {
-        let task = task_of(context);
+        let task = task_to_json(context);
         let timeout = context.limits.attempt_timeout;
-        let variables = self.environment(endpoint, context);
+        let variables = self.environment_variables(endpoint, context);
         let Some(workers) = &self.workers else {
-            let mut run = self.start(variables, &task)?;
+            let mut run = self.start_process(variables, &task)?;
             let output = tokio::select! {
                 output = player.wait_within(timeout, run.wait()) => output,
                 () = stop => None,
@@ -70,8 +72,10 @@ impl Program {
                 None => Ok(run.stop().await),
             };
         };
-        let request =
-            Request::with_id(&context.name, request(&variables, context, endpoint, &task));
+        let request = Request::with_id(
+            &context.name,
+            create_worker_request(&variables, context, endpoint, &task),
+        );
         let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
         let response = tokio::select! {
             answer = player.wait_within(timeout, call.response()) => answer,
@@ -86,7 +90,11 @@ impl Program {
         }
     }
 
-    fn start(&self, variables: Vec<(String, String)>, task: &Value) -> Result<ProgramRun, String> {
+    fn start_process(
+        &self,
+        variables: Vec<(String, String)>,
+        task: &Value,
+    ) -> Result<ProgramRun, String> {
         let question = task["question"].as_str().unwrap_or_default();
         let command = self.command.iter().map(|argument| argument.replace(QUESTION, question));
         let launch = Launch { dir: self.dir.clone(), variables, ..Launch::new(command) };
@@ -94,10 +102,10 @@ impl Program {
     }
 }
 
-/// Returns the request to a worker for an attempt. A worker makes many attempts, so the request
-/// contains the `variables` that a process for one attempt has in its environment, and the limits
-/// and agents of the attempt.
-fn request(
+/// Creates the request that sends an attempt to a worker. A worker makes many attempts, so the
+/// request contains the `variables` that the process of a single attempt has in its environment,
+/// and the limits and agents of the attempt.
+fn create_worker_request(
     variables: &[(String, String)],
     context: &AttemptContext,
     endpoint: &SessionEndpoint,
@@ -120,7 +128,7 @@ fn request(
     })
 }
 
-/// Converts the answer of a worker to the output of a program.
+/// Converts the response of a worker into the output of a program.
 fn to_output(response: Value) -> RunOutput {
     match response["error"].as_str() {
         Some(error) => RunOutput { code: Some(1), stdout: Tail::default(), stderr: error.into() },

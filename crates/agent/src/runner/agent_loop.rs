@@ -10,43 +10,43 @@ use levade_tree::{Finish, Outcome};
 use tokio::sync::oneshot;
 use tracing::{Instrument, debug_span};
 
-use super::merge::merge;
+use super::merge::merge_recording;
 use super::queue::{LeaseResult, RunnerQueue};
 use super::wire::{AttemptReport, LeasedAttempt};
-use crate::cast::Caller;
-use crate::environments::LedLoop;
+use crate::cast::CallerKind;
+use crate::environments::EnvironmentLoop;
 use crate::program::{OpenProgram, SessionEndpoint};
 use crate::{Agent, AgentLoop, Attempt, AttemptContext, BuiltInLoop, Program};
 
-/// Agent loop that a runner executes. The programs open the sessions; their commands run on the
-/// runner.
+/// Agent loop that a runner executes. The programs in the variants open the sessions; their
+/// commands run on the runner.
 #[derive(Clone)]
 pub enum LeasedLoop {
     /// The runner executes the tool loop.
     Tools(Program),
     /// The runner executes a program.
     Program(Program),
-    /// The environment that leads the attempt.
-    Environment(LedLoop),
+    /// The runner executes the environment that leads the attempt.
+    Environment(EnvironmentLoop),
 }
 
-/// Agent loop whose attempts are made by runners, on this host or others.
+/// Agent loop that leaves its attempts to runners, on this host or on other hosts.
 #[derive(Clone)]
 pub struct RunnerLoop {
-    /// Loop that the runner executes.
+    /// Agent loop that the runner executes.
     pub leased: LeasedLoop,
-    /// Queue from which runners lease.
+    /// Queue from which runners lease the attempts.
     pub queue: Arc<RunnerQueue>,
 }
 
 #[async_trait]
 impl AgentLoop for RunnerLoop {
-    /// Makes one attempt. If the returned future is dropped, the rollout is cancelled and the
-    /// session is closed, by a task that outlives the future.
+    /// Makes one attempt through a runner. If the returned future is dropped, a task that outlives
+    /// the future cancels the rollout and closes the session.
     async fn run(&self, context: AttemptContext) -> Attempt {
         let (sender, attempt) = oneshot::channel();
         let span = debug_span!("leased", id = %context.name);
-        tokio::spawn(self.clone().attempt(context, sender).instrument(span));
+        tokio::spawn(self.clone().run_attempt(context, sender).instrument(span));
         let ended = "the task of the attempt has ended without a result";
         attempt.await.unwrap_or_else(|_| Attempt::failed("runners", ended))
     }
@@ -61,37 +61,41 @@ impl AgentLoop for RunnerLoop {
 }
 
 impl RunnerLoop {
-    /// Makes one attempt and sends it. Ends early if `sender` has no receiver.
-    async fn attempt(self, context: AttemptContext, mut sender: oneshot::Sender<Attempt>) {
+    /// Makes one attempt and sends the attempt to `sender`. Returns early if the receiver of
+    /// `sender` is dropped.
+    async fn run_attempt(self, context: AttemptContext, mut sender: oneshot::Sender<Attempt>) {
         let (program, caller) = match &self.leased {
-            LeasedLoop::Tools(program) => (Ok(program.clone()), Caller::RemoteToolLoop),
-            LeasedLoop::Program(program) => (Ok(program.clone()), Caller::Program),
-            LeasedLoop::Environment(led) => (led.program_for(&context.task), Caller::Program),
+            LeasedLoop::Tools(program) => (Ok(program.clone()), CallerKind::RemoteToolLoop),
+            LeasedLoop::Program(program) => (Ok(program.clone()), CallerKind::Program),
+            LeasedLoop::Environment(led) => {
+                (led.create_program(&context.task), CallerKind::Program)
+            }
         };
         let program = match program {
             Ok(program) => program,
             // Sending fails if the caller has dropped the attempt.
             Err(why) => return drop(sender.send(Attempt::failed("environment", why))),
         };
-        let opened = match program.open(&context, caller) {
+        let opened = match program.open_session(&context, caller) {
             Ok(opened) => opened,
             Err(why) => return drop(sender.send(Attempt::failed("policies", why))),
         };
-        let endpoint = opened.endpoint(&program);
+        let endpoint = opened.create_endpoint(&program);
         let player = opened.own_player();
         let timeout = context.limits.attempt_timeout;
-        let rollout = self.queue.enqueue(&self.input(&context, endpoint)).await;
+        let rollout = self.queue.enqueue(&self.create_lease_input(&context, endpoint)).await;
         let result = match &rollout {
             Err(why) => Some(LeaseResult::Failed(why.clone())),
             Ok(rollout) => tokio::select! {
-                result = self.queue.wait(rollout, player, timeout) => Some(result),
+                result = self.queue.wait_for_end(rollout, player, timeout) => Some(result),
                 () = sender.closed() => None,
             },
         };
         let is_reported = matches!(result, Some(LeaseResult::Reported(_)));
-        let recorded = opened.close(&program.gateway).await;
+        let recorded = opened.close_session(&program.gateway).await;
         if let Some(result) = result {
-            let attempt = self.complete(&context, (&program, &opened), result, recorded).await;
+            let attempt =
+                self.complete_attempt(&context, (&program, &opened), result, recorded).await;
             // Sending fails if the caller has dropped the attempt.
             let _ = sender.send(attempt);
         }
@@ -101,9 +105,13 @@ impl RunnerLoop {
         }
     }
 
-    fn input(&self, context: &AttemptContext, endpoint: SessionEndpoint) -> LeasedAttempt {
-        let (resources_id, recipe_version) = self.queue.recipe();
-        let own = context.own_agent();
+    fn create_lease_input(
+        &self,
+        context: &AttemptContext,
+        endpoint: SessionEndpoint,
+    ) -> LeasedAttempt {
+        let (resources_id, recipe_version) = self.queue.recipe_resources();
+        let own = context.find_own_agent();
         LeasedAttempt {
             resources_id,
             recipe_version,
@@ -117,14 +125,15 @@ impl RunnerLoop {
             tool_descriptions: own
                 .as_ref()
                 .map_or_else(|_| Default::default(), |own| own.tools.descriptions().clone()),
-            params: own.map_or_else(|_| context.params.clone(), |own| context.params_of(own)),
+            params: own
+                .map_or_else(|_| context.params.clone(), |own| context.agent_sampling_params(own)),
             limits: context.limits,
             endpoint,
         }
     }
 
-    /// Returns the attempt that ended with `result`.
-    async fn complete(
+    /// Creates the attempt from the result of its lease and its recorded calls.
+    async fn complete_attempt(
         &self,
         context: &AttemptContext,
         (program, opened): (&Program, &OpenProgram<'_>),
@@ -152,17 +161,21 @@ impl RunnerLoop {
         match report {
             AttemptReport::Tools { outcome, tool_times } => {
                 let external = recorded.0.external.clone();
-                let made =
-                    merge(&context.agent, &context.limits, (*outcome, tool_times), recorded.0);
-                opened.complete(context, made, &external).await
+                let made = merge_recording(
+                    &context.agent,
+                    &context.limits,
+                    (*outcome, tool_times),
+                    recorded.0,
+                );
+                opened.complete_attempt(context, made, &external).await
             }
             AttemptReport::Program { code, stdout, stderr } => {
                 let [stdout, stderr] = [stdout, stderr].map(|text| Tail::from(text.as_str()));
                 let ended = Ok(RunOutput { code, stdout, stderr });
-                program.complete(context, opened, ended, recorded).await
+                program.complete_attempt(context, opened, ended, recorded).await
             }
             AttemptReport::Failed { why } => {
-                program.complete(context, opened, Err(why), recorded).await
+                program.complete_attempt(context, opened, Err(why), recorded).await
             }
         }
     }

@@ -9,25 +9,25 @@ use levade_tools::ToolSet;
 use levade_tree::{TimedPart, Timing};
 
 use super::wire::{AttemptReport, LeasedAttempt, ToolTime};
-use crate::environments::LedLoop;
+use crate::environments::EnvironmentLoop;
 use crate::program::SessionEndpoint;
 use crate::{
-    Agent, AgentLoop, AttemptContext, BuiltInLoop, ContextPolicy, Limits, Player, Program,
+    Agent, AgentLoop, AttemptContext, AttemptLimits, BuiltInLoop, ContextPolicy, Player, Program,
 };
 
-/// Time that is added to the timeout of a completion, so that the gateway's own timeout, which
-/// excludes the time in which devices train, expires first.
+/// Time that a runner adds to the timeout of a completion. The gateway's own timeout, which
+/// excludes time in which devices train, therefore expires first.
 const COMPLETION_GRACE: Duration = Duration::from_secs(3600);
 
-/// Agent that a runner executes.
+/// Agent whose loop a runner executes.
 #[derive(Clone)]
 pub enum RunnerAgent {
-    /// The tool loop with these tools.
+    /// The agent runs in the tool loop with these tools.
     Tools(ToolSet),
     /// The agent is a program.
     Program(Program),
-    /// The environment that leads the attempt.
-    Environment(LedLoop),
+    /// The agent is played by an environment, which leads the attempt.
+    Environment(EnvironmentLoop),
 }
 
 impl RunnerAgent {
@@ -57,7 +57,7 @@ impl RunnerAgent {
             opening: OpeningLimit { max_tokens: usize::MAX, truncation: Truncation::Reject },
             context_policy: ContextPolicy::UNLIMITED,
         };
-        let limits = Limits {
+        let limits = AttemptLimits {
             completion_timeout: limits.completion_timeout.saturating_add(COMPLETION_GRACE),
             ..limits
         };
@@ -87,22 +87,24 @@ impl RunnerAgent {
                 let tool_times = tool_times.collect();
                 AttemptReport::Tools { outcome: Box::new(made.outcome), tool_times }
             }
-            RunnerAgent::Program(program) => execute(program, &context, &endpoint, &player).await,
-            RunnerAgent::Environment(led) => match led.program_for(&context.task) {
-                Ok(program) => execute(&program, &context, &endpoint, &player).await,
+            RunnerAgent::Program(program) => {
+                execute_program(program, &context, &endpoint, &player).await
+            }
+            RunnerAgent::Environment(led) => match led.create_program(&context.task) {
+                Ok(program) => execute_program(&program, &context, &endpoint, &player).await,
                 Err(why) => AttemptReport::Failed { why },
             },
         }
     }
 }
 
-async fn execute(
+async fn execute_program(
     program: &Program,
     context: &AttemptContext,
     endpoint: &SessionEndpoint,
     player: &Player,
 ) -> AttemptReport {
-    match program.execute(context, endpoint, player, std::future::pending()).await {
+    match program.execute_program(context, endpoint, player, std::future::pending()).await {
         Ok(RunOutput { code, stdout, stderr }) => {
             AttemptReport::Program { code, stdout: stdout.text(), stderr: stderr.text() }
         }

@@ -5,18 +5,18 @@ use levade_policy::FinishReason;
 use levade_tree::{CallCounts, Finish, Outcome, TimedPart};
 
 use super::wire::ToolTime;
-use crate::program::rejection_finish;
+use crate::program::find_rejection_finish;
 use crate::recorded_calls::add_recorded_calls;
-use crate::{Attempt, Limits};
+use crate::{Attempt, AttemptLimits};
 
-/// Returns the attempt of a tool loop that ended with `outcome` on a runner. Turns, tokens and
+/// Creates the attempt of a tool loop that ended with `outcome` on a runner. Turns, tokens and
 /// drift come from the recording.
 ///
 /// Over HTTP, the loop sees a limit of the gateway as a rejected call, and a full context as a
 /// truncated completion. The recording contains the reason.
-pub(super) fn merge(
+pub(super) fn merge_recording(
     agent: &str,
-    limits: &Limits,
+    limits: &AttemptLimits,
     (mut outcome, tool_times): (Outcome, Vec<ToolTime>),
     recorded: Recording,
 ) -> Attempt {
@@ -53,7 +53,7 @@ pub(super) fn merge(
     let limit = match (&outcome.error, outcome.finish) {
         (None, Finish::MaxTokens) if is_full => Some(Finish::Context),
         // A first prompt that does not fit is an error, as in the trainer's own process.
-        (Some(_), _) => rejection_finish(&recorded, limits, &own)
+        (Some(_), _) => find_rejection_finish(&recorded, limits, &own)
             .filter(|finish| *finish != Finish::Context || !own.is_empty()),
         _ => None,
     };
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::testing::call_record;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: AttemptLimits = AttemptLimits {
         max_turns: 3,
         max_tokens: 100,
         completion_timeout: Duration::from_secs(60),
@@ -87,7 +87,7 @@ mod tests {
     fn merged(outcome: Outcome, calls: Vec<CallRecord>, rejected: &str) -> Outcome {
         let rejected = [(rejected.to_owned(), 1)].into_iter().filter(|(kind, _)| !kind.is_empty());
         let recorded = Recording { calls, rejected: rejected.collect(), ..Recording::default() };
-        merge("solver", &LIMITS, (outcome, Vec::new()), recorded).outcome
+        merge_recording("solver", &LIMITS, (outcome, Vec::new()), recorded).outcome
     }
 
     #[test]

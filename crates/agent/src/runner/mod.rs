@@ -23,8 +23,8 @@ mod wire;
 
 pub use agent_loop::{LeasedLoop, RunnerLoop};
 pub use execute::RunnerAgent;
-pub use queue::{QueueOptions, RunnerQueue};
-pub use wire::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue};
+pub use queue::{RunnerQueue, RunnerQueueOptions};
+pub use wire::{AttemptReport, LeasedAttempt, WorkerStats, evaluation_queue_name};
 
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ struct Bench {
 impl Bench {
     async fn new(lease: Duration, wait: Duration) -> Self {
         let store = open_rollouts("memory:", Arc::new(SystemClock::default())).await.unwrap();
-        let options = QueueOptions {
+        let options = RunnerQueueOptions {
             store: "memory:".into(),
             queue: "run/x".into(),
             resources_id: "run/x".into(),
@@ -112,7 +112,7 @@ async fn reported_outcome_ends_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn evaluation_attempt_waits_in_queue_of_its_own() {
+async fn evaluation_attempt_is_added_to_evaluation_queue() {
     let bench = Bench::new(LEASE, LEASE).await;
     let evaluation = bench.start_for(true);
     let rollout = bench.lease_from("run/x/evaluation").await;

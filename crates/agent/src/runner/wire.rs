@@ -7,32 +7,32 @@ use levade_tools::ToolDescriptions;
 use levade_tree::{Outcome, TimeInterval};
 use serde::{Deserialize, Serialize};
 
-use crate::Limits;
+use crate::AttemptLimits;
 use crate::program::SessionEndpoint;
 
-/// Returns the queue of a run's evaluation attempts. Its other attempts are in `queue`, so that
-/// runners can lease only some of them.
-pub fn evaluation_queue(queue: &str) -> String {
+/// Returns the name of the queue of a run's evaluation attempts. The training attempts of the run
+/// are in `queue`, so runners can lease attempts of only one kind.
+pub fn evaluation_queue_name(queue: &str) -> String {
     format!("{queue}/evaluation")
 }
 
-/// Input of a rollout: an attempt, with everything that a runner needs to make it. It contains the
-/// keys of the attempt's session.
+/// Input of a rollout: an attempt, with everything that a runner needs to make the attempt. The
+/// input contains the keys of the attempt's session.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct LeasedAttempt {
-    /// Id of the resources with the recipe of the run.
+    /// Id of the stored resources that contain the recipe of the run.
     pub resources_id: String,
-    /// Version of these resources.
+    /// Version of the stored resources that contain the recipe.
     pub recipe_version: u64,
     /// Name of the attempt for tools and logs, unique to this try.
     pub name: String,
     /// Task of the attempt.
     pub task: Task,
-    /// Messages that open the conversation.
+    /// Messages that open the conversation of the attempt.
     pub messages: Vec<Message>,
     /// Name of the attempt's own agent.
     pub agent: String,
-    /// Texts of its tools that replace those of the toolboxes.
+    /// Descriptions of the agent's tools, which replace the descriptions of the toolboxes.
     #[serde(default, skip_serializing_if = "ToolDescriptions::is_empty")]
     pub tool_descriptions: ToolDescriptions,
     /// Seed of the run.
@@ -41,12 +41,12 @@ pub struct LeasedAttempt {
     pub stream: u64,
     /// Whether the attempt belongs to an evaluation.
     pub is_evaluation: bool,
-    /// Sampling parameters of the attempt's own agent, for its tools. The gateway applies them to
-    /// model calls.
+    /// Sampling parameters of the attempt's own agent, which its tools read. The gateway applies
+    /// the same parameters to model calls.
     pub params: SamplingParams,
-    /// Limits of the attempt.
-    pub limits: Limits,
-    /// Endpoint for model calls.
+    /// Limits of the attempt: turns, tokens and timeouts.
+    pub limits: AttemptLimits,
+    /// Endpoint for the model calls of the attempt.
     pub endpoint: SessionEndpoint,
 }
 
@@ -54,52 +54,53 @@ pub struct LeasedAttempt {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptReport {
-    /// The tool loop has ended.
+    /// The tool loop of the attempt has ended.
     Tools {
-        /// Outcome of the loop, without the measurements of model calls.
+        /// Outcome of the tool loop, without the measurements of model calls.
         outcome: Box<Outcome>,
-        /// Times of the tool calls. An outcome is serialized without them.
+        /// Times of the tool calls. They are separate because a serialized outcome does not contain
+        /// times.
         #[serde(default)]
         tool_times: Vec<ToolTime>,
     },
-    /// A program or an environment has ended.
+    /// The program or the environment that makes the attempt has ended.
     Program {
         /// Exit code of the program. `None` if the program exceeded its timeout and was stopped.
         code: Option<i32>,
-        /// End of the standard output.
+        /// Last part of the standard output of the program.
         stdout: String,
-        /// End of the standard error.
+        /// Last part of the standard error of the program.
         stderr: String,
     },
     /// The attempt could not be made: the program or its worker could not be started, or the
     /// runner lacks a file.
     Failed {
-        /// Reason.
+        /// Reason why the attempt could not be made.
         why: String,
     },
 }
 
-/// Time interval of a tool call.
+/// Time interval of a tool call on a runner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolTime {
-    /// Index of the completion that contains the call, in the loop.
+    /// Index of the completion that contains the tool call, counted from 0 in the tool loop.
     pub turn: u32,
-    /// Index of the call in the completion.
+    /// Index of the tool call in its completion.
     pub index: u32,
-    /// Name of the result's category.
+    /// Name of the category of the tool result.
     pub result: String,
-    /// Start and duration, by the clock of the runner.
+    /// Start and duration of the tool call, by the clock of the runner.
     pub interval: TimeInterval,
 }
 
-/// Statistics of a runner, as in its heartbeats.
+/// Statistics of a runner, which its heartbeats contain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerStats {
-    /// Queues that the runner leases from.
+    /// Names of the queues that the runner leases from.
     pub queues: Vec<String>,
-    /// Maximum number of concurrent attempts.
+    /// Maximum number of concurrent attempts of the runner.
     pub slots: usize,
-    /// Number of attempts in progress.
+    /// Number of attempts that the runner is making now.
     pub running: usize,
 }

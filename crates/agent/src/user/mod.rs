@@ -23,22 +23,23 @@ use serde_json::Value;
 
 pub(crate) use session::{EndedUser, UserResponse, UserSession};
 
-/// Default of [`UserAgent::prompt`].
+/// Default of [`UserAgent::prompt`], the system prompt of an agent that plays a user.
 pub const USER_PROMPT: &str = "You are a customer who talks to a service agent. This is what you \
 know and want:\n{instruction}\nWrite one short message at a time, as a customer would. Give a \
 detail only when the agent asks for it, and never invent one. When the agent has done what you \
 want, or cannot do it, write only {stop}";
 
-/// Default of [`UserAgent::greeting`].
+/// Default of [`UserAgent::greeting`], the message that opens the conversation for an agent that
+/// plays a user.
 pub const USER_GREETING: &str = "Hello, how can I help you?";
 
-/// Placeholder in [`UserAgent::prompt`] for the user's instruction.
+/// Placeholder in [`UserAgent::prompt`] that is replaced by the user's instruction.
 pub const INSTRUCTION: &str = "{instruction}";
 
-/// Placeholder in [`UserAgent::prompt`] for the stop mark.
+/// Placeholder in [`UserAgent::prompt`] that is replaced by the stop mark.
 pub const STOP: &str = "{stop}";
 
-/// User of the conversations of an agent.
+/// Simulated user with whom an agent converses.
 pub struct SimulatedUser {
     /// Name of the user in the recipe.
     pub name: String,
@@ -46,43 +47,44 @@ pub struct SimulatedUser {
     pub opens: bool,
     /// Maximum number of the user's messages in a conversation, at least 1.
     pub max_turns: u32,
-    /// Text that ends the conversation if a message of the user contains it. If empty, no text
-    /// does.
+    /// Stop mark: the conversation ends if a message of the user contains this text. If empty, no
+    /// message ends the conversation.
     pub stop: String,
-    /// Timeout of a message of the user.
+    /// Timeout of one message of the user.
     pub timeout: Duration,
-    /// Agent or class that plays the user.
-    pub speaker: Speaker,
+    /// Agent or Python class that plays the user.
+    pub speaker: UserSpeaker,
 }
 
-/// Source of a user's messages.
-pub enum Speaker {
-    /// An agent of the run.
+/// Source of a simulated user's messages.
+pub enum UserSpeaker {
+    /// An agent of the run writes the messages.
     Agent(UserAgent),
-    /// A Python class.
+    /// A Python class writes the messages.
     Python(Arc<PythonUsers>),
 }
 
-/// Agent that plays a user.
+/// Agent that plays a simulated user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserAgent {
-    /// Name of the agent. Its policy, sampling parameters and `max_tokens` apply; its own prompts
-    /// and tools do not.
+    /// Name of the agent. The agent's policy, sampling parameters and `max_tokens` apply, but its
+    /// own prompts and tools do not.
     pub agent: String,
     /// System prompt with the placeholders [`INSTRUCTION`] and [`STOP`].
     pub prompt: String,
     /// First message that the user's policy reads, as if the agent had written it.
     pub greeting: String,
-    /// Field of the task's row with the user's instruction. Empty for the task's question.
+    /// Name of the field of the task's row that contains the user's instruction. If empty, the
+    /// task's question is the instruction.
     pub instruction: String,
 }
 
 impl UserAgent {
-    /// Returns the user's instruction for a task.
+    /// Returns the instruction of the simulated user for a task.
     ///
     /// # Errors
     /// Returns a message if the row of the task lacks the field.
-    pub fn instruction_of(&self, task: &Task) -> Result<String, String> {
+    pub fn find_instruction(&self, task: &Task) -> Result<String, String> {
         match self.instruction.as_str() {
             "" => Ok(task.question.clone()),
             field => match task.row.field(field) {
@@ -97,8 +99,9 @@ impl UserAgent {
 }
 
 impl SimulatedUser {
-    /// Returns whether the user's message ends the conversation.
-    fn is_stop(&self, message: &str) -> bool {
+    /// Returns whether the user's message contains the stop mark, and therefore ends the
+    /// conversation.
+    fn contains_stop_mark(&self, message: &str) -> bool {
         !self.stop.is_empty() && message.contains(&self.stop)
     }
 }

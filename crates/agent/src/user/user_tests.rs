@@ -5,7 +5,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
 use crate::roster::Roster;
-use crate::user::{SimulatedUser, Speaker, USER_GREETING, USER_PROMPT, UserAgent};
+use crate::user::{SimulatedUser, USER_GREETING, USER_PROMPT, UserAgent, UserSpeaker};
 
 fn user() -> SimulatedUser {
     SimulatedUser {
@@ -14,7 +14,7 @@ fn user() -> SimulatedUser {
         max_turns: 3,
         stop: "###STOP###".into(),
         timeout: Duration::from_secs(5),
-        speaker: Speaker::Agent(UserAgent {
+        speaker: UserSpeaker::Agent(UserAgent {
             agent: "shopper".into(),
             prompt: USER_PROMPT.into(),
             greeting: USER_GREETING.into(),
@@ -25,7 +25,7 @@ fn user() -> SimulatedUser {
 
 #[test]
 fn instruction_is_field_of_row_or_question() {
-    let Speaker::Agent(mut keys) = user().speaker else { panic!("an agent plays the user") };
+    let UserSpeaker::Agent(mut keys) = user().speaker else { panic!("an agent plays the user") };
     let row = json!({ "wish": { "text": "a pen" }, "count": 3, "none": null });
     let task = Task {
         id: "t-1".into(),
@@ -41,7 +41,7 @@ fn instruction_is_field_of_row_or_question() {
         ("wish.color", Err("the row of the task t-1 has no field `wish.color`")),
     ] {
         keys.instruction = field.to_owned();
-        let found = keys.instruction_of(&task);
+        let found = keys.find_instruction(&task);
         assert_eq!(found.as_deref().map_err(String::as_str), expected);
     }
 }
@@ -215,7 +215,7 @@ fn external(lines: &[Line]) -> Agent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_user_breaks_attempt_and_is_named() {
+async fn failed_user_fails_attempt_and_is_named_in_error() {
     let busy = ErrorKind::Busy(Duration::from_secs(1));
     let timeout = Duration::from_millis(50);
     for (lines, why) in [
@@ -266,7 +266,7 @@ async fn timeout_of_attempt_while_user_hangs_is_failure() {
 }
 
 #[tokio::test]
-async fn row_without_instruction_breaks_attempt() {
+async fn row_without_instruction_fails_attempt() {
     let (_, mut context) = context(bench(&[]), shopper(&[]).agent, user());
     context.task.row = Default::default();
     let error = BuiltInLoop.run(context).await.outcome.error.unwrap();
@@ -277,7 +277,7 @@ async fn row_without_instruction_breaks_attempt() {
 }
 
 #[tokio::test]
-async fn teacher_demonstrates_agent_while_user_answers_itself() {
+async fn teacher_replaces_agent_but_not_user() {
     let lines = [Line::Text("A pen."), Line::Text("Blue."), Line::Text("###STOP###")];
     let (_, mut context) = context(bench(&[]), external(&lines), user());
     let completions = json!({ "wish": { "text": "x" }, "demo": ["Which?", "Done."] });

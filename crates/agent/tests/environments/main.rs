@@ -188,7 +188,8 @@ async fn hanging_environment_is_stopped_at_timeout() {
     let environments = environments(options);
     let since = Instant::now();
     let error = score(&environments, &task, "<answer>hang</answer>").await.unwrap_err().to_string();
-    assert!(error.contains("did not respond to \"score\" within 4s (worker.seconds)"), "{error}");
+    let want = "did not respond to the request \"score\" within 4s (worker.seconds)";
+    assert!(error.contains(want), "{error}");
     assert!(since.elapsed() < Duration::from_secs(60));
 }
 

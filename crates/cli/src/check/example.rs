@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-/// Maximum depth of nested schemas. Deeper values are null.
+/// Maximum depth of nested schemas for which values are generated. Deeper values are null.
 const MAX_DEPTH: usize = 8;
 
-/// Generates valid arguments for the schema of a tool, with the required fields only. Strings are
-/// `text`, unless the schema constrains them.
-pub fn arguments(schema: &Value, text: &str) -> Map<String, Value> {
+/// Generates valid arguments for the schema of a tool. Only the required fields get a value. A
+/// string is `text`, unless the schema constrains it.
+pub fn generate_arguments(schema: &Value, text: &str) -> Map<String, Value> {
     match generate_value(schema, schema, text, 0) {
         Value::Object(fields) => fields,
         _ => Map::new(),
@@ -103,7 +103,7 @@ mod tests {
                 "Deep": { "type": "object", "required": ["deep"], "properties": { "deep": { "$ref": "#/$defs/Deep" } } },
             },
         });
-        let made = Value::Object(arguments(&schema, "Rome?"));
+        let made = Value::Object(generate_arguments(&schema, "Rome?"));
         let mut rest = made.clone();
         rest["deep"] = Value::Null;
         assert_eq!(
@@ -114,7 +114,7 @@ mod tests {
             })
         );
         assert!(made["deep"].is_object(), "what leads to itself comes to an end");
-        assert_eq!(arguments(&json!({}), "x"), Map::new());
-        assert_eq!(arguments(&json!({ "type": "object" }), "x"), Map::new());
+        assert_eq!(generate_arguments(&json!({}), "x"), Map::new());
+        assert_eq!(generate_arguments(&json!({ "type": "object" }), "x"), Map::new());
     }
 }

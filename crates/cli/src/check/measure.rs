@@ -10,11 +10,17 @@ use levade_run::{Host, dir, scorers};
 use levade_trainer::{Event, Metrics, Observer, RunParts, StartMode, StopFlag, Trainer};
 use tokio::sync::Notify;
 
-use super::report::Report;
+use super::report::CheckReport;
 use crate::screen;
 
-/// Runs a step of one group, and reports an estimate of the time of a full step.
-pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
+/// Runs a training step with one group of attempts, and reports an estimate of the time of a full
+/// step.
+pub async fn check_step_time(
+    recipe: &Recipe,
+    environments: Environments,
+    host: &Host,
+    report: &mut CheckReport,
+) {
     let Some((small, groups)) = reduce_recipe(recipe) else {
         report.note("time", "the recipe has no phase to measure");
         return;
@@ -22,12 +28,12 @@ pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, rep
     let trained = small.phase.iter().flat_map(|phase| small.trained_policies_in(phase));
     let policies: Vec<String> = trained.collect();
     let measured = measure_step(small, environments, host).await;
-    report.item("time", measured, |metrics| describe_time(metrics, groups, &policies));
+    report.report_item("time", measured, |metrics| describe_time(metrics, groups, &policies));
 }
 
-/// Returns the recipe with a single step of one group, and the number of groups of a full step. The
-/// step is of the last RL phase, or of the first phase if there is none. Returns `None` if the
-/// recipe has no phase.
+/// Reduces a recipe to a single step of one group, and returns it with the number of groups of a
+/// full step. The step is of the last RL phase, or of the first phase if there is no RL phase.
+/// Returns `None` if the recipe has no phase.
 fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
@@ -45,7 +51,7 @@ fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     Some((small, groups))
 }
 
-/// Runs the trainer until its first step is done, and returns the metrics of that step.
+/// Trains until the first step is complete, and returns the metrics of this step.
 async fn measure_step(
     mut recipe: Recipe,
     environments: Environments,
@@ -60,7 +66,7 @@ async fn measure_step(
     let parts =
         RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await?;
-    let first = FirstStep::default();
+    let first = FirstStepObserver::default();
     let mut watch = first.clone();
     let stop = StopFlag::default();
     // The run is cancelled when the step is done, because its checkpoint is not needed.
@@ -70,14 +76,15 @@ async fn measure_step(
     };
     ended.transpose()?;
     let found = first.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-    found.ok_or_else(|| anyhow::anyhow!("the measured step did not complete"))
+    found.ok_or_else(|| anyhow::anyhow!("the run ended before its measured step was complete"))
 }
 
-/// An observer that stores the metrics of the first step, and notifies when that step is done.
+/// Observer of a run that stores the metrics of the first step, and notifies when this step is
+/// complete.
 #[derive(Clone, Default)]
-struct FirstStep(Arc<(Mutex<Option<Metrics>>, Notify)>);
+struct FirstStepObserver(Arc<(Mutex<Option<Metrics>>, Notify)>);
 
-impl Observer for FirstStep {
+impl Observer for FirstStepObserver {
     fn event(&mut self, event: &Event) {
         if let Event::Step { metrics, .. } = event {
             let mut found = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,9 +95,9 @@ impl Observer for FirstStep {
 }
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
-/// a step of n groups takes at most n times as long as a step of one group. If the measured group
-/// left a policy nothing to learn, the policy had no update, and the description says so.
-/// `policies` are the policies that the step trains.
+/// a step of n groups takes at most n times as long as a step of one group. If a policy of
+/// `policies`, which the step trains, had no update because its attempts had zero variance, the
+/// description says so.
 fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> String {
     let step_seconds = metrics.get("timing_s/step").unwrap_or(0.0);
     let mut parts = Vec::new();
@@ -125,8 +132,8 @@ fn describe_time(metrics: &Metrics, groups: usize, policies: &[String]) -> Strin
     }
 }
 
-/// Describes the updates that the measured step did not have. Returns an empty text if there are
-/// none. `has_several` states whether the step trains several policies.
+/// Describes the updates that the measured step lacked. Returns an empty string if `updates` is
+/// empty. `has_several` is whether the step trains several policies.
 fn describe_missing(updates: &[String], has_several: bool) -> String {
     let verb = match updates.len() {
         0 => return String::new(),

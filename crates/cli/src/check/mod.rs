@@ -32,7 +32,7 @@ use levade_trainer::{
 use levade_tree::Component;
 
 use crate::{host, recipe};
-use report::Report;
+use report::CheckReport;
 
 /// Find what would fail in a run of a recipe, without training
 ///
@@ -72,42 +72,46 @@ pub struct Args {
 }
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     let loaded = recipe::load(&args.recipe, &args.overrides);
-    if let Some(recipe) = report.item("recipe", loaded, describe) {
-        crate::runtime()?.block_on(check(args, &recipe, &mut report))?;
+    if let Some(recipe) = report.report_item("recipe", loaded, describe_recipe) {
+        crate::create_runtime()?.block_on(check_recipe(args, &recipe, &mut report))?;
     }
-    Ok(report.finish())
+    Ok(report.print_failure_count())
 }
 
-fn describe(recipe: &Recipe) -> String {
+fn describe_recipe(recipe: &Recipe) -> String {
     let steps: Vec<String> = recipe.phase.iter().map(|phase| phase.name().to_owned()).collect();
     let agents: Vec<&str> = recipe.agents().into_iter().map(|(name, _)| name).collect();
     let phases = if steps.is_empty() { "no phases".to_owned() } else { steps.join(", ") };
     format!("{}: {phases}; agents {}", recipe.run.name, agents.join(", "))
 }
 
-async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Result<()> {
+async fn check_recipe(
+    args: &Args,
+    recipe: &Recipe,
+    report: &mut CheckReport,
+) -> anyhow::Result<()> {
     check_run_dir(recipe, report);
-    let host = host::host()?;
+    let host = host::create_host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let tasks = Tasks::load(recipe, &environments).await;
-    let tasks = report.item("tasks", tasks, |tasks| {
+    let tasks = report.report_item("tasks", tasks, |tasks| {
         let num_tasks: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
         format!("{} to train on, {num_tasks} to evaluate on", tasks.train_len())
     });
     for note in tasks.iter().flat_map(|tasks| &tasks.notes) {
         report.note("tasks", note);
     }
-    let first = tasks.as_ref().and_then(first_task);
+    let first = tasks.as_ref().and_then(find_first_task);
     // Programs, games and users may need the row of a task.
     let has_task = first.is_some();
     let first = first.unwrap_or_default();
-    report.ok_or_fail("policies", external::external_apis(recipe));
-    let planned = report.ok_or_fail("model", PlannedModels::open(recipe, &host));
+    report.report_failure_of("policies", external::create_external_apis(recipe));
+    let planned = report.report_failure_of("model", PlannedModels::open(recipe, &host));
     let chats = planned.as_ref().map(|planned| open_chats(recipe, planned, report));
     let start = chats.as_deref().filter(|_| !args.no_start && has_task);
-    programs::check(recipe, planned.as_ref(), start, &first, report).await;
+    programs::check_programs(recipe, planned.as_ref(), start, &first, report).await;
     if let Some(tasks) = tasks.as_ref().filter(|_| has_task && !args.no_start) {
         parties::check_game(recipe, &host, planned.as_ref(), &first, report).await;
         parties::check_users(recipe, &host, tasks, report).await;
@@ -119,16 +123,17 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         let toolboxes = &toolboxes;
         let task = &first;
         let call = args.call;
-        let trial = tools::Trial { recipe, toolboxes, keys, chat: &chat, task, call };
-        if let Some(tools) = tools::check(&trial, report).await {
+        let trial = tools::ToolTrial { recipe, toolboxes, keys, chat: &chat, task, call };
+        if let Some(tools) = tools::check_tools(&trial, report).await {
             parts.push(AgentSpec::new(&name, chat, tools));
         }
     }
-    for note in scorers::notes(&recipe.reward) {
+    for note in scorers::safety_warnings(&recipe.reward) {
         report.note("scorer", note);
     }
     let made = scorers::custom_scorers(&recipe.reward, &environments, &host);
-    let scorers = report.ok_or_fail("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
+    let scorers =
+        report.report_failure_of("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
         check_scorers(scorers, tasks, report).await;
         let needed =
@@ -138,22 +143,22 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         }
     }
     if let Some(planned) = &planned {
-        resources::check(recipe, planned, report);
+        resources::check_resources(recipe, planned, report);
     }
     if args.measure && !report.has_failures() {
-        measure::check(recipe, environments, &host, report).await;
+        measure::check_step_time(recipe, environments, &host, report).await;
     }
     Ok(())
 }
 
-/// Returns the first training task, or the first held-out task if there is no training task.
-fn first_task(tasks: &Tasks) -> Option<Task> {
+/// Returns the first training task. If there is no training task, returns the first held-out task.
+fn find_first_task(tasks: &Tasks) -> Option<Task> {
     let held_out = || tasks.eval.iter().find_map(|slice| slice.tasks.first().cloned());
     tasks.train(0).or_else(held_out)
 }
 
-/// Checks that the run directory can be written and contains no run.
-fn check_run_dir(recipe: &Recipe, report: &mut Report) {
+/// Checks whether the run directory can be written and contains no run yet.
+fn check_run_dir(recipe: &Recipe, report: &mut CheckReport) {
     let dir = &recipe.run.folder;
     if dir.join(RECIPE).exists() {
         let shown = crate::screen::path(dir);
@@ -165,20 +170,24 @@ fn check_run_dir(recipe: &Recipe, report: &mut Report) {
         );
         return;
     }
-    let existing_dir = resources::nearest_existing(dir).unwrap_or(Path::new("/"));
+    let existing_dir = resources::find_nearest_existing(dir).unwrap_or(Path::new("/"));
     let written = tempfile::tempfile_in(existing_dir).map_err(|error| {
-        anyhow::anyhow!("{} cannot be written ({error}): set run.folder", existing_dir.display())
+        anyhow::anyhow!(
+            "the directory {} cannot be written: {error}; set run.folder to another directory",
+            existing_dir.display()
+        )
     });
-    report.item("folder", written, |_| crate::screen::path(dir));
+    report.report_item("folder", written, |_| crate::screen::path(dir));
 }
 
-/// Returns the chats of all agents whose policy is sampled here, and reports the models.
+/// Opens the chat formats of all agents whose policy is sampled in this process, and reports the
+/// models.
 fn open_chats(
     recipe: &Recipe,
     planned: &PlannedModels,
-    report: &mut Report,
+    report: &mut CheckReport,
 ) -> Vec<(String, Arc<Chat>)> {
-    for (source, what) in planned.described() {
+    for (source, what) in planned.describe_models() {
         report.pass("model", &format!("{source}: {what}"));
     }
     let mut chats = Vec::new();
@@ -187,8 +196,9 @@ fn open_chats(
         else {
             continue;
         };
-        let Some(files) = planned.files_of(&policy) else { continue };
-        if let Some(chat) = report.ok_or_fail("chat", model::chat(files, chat_options(keys, None)))
+        let Some(files) = planned.policy_files(&policy) else { continue };
+        if let Some(chat) =
+            report.report_failure_of("chat", model::chat(files, chat_options(keys, None)))
         {
             chats.push((name.to_owned(), Arc::new(chat)));
         }
@@ -196,9 +206,9 @@ fn open_chats(
     chats
 }
 
-/// Calls every scorer once, for a made-up attempt whose completion is the expected answer of its
-/// task.
-async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
+/// Calls every scorer once. The scored attempt is artificial: its completion is the expected answer
+/// of its task.
+async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut CheckReport) {
     for DryRunScore { scorer, result: gave } in dry_run(scorers, tasks).await {
         match gave {
             None => report.note(
@@ -235,19 +245,20 @@ async fn check_prompts(
     parts: &[AgentSpec],
     scorers: &Scorers,
     tasks: &Tasks,
-    report: &mut Report,
+    report: &mut CheckReport,
 ) {
     let context = planned.context();
     // The checks sample no tokens, so the sampler is a stand-in.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
     let Some(agents) =
-        report.ok_or_fail("agents", Agents::with_sampler(recipe, parts, &sampler, context))
+        report.report_failure_of("agents", Agents::with_sampler(recipe, parts, &sampler, context))
     else {
         return;
     };
     let looked = check_tasks(recipe, scorers, tasks, &agents).await;
-    let fit = report.item("prompts", looked, |()| format!("fit the context of {context} tokens"));
+    let fit =
+        report.report_item("prompts", looked, |()| format!("fit the context of {context} tokens"));
     if fit.is_some() {
-        report.ok_or_fail("phases", check_phases(recipe, tasks, &agents));
+        report.report_failure_of("phases", check_phases(recipe, tasks, &agents));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use levade_agent::game::GameOptions;
-use levade_agent::user::Speaker;
+use levade_agent::user::UserSpeaker;
 use levade_game::Seat;
 use levade_policy::SamplingParams;
 use levade_recipe::Recipe;
@@ -15,28 +15,29 @@ use levade_trainer::{Tasks, chat_options};
 use levade_tree::DEFAULT;
 use serde_json::json;
 
-use super::report::Report;
+use super::report::CheckReport;
 use crate::failure::unusable;
 
-/// Name in `game.agents` of the agent that plays the remaining seats.
+/// Key in `game.agents` of the agent that plays all seats without an entry.
 const OTHER: &str = "other";
 
-/// Starts a match of the recipe's game at a task, and drops it before the first move. Checks that
-/// the system prompts of the policies in its seats fit their contexts.
+/// Starts a match of the recipe's game at a task, and drops the match before its first move. Checks
+/// whether the system prompts of the policies fit their contexts.
 pub async fn check_game(
     recipe: &Recipe,
     host: &Host,
     planned: Option<&PlannedModels>,
     task: &Task,
-    report: &mut Report,
+    report: &mut CheckReport,
 ) {
-    let Some(Some(game)) = report.ok_or_fail("game", programs::game_loop(recipe, host)) else {
+    let Some(Some(game)) = report.report_failure_of("game", programs::game_loop(recipe, host))
+    else {
         return;
     };
     let started = game.dry_start(task).await.map_err(unusable);
     let name = &recipe.game.name;
-    let Some(seats) = report.item("game", started, |seats| {
-        let agent = |seat| game.options.agent_for(seat).unwrap_or_default();
+    let Some(seats) = report.report_item("game", started, |seats| {
+        let agent = |seat| game.options.find_agent_name(seat).unwrap_or_default();
         let played: Vec<String> =
             seats.iter().map(|seat| format!("{} is {}", seat.name, agent(seat))).collect();
         format!("{name}: {}", played.join(", "))
@@ -60,12 +61,12 @@ pub async fn check_game(
         );
     }
     if let Some(planned) = planned {
-        report.ok_or_fail("game", check_seats(recipe, planned, &game.options, &seats));
+        report.report_failure_of("game", check_seats(recipe, planned, &game.options, &seats));
     }
 }
 
-/// Checks that the fixed messages of every policy in every seat fit its context, with the policy's
-/// own `system` and `format`.
+/// Checks whether the fixed messages of each policy in each seat fit the policy's context. The
+/// messages include the policy's own `system` and `format`.
 ///
 /// # Errors
 /// Returns an error that names the seat and the policy whose messages do not fit.
@@ -76,12 +77,12 @@ fn check_seats(
     seats: &[Seat],
 ) -> anyhow::Result<()> {
     for seat in seats {
-        let agent = options.agent_for(seat).map_err(unusable)?;
+        let agent = options.find_agent_name(seat).map_err(unusable)?;
         let Some(keys) = recipe.agent_named(agent) else { continue };
         for policy in recipe.policy_names(keys) {
             let weights = recipe.weight_source(&policy);
             // The context of an external policy is not known.
-            let found = planned.files_of(weights).zip(planned.context_of(weights));
+            let found = planned.policy_files(weights).zip(planned.policy_context(weights));
             let Some((files, context)) = found else { continue };
             let chat = model::chat(files, chat_options(keys, None))?;
             let messages = options.fixed_messages(agent, &policy, seat);
@@ -99,10 +100,10 @@ fn check_seats(
     Ok(())
 }
 
-/// Opens each simulated user in Python once, at the first task whose agent talks to it. A user that
-/// opens conversations writes its first message. A user that a model plays needs its instruction in
-/// that task, and its model is not called.
-pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &mut Report) {
+/// Opens each simulated user in Python once, at the first task whose agent talks to this user. A
+/// user that opens conversations writes its first message. A user that a model plays is not called,
+/// but the task must contain the user's instruction.
+pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &mut CheckReport) {
     let names: BTreeSet<&str> =
         recipe.agents().into_iter().map(|(_, keys)| keys.user.as_str()).collect();
     for name in names {
@@ -116,13 +117,13 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
             continue;
         };
         let users = match &user.speaker {
-            Speaker::Python(users) => users,
-            Speaker::Agent(keys) => {
-                let found = keys.instruction_of(&task);
+            UserSpeaker::Python(users) => users,
+            UserSpeaker::Agent(keys) => {
+                let found = keys.find_instruction(&task);
                 let found = found.map_err(|why| {
                     unusable(format!("{name}: {why}; set user.{name}.instruction to the field"))
                 });
-                report.item("user", found, |_| format!("{name}: played by {}", keys.agent));
+                report.report_item("user", found, |_| format!("{name}: played by {}", keys.agent));
                 continue;
             }
         };
@@ -141,14 +142,14 @@ pub async fn check_users(recipe: &Recipe, host: &Host, tasks: &Tasks, report: &m
             }
             let text = opened.respond_to(json!([])).await?.text.unwrap_or_default();
             if text.is_empty() {
-                return Err("it wrote no first message; set opens = false".to_owned());
+                return Err("the user wrote no first message; set opens = false".to_owned());
             }
             let start: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             Ok(format!("its first message is {start:?}"))
         };
-        let late = |_| Err(format!("it was not ready within {:?}", user.timeout));
+        let late = |_| Err(format!("the user was not ready within {:?}", user.timeout));
         let opened = tokio::time::timeout(user.timeout, opening).await.unwrap_or_else(late);
         let opened = opened.map_err(|why: String| unusable(format!("{name}: {why}")));
-        report.item("user", opened, |what| format!("{name}: {what}"));
+        report.report_item("user", opened, |what| format!("{name}: {what}"));
     }
 }

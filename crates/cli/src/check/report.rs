@@ -6,32 +6,32 @@ use std::process::ExitCode;
 use crate::failure;
 use crate::screen::{self, Style};
 
-/// Printer of findings, which counts the faults.
+/// Printer of the findings of a check. It counts the failed items.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct CheckReport {
     num_failures: u32,
 }
 
-/// Width of the column of item names, in characters.
+/// Width of the column that contains the names of items, in characters.
 const WIDTH: usize = 9;
 
-impl Report {
-    /// Reports an item with its description, or its error as a fault. Returns the item if it has no
-    /// fault.
-    pub fn item<T, E: Into<anyhow::Error>>(
+impl CheckReport {
+    /// Prints an item with its description, or the error of the item as a failure. Returns the
+    /// item, or `None` if it failed.
+    pub fn report_item<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
         found: Result<T, E>,
         describe: impl FnOnce(&T) -> String,
     ) -> Option<T> {
-        let found = self.ok_or_fail(name, found)?;
+        let found = self.report_failure_of(name, found)?;
         self.pass(name, &describe(&found));
         Some(found)
     }
 
-    /// Reports the error of an item as a fault, and nothing if there is no error. Returns the item
-    /// if it has no fault.
-    pub fn ok_or_fail<T, E: Into<anyhow::Error>>(
+    /// Prints the error of an item as a failure. Prints nothing if there is no error. Returns the
+    /// item, or `None` if it failed.
+    pub fn report_failure_of<T, E: Into<anyhow::Error>>(
         &mut self,
         name: &str,
         found: Result<T, E>,
@@ -39,36 +39,36 @@ impl Report {
         match found {
             Ok(found) => Some(found),
             Err(error) => {
-                self.fail(name, &failure::message(&error.into()));
+                self.fail(name, &failure::format_error(&error.into()));
                 None
             }
         }
     }
 
-    /// Reports an item without a fault.
+    /// Prints a checked item that has no failure.
     pub fn pass(&mut self, name: &str, text: &str) {
         line(&Style::stdout().green("✓"), name, text);
     }
 
-    /// Reports a note, which is not a fault.
+    /// Prints a note, which does not count as a failure.
     pub fn note(&mut self, name: &str, text: &str) {
         line(&Style::stdout().dim("·"), name, text);
     }
 
-    /// Reports a fault.
+    /// Prints and counts a failure.
     pub fn fail(&mut self, name: &str, text: &str) {
         self.num_failures += 1;
         line(&Style::stdout().red("✗"), name, text);
     }
 
-    /// Returns whether a fault was reported.
+    /// Returns whether at least one failure was reported.
     pub fn has_failures(&self) -> bool {
         self.num_failures > 0
     }
 
-    /// Prints the number of faults, if any, and returns the exit code: 2 if there are faults, else
-    /// 0.
-    pub fn finish(self) -> ExitCode {
+    /// Prints the number of failures unless it is 0. Returns the exit code: 2 if there are
+    /// failures, and 0 otherwise.
+    pub fn print_failure_count(self) -> ExitCode {
         match self.num_failures {
             0 => ExitCode::SUCCESS,
             failures => {

@@ -6,11 +6,12 @@ use std::path::Path;
 use levade_recipe::Recipe;
 use levade_run::policies::PlannedModels;
 
-use super::report::Report;
+use super::report::CheckReport;
 
-/// Compares the memory and disk space that a run needs with the available memory and space.
-pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
-    let plans = report.item("memory", planned.memory(recipe), |plans| {
+/// Compares the memory and the disk space that a run needs with the available memory and disk
+/// space.
+pub fn check_resources(recipe: &Recipe, planned: &PlannedModels, report: &mut CheckReport) {
+    let plans = report.report_item("memory", planned.memory(recipe), |plans| {
         plans.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     });
     // A checkpoint contains the weights and two moments. That is at most the optimizer's memory,
@@ -20,7 +21,7 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     let kept = if run.checkpoint_every > 0 { run.keep as u64 } else { 0 };
     // One checkpoint of each phase is kept as well, and one is being written.
     let count = kept + recipe.phase.len() as u64 + 1;
-    if let (Some(free), true) = (free(recipe), each > 0) {
+    if let (Some(free), true) = (free_disk_space(recipe), each > 0) {
         let needed = each.saturating_mul(count);
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let text = format!(
@@ -38,15 +39,16 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     }
 }
 
-/// Returns the path itself or its nearest ancestor that exists.
-pub fn nearest_existing(path: &Path) -> Option<&Path> {
+/// Returns `path` if it exists, and otherwise its nearest existing ancestor. Returns `None` if
+/// there is none.
+pub fn find_nearest_existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
 
-/// Returns the free disk space at the location of the run, in bytes, or `None` if the system does
-/// not report it.
-fn free(recipe: &Recipe) -> Option<u64> {
-    let existing_dir = self::nearest_existing(&recipe.run.folder)?;
+/// Returns the free disk space at the run directory, in bytes. Returns `None` if the system does
+/// not report the space.
+fn free_disk_space(recipe: &Recipe) -> Option<u64> {
+    let existing_dir = self::find_nearest_existing(&recipe.run.folder)?;
     #[cfg(unix)]
     {
         let about = rustix::fs::statvfs(existing_dir).ok()?;

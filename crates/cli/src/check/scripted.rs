@@ -9,19 +9,19 @@ use levade_policy::{
 use levade_text::Chat;
 use tokio::sync::Notify;
 
-/// Text of every completion.
+/// Text of every completion of the scripted sampler.
 const COMPLETION: &str = "This is a scripted reply.";
 
-/// A sampler without a model, for trial runs of agent programs.
+/// Sampler without a model, for dry runs of agent programs. Every completion is the same text.
 pub struct ScriptedSampler {
     tokens: Vec<u32>,
-    /// Notified of every completion.
+    /// Notified of every completion of the sampler.
     completed: Arc<Notify>,
 }
 
 impl ScriptedSampler {
-    /// Creates a sampler whose completion is encoded for `chat`. It notifies `completed` of every
-    /// completion.
+    /// Creates a sampler whose completion is encoded for `chat`. The sampler notifies `completed`
+    /// of every completion.
     pub fn new(chat: &Chat, completed: Arc<Notify>) -> Self {
         let mut tokens = chat.tokenizer().encode(COMPLETION);
         tokens.extend(chat.stop_ids().first());

@@ -13,56 +13,56 @@ use levade_tools::{
 use levade_trainer::Toolboxes;
 use serde_json::{Map, Value, json};
 
-use super::report::Report;
+use super::report::CheckReport;
 use super::{example, programs};
 
-/// The values that are needed to open the toolboxes of an agent and call their tools.
-pub struct Trial<'a> {
+/// Inputs that are needed to open the toolboxes of an agent and to call their tools.
+pub struct ToolTrial<'a> {
     pub recipe: &'a Recipe,
     pub toolboxes: &'a Toolboxes,
     pub keys: &'a AgentKeys,
     pub chat: &'a Arc<Chat>,
     pub task: &'a Task,
-    /// Whether tools are called even if their calls can have side effects.
+    /// Whether tools are also called if their calls can have side effects.
     pub call: bool,
 }
 
-/// Starts each toolbox of an agent once, and calls the tools without side effects, or all tools if
+/// Starts each toolbox of an agent once. Calls the tools without side effects, or all tools if
 /// `trial.call` is set. Returns the tool set, which keeps the tool specifications and does not
-/// start the toolboxes again, or `None` if a toolbox does not work.
-pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
-    let Trial { recipe, toolboxes, keys, chat, .. } = trial;
+/// start the toolboxes again. Returns `None` if a toolbox does not work.
+pub async fn check_tools(trial: &ToolTrial<'_>, report: &mut CheckReport) -> Option<ToolSet> {
+    let ToolTrial { recipe, toolboxes, keys, chat, .. } = trial;
     let mut found = Vec::new();
     let mut all_work = true;
     for name in &keys.tools {
         let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
         let checked = check_toolbox(trial, &tool).await;
         let checked = checked.map_err(|error| with_tool_name(name, trial.task, error));
-        let checked =
-            report.item("tool", checked, |(description, _)| format!("{name}: {description}"));
+        let checked = report
+            .report_item("tool", checked, |(description, _)| format!("{name}: {description}"));
         match checked {
             Some((_, specs)) => found.push((tool.name().to_owned(), specs)),
             None => all_work = false,
         }
     }
     let made = all_work.then(|| toolboxes.tools_for(keys, Some(chat)))?;
-    let set = report.ok_or_fail("tools", made)?;
-    report.ok_or_fail("tools", set.set_known_tools(&found)).map(|()| set)
+    let set = report.report_failure_of("tools", made)?;
+    report.report_failure_of("tools", set.set_known_tools(&found)).map(|()| set)
 }
 
 fn with_tool_name(name: &str, task: &Task, error: anyhow::Error) -> anyhow::Error {
     // The default task stands for tasks that cannot be read.
     let hint = if task.id.is_empty() { "\nit was opened without a task" } else { "" };
-    crate::failure::unusable(format!("{name}: {}{hint}", crate::failure::message(&error)))
+    crate::failure::unusable(format!("{name}: {}{hint}", crate::failure::format_error(&error)))
 }
 
-/// Starts a toolbox and calls its tools if allowed. Returns a description of the outcome, and the
-/// specifications of its tools.
+/// Starts a toolbox, and calls its tools if this is permitted. Returns a description of the
+/// outcome, and the specifications of the tools.
 async fn check_toolbox(
-    trial: &Trial<'_>,
+    trial: &ToolTrial<'_>,
     tool: &ToolKeys,
 ) -> anyhow::Result<(String, Vec<ToolSpec>)> {
-    let Trial { recipe, toolboxes, keys, chat, task, call } = *trial;
+    let ToolTrial { recipe, toolboxes, keys, chat, task, call } = *trial;
     if let ToolKind::Command(keys) = &tool.options
         && let Some(program) = keys.command.first()
     {
@@ -72,7 +72,7 @@ async fn check_toolbox(
             "there is no directory {}, in which it runs",
             keys.dir.display()
         );
-        programs::find(program, &keys.dir)?;
+        programs::find_program(program, &keys.dir)?;
     }
     let single_tool_keys = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
     let set = toolboxes.tools_for(&single_tool_keys, Some(chat))?;
@@ -102,8 +102,9 @@ async fn check_toolbox(
     Ok((format!("{names}; {description}"), specs))
 }
 
-/// Calls each tool once, and describes the results. An error result for the generated arguments is
-/// accepted if the tool is not `harmless`, unless the call timed out or the toolbox itself failed.
+/// Calls each tool once, and describes the results. If the tool is not `harmless`, an error result
+/// is accepted, because the arguments are generated. A timeout and a failure of the toolbox itself
+/// are never accepted.
 ///
 /// # Errors
 /// Returns an error if a tool does not work.
@@ -115,7 +116,7 @@ async fn call_tools(
 ) -> anyhow::Result<String> {
     let mut descriptions = Vec::new();
     for spec in specs {
-        let arguments = arguments(spec, task);
+        let arguments = create_call_arguments(spec, task);
         let call =
             ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
         let observations = tools
@@ -135,10 +136,11 @@ async fn call_tools(
     Ok(descriptions.join(", "))
 }
 
-/// Returns arguments for a simple call of a tool.
-fn arguments(spec: &ToolSpec, task: &Task) -> Map<String, Value> {
+/// Returns arguments for a simple call of a tool. They come from the task or from the tool's
+/// schema.
+fn create_call_arguments(spec: &ToolSpec, task: &Task) -> Map<String, Value> {
     let question = if task.question.is_empty() { "test" } else { &task.question };
-    let mut arguments = example::arguments(&spec.parameters, question);
+    let mut arguments = example::generate_arguments(&spec.parameters, question);
     for (name, value) in [("code", json!("print(6 * 7)")), ("expression", json!("6 * 7"))] {
         if let Some(argument) = arguments.get_mut(name) {
             *argument = value;

@@ -7,49 +7,51 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use levade_recipe::{ModelKeys, Override, PolicyKeys, PolicyModel, Recipe};
-use levade_run::dir::{POLICIES, RunDir, checkpoint_of, policy_dir};
+use levade_run::dir::{POLICIES, RunDir, find_checkpoint_dir, policy_dir};
 use levade_trainer::{Checkpoint, checkpoints};
 
 use crate::failure::unusable;
 use crate::run::{self, AgentScope};
 
-/// Models of an evaluation.
+/// Models that an evaluation measures.
 #[derive(Debug)]
-pub struct Measured {
-    /// Model of each measured policy, by its name in the recipe.
+pub struct MeasuredModels {
+    /// Model of each measured policy, by the name of the policy in the recipe.
     pub models: BTreeMap<String, PolicyModel>,
-    /// Source of the measured model, which is the label of the result. If a checkpoint contains
-    /// several measured models, the checkpoint.
+    /// Source of the measured model, which labels the result. If a checkpoint contains several
+    /// measured models, the source is the checkpoint.
     pub source: String,
-    /// Run that trained the measured model. `None` if no run did.
+    /// Run that trained the measured model. `None` if no run trained the model.
     pub trained_by: Option<RunDir>,
-    /// Checkpoint of the run whose past versions play. `None` if none play.
+    /// Checkpoint of the run whose past versions play in the evaluation. `None` if no past versions
+    /// play.
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// Finds the models of the measured policies: of all trained policies of the recipe, or of the
-/// policy of `[agent]` if none is trained. `named` is the model that the user names, or the run
-/// that contains the recipe. Policies whose source an override sets, and all if `named` is `None`,
-/// have their models in the recipe. `base` replaces the base of an adapter.
+/// Finds the models of the measured policies. All trained policies of the recipe are measured, or
+/// the policy of `[agent]` if the recipe has no trained policy. `named` is the model that the user
+/// names, or the run that contains the recipe. If an override sets the source of a policy, or if
+/// `named` is `None`, the policy's model comes from the recipe. `base` replaces the base model of
+/// an adapter.
 ///
 /// If past versions play, sets `run.folder` to the directory of their run.
 ///
 /// # Errors
 /// Returns an error if the model does not exist, if it is not clear which policy it plays, or if
 /// there is no run with the past versions that play.
-pub fn find(
+pub fn find_measured_models(
     recipe: &mut Recipe,
     named: Option<&str>,
     base: Option<String>,
     overrides: &[Override],
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<MeasuredModels> {
     let policies = measured_policies(recipe);
-    let mut models = own_models(recipe, &policies);
+    let mut models = recipe_models(recipe, &policies);
     let (source, trained_by) = match named {
         Some(name) => {
             let is_open = |policy: &&String| !sets_source(overrides, policy);
             let open: Vec<&String> = policies.iter().filter(is_open).collect();
-            let (source, run, found) = sources(&open, name)?;
+            let (source, run, found) = resolve_sources(&open, name)?;
             for (policy, source) in found {
                 let base = recipe.model.base.clone();
                 let context = models.get(&policy).and_then(|own| own.context);
@@ -67,12 +69,13 @@ pub fn find(
     for model in models.values_mut().filter(|_| base.is_some()) {
         model.base.clone_from(&base);
     }
-    let checkpoint = checkpoint_of_past(recipe, &source, trained_by.as_ref())?;
-    Ok(Measured { models, source, trained_by, checkpoint })
+    let checkpoint = find_past_checkpoint(recipe, &source, trained_by.as_ref())?;
+    Ok(MeasuredModels { models, source, trained_by, checkpoint })
 }
 
-/// Returns a line for each policy of a recipe that has several: its name, and what plays it.
-pub fn describe_policies(recipe: &Recipe, measured: &Measured) -> Vec<String> {
+/// Returns a line for each policy of a recipe with several policies: the name of the policy, and
+/// the model that plays it. Other recipes have no lines.
+pub fn describe_policies(recipe: &Recipe, measured: &MeasuredModels) -> Vec<String> {
     let policies = recipe.policies();
     if policies.len() < 2 {
         return Vec::new();
@@ -89,8 +92,8 @@ pub fn describe_policies(recipe: &Recipe, measured: &Measured) -> Vec<String> {
     policies.into_iter().map(describe).collect()
 }
 
-/// Returns the names of the trained policies, or of the frozen policy of `[agent]` if there are
-/// none.
+/// Returns the names of the trained policies. If there are none, returns the name of the frozen
+/// policy of `[agent]`.
 fn measured_policies(recipe: &Recipe) -> Vec<String> {
     let trained = recipe.trained_policies();
     if !trained.is_empty() {
@@ -101,8 +104,9 @@ fn measured_policies(recipe: &Recipe) -> Vec<String> {
     first.into_iter().filter(is_frozen).collect()
 }
 
-/// Returns the models of policies in the recipe, without adapters that are not trained yet.
-fn own_models(recipe: &Recipe, policies: &[String]) -> BTreeMap<String, PolicyModel> {
+/// Returns the models that the recipe sets for `policies`, without adapters that are not trained
+/// yet.
+fn recipe_models(recipe: &Recipe, policies: &[String]) -> BTreeMap<String, PolicyModel> {
     let all = recipe.policies().into_iter().filter(|(name, _)| policies.contains(name));
     let own = all.filter_map(|(name, keys)| {
         let ModelKeys { source, base, context, .. } = keys.model(&recipe.model)?;
@@ -111,9 +115,9 @@ fn own_models(recipe: &Recipe, policies: &[String]) -> BTreeMap<String, PolicyMo
     own.collect()
 }
 
-/// Returns the sources of the models from which a recipe trains.
+/// Returns the sources of the models from which a recipe starts its training.
 pub fn trained_sources(recipe: &Recipe) -> Vec<String> {
-    let models = own_models(recipe, &recipe.trained_policies());
+    let models = recipe_models(recipe, &recipe.trained_policies());
     models.into_values().filter_map(|model| model.source).collect()
 }
 
@@ -135,10 +139,10 @@ fn sets_source(overrides: &[Override], policy: &str) -> bool {
 /// Name of a policy and the source of its model.
 type PolicySource = (String, String);
 
-/// Resolves the name of a model for these policies. Returns its source, the run that it belongs to,
-/// and the source of each policy: one of several trained policies has its own model in the
-/// checkpoint of a run.
-fn sources(
+/// Resolves the name of a model for these policies. Returns the source of the name, the run that
+/// the source belongs to, and the source of each policy. If a run trains several policies, each
+/// policy has its own model in the checkpoint of the run.
+fn resolve_sources(
     policies: &[&String],
     name: &str,
 ) -> anyhow::Result<(String, Option<RunDir>, Vec<PolicySource>)> {
@@ -172,7 +176,7 @@ fn sources(
         ))),
         _ => match policies.iter().find(|policy| !trained.contains(policy)) {
             Some(missing) => Err(unusable(format!(
-                "{source} has no model of the trained policy {missing}, but of {}: set it with \
+                "{source} has no model of the trained policy {missing}, but of {}: name one with \
                  --set policy.{missing}.source=SOURCE",
                 names(&trained.iter().collect::<Vec<_>>())
             ))),
@@ -181,8 +185,9 @@ fn sources(
     }
 }
 
-/// Returns the checkpoint of the run whose past versions play, or `None` if none play.
-fn checkpoint_of_past(
+/// Returns the checkpoint of the run whose past versions play in the evaluation. Returns `None` if
+/// no past versions play.
+fn find_past_checkpoint(
     recipe: &mut Recipe,
     source: &str,
     run: Option<&RunDir>,
@@ -202,7 +207,8 @@ fn checkpoint_of_past(
     };
     let run = run.ok_or_else(missing)?;
     let found = pools(&run.recipe()?);
-    let dir = checkpoint_of(Path::new(source)).filter(|_| wanted.iter().all(|p| found.contains(p)));
+    let dir =
+        find_checkpoint_dir(Path::new(source)).filter(|_| wanted.iter().all(|p| found.contains(p)));
     let dir = dir.ok_or_else(missing)?;
     let of_dir = |checkpoint: &Checkpoint| checkpoint.dir.file_name() == dir.file_name();
     let checkpoint = checkpoints(run.root())?.into_iter().find(of_dir).ok_or_else(missing)?;
@@ -230,7 +236,7 @@ mod tests {
         recipe
     }
 
-    fn sources_of(measured: &Measured) -> Vec<(&str, &str)> {
+    fn sources_of(measured: &MeasuredModels) -> Vec<(&str, &str)> {
         let models = measured.models.iter();
         models.map(|(name, model)| (name.as_str(), model.source.as_deref().unwrap())).collect()
     }
@@ -240,18 +246,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let agents = "[agent]\npolicy = 'b'\n[agent.x]\npolicy = 'c'\n[agent.y]\npolicy = 'd'\n";
         let mut recipe = load(dir.path(), &[POLICY, agents].concat());
-        let measured = find(&mut recipe, Some("some/model"), None, &[]).unwrap();
+        let measured = find_measured_models(&mut recipe, Some("some/model"), None, &[]).unwrap();
         assert_eq!(sources_of(&measured), [("b", "some/model")]);
         assert_eq!(
             describe_policies(&recipe, &measured),
             ["b: some/model", "c: first, frozen", "d: other, frozen"]
         );
-        let own = find(&mut recipe, None, None, &[]).unwrap();
+        let own = find_measured_models(&mut recipe, None, None, &[]).unwrap();
         assert_eq!((sources_of(&own), own.source.as_str()), (vec![("b", "first")], "first"));
         // Without a trained policy, the model plays [agent].
         let agents = "[agent]\npolicy = 'd'\n[agent.x]\npolicy = 'c'\n";
         let mut recipe = load(dir.path(), &[POLICY, agents].concat());
-        let measured = find(&mut recipe, Some("some/model"), None, &[]).unwrap();
+        let measured = find_measured_models(&mut recipe, Some("some/model"), None, &[]).unwrap();
         assert_eq!(sources_of(&measured), [("d", "some/model")]);
     }
 
@@ -261,7 +267,9 @@ mod tests {
         let root = dir.path();
         let agents = "[agent]\npolicy = 'b'\n[agent.x]\npolicy = 'a'\n";
         let mut recipe = load(root, &[POLICY, agents].concat());
-        let error = find(&mut recipe, Some("some/model"), None, &[]).unwrap_err().to_string();
+        let error = find_measured_models(&mut recipe, Some("some/model"), None, &[])
+            .unwrap_err()
+            .to_string();
         for part in ["a, b", "some/model is one model", "--set policy.a.source=SOURCE"] {
             assert!(error.contains(part), "{error}");
         }
@@ -269,7 +277,7 @@ mod tests {
         let mut set = recipe.clone();
         let Some(PolicyKeys::Trained(keys)) = set.policy.get_mut("a") else { panic!() };
         keys.source = Some("mine".into());
-        let measured = find(&mut set, Some("some/model"), None, &[own]).unwrap();
+        let measured = find_measured_models(&mut set, Some("some/model"), None, &[own]).unwrap();
         assert_eq!(sources_of(&measured), [("a", "mine"), ("b", "some/model")]);
         assert_eq!(trained_sources(&set), ["mine", "first"]);
 
@@ -280,7 +288,7 @@ mod tests {
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         let second = text(&checkpoint.join("policies/b"));
         for name in [root, &checkpoint] {
-            let measured = find(&mut recipe, Some(&text(name)), None, &[]).unwrap();
+            let measured = find_measured_models(&mut recipe, Some(&text(name)), None, &[]).unwrap();
             let want = [("a", text(&checkpoint)), ("b", second.clone())];
             let want: Vec<(&str, &str)> = want.iter().map(|(p, s)| (*p, s.as_str())).collect();
             assert_eq!(sources_of(&measured), want);
@@ -290,12 +298,15 @@ mod tests {
         // A recipe with one of the policies gets its model.
         recipe.policy.remove("a");
         recipe.agents.clear();
-        let measured = find(&mut recipe, Some(&text(&checkpoint)), None, &[]).unwrap();
+        let measured =
+            find_measured_models(&mut recipe, Some(&text(&checkpoint)), None, &[]).unwrap();
         assert_eq!(sources_of(&measured), [("b", second.as_str())]);
         let agents = "[agent]\npolicy = 'b'\n[agent.x]\npolicy = 'e'\n[policy.e]\nkind = 'trained'";
         let other = tempfile::tempdir().unwrap();
         let mut recipe = load(other.path(), &[POLICY, agents].concat());
-        let error = find(&mut recipe, Some(&text(root)), None, &[]).unwrap_err().to_string();
+        let error = find_measured_models(&mut recipe, Some(&text(root)), None, &[])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no model of the trained policy e, but of a, b"), "{error}");
     }
 
@@ -306,7 +317,7 @@ mod tests {
                     [agent]\npolicy = 'a'\n[agent.x]\npolicy = 'p'\n";
         let mut recipe = load(dir.path(), text);
         for name in [None, Some("some/model")] {
-            let error = find(&mut recipe, name, None, &[]).unwrap_err().to_string();
+            let error = find_measured_models(&mut recipe, name, None, &[]).unwrap_err().to_string();
             let want = "meet the policy p, past versions of a, which only a run with this policy";
             assert!(error.contains(want), "{error}");
         }

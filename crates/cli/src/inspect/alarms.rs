@@ -12,17 +12,17 @@ use levade_store::{Status, Store};
 use levade_tree::Purpose;
 use serde::Serialize;
 
-use super::history::{History, Series};
-use super::rules::{RULES, Rule};
+use super::history::{MetricSeries, MetricsHistory};
+use super::rules::{AlarmRule, RULES};
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 
-/// Number of steps in a trailing mean.
+/// Number of steps over which a trailing mean is computed.
 const WINDOW: usize = 10;
 /// Minimum number of steps before a trailing mean raises an alarm.
 const MIN_STEPS: usize = 3;
 
-/// Urgency of an alarm.
+/// Severity of an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
@@ -32,34 +32,34 @@ pub enum Severity {
     Warning,
 }
 
-/// A problem of a run.
+/// Alarm: a problem of a run, with the evidence and advice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Alarm {
-    /// Name of the rule.
+    /// Name of the rule that raises the alarm.
     pub name: String,
     pub severity: Severity,
     /// Index of the phase, from 0.
     pub phase: u32,
-    /// Number of the first step, from 1 as in metrics, since which the alarm holds.
+    /// Number of the first step since which the alarm has held, counted from 1 as in metrics.
     pub since_step: u32,
-    /// Measured value.
+    /// Measured value that raises the alarm.
     pub figure: f64,
     /// Value beyond which the rule raises an alarm.
     pub threshold: f64,
     /// Description of the problem.
     pub message: String,
-    /// Advice: a key to change, or something to inspect.
+    /// Advice to the user: a key to change, or something to inspect.
     pub action: String,
-    /// Page that explains the alarm.
+    /// Page of the documentation that explains the alarm.
     pub page: String,
 }
 
-/// Finds the alarms of a phase of a run, by default of the last one that has steps. Formats them as
-/// sentences or as JSON.
+/// Finds the alarms of a phase of a run. Formats the alarms as sentences, or as JSON. If `phase` is
+/// `None`, takes the last phase that has steps.
 ///
 /// # Errors
 /// Returns an error if the run has no such phase, or if its files cannot be read.
-pub async fn report(
+pub async fn format_phase_alarms(
     run: &RunDir,
     store: &dyn Store,
     phase: Option<u32>,
@@ -80,10 +80,10 @@ pub async fn report(
             "--phase is {phase}, but the run has {num_phases}, numbered from 0; name one of them"
         )));
     }
-    let history = History::parse(&text, phase);
+    let history = MetricsHistory::parse(&text, phase);
     let cluster = recipe.cluster;
     let is_exact = cluster.samplers.is_none() && cluster.learner.is_none();
-    let alarms = find(&history, store, is_exact).await?;
+    let alarms = find_alarms(&history, store, is_exact).await?;
     if as_json {
         let steps = history.steps.len();
         let found = serde_json::json!({ "phase": history.phase, "steps": steps, "alarms": alarms });
@@ -92,14 +92,15 @@ pub async fn report(
     Ok(format_alarms(&alarms, &history, Style::stdout()))
 }
 
-/// Returns the alarms of a run, the most urgent first. `is_exact` is whether the embedded engine
-/// samples and trains, so that both must compute the same bits.
-pub async fn find(
-    history: &History,
+/// Finds the alarms of a run, and returns the most urgent alarm first. `is_exact` is whether the
+/// embedded engine both samples and trains, so that sampling and training must compute the same
+/// bits.
+pub async fn find_alarms(
+    history: &MetricsHistory,
     store: &dyn Store,
     is_exact: bool,
 ) -> anyhow::Result<Vec<Alarm>> {
-    let mut alarms = from_metrics(history, is_exact);
+    let mut alarms = find_metric_alarms(history, is_exact);
     for purpose in [Purpose::Train, Purpose::Eval] {
         let summaries = store.summaries(purpose).await?;
         let unscored = summaries.iter().filter(|summary| summary.status == Status::Unscored);
@@ -126,38 +127,38 @@ pub async fn find(
     Ok(alarms)
 }
 
-/// Returns the alarms that metrics alone show.
-pub fn from_metrics(history: &History, is_exact: bool) -> Vec<Alarm> {
+/// Finds the alarms that need only the metrics of the run.
+pub fn find_metric_alarms(history: &MetricsHistory, is_exact: bool) -> Vec<Alarm> {
     let mut alarms = Vec::new();
     for rule in RULES {
         // Servers and external learners round differently from each other.
         if (rule.needs_exact && !is_exact) || (rule.unless_solved && is_solved(history)) {
             continue;
         }
-        for series in history.series(rule.metric) {
-            alarms.extend(apply(rule, &series, history.phase));
+        for series in history.metric_series(rule.metric) {
+            alarms.extend(apply_rule(rule, &series, history.phase));
         }
     }
-    alarms.extend(tool_errors(history));
-    alarms.extend(unread_calls(history));
+    alarms.extend(find_tool_errors(history));
+    alarms.extend(find_unparsed_calls(history));
     if !is_exact {
-        alarms.extend(idle_side(history));
+        alarms.extend(find_idle_side(history));
     }
-    alarms.extend(longer_without_reward(history));
-    alarms.extend(collapsed_entropy(history));
-    alarms.extend(reward_without_success(history));
+    alarms.extend(find_useless_growth(history));
+    alarms.extend(find_collapsed_entropy(history));
+    alarms.extend(find_reward_without_success(history));
     alarms
 }
 
-/// Applies a rule to the values of a metric.
-fn apply(rule: &Rule, series: &Series, phase: u32) -> Option<Alarm> {
-    let means = trailing_means(&series.values);
+/// Applies a rule to the values of a metric. Returns an alarm if the rule is violated.
+fn apply_rule(rule: &AlarmRule, series: &MetricSeries, phase: u32) -> Option<Alarm> {
+    let means = compute_trailing_means(&series.values);
     let (_, figure) = *means.last()?;
     if figure <= rule.warning || (!rule.needs_exact && means.len() < MIN_STEPS) {
         return None;
     }
     let is_critical = rule.critical.is_some_and(|critical| figure > critical);
-    let since_step = since(&means, |mean| mean > rule.warning);
+    let since_step = find_start(&means, |mean| mean > rule.warning);
     let of = series.policy.as_ref().map_or(String::new(), |policy| format!("policy {policy}: "));
     Some(Alarm {
         name: rule.name.into(),
@@ -173,7 +174,7 @@ fn apply(rule: &Rule, series: &Series, phase: u32) -> Option<Alarm> {
 }
 
 /// Returns, for each step, the mean of the last [`WINDOW`] values.
-fn trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
+fn compute_trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
     let means = values.iter().enumerate().map(|(end, (step, _))| {
         let window = &values[end.saturating_sub(WINDOW - 1)..=end];
         (*step, window.iter().map(|(_, value)| value).sum::<f64>() / window.len() as f64)
@@ -181,26 +182,26 @@ fn trailing_means(values: &[(u32, f64)]) -> Vec<(u32, f64)> {
     means.collect()
 }
 
-/// Returns the first step since which `holds` has held without interruption.
-fn since(means: &[(u32, f64)], holds: impl Fn(f64) -> bool) -> u32 {
+/// Returns the first step since which the condition `holds` has been true without interruption.
+fn find_start(means: &[(u32, f64)], holds: impl Fn(f64) -> bool) -> u32 {
     let holding = means.iter().rev().take_while(|(_, mean)| holds(*mean));
     holding.last().map_or(0, |(step, _)| *step)
 }
 
 /// Finds toolboxes of which more than 30 % of the calls fail.
-fn tool_errors(history: &History) -> Vec<Alarm> {
+fn find_tool_errors(history: &MetricsHistory) -> Vec<Alarm> {
     const MAX_ERRORS: f64 = 0.3;
-    let boxes = history.names().filter_map(|name| {
+    let boxes = history.metric_names().filter_map(|name| {
         let toolbox = name.strip_prefix("tools/")?.strip_suffix("/errors")?;
         let errors = history.values(name);
         let calls = history.values(&format!("tools/{toolbox}/calls"));
-        let rates = ratio(&errors, &calls);
+        let rates = divide_means(&errors, &calls);
         let (_, figure) = *rates.last()?;
         (figure > MAX_ERRORS && rates.len() >= MIN_STEPS).then(|| Alarm {
             name: "tool_errors".into(),
             severity: if figure > 0.8 { Severity::Critical } else { Severity::Warning },
             phase: history.phase,
-            since_step: since(&rates, |rate| rate > MAX_ERRORS),
+            since_step: find_start(&rates, |rate| rate > MAX_ERRORS),
             figure,
             threshold: MAX_ERRORS,
             message: format!("{:.0} % of the calls of the tool {toolbox} fail", 100.0 * figure),
@@ -214,8 +215,8 @@ fn tool_errors(history: &History) -> Vec<Alarm> {
     boxes.collect()
 }
 
-/// Finds completions whose tool calls mostly cannot be parsed.
-fn unread_calls(history: &History) -> Option<Alarm> {
+/// Finds out whether most tool calls in the completions of a run cannot be parsed.
+fn find_unparsed_calls(history: &MetricsHistory) -> Option<Alarm> {
     const MAX_MALFORMED: f64 = 0.2;
     let kinds = ["ok", "malformed", "unknown_tool", "bad_arguments", "failed", "timeout"];
     let counts = kinds.map(|kind| history.values(&format!("tool_calls/{kind}")));
@@ -226,13 +227,13 @@ fn unread_calls(history: &History) -> Option<Alarm> {
             (*step, counts.iter().map(|count| count.get(at).map_or(0.0, |(_, value)| *value)).sum())
         })
         .collect();
-    let rates = ratio(&counts[1], &total);
+    let rates = divide_means(&counts[1], &total);
     let (_, figure) = *rates.last()?;
     (figure > MAX_MALFORMED && rates.len() >= MIN_STEPS).then(|| Alarm {
         name: "malformed_calls".into(),
         severity: Severity::Warning,
         phase: history.phase,
-        since_step: since(&rates, |rate| rate > MAX_MALFORMED),
+        since_step: find_start(&rates, |rate| rate > MAX_MALFORMED),
         figure,
         threshold: MAX_MALFORMED,
         message: format!("{:.0} % of the tool calls cannot be parsed", 100.0 * figure),
@@ -243,8 +244,9 @@ fn unread_calls(history: &History) -> Option<Alarm> {
     })
 }
 
-/// Finds out whether the learner or the samplers of a run with external parts are mostly idle.
-fn idle_side(history: &History) -> Vec<Alarm> {
+/// Finds out whether the learner or the samplers of a run are idle most of the time. Only runs with
+/// external learners or samplers are examined.
+fn find_idle_side(history: &MetricsHistory) -> Vec<Alarm> {
     const MAX_FRACTION: f64 = 0.7;
     let step = history.values("timing_s/step");
     let sides = [
@@ -264,13 +266,13 @@ fn idle_side(history: &History) -> Vec<Alarm> {
         ),
     ];
     let sides = sides.into_iter().filter_map(|(name, metric, message, action)| {
-        let fractions = ratio(&history.values(metric), &step);
+        let fractions = divide_means(&history.values(metric), &step);
         let (_, figure) = *fractions.last()?;
         (figure > MAX_FRACTION && fractions.len() >= MIN_STEPS).then(|| Alarm {
             name: name.into(),
             severity: Severity::Warning,
             phase: history.phase,
-            since_step: since(&fractions, |fraction| fraction > MAX_FRACTION),
+            since_step: find_start(&fractions, |fraction| fraction > MAX_FRACTION),
             figure,
             threshold: MAX_FRACTION,
             message: format!("in {:.0} % of a step's time {message}", 100.0 * figure),
@@ -281,24 +283,24 @@ fn idle_side(history: &History) -> Vec<Alarm> {
     sides.collect()
 }
 
-/// Returns the ratios of trailing means, without steps in which the divisor is 0.
-fn ratio(of: &[(u32, f64)], to: &[(u32, f64)]) -> Vec<(u32, f64)> {
-    let means = trailing_means(of).into_iter().zip(trailing_means(to));
+/// Divides the trailing means of two metrics. Steps whose divisor is 0 are left out.
+fn divide_means(of: &[(u32, f64)], to: &[(u32, f64)]) -> Vec<(u32, f64)> {
+    let means = compute_trailing_means(of).into_iter().zip(compute_trailing_means(to));
     let ratios = means.filter(|(_, (_, to))| *to > 0.0);
     ratios.map(|((step, of), (_, to))| (step, of / to)).collect()
 }
 
-/// Finds completions that have become more than twice as long without a larger reward.
-fn longer_without_reward(history: &History) -> Option<Alarm> {
+/// Finds out whether completions have become more than twice as long without a larger reward.
+fn find_useless_growth(history: &MetricsHistory) -> Option<Alarm> {
     const MAX_GROWTH: f64 = 2.0;
-    let growth = growth(&history.values("response_length/mean"))?;
+    let growth = compute_growth(&history.values("response_length/mean"))?;
     let (_, figure) = *growth.last()?;
-    let [first, last] = ends(&history.values("critic/rewards/mean"))?;
+    let [first, last] = compute_end_means(&history.values("critic/rewards/mean"))?;
     (figure > MAX_GROWTH && last <= first).then(|| Alarm {
         name: "length_runaway".into(),
         severity: Severity::Warning,
         phase: history.phase,
-        since_step: since(&growth, |growth| growth > MAX_GROWTH),
+        since_step: find_start(&growth, |growth| growth > MAX_GROWTH),
         figure,
         threshold: MAX_GROWTH,
         message: format!(
@@ -313,38 +315,39 @@ fn longer_without_reward(history: &History) -> Option<Alarm> {
 }
 
 /// Returns whether the policy solves its tasks: the mean score is at least 0.8, and no score is
-/// above 1. Then most groups have equal rewards and the entropy is low, as they should be.
-fn is_solved(history: &History) -> bool {
+/// above 1. In this case, most groups have equal rewards and the entropy is low, and neither is a
+/// problem.
+fn is_solved(history: &MetricsHistory) -> bool {
     const SOLVED: f64 = 0.8;
     let is_rate = history.values("critic/score/max").iter().all(|(_, max)| *max <= 1.0);
-    let score = trailing_means(&history.values("critic/score/mean"));
+    let score = compute_trailing_means(&history.values("critic/score/mean"));
     is_rate && score.last().is_some_and(|(_, score)| *score >= SOLVED)
 }
 
 /// Returns whether the mean score has risen within the last [`WINDOW`] steps.
-fn is_learning(history: &History) -> bool {
+fn is_learning(history: &MetricsHistory) -> bool {
     const MIN_RISE: f64 = 0.01;
-    let means = trailing_means(&history.values("critic/score/mean"));
+    let means = compute_trailing_means(&history.values("critic/score/mean"));
     let before = means.len().checked_sub(WINDOW + 1).map(|at| means[at].1);
     before.zip(means.last()).is_some_and(|(before, (_, now))| now - before > MIN_RISE)
 }
 
-/// Finds a policy whose entropy has fallen to less than a tenth, unless it solves its tasks or
-/// still learns.
-fn collapsed_entropy(history: &History) -> Vec<Alarm> {
+/// Finds policies whose entropy has fallen to less than a tenth of its first values. Policies that
+/// solve their tasks or are still learning are left out.
+fn find_collapsed_entropy(history: &MetricsHistory) -> Vec<Alarm> {
     const MIN_REMAINING: f64 = 0.1;
     if is_solved(history) || is_learning(history) {
         return Vec::new();
     }
-    let policies = history.series("actor/entropy").into_iter().filter_map(|series| {
-        let remaining = growth(&series.values)?;
+    let policies = history.metric_series("actor/entropy").into_iter().filter_map(|series| {
+        let remaining = compute_growth(&series.values)?;
         let (_, figure) = *remaining.last()?;
         let of = series.policy.map_or(String::new(), |policy| format!("policy {policy}: "));
         (figure < MIN_REMAINING).then(|| Alarm {
             name: "entropy_collapse".into(),
             severity: Severity::Critical,
             phase: history.phase,
-            since_step: since(&remaining, |growth| growth < MIN_REMAINING),
+            since_step: find_start(&remaining, |growth| growth < MIN_REMAINING),
             figure,
             threshold: MIN_REMAINING,
             message: format!(
@@ -361,8 +364,9 @@ fn collapsed_entropy(history: &History) -> Vec<Alarm> {
     policies.collect()
 }
 
-/// Returns the mean of the first and of the last values, or `None` if these overlap.
-fn ends(values: &[(u32, f64)]) -> Option<[f64; 2]> {
+/// Returns the mean of the first values and the mean of the last values. Returns `None` if the
+/// first and the last values overlap.
+fn compute_end_means(values: &[(u32, f64)]) -> Option<[f64; 2]> {
     const ENDS: usize = 5;
     let mean = |values: &[(u32, f64)]| {
         values.iter().map(|(_, value)| value).sum::<f64>() / values.len() as f64
@@ -372,20 +376,20 @@ fn ends(values: &[(u32, f64)]) -> Option<[f64; 2]> {
     (values.len() >= 2 * ENDS).then(|| [mean(start), mean(end)])
 }
 
-/// Returns the trailing means in units of the mean of the first values.
-fn growth(values: &[(u32, f64)]) -> Option<Vec<(u32, f64)>> {
-    let [first, _] = ends(values)?;
-    let means = trailing_means(values).into_iter();
+/// Returns the trailing means, divided by the mean of the first values.
+fn compute_growth(values: &[(u32, f64)]) -> Option<Vec<(u32, f64)>> {
+    let [first, _] = compute_end_means(values)?;
+    let means = compute_trailing_means(values).into_iter();
     (first > 0.0).then(|| means.map(|(step, mean)| (step, mean / first)).collect())
 }
 
-/// Finds a reward that rises while the success on held-out tasks falls: the policy learns to please
-/// the scorer, or memorizes the training tasks.
-fn reward_without_success(history: &History) -> Option<Alarm> {
+/// Finds out whether the reward rises while the success on held-out tasks falls. The policy then
+/// learns to satisfy the scorer, or memorizes the training tasks.
+fn find_reward_without_success(history: &MetricsHistory) -> Option<Alarm> {
     const MIN_RISE: f64 = 0.05;
     let best = history.evals.iter().max_by(|a, b| a.low.total_cmp(&b.low))?;
     let last = history.evals.last()?;
-    let [first_score, last_score] = ends(&history.values("critic/score/mean"))?;
+    let [first_score, last_score] = compute_end_means(&history.values("critic/score/mean"))?;
     let rise = last_score - first_score;
     (rise > MIN_RISE && last.high < best.low).then(|| Alarm {
         name: "reward_without_success".into(),
@@ -409,8 +413,8 @@ fn reward_without_success(history: &History) -> Option<Alarm> {
     })
 }
 
-/// Formats alarms as sentences.
-pub fn format_alarms(alarms: &[Alarm], history: &History, style: Style) -> String {
+/// Formats alarms as sentences for the terminal.
+pub fn format_alarms(alarms: &[Alarm], history: &MetricsHistory, style: Style) -> String {
     if alarms.is_empty() {
         return match history.steps.len() {
             0 => "no alarms: no step is finished yet\n".to_owned(),
@@ -428,15 +432,15 @@ pub fn format_alarms(alarms: &[Alarm], history: &History, style: Style) -> Strin
         };
         let (name, phase, step) = (style.bold(&alarm.name), alarm.phase, alarm.since_step);
         let _ = writeln!(text, "{severity}  {name}, since step {step} of phase {phase}");
-        let (figure, threshold) = (number(alarm.figure), number(alarm.threshold));
+        let (figure, threshold) = (format_number(alarm.figure), format_number(alarm.threshold));
         let _ = writeln!(text, "  {} ({figure}, threshold {threshold})", alarm.message);
         let _ = writeln!(text, "  to do: {}; see {}", alarm.action, alarm.page);
     }
     text
 }
 
-/// Formats a figure with three significant digits or as an integer.
-fn number(value: f64) -> String {
+/// Formats a number with three significant digits, or as an integer.
+fn format_number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.3}") }
 }
 

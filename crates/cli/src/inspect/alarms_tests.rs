@@ -24,7 +24,7 @@ fn healthy() -> Value {
 }
 
 /// Returns 30 healthy steps. From the step `from` on, `change` replaces metrics.
-fn history(from: u32, change: &Value) -> History {
+fn history(from: u32, change: &Value) -> MetricsHistory {
     let mut text = String::new();
     for step in 1..=30 {
         let mut line = healthy();
@@ -36,7 +36,7 @@ fn history(from: u32, change: &Value) -> History {
         }
         let _ = writeln!(text, "{line}");
     }
-    History::parse(&text, None)
+    MetricsHistory::parse(&text, None)
 }
 
 fn names(alarms: &[Alarm]) -> Vec<&str> {
@@ -47,16 +47,16 @@ fn names(alarms: &[Alarm]) -> Vec<&str> {
 fn healthy_run_raises_no_alarm() {
     let history = history(99, &json!({}));
     for is_exact in [true, false] {
-        assert_eq!(names(&from_metrics(&history, is_exact)), [""; 0]);
+        assert_eq!(names(&find_metric_alarms(&history, is_exact)), [""; 0]);
     }
     let text = format_alarms(&[], &history, Style::default());
     assert_eq!(text, "no alarms in 30 steps of phase 0\n");
-    let text = format_alarms(&[], &History::default(), Style::default());
+    let text = format_alarms(&[], &MetricsHistory::default(), Style::default());
     assert_eq!(text, "no alarms: no step is finished yet\n");
 }
 
 #[test]
-fn each_rule_names_its_fault() {
+fn each_alarm_rule_reports_its_problem() {
     for (name, change) in [
         ("zero_variance_groups", json!({"training/zero_variance_groups": 0.8})),
         ("truncated_attempts", json!({"response_length/clip_ratio": 0.5})),
@@ -79,7 +79,7 @@ fn each_rule_names_its_fault() {
         ("idle_samplers", json!({"timing_s/update_actor": 9.0})),
     ] {
         let history = history(11, &change);
-        let alarms = from_metrics(&history, false);
+        let alarms = find_metric_alarms(&history, false);
         assert_eq!(names(&alarms), [name]);
         let Alarm { since_step, figure, threshold, .. } = alarms[0];
         assert!((11..=20).contains(&since_step), "{name} since {since_step}");
@@ -92,27 +92,27 @@ fn each_rule_names_its_fault() {
 #[test]
 fn mismatch_is_an_alarm_of_exact_runs_only() {
     let history = history(30, &json!({"training/logprob_mismatch": 1.0}));
-    assert_eq!(names(&from_metrics(&history, true)), ["mismatch"]);
-    assert_eq!(names(&from_metrics(&history, false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&history, true)), ["mismatch"]);
+    assert_eq!(names(&find_metric_alarms(&history, false)), [""; 0]);
 }
 
 #[test]
 fn one_odd_step_and_converged_policy_raise_no_alarm() {
     let mut odd = history(30, &json!({"response_length/clip_ratio": 1.0, "actor/ppo_kl": 0.5}));
-    assert_eq!(names(&from_metrics(&odd, false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&odd, false)), [""; 0]);
     // One step is too few for a trailing mean.
     odd.steps.drain(..29);
-    assert_eq!(names(&from_metrics(&odd, false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&odd, false)), [""; 0]);
     let solved = json!({"actor/entropy": 0.01, "critic/score/mean": 0.97,
         "training/zero_variance_groups": 0.8});
-    assert_eq!(names(&from_metrics(&history(11, &solved), false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&history(11, &solved), false)), [""; 0]);
     // Scores above 1 are no success rates: 0.97 may be little.
     let mut points = solved.clone();
     points["critic/score/max"] = json!(30.0);
-    let found = from_metrics(&history(11, &points), false);
+    let found = find_metric_alarms(&history(11, &points), false);
     assert_eq!(names(&found), ["zero_variance_groups", "entropy_collapse"]);
     let rewarded = json!({"response_length/mean": 150.0, "critic/rewards/mean": 0.8});
-    assert_eq!(names(&from_metrics(&history(11, &rewarded), false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&history(11, &rewarded), false)), [""; 0]);
 }
 
 #[test]
@@ -124,13 +124,13 @@ fn low_entropy_is_no_alarm_while_the_score_rises() {
         line.insert("critic/score/mean".into(), json!(score));
         *metrics = levade_trainer::Metrics::from(line);
     }
-    assert_eq!(names(&from_metrics(&rising, false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&rising, false)), [""; 0]);
 }
 
 #[test]
 fn policies_raise_their_own_alarms() {
     let change = json!({"writer/actor/ppo_kl": 2.0, "critic/actor/ppo_kl": 0.0});
-    let alarms = from_metrics(&history(1, &change), false);
+    let alarms = find_metric_alarms(&history(1, &change), false);
     assert_eq!(names(&alarms), ["kl_tail"]);
     assert!(alarms[0].message.starts_with("policy writer: "), "{}", alarms[0].message);
     assert_eq!(alarms[0].severity, Severity::Critical);
@@ -148,9 +148,9 @@ fn falling_success_with_rising_score_is_critical() {
     };
     history.evals = vec![eval(0, 0.5), eval(10, 0.6), eval(30, 0.55)];
     // The intervals overlap.
-    assert_eq!(names(&from_metrics(&history, false)), [""; 0]);
+    assert_eq!(names(&find_metric_alarms(&history, false)), [""; 0]);
     history.evals.push(eval(30, 0.4));
-    let alarms = from_metrics(&history, false);
+    let alarms = find_metric_alarms(&history, false);
     assert_eq!(names(&alarms), ["reward_without_success"]);
     assert_eq!(alarms[0].since_step, 11);
     let text = format_alarms(&alarms, &history, Style::default());
@@ -174,7 +174,7 @@ async fn attempts_without_a_score_are_counted() {
         let attempt = Attempt { status, score, reward: score, ..Attempt::from_start(&start) };
         store.record_attempt(&attempt).await.unwrap();
     }
-    let alarms = find(&history(99, &json!({})), &store, true).await.unwrap();
+    let alarms = find_alarms(&history(99, &json!({})), &store, true).await.unwrap();
     assert_eq!(names(&alarms), ["unscored"]);
     assert_eq!((alarms[0].since_step, alarms[0].figure), (5, 2.0));
     assert!(alarms[0].message.starts_with("2 of 3 attempts for train"), "{}", alarms[0].message);

@@ -3,17 +3,17 @@
 use std::fmt::Write as _;
 
 use super::colors::agent_color;
-use super::graph::Graph;
+use super::graph::AttemptGraph;
 
-/// Formats a graph.
-pub fn dot(graph: &Graph) -> String {
+/// Formats the graph of an attempt in the language of Graphviz.
+pub fn format_dot(graph: &AttemptGraph) -> String {
     let mut out = String::from(
         "digraph attempt {\n  rankdir=TB;\n  node [shape=box, style=\"rounded,filled\", \
          fontname=\"Helvetica\", fontsize=10, fillcolor=white];\n  edge [color=\"#7a8594\"];\n",
     );
     let card = &graph.attempt;
     let lines = [&[card.title.clone(), card.score.clone()], &card.lines[..]].concat();
-    let _ = writeln!(out, "  attempt [label={}, penwidth=2];", label(&lines));
+    let _ = writeln!(out, "  attempt [label={}, penwidth=2];", format_label(&lines));
     for (index, call) in graph.calls.iter().enumerate() {
         let [shared, new, sampled] = call.tokens;
         let tokens = format!("{shared} + {new} context tokens, {sampled} sampled");
@@ -22,7 +22,7 @@ pub fn dot(graph: &Graph) -> String {
         lines.extend(call.lines.iter().cloned());
         lines.retain(|line| !line.is_empty());
         let color = agent_color(call.agent);
-        let _ = writeln!(out, "  call{index} [label={}, color=\"{color}\"];", label(&lines));
+        let _ = writeln!(out, "  call{index} [label={}, color=\"{color}\"];", format_label(&lines));
         let parent = call.parent.map_or("attempt".to_owned(), |parent| format!("call{parent}"));
         let style = if call.is_fork { " [style=dashed, label=\"fork\"]" } else { "" };
         let _ = writeln!(out, "  {parent} -> call{index}{style};");
@@ -33,7 +33,7 @@ pub fn dot(graph: &Graph) -> String {
                 out,
                 "  tool{index}_{at} [label={}, shape=note, style=filled, fillcolor=\"#f6f6f1\", \
                  color=\"{color}\"];\n  call{index} -> tool{index}_{at} [arrowhead=none];",
-                label(&lines)
+                format_label(&lines)
             );
         }
     }
@@ -41,8 +41,8 @@ pub fn dot(graph: &Graph) -> String {
     out
 }
 
-/// Returns lines as a quoted label, aligned to the left.
-fn label(lines: &[String]) -> String {
+/// Formats lines as a quoted label of Graphviz, aligned to the left.
+fn format_label(lines: &[String]) -> String {
     let lines = lines.iter().map(|line| line.replace('\\', "\\\\").replace('"', "\\\"") + "\\l");
     format!("\"{}\"", lines.collect::<String>())
 }

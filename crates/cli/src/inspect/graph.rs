@@ -8,118 +8,123 @@ use levade_store::Attempt;
 use levade_traces::{CallNode, CallTree, ToolNode};
 use levade_tree::{Kind, TimeInterval};
 
-/// Maximum numbers of characters of a line in a card, and of lines of a text.
+/// Maximum number of characters of a line in a card.
 pub const LINE_CHARS: usize = 46;
+/// Maximum number of lines of a text in a card.
 const TEXT_LINES: usize = 4;
-/// Maximum number of characters of a name in a title.
+/// Maximum number of characters of a name in the title of a card.
 const NAME_CHARS: usize = 24;
 
-/// Format of a graph.
+/// Output format of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// A picture that any browser shows.
+    /// An SVG picture, which any browser shows.
     Svg,
-    /// The language of Graphviz.
+    /// A text in the language of Graphviz.
     Dot,
 }
 
-/// The graph of an attempt.
+/// Graph of an attempt: a card for the attempt, and a card for each model call.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Graph {
-    /// Card of the attempt.
+pub struct AttemptGraph {
+    /// Card that describes the attempt.
     pub attempt: AttemptCard,
-    /// Names of the agents, whose index determines their color.
+    /// Names of the agents. The index of a name determines the color of the agent.
     pub agents: Vec<String>,
-    /// Cards of the calls, each after the card of the call that it continues.
+    /// Cards of the model calls. Each card follows the card of the call that it continues.
     pub calls: Vec<CallCard>,
 }
 
-/// Card of the attempt.
+/// Card of an attempt in a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptCard {
     /// Name of the attempt slot.
     pub title: String,
-    /// Score and reward.
+    /// Score and reward of the attempt.
     pub score: String,
-    /// Further lines: components of the score, end, numbers, question.
+    /// Additional lines: the components of the score, the end of the attempt, its numbers, and the
+    /// question.
     pub lines: Vec<String>,
 }
 
-/// Card of a model call.
+/// Card of a model call in a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallCard {
-    /// Index of the agent.
+    /// Index of the agent that made the call.
     pub agent: usize,
-    /// Agent and turn.
+    /// Names of the agent and the turn.
     pub title: String,
-    /// Weight versions, such as `weights 2 → 3`. Empty for a chat API.
+    /// Weight versions that sampled the completion, such as `weights 2 → 3`. Empty for a chat API.
     pub versions: String,
-    /// Index of the call that this call continues.
+    /// Index of the call that this call continues. `None` if the call starts a conversation.
     pub parent: Option<usize>,
     pub is_fork: bool,
-    /// Whether a step can train the completion.
+    /// Whether a step can train on the completion.
     pub is_target: bool,
-    /// Numbers of prompt tokens that an earlier call has, of new ones, and of completion tokens.
+    /// Numbers of tokens: prompt tokens that an earlier call contains, new prompt tokens, and
+    /// completion tokens.
     pub tokens: [usize; 3],
-    /// Temperature, duration and end.
+    /// Temperature, duration and finish of the call.
     pub detail: String,
-    /// First lines of the completion.
+    /// First lines of the text of the completion.
     pub lines: Vec<String>,
     pub tools: Vec<ToolCard>,
 }
 
-/// Card of a tool call.
+/// Card of a tool call in a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCard {
-    /// Name and duration.
+    /// Name of the tool and duration of the call.
     pub title: String,
-    /// Arguments, and the first lines of the result.
+    /// Arguments of the call, and the first lines of its result.
     pub lines: Vec<String>,
     pub is_error: bool,
 }
 
-impl Graph {
-    /// Creates the graph of an attempt.
+impl AttemptGraph {
+    /// Creates the graph of an attempt from its tree of calls.
     pub fn new(attempt: &Attempt, tree: &CallTree) -> Self {
         let agents: Vec<String> = tree.agents().into_iter().map(str::to_owned).collect();
-        let calls = tree.calls.iter().map(|call| call_card(call, attempt, &agents)).collect();
-        Graph { attempt: attempt_card(attempt), agents, calls }
+        let calls =
+            tree.calls.iter().map(|call| create_call_card(call, attempt, &agents)).collect();
+        AttemptGraph { attempt: create_attempt_card(attempt), agents, calls }
     }
 
-    /// Returns the calls that continue the call at `parent`, or that start a conversation.
+    /// Returns the indices of the calls that continue the call at `parent`. If `parent` is `None`,
+    /// returns the calls that start a conversation.
     pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
         (0..self.calls.len()).filter(move |index| self.calls[*index].parent == parent)
     }
 }
 
-fn attempt_card(attempt: &Attempt) -> AttemptCard {
+fn create_attempt_card(attempt: &Attempt) -> AttemptCard {
     let outcome = &attempt.outcome;
     let components = outcome.components.iter();
     let components: Vec<String> = components
-        .map(|component| format!("{} {}", component.name, rounded(component.value)))
+        .map(|component| format!("{} {}", component.name, format_rounded(component.value)))
         .collect();
     let score =
-        attempt.score.map_or("no score".into(), |score| format!("score {}", rounded(score)));
-    let reward = attempt.reward.map(|reward| format!(" · reward {}", rounded(reward)));
+        attempt.score.map_or("no score".into(), |score| format!("score {}", format_rounded(score)));
+    let reward = attempt.reward.map(|reward| format!(" · reward {}", format_rounded(reward)));
     let finish = serde_json::to_value(outcome.finish).ok();
     let finish = finish.and_then(|finish| finish.as_str().map(str::to_owned));
     let mut lines = Vec::new();
     if components.len() > 1 {
-        lines.extend(wrap(&components.join(", ")));
+        lines.extend(wrap_text(&components.join(", ")));
     }
-    lines.extend(wrap(&format!(
+    lines.extend(wrap_text(&format!(
         "{} · {} turns · {} sampled tokens · {} tool calls",
         finish.unwrap_or_default(),
         outcome.turns,
         outcome.sampled_tokens,
         outcome.calls.total()
     )));
-    lines.extend(wrap(attempt.task["question"].as_str().unwrap_or_default()));
-    lines.extend(outcome.error.iter().flat_map(|error| wrap(&format!("error: {error}"))));
+    lines.extend(wrap_text(attempt.task["question"].as_str().unwrap_or_default()));
+    lines.extend(outcome.error.iter().flat_map(|error| wrap_text(&format!("error: {error}"))));
     AttemptCard { title: attempt.slot.name(), score: score + &reward.unwrap_or_default(), lines }
 }
 
-fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard {
+fn create_call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard {
     let agent = agents.iter().position(|agent| *agent == call.agent).unwrap_or_default();
     let versions: Vec<String> = call.versions.iter().map(u64::to_string).collect();
     let segments = attempt.trajectory.segments();
@@ -129,7 +134,7 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
         detail.push("demonstrated".to_owned());
     }
     detail.extend(call.temperature.map(|temperature| format!("temperature {temperature}")));
-    detail.extend(call.interval.map(duration));
+    detail.extend(call.interval.map(format_duration));
     if call.finish != "tool_call" {
         detail.push(call.finish.to_owned());
     }
@@ -137,14 +142,14 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
     detail.extend(reason.map(|reason| format!("masked: {reason}")));
     let mut lines = Vec::new();
     if !call.reasoning.is_empty() {
-        lines.extend(wrap(&format!("reasoning: {}", call.reasoning)));
+        lines.extend(wrap_text(&format!("reasoning: {}", call.reasoning)));
     }
-    lines.extend(wrap(&call.content));
+    lines.extend(wrap_text(&call.content));
     CallCard {
         agent,
         title: match call.turn {
-            Some(turn) => format!("{} · turn {turn}", shorten(&call.agent, NAME_CHARS)),
-            None => format!("{} · chat API", shorten(&call.agent, NAME_CHARS)),
+            Some(turn) => format!("{} · turn {turn}", shorten_name(&call.agent, NAME_CHARS)),
+            None => format!("{} · chat API", shorten_name(&call.agent, NAME_CHARS)),
         },
         versions: match versions[..] {
             [] => String::new(),
@@ -156,49 +161,50 @@ fn call_card(call: &CallNode, attempt: &Attempt, agents: &[String]) -> CallCard 
         tokens: [call.prompt_tokens - call.new_tokens, call.new_tokens, call.tokens],
         detail: detail.join(" · "),
         lines,
-        tools: call.tools.iter().map(tool_card).collect(),
+        tools: call.tools.iter().map(create_tool_card).collect(),
     }
 }
 
-fn tool_card(tool: &ToolNode) -> ToolCard {
+fn create_tool_card(tool: &ToolNode) -> ToolCard {
     let name = if tool.name.is_empty() { "unreadable call" } else { &tool.name };
-    let mut title = shorten(name, NAME_CHARS);
+    let mut title = shorten_name(name, NAME_CHARS);
     if let Some(interval) = tool.interval {
-        let _ = write!(title, " · {}", duration(interval));
+        let _ = write!(title, " · {}", format_duration(interval));
     }
-    let mut lines = wrap(&tool.arguments);
+    let mut lines = wrap_text(&tool.arguments);
     lines.truncate(2);
     let result = tool.result.as_deref().unwrap_or_default();
     let arrow = |(index, line): (usize, String)| {
         if index == 0 { format!("→ {line}") } else { line }
     };
-    lines.extend(wrap(result.trim()).into_iter().enumerate().map(arrow));
+    lines.extend(wrap_text(result.trim()).into_iter().enumerate().map(arrow));
     ToolCard { title, lines, is_error: tool.is_error() }
 }
 
 /// Formats a number with at most three decimals.
-fn rounded(value: f64) -> String {
+fn format_rounded(value: f64) -> String {
     format!("{}", (value * 1000.0).round() / 1000.0)
 }
 
-fn duration(interval: TimeInterval) -> String {
+fn format_duration(interval: TimeInterval) -> String {
     match interval.duration as f64 / 1e9 {
         seconds if seconds < 1.0 => format!("{:.0} ms", 1000.0 * seconds),
         seconds => format!("{seconds:.1} s"),
     }
 }
 
-/// Returns the first characters of a name, with an ellipsis if there are more.
-fn shorten(name: &str, max_chars: usize) -> String {
+/// Returns the first `max_chars` characters of a name. An ellipsis replaces the rest of a longer
+/// name.
+fn shorten_name(name: &str, max_chars: usize) -> String {
     match name.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.to_owned(),
     }
 }
 
-/// Divides a text into lines of at most [`LINE_CHARS`] characters, and keeps the first ones. A word
-/// that is longer than a line is divided.
-fn wrap(text: &str) -> Vec<String> {
+/// Divides a text into lines of at most [`LINE_CHARS`] characters, and returns the first lines. A
+/// word that is longer than a line is divided.
+fn wrap_text(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let visible: String =
         text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect();

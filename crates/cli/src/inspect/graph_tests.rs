@@ -1,7 +1,7 @@
 use levade_traces::TimeSource;
 
-use super::super::dot::dot;
-use super::super::svg::svg;
+use super::super::dot::format_dot;
+use super::super::svg::format_svg;
 use super::*;
 
 fn call(agent: usize, parent: Option<usize>, tools: usize) -> CallCard {
@@ -21,13 +21,13 @@ fn call(agent: usize, parent: Option<usize>, tools: usize) -> CallCard {
     }
 }
 
-fn graph(calls: Vec<CallCard>) -> Graph {
+fn graph(calls: Vec<CallCard>) -> AttemptGraph {
     let attempt = AttemptCard {
         title: "train/0/0/0/0".into(),
         score: "score 1".into(),
         lines: vec!["What is 2 + 3?".into()],
     };
-    Graph { attempt, agents: vec!["solver".into(), "critic".into()], calls }
+    AttemptGraph { attempt, agents: vec!["solver".into(), "critic".into()], calls }
 }
 
 /// Returns the rectangles of cards: x, y, width and height.
@@ -53,7 +53,7 @@ fn cards_never_overlap_and_fit_the_picture() {
         call(1, Some(3), 2),
         call(0, Some(1), 0),
     ]);
-    let svg = svg(&graph);
+    let svg = format_svg(&graph);
     let cards = cards(&svg);
     assert_eq!(cards.len(), 1 + 6 + 8);
     let size = svg.split("viewBox=\"0 0 ").nth(1).unwrap().split('"').next().unwrap();
@@ -72,10 +72,10 @@ fn cards_never_overlap_and_fit_the_picture() {
 fn text_is_escaped_in_both_formats() {
     let fork = CallCard { is_fork: true, ..call(1, Some(0), 0) };
     let graph = graph(vec![call(0, None, 1), fork]);
-    let picture = svg(&graph);
+    let picture = format_svg(&graph);
     assert!(picture.contains("add &lt;b&gt;") && picture.contains("a &amp; b"), "{picture}");
     assert!(picture.contains("stroke-dasharray"));
-    let text = dot(&graph);
+    let text = format_dot(&graph);
     assert!(text.contains("→ \\\"5\\\"\\l"), "{text}");
     assert!(text.contains("call0 -> call1 [style=dashed, label=\"fork\"];"), "{text}");
     assert!(text.contains("call0 -> tool0_0 [arrowhead=none];"), "{text}");
@@ -83,10 +83,10 @@ fn text_is_escaped_in_both_formats() {
 
 #[test]
 fn wrap_divides_words_and_keeps_first_lines() {
-    assert_eq!(wrap("a b\n\nc\td"), ["a b", "c d"]);
+    assert_eq!(wrap_text("a b\n\nc\td"), ["a b", "c d"]);
     let long = "x".repeat(LINE_CHARS + 3);
-    assert_eq!(wrap(&format!("ab {long}")), ["ab", &long[..LINE_CHARS], "xxx"]);
-    let lines = wrap(&"word ".repeat(200));
+    assert_eq!(wrap_text(&format!("ab {long}")), ["ab", &long[..LINE_CHARS], "xxx"]);
+    let lines = wrap_text(&"word ".repeat(200));
     assert_eq!(lines.len(), TEXT_LINES);
     assert!(lines[TEXT_LINES - 1].ends_with('…'));
     assert!(lines.iter().all(|line| line.chars().count() <= LINE_CHARS));
@@ -103,7 +103,7 @@ fn tool_card_shows_error_and_duration() {
         interval: Some(TimeInterval { start: 0, duration: 1_500_000_000 }),
         time: TimeSource::Measured,
     };
-    let card = tool_card(&tool);
+    let card = create_tool_card(&tool);
     assert_eq!((card.title.as_str(), card.is_error), ("run · 1.5 s", true));
     assert_eq!(card.lines, ["{}", "→ Error: no"]);
 }

@@ -8,13 +8,13 @@ use levade_tree::{AttemptId, AttemptSlot, Purpose};
 use super::Args;
 use crate::failure::unusable;
 
-/// Returns the attempts that the options select, all of one phase. If no phase is selected, it is
-/// the last one that has attempts. Sessions belong to no phase and are all selected.
+/// Returns the attempts that the options select, all of one phase. If the options select no phase,
+/// takes the last phase that has attempts. Sessions belong to no phase and are all selected.
 pub async fn select_attempts(
     args: &Args,
     store: &dyn Store,
 ) -> anyhow::Result<Vec<AttemptSummary>> {
-    let purpose = args.purpose();
+    let purpose = args.selected_purpose();
     let mut summaries = store.summaries(purpose).await?;
     if purpose == Purpose::Session {
         return Ok(summaries);
@@ -28,19 +28,20 @@ pub async fn select_attempts(
 
 /// Returns the error message for an empty selection. `what` is the plural noun of the missing
 /// items, such as "failed attempts".
-pub fn no_attempts(args: &Args, what: &str) -> String {
+pub fn no_attempts_message(args: &Args, what: &str) -> String {
     let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
     let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
-    let purpose = args.purpose().name();
+    let purpose = args.selected_purpose().name();
     format!(
         "the run has no {what} for {purpose}{step}{phase}; --eval, --demonstrations, --prompts and \
          --sessions select other attempts"
     )
 }
 
-/// Returns the failed attempts that the options select, of all phases unless one is selected.
+/// Returns the failed attempts that the options select. If the options select no phase, returns the
+/// failed attempts of all phases.
 pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
-    let mut failures = store.failures(args.purpose()).await?;
+    let mut failures = store.failures(args.selected_purpose()).await?;
     failures.retain(|FailedAttempt { slot: placement, .. }| {
         args.phase.is_none_or(|phase| placement.phase == phase)
             && args.step.is_none_or(|step| placement.step == step)
@@ -49,8 +50,8 @@ pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<V
 }
 
 /// Formats one line for each failed attempt: its name, try, status and error. An error that equals
-/// that of the previous line is shortened to "same error".
-pub fn failure_lines(failures: &[FailedAttempt]) -> String {
+/// the previous line's error is shortened to "same error".
+pub fn format_failures(failures: &[FailedAttempt]) -> String {
     let mut text = String::new();
     let mut previous = None;
     for FailedAttempt { id, slot: placement, number, status, error } in failures {
@@ -73,12 +74,12 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     text
 }
 
-/// Returns the attempt with the largest reward if `best`, else the one with the smallest. The first
-/// of equal attempts wins.
+/// Returns the attempt with the largest reward if `best` is true, and otherwise the attempt with
+/// the smallest reward. If rewards are equal, returns the first of the attempts.
 ///
 /// # Errors
 /// Returns an error if no attempt has a reward.
-pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
+pub fn select_best_or_worst(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
     let sign = if best { -1.0 } else { 1.0 };
     let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
     rewarded
@@ -87,8 +88,8 @@ pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Resul
         .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
 }
 
-/// Formats one line for each step, with the means of its attempts.
-pub fn steps(summaries: &[AttemptSummary]) -> String {
+/// Formats one line for each step, with the means over the attempts of the step.
+pub fn format_steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for step in
         summaries.chunk_by(|a, b| (a.slot.phase, a.slot.step) == (b.slot.phase, b.slot.step))
@@ -122,8 +123,8 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
     text
 }
 
-/// Formats one line for each attempt.
-pub fn attempts(summaries: &[AttemptSummary]) -> String {
+/// Formats one line for each attempt in a list of attempts.
+pub fn format_attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for summary in summaries {
         let AttemptSummary {
@@ -168,26 +169,26 @@ mod tests {
     }
 
     #[test]
-    fn extreme_selects_best_and_worst_reward() {
+    fn select_best_or_worst_compares_rewards() {
         let all = [
             summary(0, Some(0.5)),
             summary(1, None),
             summary(2, Some(1.0)),
             summary(3, Some(-0.1)),
         ];
-        assert_eq!(select_extreme(&all, true).unwrap(), all[2].id);
-        assert_eq!(select_extreme(&all, false).unwrap(), all[3].id);
-        assert!(select_extreme(&all[1..2], true).is_err());
-        let list = attempts(&all);
+        assert_eq!(select_best_or_worst(&all, true).unwrap(), all[2].id);
+        assert_eq!(select_best_or_worst(&all, false).unwrap(), all[3].id);
+        assert!(select_best_or_worst(&all[1..2], true).is_err());
+        let list = format_attempts(&all);
         assert!(list.starts_with("train/1/2/0/0 "), "{list}");
         assert_eq!(list.lines().count(), 4);
-        assert!(steps(&all).contains(
+        assert!(format_steps(&all).contains(
             "step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled"
         ));
     }
 
     #[test]
-    fn failure_lines_name_the_error_once_in_a_row() {
+    fn format_failures_shortens_repeated_errors() {
         let failed = |group, status, error: Option<&str>| FailedAttempt {
             id: AttemptId::from_bytes([1; 16]),
             slot: summary(group, None).slot,
@@ -195,7 +196,7 @@ mod tests {
             status,
             error: error.map(str::to_owned),
         };
-        let lines = failure_lines(&[
+        let lines = format_failures(&[
             failed(0, Status::Failed, Some("no module named x")),
             failed(1, Status::Failed, Some("no module named x")),
             failed(2, Status::Superseded, None),
@@ -214,8 +215,9 @@ mod tests {
     fn unscored_attempts_are_marked_in_both_lists() {
         let waits = AttemptSummary { status: Status::Unscored, score: None, ..summary(0, None) };
         assert!(
-            attempts(std::slice::from_ref(&waits)).ends_with("tokens sampled · without a score\n")
+            format_attempts(std::slice::from_ref(&waits))
+                .ends_with("tokens sampled · without a score\n")
         );
-        assert!(steps(&[waits]).ends_with("tokens sampled · 1 without a score\n"));
+        assert!(format_steps(&[waits]).ends_with("tokens sampled · 1 without a score\n"));
     }
 }

@@ -1,31 +1,32 @@
 //! The rules of `levade inspect --alarms` that compare one metric with a threshold.
 
-/// Rule over one metric. It raises an alarm if the trailing mean exceeds `warning`.
-pub struct Rule {
-    /// Name of the alarm.
+/// Alarm rule for one metric. The rule raises an alarm if the trailing mean of the metric exceeds
+/// `warning`.
+pub struct AlarmRule {
+    /// Name of the alarm that the rule raises.
     pub name: &'static str,
     /// Name of the metric, without the prefix of a policy.
     pub metric: &'static str,
-    /// Threshold of a warning.
+    /// Threshold above which the rule raises a warning.
     pub warning: f64,
-    /// Threshold above which the alarm is critical. `None` if it never is.
+    /// Threshold above which the alarm is critical. `None` if the alarm is never critical.
     pub critical: Option<f64>,
-    /// Whether the metric must be exactly 0 if the embedded engine samples and trains. Such a rule
-    /// needs no minimum number of steps, and does not apply to other engines.
+    /// Whether the metric must be exactly 0 because the embedded engine samples and trains. Such a
+    /// rule needs no minimum number of steps. The rule does not apply to other engines.
     pub needs_exact: bool,
-    /// Whether the rule does not apply to a policy that solves its tasks.
+    /// Whether the rule ignores policies that solve their tasks.
     pub unless_solved: bool,
-    /// Describes the value.
+    /// Function that describes the measured value.
     pub message: fn(f64) -> String,
-    /// What the user can do about the alarm.
+    /// Advice on what the user can do about the alarm.
     pub action: &'static str,
-    /// Page that explains the alarm.
+    /// Page of the documentation that explains the alarm.
     pub page: &'static str,
 }
 
-/// All rules over one metric.
-pub const RULES: &[Rule] = &[
-    Rule {
+/// All rules that raise an alarm from one metric.
+pub const RULES: &[AlarmRule] = &[
+    AlarmRule {
         name: "zero_variance_groups",
         metric: "training/zero_variance_groups",
         warning: 0.5,
@@ -43,7 +44,7 @@ pub const RULES: &[Rule] = &[
                  `zero_variance_groups = \"refill\"`",
         page: "docs/train.md#groups-of-equal-rewards",
     },
-    Rule {
+    AlarmRule {
         name: "truncated_attempts",
         metric: "response_length/clip_ratio",
         warning: 0.25,
@@ -56,7 +57,7 @@ pub const RULES: &[Rule] = &[
         action: "raise agent.max_tokens or model.context, or choose their effect with `overlong`",
         page: "docs/train.md#truncated-attempts",
     },
-    Rule {
+    AlarmRule {
         name: "late_attempts",
         metric: "response/late_ratio",
         warning: 0.1,
@@ -69,7 +70,7 @@ pub const RULES: &[Rule] = &[
         action: "raise agent.attempt_seconds, or lower engine.concurrency",
         page: "docs/train.md#truncated-attempts",
     },
-    Rule {
+    AlarmRule {
         name: "broken_attempts",
         metric: "response/aborted_ratio",
         warning: 0.1,
@@ -82,7 +83,7 @@ pub const RULES: &[Rule] = &[
         action: "read the errors (`levade inspect RUN --failed`), and set agent.retries",
         page: "docs/train.md#failures-outside-the-model",
     },
-    Rule {
+    AlarmRule {
         name: "truncated_context",
         metric: "context/truncated_ratio",
         warning: 0.5,
@@ -95,7 +96,7 @@ pub const RULES: &[Rule] = &[
         action: "raise model.context, or shorten tool results",
         page: "docs/agents.md#context",
     },
-    Rule {
+    AlarmRule {
         name: "drift",
         metric: "conversation/drift",
         warning: 1.0,
@@ -112,7 +113,7 @@ pub const RULES: &[Rule] = &[
                  template",
         page: "docs/train.md#conversations",
     },
-    Rule {
+    AlarmRule {
         name: "mismatch",
         metric: "training/logprob_mismatch",
         warning: 0.0,
@@ -128,7 +129,7 @@ pub const RULES: &[Rule] = &[
         action: "report a defect: the embedded engine must compute equal bits",
         page: "ARCHITECTURE.md#batch-invariance",
     },
-    Rule {
+    AlarmRule {
         name: "sampler_mismatch",
         metric: "rollout_corr/log_diff_mean",
         warning: 0.05,
@@ -145,7 +146,7 @@ pub const RULES: &[Rule] = &[
                  `correction`",
         page: "docs/recipe.md#corrections",
     },
-    Rule {
+    AlarmRule {
         name: "beyond_bounds",
         metric: "rollout_corr/beyond_bounds",
         warning: 0.1,
@@ -162,7 +163,7 @@ pub const RULES: &[Rule] = &[
         action: "lower staleness, or check the samplers' weights",
         page: "docs/recipe.md#corrections",
     },
-    Rule {
+    AlarmRule {
         name: "stale_tokens",
         metric: "training/staleness/mean",
         warning: 4.0,
@@ -173,7 +174,7 @@ pub const RULES: &[Rule] = &[
         action: "lower staleness, add samplers, or set a correction",
         page: "docs/train.md#running-ahead",
     },
-    Rule {
+    AlarmRule {
         name: "kl_tail",
         metric: "actor/ppo_kl",
         warning: 0.1,
@@ -186,7 +187,7 @@ pub const RULES: &[Rule] = &[
         action: "lower learning_rate, epochs or mini_batches",
         page: "docs/recipe.md",
     },
-    Rule {
+    AlarmRule {
         name: "clipped_ratios",
         metric: "actor/pg_clipfrac",
         warning: 0.3,
@@ -199,7 +200,7 @@ pub const RULES: &[Rule] = &[
         action: "lower learning_rate, epochs or staleness",
         page: "docs/recipe.md",
     },
-    Rule {
+    AlarmRule {
         name: "skipped_updates",
         metric: "actor/skipped_updates",
         warning: 0.0,
@@ -212,7 +213,7 @@ pub const RULES: &[Rule] = &[
         action: "lower learning_rate, or train in f32",
         page: "docs/recipe.md",
     },
-    Rule {
+    AlarmRule {
         name: "idle_engine",
         metric: "perf/idle_fraction",
         warning: 0.5,

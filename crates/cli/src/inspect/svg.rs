@@ -6,23 +6,24 @@
 use std::fmt::Write as _;
 
 use super::colors::agent_color;
-use super::graph::{AttemptCard, CallCard, Graph, LINE_CHARS, ToolCard};
+use super::graph::{AttemptCard, AttemptGraph, CallCard, LINE_CHARS, ToolCard};
 
-/// Width of a character of the fixed-width font, in pixels at its size of 11.
+/// Width of a character of the fixed-width font at font size 11, in pixels.
 const CHAR: f64 = 6.65;
 const LINE: f64 = 15.0;
 const PADDING: f64 = 10.0;
-/// Width of all cards.
+/// Width of each card, in pixels.
 const WIDTH: f64 = LINE_CHARS as f64 * CHAR + 2.0 * PADDING + 14.0;
-/// Height of the colored title of a card.
+/// Height of the colored title of a card, in pixels.
 const TITLE: f64 = 24.0;
-/// Space between cards, across and downward.
+/// Horizontal space between two cards, in pixels.
 const GAP_X: f64 = 28.0;
+/// Vertical space between two cards, in pixels.
 const GAP_Y: f64 = 26.0;
 const MARGIN: f64 = 24.0;
 
-/// Formats a graph.
-pub fn svg(graph: &Graph) -> String {
+/// Formats the graph of an attempt as an SVG document.
+pub fn format_svg(graph: &AttemptGraph) -> String {
     let mut writer = SvgWriter { graph, shapes: String::new(), edges: String::new(), bottom: 0.0 };
     let roots: Vec<usize> = graph.children(None).collect();
     let width = writer.row_width(&roots).max(WIDTH);
@@ -39,45 +40,45 @@ pub fn svg(graph: &Graph) -> String {
          viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" \
          font-size=\"12\">\n<title>{}</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fbfbf9\"/>\n{edges}{shapes}</svg>\n",
-        escape(&graph.attempt.title)
+        escape_xml(&graph.attempt.title)
     )
 }
 
-/// An SVG under construction. Edges lie below the cards.
+/// Writer of an SVG document. Edges lie below the cards.
 struct SvgWriter<'a> {
-    graph: &'a Graph,
+    graph: &'a AttemptGraph,
     shapes: String,
     edges: String,
-    /// Lower end of the lowest card.
+    /// Vertical position of the lower end of the lowest card, in pixels.
     bottom: f64,
 }
 
 impl SvgWriter<'_> {
-    /// Returns the width of a call with its tool calls and all calls below.
-    fn width(&self, call: usize) -> f64 {
+    /// Computes the width of a call with its tool calls and all calls below it, in pixels.
+    fn call_width(&self, call: usize) -> f64 {
         let tools = self.graph.calls[call].tools.len().max(1) as f64;
         let own = tools * WIDTH + (tools - 1.0) * GAP_X;
         own.max(self.row_width(&self.graph.children(Some(call)).collect::<Vec<_>>()))
     }
 
-    /// Returns the width of calls side by side.
+    /// Computes the width of a row of calls, in pixels.
     fn row_width(&self, calls: &[usize]) -> f64 {
-        let widths = calls.iter().map(|call| self.width(*call) + GAP_X);
+        let widths = calls.iter().map(|call| self.call_width(*call) + GAP_X);
         (widths.sum::<f64>() - GAP_X).max(0.0)
     }
 
-    /// Draws calls side by side, from `x` on, with edges from `from`.
+    /// Draws a row of calls whose left end is at `x`, with edges from the point `from`.
     fn draw_row(&mut self, calls: &[usize], x: f64, y: f64, from: (f64, f64)) {
         let mut x = x;
         for &call in calls {
             let card = &self.graph.calls[call];
             self.draw_edge(from, (x + WIDTH / 2.0, y), card.is_fork);
             self.draw_tree(call, x, y);
-            x += self.width(call) + GAP_X;
+            x += self.call_width(call) + GAP_X;
         }
     }
 
-    /// Draws a call, its tool calls and the calls that continue it.
+    /// Draws a call, its tool calls, and the calls that continue it.
     fn draw_tree(&mut self, call: usize, x: f64, y: f64) {
         let graph = self.graph;
         let card = &graph.calls[call];
@@ -109,7 +110,7 @@ impl SvgWriter<'_> {
              {y1:.1}\" fill=\"none\" stroke=\"#8a94a3\" stroke-width=\"1.6\"{dashes}/>"
         );
         if is_fork {
-            self.text((x1 + 8.0, y1 - 7.0), "fork", "fill=\"#6b7480\" font-size=\"11\"");
+            self.write_text((x1 + 8.0, y1 - 7.0), "fork", "fill=\"#6b7480\" font-size=\"11\"");
         }
     }
 
@@ -123,7 +124,7 @@ impl SvgWriter<'_> {
                  fill=\"{color}\"/>",
                 MARGIN - 4.0
             );
-            self.text((x + 18.0, MARGIN + 6.0), agent, "fill=\"#333b45\"");
+            self.write_text((x + 18.0, MARGIN + 6.0), agent, "fill=\"#333b45\"");
             x += 40.0 + agent.chars().count() as f64 * 7.0;
         }
     }
@@ -131,8 +132,12 @@ impl SvgWriter<'_> {
     fn draw_attempt(&mut self, card: &AttemptCard, y: f64, height: f64) {
         let x = MARGIN;
         self.draw_box((x, y), height, "#333b45", "#ffffff", 2.0);
-        self.text((x + PADDING, y + 20.0), &card.title, "font-weight=\"bold\" fill=\"#222831\"");
-        self.text((x + PADDING, y + 38.0), &card.score, "fill=\"#222831\"");
+        self.write_text(
+            (x + PADDING, y + 20.0),
+            &card.title,
+            "font-weight=\"bold\" fill=\"#222831\"",
+        );
+        self.write_text((x + PADDING, y + 38.0), &card.score, "fill=\"#222831\"");
         self.draw_lines(&card.lines, x, y + 56.0);
     }
 
@@ -149,9 +154,9 @@ impl SvgWriter<'_> {
             right - 7.0
         );
         let white = "fill=\"#ffffff\" font-weight=\"bold\"";
-        self.text((x + PADDING, y + 16.5), &card.title, white);
+        self.write_text((x + PADDING, y + 16.5), &card.title, white);
         let anchor = "fill=\"#ffffff\" text-anchor=\"end\" font-size=\"11\"";
-        self.text((right - PADDING, y + 16.0), &card.versions, anchor);
+        self.write_text((right - PADDING, y + 16.0), &card.versions, anchor);
         let [shared, new, sampled] = card.tokens;
         let total = (shared + new + sampled).max(1) as f64;
         let full = WIDTH - 2.0 * PADDING;
@@ -169,8 +174,8 @@ impl SvgWriter<'_> {
         }
         let gray = "fill=\"#55606d\" font-size=\"11\"";
         let tokens = format!("{shared} + {new} context · {sampled} sampled tokens");
-        self.text((x + PADDING, y + TITLE + 28.0), &tokens, gray);
-        self.text((x + PADDING, y + TITLE + 43.0), &card.detail, gray);
+        self.write_text((x + PADDING, y + TITLE + 28.0), &tokens, gray);
+        self.write_text((x + PADDING, y + TITLE + 43.0), &card.detail, gray);
         self.draw_lines(&card.lines, x, y + TITLE + 61.0);
     }
 
@@ -179,7 +184,7 @@ impl SvgWriter<'_> {
             if card.is_error { ("#c0392b", "#fdf1ef") } else { ("#5f8d4e", "#f2f7ef") };
         self.draw_box((x, y), tool_height(card), color, fill, 1.2);
         let title = format!("font-weight=\"bold\" fill=\"{color}\"");
-        self.text((x + PADDING, y + 18.0), &card.title, &title);
+        self.write_text((x + PADDING, y + 18.0), &card.title, &title);
         self.draw_lines(&card.lines, x, y + 36.0);
     }
 
@@ -193,18 +198,18 @@ impl SvgWriter<'_> {
         );
     }
 
-    /// Draws lines in a fixed-width font.
+    /// Draws lines of text in a fixed-width font.
     fn draw_lines(&mut self, lines: &[String], x: f64, y: f64) {
         let style = "font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" \
                      font-size=\"11\" fill=\"#222831\" xml:space=\"preserve\"";
         for (index, line) in lines.iter().enumerate() {
-            self.text((x + PADDING, y + index as f64 * LINE), line, style);
+            self.write_text((x + PADDING, y + index as f64 * LINE), line, style);
         }
     }
 
-    fn text(&mut self, (x, y): (f64, f64), text: &str, style: &str) {
+    fn write_text(&mut self, (x, y): (f64, f64), text: &str, style: &str) {
         if !text.is_empty() {
-            let text = escape(text);
+            let text = escape_xml(text);
             let _ = writeln!(self.shapes, "<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{text}</text>");
         }
     }
@@ -222,8 +227,8 @@ fn tool_height(card: &ToolCard) -> f64 {
     28.0 + card.lines.len() as f64 * LINE + if card.lines.is_empty() { 0.0 } else { 4.0 }
 }
 
-/// Escapes a text for XML.
-fn escape(text: &str) -> String {
+/// Escapes the special characters of a text for XML.
+fn escape_xml(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '&' => "&amp;".to_owned(),

@@ -25,23 +25,23 @@ pub struct ExampleArgs {
     dir: Option<PathBuf>,
 }
 
-/// A recipe that the binary carries.
-struct Example {
+/// Example recipe that is embedded in the binary.
+struct EmbeddedExample {
     name: &'static str,
-    /// Names and contents.
+    /// Names and contents of the example's files.
     files: &'static [(&'static str, &'static str)],
 }
 
 macro_rules! example {
     ($name:literal, $($file:literal),+) => {
-        Example {
+        EmbeddedExample {
             name: $name,
             files: &[$(($file, include_str!(concat!("../../../../recipes/", $name, "/", $file)))),+],
         }
     };
 }
 
-const EXAMPLES: &[Example] = &[
+const EXAMPLES: &[EmbeddedExample] = &[
     example!("agent-lightning", "README.md", "bridge.py", "recipe.toml", "train.py"),
     example!("apo", "README.md", "calls.toml", "editor.py", "recipe.toml"),
     example!("bring-your-own-agent", "README.md", "agent.py", "recipe.toml"),
@@ -72,11 +72,11 @@ const EXAMPLES: &[Example] = &[
     example!("werewolf", "README.md", "legal.py", "legal.toml", "recipe.toml"),
 ];
 
-/// Writes the example that is named, or lists all.
+/// Writes the files of the named example. If no name is given, lists all examples.
 ///
 /// # Errors
-/// Returns an error if there is no such example, a file exists already, or a file cannot be
-/// written.
+/// Returns an error if there is no example of this name, if a file exists already, or if a file
+/// cannot be written.
 pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     let Some(name) = args.name else {
         for example in EXAMPLES {
@@ -84,7 +84,7 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let example = find(&name).ok_or_else(|| {
+    let example = find_example(&name).ok_or_else(|| {
         let names: Vec<_> = EXAMPLES.iter().map(|example| example.name).collect();
         unusable(format!("there is no example {name:?}; the examples are {}", names.join(", ")))
     })?;
@@ -95,16 +95,16 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for (path, (_, text)) in paths.iter().zip(example.files) {
-        super::write_file(path, &outside_of_clone(text))?;
+        super::write_file(path, &adapt_to_installed_binary(text))?;
     }
     let shown = screen::quoted(&dir.display());
     screen::print_line(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the text of an example's file for a user without a clone: relative links would lead
-/// nowhere, and there is nothing to build.
-fn outside_of_clone(text: &str) -> String {
+/// Adapts the text of an example's file for a user without a clone of the repository: replaces
+/// relative links, which would lead nowhere, and removes the steps that build the program.
+fn adapt_to_installed_binary(text: &str) -> String {
     text.replace("](../../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/"))
         .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"))
         .replace("cargo build --release\n", "")
@@ -113,16 +113,16 @@ fn outside_of_clone(text: &str) -> String {
 }
 
 /// Returns whether an example has this name.
-pub fn exists(name: &str) -> bool {
-    find(name).is_some()
+pub fn example_exists(name: &str) -> bool {
+    find_example(name).is_some()
 }
 
-fn find(name: &str) -> Option<&'static Example> {
+fn find_example(name: &str) -> Option<&'static EmbeddedExample> {
     EXAMPLES.iter().find(|example| example.name == name)
 }
 
-impl Example {
-    /// Returns the comment that opens the recipe.
+impl EmbeddedExample {
+    /// Returns the comment at the start of the example's recipe, which summarizes the example.
     fn summary(&self) -> &'static str {
         let recipe = self.files.iter().find(|(file, _)| *file == "recipe.toml");
         let first = recipe.and_then(|(_, text)| text.lines().next());
@@ -144,7 +144,7 @@ mod tests {
         let names: Vec<_> = directories.filter(|path| path.is_dir()).collect();
         assert_eq!(names.len(), EXAMPLES.len());
         for directory in names {
-            let example = find(directory.file_name().unwrap().to_str().unwrap()).unwrap();
+            let example = find_example(directory.file_name().unwrap().to_str().unwrap()).unwrap();
             let files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
             let mut names: Vec<_> = files
                 .filter(|path| {
@@ -178,7 +178,7 @@ mod tests {
         assert!(readme.contains("levade train recipes/sql"), "{readme}");
         for example in EXAMPLES {
             for (file, text) in example.files {
-                let text = outside_of_clone(text);
+                let text = adapt_to_installed_binary(text);
                 let builds = ["cargo run", "cargo build", "target/release"];
                 let found = builds.iter().find(|command| text.contains(*command));
                 assert_eq!(found, None, "{}/{file}", example.name);

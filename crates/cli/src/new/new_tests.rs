@@ -28,8 +28,8 @@ fn recipe_of_every_choice_loads() {
         for tools in [&[][..], &[Tool::Calculator], &[Tool::Sandbox, Tool::Python]] {
             for scorer in Scorer::value_variants() {
                 let choices = chosen(tasks.clone(), tools, *scorer);
-                let text = text::recipe(&choices);
-                let recipe = load(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+                let text = text::render_recipe(&choices);
+                let recipe = parse_recipe(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
                 assert_eq!(recipe.agent.tools.len(), tools.len());
                 assert_eq!(recipe.agent.max_turns > 1, !tools.is_empty());
                 assert!(matches!(recipe.phase.last(), Some(Phase::Rl(_))));
@@ -39,10 +39,11 @@ fn recipe_of_every_choice_loads() {
                     assert_eq!(options.path.first().display().to_string(), *path);
                 }
                 assert!(
-                    text::readme(&choices, Path::new("folder")).contains("levade check folder")
+                    text::render_readme(&choices, Path::new("folder"))
+                        .contains("levade check folder")
                 );
                 assert!(
-                    text::readme(&choices, Path::new("a folder"))
+                    text::render_readme(&choices, Path::new("a folder"))
                         .contains("levade train 'a folder'")
                 );
             }
@@ -67,7 +68,7 @@ fn tasks_that_do_not_exist_are_rejected() {
 }
 
 #[test]
-fn fits_rejects_numeric_answers_for_code_scorer() {
+fn check_scorer_choice_rejects_code_for_numeric_answers() {
     let rejection = check_scorer_choice(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
     assert!(rejection.contains("`tests`") && rejection.contains("--scorer numeric"), "{rejection}");
     for (choices, expects) in [

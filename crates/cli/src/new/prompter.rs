@@ -7,25 +7,26 @@ use clap::ValueEnum;
 use crate::failure::unusable;
 use crate::screen::Style;
 
-/// Source of answers: a user at a terminal, or the defaults.
+/// Source of the values for a new recipe: a user at a terminal, or the defaults.
 pub struct Prompter {
     is_interactive: bool,
 }
 
 impl Prompter {
-    /// Creates a source that asks the user if standard input and standard error are terminals, and
-    /// uses the defaults otherwise.
+    /// Creates a prompter that asks the user if standard input and standard error are terminals.
+    /// Otherwise, the prompter uses the defaults.
     pub fn from_terminal() -> Self {
         Prompter {
             is_interactive: std::io::stdin().is_terminal() && std::io::stderr().is_terminal(),
         }
     }
 
-    /// Returns `preset` if it is set, and otherwise the answer to a question or its default.
+    /// Returns `preset` if it is set. Otherwise asks the user the question, and returns the answer.
+    /// Returns `default` if the answer is empty, or if no user can be asked.
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
-    pub fn text(
+    pub fn prompt_text(
         &self,
         preset: Option<String>,
         question: &str,
@@ -49,12 +50,12 @@ impl Prompter {
         Ok(if line.is_empty() { default.to_owned() } else { line.to_owned() })
     }
 
-    /// Returns `preset` if it is set, and otherwise the value whose name the user enters. Repeats
-    /// the question until the answer is a valid name.
+    /// Returns `preset` if it is set. Otherwise asks the user the question until the answer is the
+    /// name of a value, and returns this value.
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
-    pub fn choice<T: ValueEnum + Copy>(
+    pub fn prompt_choice<T: ValueEnum + Copy>(
         &self,
         preset: Option<T>,
         question: &str,
@@ -68,7 +69,7 @@ impl Prompter {
         };
         let all = T::value_variants().iter().map(name).collect::<Vec<_>>().join(", ");
         loop {
-            let answer = self.text(None, &format!("{question} ({all})"), &name(&default))?;
+            let answer = self.prompt_text(None, &format!("{question} ({all})"), &name(&default))?;
             match T::from_str(&answer, true) {
                 Ok(value) => return Ok(value),
                 Err(_) => eprintln!("{answer:?} is not one of {all}"),

@@ -9,35 +9,36 @@ use serde_json::Value;
 
 use super::Scorer;
 
-/// Fields that list the options of a question.
+/// Names of the fields of a row that list the options of a question.
 pub const OPTIONS: [&str; 2] = ["choices", "options"];
 
-/// Kind of an expected answer.
+/// Kind of a task's expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerKind {
-    /// A number without further text.
+    /// The expected answer is a number without further text.
     Number,
-    /// A formula, a tuple, a fraction, or a solution that ends with a number.
+    /// The expected answer is a formula, a tuple, a fraction, or a solution that ends with a
+    /// number.
     Maths,
-    /// A single capital letter.
+    /// The expected answer is a single capital letter.
     Letter,
-    /// Words, or a truth value.
+    /// The expected answer consists of words, or is a truth value.
     Text,
-    /// Tests of a program.
+    /// The expected answer consists of tests of a program.
     Tests,
-    /// A program.
+    /// The expected answer is a program.
     Program,
-    /// A query in SQL.
+    /// The expected answer is an SQL query.
     Query,
-    /// A table, or a list of lists or tables.
+    /// The expected answer is a table, or a list of lists or tables.
     Table,
 }
 
-/// Chooses the scorer that suits the expected answers of all tasks.
+/// Chooses the scorer that fits the expected answers of all tasks.
 ///
 /// # Errors
-/// Returns a message that names what a task expects and what to do, if none of the scorers that
-/// this command offers suits it.
+/// Returns a message if no scorer of this command fits. The message names the expected answer of a
+/// task, and what the user can do.
 pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     let has = |name: &str| {
         tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()))
@@ -48,7 +49,7 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     if OPTIONS.into_iter().any(has) {
         return Ok(Scorer::Choice);
     }
-    let kinds: Vec<AnswerKind> = tasks.iter().map(|task| answer_kind(&task.answer)).collect();
+    let kinds: Vec<AnswerKind> = tasks.iter().map(|task| classify_answer(&task.answer)).collect();
     let first = |wanted: AnswerKind| {
         kinds.iter().position(|kind| *kind == wanted).map(|at| tasks[at].id.as_str())
     };
@@ -91,10 +92,10 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     })
 }
 
-/// Returns the maximum number of options that the questions show, among rows that do not list their
-/// options. Returns `None` if it is at most 4, the default of the scorer `choice`, or if all rows
-/// list their options.
-pub fn option_count(tasks: &[Task]) -> Option<usize> {
+/// Returns the maximum number of options that questions show, over the rows that do not list their
+/// options. Returns `None` if this number is at most 4, the default of the scorer `choice`, or if
+/// all rows list their options.
+pub fn max_shown_options(tasks: &[Task]) -> Option<usize> {
     let max_options = tasks
         .iter()
         .filter(|task| !OPTIONS.iter().any(|name| task.row.contains_key(*name)))
@@ -103,26 +104,28 @@ pub fn option_count(tasks: &[Task]) -> Option<usize> {
     (max_options > 4).then_some(max_options)
 }
 
-/// Creates the kind named `name` with these keys.
-fn scorer_kind(name: &str, keys: Value) -> Result<ScorerKind, String> {
+/// Creates the kind of scorer with this name and these keys.
+fn create_scorer_kind(name: &str, keys: Value) -> Result<ScorerKind, String> {
     serde_json::from_value(serde_json::json!({ name: keys })).map_err(|error| error.to_string())
 }
 
-/// Checks that a scorer can compare with the expected answer of each task, as a run does.
+/// Checks that a scorer can compare with the expected answer of each task. A run does the same
+/// check.
 ///
 /// # Errors
-/// Returns a message that names the first task whose expected answer it cannot use, and the reason.
-pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
+/// Returns a message that names the first task whose expected answer the scorer cannot use, and the
+/// reason.
+pub fn check_scorer(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
     let scorer: Arc<dyn reward::Scorer> = match scorer {
-        Scorer::Numeric => scorer_kind("numeric", serde_json::json!({}))?.scorer(),
-        Scorer::Maths => scorer_kind("maths", serde_json::json!({}))?.scorer(),
-        Scorer::Answer => scorer_kind("answer", serde_json::json!({}))?.scorer(),
+        Scorer::Numeric => create_scorer_kind("numeric", serde_json::json!({}))?.scorer(),
+        Scorer::Maths => create_scorer_kind("maths", serde_json::json!({}))?.scorer(),
+        Scorer::Answer => create_scorer_kind("answer", serde_json::json!({}))?.scorer(),
         Scorer::Choice => {
-            let options = option_count(tasks).unwrap_or(4);
-            scorer_kind("choice", serde_json::json!({ "options": options }))?.scorer()
+            let options = max_shown_options(tasks).unwrap_or(4);
+            create_scorer_kind("choice", serde_json::json!({ "options": options }))?.scorer()
         }
-        Scorer::Code => match scorer_kind("code", serde_json::json!({}))? {
-            ScorerKind::Code(keys) => testbed::scorer(&keys)?,
+        Scorer::Code => match create_scorer_kind("code", serde_json::json!({}))? {
+            ScorerKind::Code(keys) => testbed::create_code_scorer(&keys)?,
             other => other.scorer(),
         },
         Scorer::Python => return Ok(()),
@@ -134,13 +137,14 @@ pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the text in which a task can show options: its messages and its question.
+/// Returns the text in which a task can show the options of its question: its messages and its
+/// question.
 fn visible_text(task: &Task) -> String {
     let texts = task.messages.iter().map(|message| message.content.to_string());
     texts.chain([task.question.clone()]).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the number of consecutive lettered options that a text shows from A: `A. …`, `B) …`.
+/// Counts the consecutive lettered options, from A on, that a text shows, such as `A. …` or `B) …`.
 fn count_options(text: &str) -> usize {
     let mut rest = text;
     let mut count = 0;
@@ -158,14 +162,14 @@ fn count_options(text: &str) -> usize {
     count
 }
 
-fn answer_kind(answer: &Value) -> AnswerKind {
+fn classify_answer(answer: &Value) -> AnswerKind {
     match answer {
         Value::Object(_) => AnswerKind::Table,
         Value::Array(items) if items.iter().any(|item| item.is_array() || item.is_object()) => {
             AnswerKind::Table
         }
         Value::Array(items) => {
-            let kinds: Vec<AnswerKind> = items.iter().map(answer_kind).collect();
+            let kinds: Vec<AnswerKind> = items.iter().map(classify_answer).collect();
             let is_all = |wanted: &[AnswerKind]| kinds.iter().all(|kind| wanted.contains(kind));
             match kinds.first() {
                 Some(first) if is_all(&[*first]) => *first,
@@ -173,7 +177,7 @@ fn answer_kind(answer: &Value) -> AnswerKind {
                 _ => AnswerKind::Text,
             }
         }
-        Value::String(text) => text_kind(text.trim()),
+        Value::String(text) => classify_text(text.trim()),
         Value::Number(_) => AnswerKind::Number,
         Value::Bool(_) | Value::Null => AnswerKind::Text,
     }
@@ -185,7 +189,7 @@ fn is_number(text: &str) -> bool {
 }
 
 /// Returns whether a text contains tests of a program, as JSON or as Python.
-fn is_tests(text: &str) -> bool {
+fn contains_tests(text: &str) -> bool {
     match serde_json::from_str(text) {
         Ok(Value::Object(table)) => {
             table.contains_key("inputs") && table.contains_key("outputs")
@@ -202,7 +206,7 @@ fn is_tests(text: &str) -> bool {
     }
 }
 
-fn text_kind(text: &str) -> AnswerKind {
+fn classify_text(text: &str) -> AnswerKind {
     let lower = text.to_lowercase();
     let starts = |prefixes: &[&str]| prefixes.iter().any(|word| lower.starts_with(word));
     match text {
@@ -210,7 +214,7 @@ fn text_kind(text: &str) -> AnswerKind {
         text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => {
             AnswerKind::Letter
         }
-        text if is_tests(text) => AnswerKind::Tests,
+        text if contains_tests(text) => AnswerKind::Tests,
         _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => {
             AnswerKind::Query
         }
@@ -267,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn fitting_considers_every_answer() {
+    fn choose_scorer_considers_every_answer() {
         for (answers, scorer) in [
             (vec![json!("72"), json!(7.5), json!("$1,200"), json!("-3")], Scorer::Numeric),
             (vec![json!(["72", "72.0"])], Scorer::Numeric),
@@ -319,23 +323,23 @@ mod tests {
     }
 
     #[test]
-    fn fitting_returns_choice_for_shown_options() {
+    fn choose_scorer_returns_choice_for_shown_options() {
         let mut all = tasks(&[json!("A"), json!("E")]);
         all.iter_mut()
             .for_each(|task| task.question = "Which?\nA. x\nB. y\n(C) z\nD) w\nE. v".into());
-        assert_eq!((choose_scorer(&all), option_count(&all)), (Ok(Scorer::Choice), Some(5)));
-        assert!(check(Scorer::Choice, &all).is_ok());
+        assert_eq!((choose_scorer(&all), max_shown_options(&all)), (Ok(Scorer::Choice), Some(5)));
+        assert!(check_scorer(Scorer::Choice, &all).is_ok());
         all[1].question = "What grade?".into();
         assert_eq!(choose_scorer(&all), Ok(Scorer::Answer));
     }
 
     #[test]
-    fn check_reports_task_with_unusable_answer() {
+    fn check_scorer_names_task_with_unusable_answer() {
         let all = tasks(&[json!("72"), json!("Paris")]);
-        let error = check(Scorer::Numeric, &all).unwrap_err();
+        let error = check_scorer(Scorer::Numeric, &all).unwrap_err();
         assert!(error.starts_with("task rows-2: the expected answer \"Paris\""), "{error}");
         for scorer in [Scorer::Maths, Scorer::Answer, Scorer::Python] {
-            assert_eq!(check(scorer, &all), Ok(()), "{scorer:?}");
+            assert_eq!(check_scorer(scorer, &all), Ok(()), "{scorer:?}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{RecipeChoices, Scorer, TaskInput, Tool};
 use crate::screen;
 
-/// Initial content of `tools.py`, with one example tool.
+/// Initial content of `tools.py`, which defines one example tool.
 pub const TOOLS: &str = r#""""Every public function here is a tool; the model sees its signature and docstring."""
 
 
@@ -20,7 +20,7 @@ def count_letters(word: str, letter: str) -> int:
     return word.lower().count(letter.lower())
 "#;
 
-/// Initial content of `score.py`, with one example scorer.
+/// Initial content of `score.py`, which defines one example scorer.
 pub const SCORE: &str = r#""""What an answer is worth: a number, or a dict with `score` and further numbers."""
 
 
@@ -28,13 +28,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0 if str(ground_truth).strip().lower() in solution_str.strip().lower() else 0.0
 "#;
 
-/// Quotes a string for TOML, which accepts all escapes of JSON and requires one more (U+007F).
-fn quoted(text: &str) -> String {
+/// Quotes a string for TOML. TOML accepts all escapes of JSON, and requires an additional one for
+/// U+007F.
+fn quote_toml(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default().replace('\u{7f}', "\\u007F")
 }
 
-/// Returns the text of `recipe.toml`.
-pub fn recipe(choices: &RecipeChoices) -> String {
+/// Returns the text of the new `recipe.toml`.
+pub fn render_recipe(choices: &RecipeChoices) -> String {
     let RecipeChoices { name, model, context, tasks, tools, scorer, options, algorithm } = choices;
     let mut text = String::new();
     let mut add = |part: &str| {
@@ -59,11 +60,11 @@ context = {context}
 # An adapter instead of all weights: needs far less memory, and ten times the learning rate.
 # lora = {{ rank = 16 }}
 "#,
-        quoted(name),
-        quoted(model)
+        quote_toml(name),
+        quote_toml(model)
     ));
-    add(&tasks_of(tasks));
-    add(&agent(tools, *scorer, *context));
+    add(&render_tasks(tasks));
+    add(&render_agent(tools, *scorer, *context));
     for tool in tools {
         match tool {
             Tool::Sandbox => add(
@@ -77,7 +78,7 @@ context = {context}
             Tool::Calculator | Tool::None => {}
         }
     }
-    add(&reward(*scorer, *options));
+    add(&render_reward(*scorer, *options));
     add("[eval]\n# Held-out tasks that success is measured on, before training and after each \
          phase.\ntasks = 100");
     let demonstrated = *tasks == TaskInput::Arithmetic && tools.contains(&Tool::Calculator);
@@ -92,13 +93,13 @@ epochs = 3
 learning_rate = 1e-4
 "#);
     }
-    add(&phase(algorithm));
+    add(&render_phase(algorithm));
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
 }
 
-fn tasks_of(tasks: &TaskInput) -> String {
+fn render_tasks(tasks: &TaskInput) -> String {
     match tasks {
         TaskInput::Arithmetic => r#"[[tasks]]
 # A generator. To use a file: kind = "file", path = "train.jsonl", held_out = 200 (docs/data.md).
@@ -121,14 +122,14 @@ question = {}
 answer = {}
 # Number of questions that are never trained on, to measure success.
 held_out = {held_out}"#,
-            quoted(path),
-            quoted(question),
-            quoted(answer)
+            quote_toml(path),
+            quote_toml(question),
+            quote_toml(answer)
         ),
     }
 }
 
-fn agent(tools: &[Tool], scorer: Scorer, context: usize) -> String {
+fn render_agent(tools: &[Tool], scorer: Scorer, context: usize) -> String {
     let names: Vec<&str> = tools
         .iter()
         .filter_map(|tool| match tool {
@@ -164,13 +165,13 @@ max_turns = {}
 max_tokens = {tokens}
 # Maximum number of retries of a failed attempt.
 retries = 2"#,
-        quoted(instruction),
+        quote_toml(instruction),
         names.join(", "),
         if names.is_empty() { 1 } else { 4 },
     )
 }
 
-fn reward(scorer: Scorer, options: Option<usize>) -> String {
+fn render_reward(scorer: Scorer, options: Option<usize>) -> String {
     let several = options.map(|options| format!("{{ kind = \"choice\", options = {options} }}"));
     let kind = match scorer {
         Scorer::Numeric => "{ kind = \"numeric\" }",
@@ -186,7 +187,7 @@ fn reward(scorer: Scorer, options: Option<usize>) -> String {
     )
 }
 
-fn phase(algorithm: &str) -> String {
+fn render_phase(algorithm: &str) -> String {
     format!(
         r#"# Learns from success alone: each step makes `group_size` attempts at each of `groups`
 # tasks, and compares each attempt with the other attempts at its task.
@@ -202,13 +203,13 @@ learning_rate = 2e-6
 schedule = "cosine"
 warmup = 2
 min_lr_ratio = 0.1"#,
-        quoted(algorithm)
+        quote_toml(algorithm)
     )
 }
 
-/// Returns the text of `README.md`. `dir` is the directory of the recipe, for the commands in
-/// the text.
-pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
+/// Returns the text of the new `README.md`. `dir` is the directory of the recipe, which the
+/// commands in the text name.
+pub fn render_readme(choices: &RecipeChoices, dir: &Path) -> String {
     let RecipeChoices { name, model, tasks, tools, scorer, algorithm, .. } = choices;
     let tasks = match tasks {
         TaskInput::Arithmetic => "generated arithmetic".to_owned(),

@@ -4,8 +4,8 @@ use levade_plan::fleet::{FleetSizes, GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PE
 
 use crate::screen::{self, Style};
 
-/// Prints a line for each fleet size, and the bottleneck of the last one.
-pub fn print(sizes: &FleetSizes<'_>) {
+/// Prints one line for each fleet size, and the bottleneck of the last fleet.
+pub fn print_fleets(sizes: &FleetSizes<'_>) {
     let style = Style::stdout();
     screen::print_line(&format!(
         "\n{} simulated: {} turns, {:.0} tokens sampled per attempt (spread {:.1} of that), tools \

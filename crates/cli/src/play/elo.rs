@@ -16,19 +16,19 @@ use levade_policy::SamplingParams;
 use levade_run::dir::RunDir;
 use serde_json::json;
 
-use super::players::{Players, SeatedAgent, agents_of_seats, checkpoint_steps, with_models};
-use super::value::{game_options, temperature};
+use super::players::{Players, SeatedAgent, checkpoint_steps, seat_agent_names, use_each_model};
+use super::value::{game_options, select_temperature};
 use crate::failure::unusable;
 use crate::screen;
 
 /// Options of `levade play GAME --elo`.
 #[derive(clap::Args)]
 pub struct EloArgs {
-    /// Rate the checkpoints of a run by matches between them
+    /// Rate the checkpoints of this run by matches between them
     #[arg(long, value_name = "RUN", conflicts_with_all = ["seat", "value", "options"])]
     pub elo: Option<String>,
 
-    /// Number of matches of two checkpoints with each side of the game
+    /// Number of matches of each pair of checkpoints with each assignment of sides
     #[arg(long, value_name = "N", default_value_t = 50, requires = "elo", conflicts_with = "seat")]
     pub games: u64,
 
@@ -38,12 +38,12 @@ pub struct EloArgs {
     pub steps: Vec<u64>,
 }
 
-/// Number of bootstraps of the intervals.
+/// Number of bootstrap resamples for the intervals of the ratings.
 const RESAMPLES: u32 = 1000;
-/// Number of matches that are played at once.
+/// Maximum number of matches that are played concurrently.
 const CONCURRENCY: usize = 16;
 
-/// Plays the matches, and prints the rating of every checkpoint.
+/// Plays matches between the checkpoints of a run, and prints the rating of every checkpoint.
 pub fn main(
     game: &dyn Game,
     run: &str,
@@ -68,10 +68,10 @@ pub fn main(
     let versions = steps.iter().map(|step| Players::find(&format!("{run}@{step}"), None));
     let versions = versions.collect::<anyhow::Result<Vec<Players>>>()?;
     let options = game_options(&versions[0].recipe, game.name())?;
-    let temperature = temperature(wanted_temperature, &versions[0].recipe)?;
+    let temperature = select_temperature(wanted_temperature, &versions[0].recipe)?;
     let params = SamplingParams { temperature, ..SamplingParams::default() };
-    let series = Series { options: &options, params, seed, games: args.games };
-    let played = crate::runtime()?.block_on(series.play(game, &versions, &steps))?;
+    let series = MatchSeries { options: &options, params, seed, games: args.games };
+    let played = crate::create_runtime()?.block_on(series.play(game, &versions, &steps))?;
     let ratings = elo(steps.len(), &played, RESAMPLES, seed)?;
     if json {
         let mut rows = Vec::new();
@@ -93,16 +93,17 @@ pub fn main(
 }
 
 /// Settings of the matches between all pairs of versions.
-struct Series<'a> {
+struct MatchSeries<'a> {
     options: &'a GameOptions,
     params: SamplingParams,
-    /// Seed of the sampled tokens. Matches of a pair have the seeds of games from this one on.
+    /// Seed of the sampled tokens. It is also the first game seed: the matches of a pair have
+    /// consecutive game seeds from this number.
     seed: u64,
     games: u64,
 }
 
-impl Series<'_> {
-    /// Plays the matches of all pairs.
+impl MatchSeries<'_> {
+    /// Plays the matches between all pairs of versions.
     ///
     /// # Errors
     /// Returns an error if a model cannot be opened or if a match fails.
@@ -113,12 +114,12 @@ impl Series<'_> {
         steps: &[u64],
     ) -> anyhow::Result<Vec<PairedGame>> {
         let start = game.start(&self.options.options, self.seed)?;
-        let agents = agents_of_seats(self.options, &start.seats)?;
+        let agents = seat_agent_names(self.options, &start.seats)?;
         let contestant =
             |step: &u64| Contestant { name: format!("step-{step}"), agents: BTreeMap::new() };
         let mut contestants: Vec<Contestant> = steps.iter().map(contestant).collect();
         let all: Vec<&Players> = versions.iter().collect();
-        with_models(&all, &agents, CONCURRENCY, async |seated: Vec<SeatedAgent>| {
+        use_each_model(&all, &agents, CONCURRENCY, async |seated: Vec<SeatedAgent>| {
             for SeatedAgent { players, agent } in seated {
                 contestants[players].agents.insert(agent.name.clone(), agent);
             }
@@ -153,7 +154,8 @@ impl Series<'_> {
     }
 }
 
-/// Formats one row for each checkpoint: rating, interval, and the results of its matches.
+/// Formats one row for each checkpoint: its rating, the interval of the rating, and the results of
+/// its matches.
 fn format_table(steps: &[u64], ratings: &[Rating], played: &[PairedGame]) -> String {
     let mut table =
         format!("{:>8}{:>9}{:>20}{:>8}{:>8}{:>8}\n", "step", "elo", "95 %", "won", "drawn", "lost");

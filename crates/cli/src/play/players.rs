@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use levade_agent::game::{GameOptions, MoveProbabilities, move_probabilities};
+use levade_agent::game::{GameOptions, MoveProbabilities, compute_move_probabilities};
 use levade_agent::{Agent, Player};
 use levade_game::{GameTree, Seat};
 use levade_recipe::{ModelKeys, Recipe};
@@ -17,40 +17,44 @@ use levade_tree::DEFAULT;
 use crate::failure::unusable;
 use crate::{host, recipe, run};
 
-/// Policies of a run at one version, or one model for all seats.
+/// Players of a game: the policies of a run at one version, or one model for all seats.
 pub struct Players {
-    /// Argument of the user.
+    /// Argument with which the user named the players.
     name: String,
-    /// Recipe with the prompts of the game.
+    /// Recipe that contains the prompts of the game.
     pub recipe: Recipe,
-    models: Models,
-    /// Start of the run as a Unix timestamp, which chat templates see as the current time.
+    models: PlayerModels,
+    /// Start of the run as a Unix timestamp, which chat templates see as the current time. If
+    /// `None`, chat templates see the actual time.
     started_at: Option<u64>,
 }
 
-enum Models {
-    /// One model plays every seat.
+enum PlayerModels {
+    /// One model plays all seats.
     One(ModelKeys),
-    /// The policies of a run play the seats of their agents. `None` for its first version.
+    /// The policies of a run play the seats of their agents. `checkpoint` is `None` for the first
+    /// version of the run.
     Run { own: Box<Recipe>, checkpoint: Option<PathBuf> },
 }
 
 impl Players {
-    /// Finds the players that an argument names. Their prompts are those of the run's recipe, or of
-    /// the recipe at `path` if it is `Some`.
+    /// Finds the players that a command-line argument names. Their prompts come from the recipe at
+    /// `path` if it is `Some`, and otherwise from the run's recipe.
     ///
     /// # Errors
-    /// Returns an error if the run or its checkpoint does not exist, or if there is no recipe.
+    /// Returns an error if the run or its checkpoint does not exist, or if the players have no
+    /// recipe.
     pub fn find(name: &str, path: Option<&Path>) -> anyhow::Result<Self> {
-        let (run, models) = Self::resolve(name)?;
+        let (run, models) = Self::resolve_models(name)?;
         let recipe = match (path, &models) {
             (Some(path), _) => recipe::load(path, &[])?,
-            (None, Models::Run { own, .. }) => Recipe::clone(own),
-            (None, Models::One(_)) => match &run {
+            (None, PlayerModels::Run { own, .. }) => Recipe::clone(own),
+            (None, PlayerModels::One(_)) => match &run {
                 Some(run) => run.recipe()?,
                 None => {
                     return Err(unusable(format!(
-                        "{name} is no run; give the recipe of the game with --recipe"
+                        "{name} is not a run, which would contain the recipe of the game; name \
+                         a recipe with --recipe"
                     )));
                 }
             },
@@ -59,18 +63,19 @@ impl Players {
         Ok(Players { name: name.to_owned(), recipe, models, started_at })
     }
 
-    /// Finds an opponent, which gets the prompts of `recipe`.
+    /// Finds an opponent that a command-line argument names. The opponent gets the prompts of
+    /// `recipe`.
     ///
     /// # Errors
     /// Returns an error if the run or its checkpoint does not exist.
-    pub fn opponent(name: &str, recipe: &Recipe) -> anyhow::Result<Self> {
-        let (run, models) = Self::resolve(name)?;
+    pub fn find_opponent(name: &str, recipe: &Recipe) -> anyhow::Result<Self> {
+        let (run, models) = Self::resolve_models(name)?;
         let started_at = run.as_ref().map(RunDir::started).transpose()?;
         Ok(Players { name: name.to_owned(), recipe: recipe.clone(), models, started_at })
     }
 
-    fn resolve(name: &str) -> anyhow::Result<(Option<RunDir>, Models)> {
-        if let Some((run, step)) = split_step(name) {
+    fn resolve_models(name: &str) -> anyhow::Result<(Option<RunDir>, PlayerModels)> {
+        if let Some((run, step)) = parse_run_and_step(name) {
             let checkpoint = run.checkpoints().remove(&step);
             if checkpoint.is_none() && step > 0 {
                 let steps: Vec<_> = checkpoint_steps(&run).iter().map(u64::to_string).collect();
@@ -81,27 +86,28 @@ impl Players {
                 )));
             }
             let own = Box::new(run.recipe()?);
-            return Ok((Some(run), Models::Run { own, checkpoint }));
+            return Ok((Some(run), PlayerModels::Run { own, checkpoint }));
         }
         let (source, run) = run::model_source(name)?;
         let checkpoint = PathBuf::from(&source);
         if let Some(run) = run.as_ref().filter(|_| checkpoint.join(STATE).is_file()) {
-            let models = Models::Run { own: Box::new(run.recipe()?), checkpoint: Some(checkpoint) };
+            let models =
+                PlayerModels::Run { own: Box::new(run.recipe()?), checkpoint: Some(checkpoint) };
             return Ok((Some(run.clone()), models));
         }
         let model = ModelKeys { source, base: None, context: None, lora: None };
-        Ok((run, Models::One(model)))
+        Ok((run, PlayerModels::One(model)))
     }
 
-    /// Returns the name of the policy that plays for an agent, and its model. A policy of a run has
+    /// Returns the keys of the name of the policy that plays for an agent, and its model. A policy of a run has
     /// its name in the recipe, which selects its own prompts.
     ///
     /// # Errors
     /// Returns an error if an external policy plays the agent.
     fn find_policy(&self, agent: &str) -> anyhow::Result<(String, ModelKeys)> {
         let (own, checkpoint) = match &self.models {
-            Models::One(model) => return Ok((self.name.clone(), model.clone())),
-            Models::Run { own, checkpoint } => (own, checkpoint),
+            PlayerModels::One(model) => return Ok((self.name.clone(), model.clone())),
+            PlayerModels::Run { own, checkpoint } => (own, checkpoint),
         };
         let named = own.agent_named(agent).unwrap_or(&own.agent);
         let policy = own.policy_name(named).unwrap_or_else(|| DEFAULT.to_owned());
@@ -124,31 +130,32 @@ impl Players {
     }
 }
 
-/// Returns the run and the step of `RUN@STEP`, or `None` if the text has another form.
-fn split_step(text: &str) -> Option<(RunDir, u64)> {
+/// Parses the run and the step in `RUN@STEP`. Returns `None` if the text has another format.
+fn parse_run_and_step(text: &str) -> Option<(RunDir, u64)> {
     let (run, step) = text.rsplit_once('@')?;
     Some((RunDir::find(Path::new(run))?, step.parse().ok()?))
 }
 
-/// Returns the steps of a run that have a checkpoint, in order, after step 0 for its first version.
+/// Returns the steps for which a run has a checkpoint, in order. The list starts with step 0, the
+/// first version.
 pub fn checkpoint_steps(run: &RunDir) -> Vec<u64> {
     std::iter::once(0).chain(run.checkpoints().into_keys()).collect()
 }
 
-/// Policy of an agent, ready to play.
+/// Agent that plays a seat, with its opened policy.
 pub struct SeatedAgent {
-    /// Index of the players that it belongs to.
+    /// Index of the players to which the agent belongs.
     pub players: usize,
-    /// Agent, with its player.
+    /// Agent with the opened player that generates its moves.
     pub agent: Agent,
 }
 
-/// Opens the models that play these agents for each of `all`, one after another, and passes each
-/// with the agents that it plays to `use_model`. Each model is opened once.
+/// Opens the models that play these agents for each of `all`. Each model is opened once, one after
+/// another, and passed to `use_model` with the agents that it plays.
 ///
 /// # Errors
-/// Returns an error if a model cannot be opened, and the errors of `use_model`.
-pub async fn with_models(
+/// Returns an error if a model cannot be opened. Also returns the errors of `use_model`.
+pub async fn use_each_model(
     all: &[&Players],
     agent_names: &BTreeSet<String>,
     running: usize,
@@ -166,7 +173,7 @@ pub async fn with_models(
         }
     }
     let Some(recipe) = all.first().map(|players| &players.recipe) else { return Ok(()) };
-    let host = host::host()?;
+    let host = host::create_host()?;
     for (keys, plays) in models {
         let opened = model::open(&keys.source, keys.base.as_deref(), &host)?;
         let files = &opened.files;
@@ -200,12 +207,12 @@ pub async fn with_models(
 ///
 /// # Errors
 /// Returns an error if a seat has no agent.
-pub fn agents_of_seats(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<BTreeSet<String>> {
-    let names = seats.iter().map(|seat| options.agent_for(seat).map(str::to_owned));
+pub fn seat_agent_names(options: &GameOptions, seats: &[Seat]) -> anyhow::Result<BTreeSet<String>> {
+    let names = seats.iter().map(|seat| options.find_agent_name(seat).map(str::to_owned));
     names.collect::<Result<_, String>>().map_err(unusable)
 }
 
-/// Returns the probabilities of the choices at all information sets, for each of `all`.
+/// Computes the probabilities of the choices at all information sets of a game, for each of `all`.
 ///
 /// # Errors
 /// Returns an error if a seat has no agent, if a model cannot be opened, or if a policy cannot
@@ -216,15 +223,17 @@ pub async fn score_moves(
     temperature: f32,
 ) -> anyhow::Result<Vec<Vec<MoveProbabilities>>> {
     let mut found: Vec<BTreeMap<usize, MoveProbabilities>> = vec![BTreeMap::new(); all.len()];
-    let agents = agents_of_seats(options, tree.seats())?;
-    with_models(all, &agents, 1, async |seated| {
+    let agents = seat_agent_names(options, tree.seats())?;
+    use_each_model(all, &agents, 1, async |seated| {
         for SeatedAgent { players, agent } in seated {
-            let plays = |seat: &Seat| options.agent_for(seat).is_ok_and(|name| name == agent.name);
+            let plays =
+                |seat: &Seat| options.find_agent_name(seat).is_ok_and(|name| name == agent.name);
             let sets: Vec<usize> = (0..tree.information_sets().len())
                 .filter(|set| plays(&tree.seats()[tree.information_sets()[*set].seat]))
                 .collect();
             let seated = (&agent, &agent.players[0]);
-            let scored = move_probabilities(options, tree, &sets, seated, temperature).await;
+            let scored =
+                compute_move_probabilities(options, tree, &sets, seated, temperature).await;
             found[players].extend(sets.into_iter().zip(scored.map_err(anyhow::Error::msg)?));
         }
         Ok::<(), anyhow::Error>(())

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use levade_agent::game::{GameOptions, MoveProbabilities, Rules};
+use levade_agent::game::{GameOptions, GameRules, MoveProbabilities};
 use levade_game::{Game, GameTree, Strategy};
 use levade_policy::SamplingParams;
 use levade_recipe::{Phase, Recipe};
@@ -20,13 +20,13 @@ use crate::screen;
 /// Options of `levade play GAME --value`.
 #[derive(clap::Args)]
 pub struct ValueArgs {
-    /// Print the exact expected value of the policies of a run (RUN for its newest checkpoint,
+    /// Print the exact expected value of these policies: of a run (RUN for its newest checkpoint,
     /// RUN@STEP for another one, RUN@0 for its first version), of a checkpoint, or of a model
     #[arg(long, value_name = "SOURCE", conflicts_with_all = ["seat", "options"])]
     pub value: Option<String>,
 
     /// Opponent of --value: random, equilibrium, best_response, or a source like that of --value;
-    /// can be repeated [default: the first three, as far as the game has them]
+    /// can be repeated [default: the first three, if the game has them]
     #[arg(long, value_name = "OPPONENT", requires = "value", conflicts_with = "seat")]
     pub against: Vec<String>,
 
@@ -48,40 +48,42 @@ pub struct ValueArgs {
     )]
     pub max_sets: usize,
 
-    /// Print one JSON object instead of a table; that of --value has the probabilities of all moves
+    /// Print one JSON object instead of a table; with --value, it contains the probabilities of all
+    /// moves
     #[arg(long, conflicts_with = "seat")]
     pub json: bool,
 }
 
-/// Opponent that needs no model.
+/// Name of the opponent that chooses random moves and needs no model.
 const RANDOM: &str = "random";
-/// Equilibrium that the rules know.
+/// Name of the opponent that plays the equilibrium, which the rules of some games know.
 const EQUILIBRIUM: &str = "equilibrium";
-/// Opponent that knows the policy and plays best against it.
+/// Name of the opponent that knows the policy and plays the best response to it.
 const BEST_RESPONSE: &str = "best_response";
 
-/// Row of the table: the values of all seats against one opponent.
-struct Row {
+/// Row of the table of values: the expected values of all seats against one opponent.
+struct ValueRow {
     opponent: String,
     values: Vec<f64>,
 }
 
-/// Prints the expected values of the policies of `source`.
+/// Prints the expected values of the policies that `source` names, against each opponent.
 pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<ExitCode> {
     let players = Players::find(source, args.recipe.as_deref())?;
     let recipe = &players.recipe;
     let options = game_options(recipe, game.name())?;
     let tree = GameTree::new(game, &options.options, args.max_sets)
         .map_err(|error| unusable(format!("{error}; see --max-sets")))?;
-    let temperature = temperature(args.temperature, recipe)?;
+    let temperature = select_temperature(args.temperature, recipe)?;
     let known = tree.equilibrium(game);
-    let against = opponents(args, known.is_some(), tree.seats().len())?;
+    let against = select_opponents(args, known.is_some(), tree.seats().len())?;
     // Opponents get the same prompts.
-    let sources = against.iter().filter(|name| !is_word(name));
-    let opponents = sources.map(|name| Players::opponent(name, recipe));
+    let sources = against.iter().filter(|name| !is_built_in_opponent(name));
+    let opponents = sources.map(|name| Players::find_opponent(name, recipe));
     let opponents = opponents.collect::<anyhow::Result<Vec<Players>>>()?;
     let all: Vec<&Players> = std::iter::once(&players).chain(&opponents).collect();
-    let scored = crate::runtime()?.block_on(score_moves(&all, (&options, &tree), temperature))?;
+    let scored =
+        crate::create_runtime()?.block_on(score_moves(&all, (&options, &tree), temperature))?;
     let strategies: Vec<Strategy> = scored
         .iter()
         .map(|of| of.iter().map(|probabilities| probabilities.choices.clone()).collect())
@@ -91,7 +93,7 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
     let mut rows = Vec::with_capacity(against.len());
     for opponent in against {
         let plays = match opponent.as_str() {
-            RANDOM => Some(tree.uniform()),
+            RANDOM => Some(tree.uniform_strategy()),
             EQUILIBRIUM => known.clone(),
             BEST_RESPONSE => None,
             _ => loaded.next().cloned(),
@@ -99,13 +101,13 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
         let values = (0..tree.seats().len())
             .map(|seat| {
                 let played = match &plays {
-                    Some(plays) => tree.combine(seat, own, plays),
+                    Some(plays) => tree.combine_strategies(seat, own, plays),
                     None => tree.best_response(1 - seat, own),
                 };
                 tree.values(&played)[seat]
             })
             .collect();
-        rows.push(Row { opponent, values });
+        rows.push(ValueRow { opponent, values });
     }
     let legal = legal_fractions(&tree, &scored[0]);
     if args.json {
@@ -132,22 +134,28 @@ pub fn main(game: &dyn Game, source: &str, args: &ValueArgs) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-fn is_word(opponent: &str) -> bool {
+fn is_built_in_opponent(opponent: &str) -> bool {
     [RANDOM, EQUILIBRIUM, BEST_RESPONSE].contains(&opponent)
 }
 
-/// Returns the opponents in the order of the table.
+/// Returns the names of the opponents, in the order of the table.
 ///
 /// # Errors
-/// Returns an error if an opponent is requested that the game does not have.
-fn opponents(args: &ValueArgs, has_equilibrium: bool, seats: usize) -> anyhow::Result<Vec<String>> {
+/// Returns an error if a requested opponent does not exist in the game.
+fn select_opponents(
+    args: &ValueArgs,
+    has_equilibrium: bool,
+    seats: usize,
+) -> anyhow::Result<Vec<String>> {
     let words = [(RANDOM, true), (EQUILIBRIUM, has_equilibrium), (BEST_RESPONSE, seats == 2)];
     let known: Vec<String> =
         words.into_iter().filter(|(_, has)| *has).map(|(word, _)| word.to_owned()).collect();
     if args.against.is_empty() {
         return Ok(known);
     }
-    if let Some(missing) = args.against.iter().find(|name| is_word(name) && !known.contains(name)) {
+    if let Some(missing) =
+        args.against.iter().find(|name| is_built_in_opponent(name) && !known.contains(name))
+    {
         return Err(unusable(format!(
             "--against {missing}: the game has no such opponent; use {}, or a source of policies",
             known.join(", ")
@@ -156,10 +164,10 @@ fn opponents(args: &ValueArgs, has_equilibrium: bool, seats: usize) -> anyhow::R
     Ok(args.against.clone())
 }
 
-/// Returns the options of the recipe's game loop.
+/// Creates the options of the game that the recipe plays.
 ///
 /// # Errors
-/// Returns an error if the recipe plays another game, or a game in another program.
+/// Returns an error if the recipe plays another game, or a game whose rules run in another program.
 pub fn game_options(recipe: &Recipe, game: &str) -> anyhow::Result<GameOptions> {
     let keys = &recipe.game;
     if keys.name != game || !keys.command.is_empty() {
@@ -173,15 +181,15 @@ pub fn game_options(recipe: &Recipe, game: &str) -> anyhow::Result<GameOptions> 
              recipe with --recipe"
         )));
     }
-    let rules = Rules::built_in(game).map_err(unusable)?;
+    let rules = GameRules::from_built_in_game(game).map_err(unusable)?;
     Ok(recipe.game_options(rules))
 }
 
-/// Returns the temperature at which the policies play.
+/// Returns the sampling temperature of the policies.
 ///
 /// # Errors
-/// Returns an error if it is out of range.
-pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> {
+/// Returns an error if the temperature is out of range.
+pub fn select_temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> {
     let of_phase = recipe.phase.iter().find_map(|phase| match phase {
         Phase::Rl(keys) => Some(keys.temperature),
         _ => None,
@@ -196,12 +204,12 @@ pub fn temperature(wanted: Option<f32>, recipe: &Recipe) -> anyhow::Result<f32> 
     Ok(temperature)
 }
 
-/// Returns, for each seat, the probability that a reply is a scored one, averaged over the moves of
-/// matches against random opponents.
+/// Computes, for each seat, the probability that a completion is one of the scored completions. The
+/// probability is averaged over the moves of matches against random opponents.
 fn legal_fractions(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
     let own: Strategy = scored.iter().map(|of| of.choices.clone()).collect();
     let fraction = |seat: usize| {
-        let reach = tree.reach(&tree.combine(seat, &own, &tree.uniform()));
+        let reach = tree.reach(&tree.combine_strategies(seat, &own, &tree.uniform_strategy()));
         let sets = tree.information_sets().iter().zip(scored.iter().zip(reach));
         let of_seat = sets.filter(|(set, _)| set.seat == seat);
         let (legal, all) = of_seat.fold((0.0, 0.0), |(legal, all), (_, (scored, reach))| {
@@ -212,7 +220,7 @@ fn legal_fractions(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<f64> {
     (0..tree.seats().len()).map(fraction).collect()
 }
 
-/// Returns every information set with the probabilities of its choices.
+/// Describes every information set in JSON, with the probabilities of its choices.
 fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
     let sets = tree.information_sets().iter().zip(scored).enumerate();
     sets.map(|(index, (set, scored))| {
@@ -229,10 +237,10 @@ fn describe_sets(tree: &GameTree, scored: &[MoveProbabilities]) -> Vec<Value> {
     .collect()
 }
 
-/// Formats one row for each opponent, and one with the fractions of legal replies.
-fn format_table(tree: &GameTree, rows: &[Row], legal: &[f64]) -> String {
+/// Formats one row for each opponent, and a row with the fractions of legal completions.
+fn format_table(tree: &GameTree, rows: &[ValueRow], legal: &[f64]) -> String {
     let mut table = format_line("value against", tree.seats().iter().map(|seat| seat.role.clone()));
-    for Row { opponent, values } in rows {
+    for ValueRow { opponent, values } in rows {
         table += &format_line(opponent, values.iter().map(|value| format!("{value:+.4}")));
     }
     let fractions = legal.iter().map(|fraction| format!("{:.1} %", 100.0 * fraction));

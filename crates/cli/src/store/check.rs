@@ -10,10 +10,10 @@ use levade_store::{CheckReport, Location, ValueCounts, check_file};
 use crate::failure::unusable;
 use crate::screen;
 
-/// Maximum number of findings that are printed as sentences. --json prints all.
+/// Maximum number of findings that are printed as sentences. `--json` prints all findings.
 const MAX_PRINTED: usize = 50;
 
-/// Report what a damaged record has lost, and save the rest
+/// Report what a damaged record has lost, and save the undamaged part
 ///
 /// Reads every attempt, step plan and evaluation, and compares it with its checksum. The record is
 /// not changed. Exit code 0: not damaged; 1: damaged.
@@ -22,7 +22,7 @@ pub struct Args {
     /// SQLite file of a record, or the directory of a run
     record: PathBuf,
 
-    /// New file for everything that is not damaged. In place of the damaged file, it lets the run
+    /// New file for everything that is not damaged. If it replaces the damaged file, the run can
     /// resume
     #[arg(long, value_name = "RESCUED")]
     out: Option<PathBuf>,
@@ -74,13 +74,13 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         let text = serde_json::to_string_pretty(&report).context("the report is not JSON")?;
         screen::print_line(&text);
     } else {
-        screen::print(&sentences(&report));
+        screen::print(&format_sentences(&report));
     }
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Formats a report: one sentence per finding, then the numbers.
-fn sentences(report: &CheckReport) -> String {
+/// Formats a report on a record: one sentence per finding, and then the counts.
+fn format_sentences(report: &CheckReport) -> String {
     let mut lines: Vec<String> =
         report.findings.iter().take(MAX_PRINTED).map(|finding| finding.message.clone()).collect();
     if let Some(more @ 1..) = report.findings.len().checked_sub(MAX_PRINTED) {
@@ -135,11 +135,11 @@ mod tests {
             rescued: None,
         };
         let clean = "run.db is not damaged: 7 attempts, 2 step plans, 1 evaluations.\n";
-        assert_eq!(sentences(&report), clean);
+        assert_eq!(format_sentences(&report), clean);
         report.findings = (0..MAX_PRINTED + 3).map(finding).collect();
         report.attempts.lost = 53;
         report.rescued = Some("new.db".into());
-        let text = sentences(&report);
+        let text = format_sentences(&report);
         assert!(text.starts_with("Attempt train/0/0/0/0 is lost: the row is missing.\n"), "{text}");
         for part in ["3 more findings", "7 attempts (53 lost)", "is damaged", "to new.db"] {
             assert!(text.contains(part), "no {part:?} in {text}");

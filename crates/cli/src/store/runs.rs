@@ -15,8 +15,8 @@ use serde_json::json;
 use crate::failure::unusable;
 use crate::screen::{self, clock};
 
-/// Time since the last heartbeat after which a worker counts as lost. Runners of Agent Lightning
-/// report every 10 s.
+/// Time since the last heartbeat after which a worker counts as lost, in seconds. Runners of Agent
+/// Lightning send a heartbeat every 10 s.
 const SILENCE: f64 = 60.0;
 
 /// Show the runs, queues and workers of a store server
@@ -28,7 +28,7 @@ pub struct ListArgs {
     /// URL of the server, such as http://127.0.0.1:4747
     url: String,
 
-    /// Print JSON
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }
@@ -46,9 +46,9 @@ pub struct RemoveArgs {
     run: String,
 }
 
-pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
-    let url = server_url(&args.url)?;
-    crate::runtime()?.block_on(async {
+pub fn list_runs(args: &ListArgs) -> anyhow::Result<ExitCode> {
+    let url = check_server_url(&args.url)?;
+    crate::create_runtime()?.block_on(async {
         // Reports an unreachable server within seconds.
         let runs = list_runs(url).await?;
         let rollouts = open_rollouts(url, Arc::new(SystemClock::default())).await?;
@@ -62,26 +62,26 @@ pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
             });
             screen::print_line(&document.to_string());
         } else {
-            screen::print(&text(&runs, &workers, &statistics, now));
+            screen::print(&format_overview(&runs, &workers, &statistics, now));
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-pub fn remove(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
-    let url = server_url(&args.url)?;
-    crate::runtime()?.block_on(async {
+pub fn remove_run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
+    let url = check_server_url(&args.url)?;
+    crate::create_runtime()?.block_on(async {
         remove_run(url, &args.run).await?;
         screen::print_line(&format!("removed the run {} of {url}", args.run));
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Returns the URL of a server without a trailing slash.
+/// Checks the URL of a store server, and returns it without a trailing slash.
 ///
 /// # Errors
-/// Returns an error if it is no HTTP URL, or contains a user.
-fn server_url(url: &str) -> anyhow::Result<&str> {
+/// Returns an error if the URL is not an HTTP URL, or if it contains a user.
+fn check_server_url(url: &str) -> anyhow::Result<&str> {
     if url.contains('@') {
         return Err(unusable(
             "the URL must not contain a user or a key; set LEVADE_STORE_KEY to the key",
@@ -95,8 +95,13 @@ fn server_url(url: &str) -> anyhow::Result<&str> {
     Ok(url.trim_end_matches('/'))
 }
 
-/// Formats runs, workers and numbers, one line each.
-fn text(runs: &[RunEntry], workers: &[Worker], statistics: &RolloutStatistics, now: f64) -> String {
+/// Formats runs, workers and counts of a store server, one line each.
+fn format_overview(
+    runs: &[RunEntry],
+    workers: &[Worker],
+    statistics: &RolloutStatistics,
+    now: f64,
+) -> String {
     let mut lines = Vec::new();
     for RunEntry { name, bytes, idle_seconds, trainer } in runs {
         let mut parts = Vec::new();
@@ -142,9 +147,9 @@ mod tests {
 
     #[test]
     fn server_url_rejects_files_and_users() {
-        assert_eq!(server_url("http://h:4747/").unwrap(), "http://h:4747");
+        assert_eq!(check_server_url("http://h:4747/").unwrap(), "http://h:4747");
         for wrong in ["rollouts.db", "mongodb://h/x", "http://me:secret@h"] {
-            let error = server_url(wrong).unwrap_err().to_string();
+            let error = check_server_url(wrong).unwrap_err().to_string();
             assert!(error.contains("URL") && !error.contains("secret"), "{wrong}: {error}");
         }
     }
@@ -169,7 +174,7 @@ mod tests {
             trainer: Some("process 3 in /runs/sums".to_owned()),
         }];
         let workers = [worker("a", Some(990.0)), worker("b", Some(900.0)), worker("c", None)];
-        let shown = text(&runs, &workers, &RolloutStatistics::default(), 1000.0);
+        let shown = format_overview(&runs, &workers, &RolloutStatistics::default(), 1000.0);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(
             lines[..4],

@@ -107,7 +107,10 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
             &["--fleet", "1", "--device", "h100", "--set", "phase.1.staleness=1000000"],
             "lower `phase.1.staleness`, which is 1000000",
         ),
-        (&["--fleet", "1", "--device", "h100", "--spread", "11"], "--spread 11: give 0 to 10"),
+        (
+            &["--fleet", "1", "--device", "h100", "--spread", "11"],
+            "--spread is 11, but must be in 0..=10",
+        ),
         (&["--config", "nowhere.json"], "cannot read --config nowhere.json: No such file"),
         (
             &["--prompt", "601", "--set", "model.context=600"],

@@ -261,7 +261,7 @@ fn eval_seats_policies_as_training_does() {
 
 /// `eval` of a run loads the past versions that training meets. Only the run has them.
 #[test]
-fn eval_of_run_meets_its_past_versions() {
+fn eval_of_run_plays_against_past_versions() {
     for lora in ["lora = { rank = 8 }", ""] {
         let workspace = new_workspace();
         workspace.replace("recipe.toml", "tasks = 0", "tasks = 6");

@@ -205,7 +205,7 @@ fn program_runs_in_directory_of_runner_and_drains() {
 }
 
 #[test]
-fn missing_directory_of_program_is_named() {
+fn runner_error_names_missing_program_directory() {
     let workspace = Workspace::with_trained_model();
     let store = lease(&workspace);
     let agent =

@@ -267,7 +267,7 @@ fn sessions_with_good_rewards_are_imitated() {
 }
 
 #[test]
-fn agent_elsewhere_makes_attempts_of_run() {
+fn external_agent_makes_attempts_of_run() {
     let workspace = Workspace::with_trained_model();
     let address = format!("127.0.0.1:{}", unused_port());
     let joined = recipe(

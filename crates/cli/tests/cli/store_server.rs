@@ -71,7 +71,7 @@ fn store_file(workspace: &Workspace) -> PathBuf {
 }
 
 #[test]
-fn run_equals_run_on_a_file_after_its_store_server_was_killed() {
+fn run_on_killed_store_server_equals_run_on_file() {
     let workspace = Workspace::with_trained_model();
     let mut server = StoreServer::start(&workspace, unused_port());
     let mut run = train(&workspace, &server.url).spawn().unwrap();
@@ -109,7 +109,7 @@ fn killed_trainer_resumes_from_its_store_server_at_once() {
 }
 
 #[test]
-fn unreachable_store_server_is_named() {
+fn unreachable_store_server_is_named_in_error() {
     let workspace = Workspace::with_trained_model();
     let url = format!("http://127.0.0.1:{}", unused_port());
     let output = train(&workspace, &url).env("LEVADE_STORE_TIMEOUT", "1").output().unwrap();

@@ -12,26 +12,26 @@ use serde_json::{Map, Value, json};
 use crate::format::{ExportedAttempt, NO_MESSAGES, RowOptions, Rows, tools_to_json};
 use crate::sequence::{Completion, Sequence};
 
-/// Version of the format.
+/// Version of the Agent Trajectory Interchange Format that the rows have.
 const SCHEMA_VERSION: &str = "ATIF-v1.7";
 
-/// Returns one trajectory per sequence.
+/// Converts a group of attempts into trajectories, one for each sequence.
 pub fn rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     let mut rows = Rows::default();
     for exported in group {
         for (index, sequence) in exported.sequences.iter().enumerate() {
             match sequence.messages.as_deref() {
                 Some(messages) if !messages.is_empty() => {
-                    rows.rows.push(trajectory(exported, index, sequence, messages, options));
+                    rows.rows.push(to_trajectory(exported, index, sequence, messages, options));
                 }
-                _ => rows.skip(&exported.attempt, NO_MESSAGES),
+                _ => rows.skip_attempt(&exported.attempt, NO_MESSAGES),
             }
         }
     }
     rows
 }
 
-fn trajectory(
+fn to_trajectory(
     ExportedAttempt { run, attempt, .. }: &ExportedAttempt,
     index: usize,
     sequence: &Sequence,
@@ -46,7 +46,7 @@ fn trajectory(
     if !sequence.tools.is_empty() {
         agent.insert("tool_definitions".into(), tools_to_json(sequence));
     }
-    let steps = steps(sequence, messages, options);
+    let steps = to_steps(sequence, messages, options);
     let sum = |of: fn(&Completion) -> usize| sequence.completions.iter().map(of).sum::<usize>();
     json!({
         "schema_version": SCHEMA_VERSION,
@@ -75,9 +75,9 @@ fn trajectory(
     })
 }
 
-/// Returns the steps of a trajectory. Tool results belong to the step whose completion called the
-/// tools.
-fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec<Value> {
+/// Returns the steps of a trajectory. The results of tool calls belong to the step whose completion
+/// called the tools.
+fn to_steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec<Value> {
     let mut steps: Vec<Value> = Vec::new();
     for (index, message) in messages.iter().enumerate() {
         let text = message.content.as_str();
@@ -101,15 +101,15 @@ fn steps(sequence: &Sequence, messages: &[Message], options: &RowOptions) -> Vec
         };
         let mut step = json!({ "step_id": steps.len() + 1, "source": source, "message": text });
         if message.role == Role::Assistant {
-            agent_step(&mut step, sequence, (index, message), options);
+            add_completion_fields(&mut step, sequence, (index, message), options);
         }
         steps.push(step);
     }
     steps
 }
 
-/// Adds the fields of a completion to its step.
-fn agent_step(
+/// Adds the fields of a completion to the step of the agent.
+fn add_completion_fields(
     step: &mut Value,
     sequence: &Sequence,
     (index, message): (usize, &Message),

@@ -11,10 +11,11 @@ use crate::column::{Column, column, list, list_of, message};
 use crate::format::{ExportedAttempt, RowOptions, Rows, to_json, tools_to_json};
 use crate::sequence::Sequence;
 
-/// Version of the columns. It rises if the meaning of a column changes or a column is removed.
+/// Version of the table's columns. The version rises if the meaning of a column changes or a column
+/// is removed.
 const SCHEMA: u32 = 1;
 
-/// Returns the columns of the table.
+/// Returns the columns of the table of sequences.
 pub fn columns(options: &RowOptions) -> Vec<Column> {
     let component = vec![column("name", Text), column("value", Double), column("weight", Double)];
     let mut columns = vec![
@@ -64,7 +65,8 @@ pub fn columns(options: &RowOptions) -> Vec<Column> {
     columns
 }
 
-/// Returns one row per sequence. An attempt without sequences has one row without messages.
+/// Converts a group of attempts into rows, one for each sequence. An attempt without sequences has
+/// one row without messages.
 pub fn rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     let mut rows = Rows::default();
     for exported in group {
@@ -74,13 +76,13 @@ pub fn rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
             all => all,
         };
         for (index, sequence) in sequences.iter().enumerate() {
-            rows.rows.push(row(exported, index, sequence, options));
+            rows.rows.push(to_row(exported, index, sequence, options));
         }
     }
     rows
 }
 
-fn row(
+fn to_row(
     ExportedAttempt { run, attempt, sequences }: &ExportedAttempt,
     index: usize,
     sequence: &Sequence,

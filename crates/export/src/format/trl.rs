@@ -7,13 +7,14 @@ use crate::format::{
 };
 use crate::sequence::Sequence;
 
-/// Returns one conversation per sequence: `messages`, or `prompt` and `completion`.
-pub fn sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
+/// Converts a group of attempts into conversations, one for each sequence. A conversation has the
+/// field `messages`, or the fields `prompt` and `completion`.
+pub fn to_sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     let mut rows = Rows::default();
     for ExportedAttempt { attempt, sequences, .. } in group {
         for sequence in sequences {
             let Some(messages) = sequence.messages.as_deref() else {
-                rows.skip(attempt, NO_MESSAGES);
+                rows.skip_attempt(attempt, NO_MESSAGES);
                 continue;
             };
             let row = if options.split_prompt {
@@ -25,18 +26,18 @@ pub fn sft_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
             } else {
                 json!({ "messages": to_template_json(messages) })
             };
-            rows.rows.push(with_tools(row, sequence));
+            rows.rows.push(add_tools(row, sequence));
         }
     }
     rows
 }
 
-/// Returns a pair of the attempts with the highest and the lowest score of the group. Of equal
-/// attempts, the first one is used.
+/// Creates a preference pair from the attempts with the highest and the lowest score of the group.
+/// Of attempts with equal scores, the first is used.
 ///
 /// There is no pair if the scores differ by 0 or by less than the minimum gap, or if the two
 /// attempts had different prompts.
-pub fn preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
+pub fn to_preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows {
     let mut rows = Rows::default();
     let scored = group.iter().filter_map(|exported| Some((exported.attempt.score?, exported)));
     let mut best: Option<(f64, &ExportedAttempt)> = None;
@@ -51,22 +52,22 @@ pub fn preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows 
     }
     let (Some((high, best)), Some((low, worst))) = (best, worst) else {
         if let Some(first) = group.first() {
-            rows.skip(&first.attempt, "no attempt of the group has a score");
+            rows.skip_attempt(&first.attempt, "no attempt of the group has a score");
         }
         return rows;
     };
     if high - low <= 0.0 || high - low < options.min_gap {
-        rows.skip(&best.attempt, "the scores of the group do not differ enough");
+        rows.skip_attempt(&best.attempt, "the scores of the group do not differ enough");
         return rows;
     }
     let (Some((prompt, chosen, sequence)), Some((other, rejected, _))) =
-        (final_turns(best), final_turns(worst))
+        (find_final_turns(best), find_final_turns(worst))
     else {
-        rows.skip(&best.attempt, NO_MESSAGES);
+        rows.skip_attempt(&best.attempt, NO_MESSAGES);
         return rows;
     };
     if prompt != other {
-        rows.skip(&best.attempt, "the attempts of the pair have different prompts");
+        rows.skip_attempt(&best.attempt, "the attempts of the pair have different prompts");
         return rows;
     }
     let row = json!({
@@ -76,20 +77,21 @@ pub fn preference_rows(group: &[ExportedAttempt], options: &RowOptions) -> Rows 
         "score_chosen": high,
         "score_rejected": low,
     });
-    rows.rows.push(with_tools(row, sequence));
+    rows.rows.push(add_tools(row, sequence));
     rows
 }
 
-/// Returns the prompt and the turns of the last sequence of an attempt that has completions.
-fn final_turns(exported: &ExportedAttempt) -> Option<(Value, Value, &Sequence)> {
+/// Returns the prompt and the turns of an attempt's last sequence that has completions. Returns
+/// `None` if the attempt has no such sequence.
+fn find_final_turns(exported: &ExportedAttempt) -> Option<(Value, Value, &Sequence)> {
     let sequence = exported.sequences.iter().rev().find(|s| !s.completions.is_empty())?;
     let messages = sequence.messages.as_deref()?;
     let (prompt, turns) = messages.split_at(prompt_len(sequence));
     Some((to_template_json(prompt), to_template_json(turns), sequence))
 }
 
-/// Adds the column `tools` if the prompt describes tools.
-fn with_tools(mut row: Value, sequence: &Sequence) -> Value {
+/// Adds the column `tools` to a row if the prompt of the sequence describes tools.
+fn add_tools(mut row: Value, sequence: &Sequence) -> Value {
     let tools = tools_to_json(sequence);
     if !tools.is_null() {
         row["tools"] = tools;

@@ -9,7 +9,7 @@ use crate::column::ColumnType::{Double, Integer, Struct, Text};
 use crate::column::{Column, column, list};
 use crate::format::{ExportedAttempt, NO_MESSAGES, RowKey, Rows, prompt_len, to_json};
 
-/// Returns the columns of prompts.
+/// Returns the columns of rows with prompts for verl.
 pub fn columns() -> Vec<Column> {
     let prompt = vec![column("role", Text), column("content", Text)];
     let reward_model = vec![column("style", Text), column("ground_truth", Text)];
@@ -28,7 +28,7 @@ pub fn columns() -> Vec<Column> {
     ]
 }
 
-/// Returns one row for each task that the attempts of the group were given.
+/// Converts a group of attempts into prompts for verl: one row for each task of the attempts.
 pub fn rows(group: &[ExportedAttempt]) -> Rows {
     let mut rows = Rows::default();
     let mut tasks = BTreeSet::new();
@@ -43,7 +43,7 @@ pub fn rows(group: &[ExportedAttempt]) -> Rows {
             messages.get(..prompt_len(sequence)).filter(|prompt| !prompt.is_empty())
         });
         let Some(prompt) = prompt else {
-            rows.skip(attempt, "no sequence starts with a prompt of messages");
+            rows.skip_attempt(attempt, "no sequence starts with a prompt of messages");
             continue;
         };
         tasks.insert(task.to_string());
@@ -68,14 +68,14 @@ pub fn rows(group: &[ExportedAttempt]) -> Rows {
     rows
 }
 
-/// Returns the part of a prompt's row that distinguishes its task.
+/// Returns the key of a prompt's row, which distinguishes the task of the row.
 pub fn distinct_key(row: &Value) -> RowKey {
     let task = row["extra_info"]["task_json"].as_str().unwrap_or_default();
     let digest = Sha256::digest(task.as_bytes());
     std::array::from_fn(|at| digest[at])
 }
 
-/// Returns the columns of conversations.
+/// Returns the columns of rows with conversations for verl.
 pub fn sft_columns() -> Vec<Column> {
     vec![
         column("messages", list(Struct(vec![column("role", Text), column("content", Text)]))),
@@ -86,14 +86,15 @@ pub fn sft_columns() -> Vec<Column> {
     ]
 }
 
-/// Returns one conversation per sequence. verl renders each message by itself, so the messages must
-/// contain all text: calls, and descriptions of tools.
-pub fn sft_rows(group: &[ExportedAttempt]) -> Rows {
+/// Converts a group of attempts into conversations for verl, one for each sequence. verl renders
+/// each message separately, so the messages must contain all text, including calls and descriptions
+/// of tools.
+pub fn to_sft_rows(group: &[ExportedAttempt]) -> Rows {
     let mut rows = Rows::default();
     for ExportedAttempt { attempt, sequences, .. } in group {
         for (index, sequence) in sequences.iter().enumerate() {
             let Some(messages) = sequence.messages.as_deref() else {
-                rows.skip(attempt, NO_MESSAGES);
+                rows.skip_attempt(attempt, NO_MESSAGES);
                 continue;
             };
             rows.rows.push(json!({

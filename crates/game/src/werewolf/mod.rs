@@ -30,7 +30,7 @@ use texts::Texts;
 
 const NAME: &str = "werewolf";
 
-/// Werewolf. The seed determines the roles. `docs/games.md` describes the options.
+/// The game werewolf. The seed determines the roles. `docs/games.md` describes the options.
 pub struct Werewolf;
 
 impl Game for Werewolf {
@@ -45,7 +45,7 @@ impl Game for Werewolf {
         let texts = Texts::new(rules.language)?;
         let players = roles.len();
         let names: Vec<String> =
-            (0..players).map(|seat| texts.player(seat)).collect::<Result<_, _>>()?;
+            (0..players).map(|seat| texts.player_name(seat)).collect::<Result<_, _>>()?;
         let seat = |index: usize| {
             let role = roles[index];
             Ok(Seat {
@@ -53,18 +53,18 @@ impl Game for Werewolf {
                 name: names[index].clone(),
                 role: role.name().to_owned(),
                 side: role.side().name().to_owned(),
-                instructions: instructions(&texts, &rules, &names, &roles, index)?,
+                instructions: format_instructions(&texts, &rules, &names, &roles, index)?,
             })
         };
         let seats = (0..players).map(seat).collect::<Result<_, GameError>>()?;
         let state = WerewolfMatch::new(rules, seed, roles, texts)?;
-        let (state, events) = state.started()?;
+        let (state, events) = state.advance_to_first_turn()?;
         Ok(Start { seats, events, state: Box::new(state) })
     }
 }
 
-/// Returns the rules, the role and the guidance of one seat.
-fn instructions(
+/// Returns the instructions of one seat: the rules, the role and guidance.
+fn format_instructions(
     texts: &Texts,
     rules: &Rules,
     names: &[String],
@@ -74,35 +74,42 @@ fn instructions(
     let role = roles[seat];
     let wolves = (0..names.len()).filter(|i| roles[*i].side() == Side::Wolves && *i != seat);
     let partners: Vec<&str> = wolves.map(|i| names[i].as_str()).collect();
-    let partners = partners.join(texts.get("comma")?);
-    let counts = rules.counts();
+    let partners = partners.join(texts.get_text("comma")?);
+    let counts = rules.role_counts();
     let counts: Vec<String> = counts
         .iter()
         .map(|(role, count)| {
-            texts
-                .fill("role_count", &[("role", texts.get(role.name())?), ("n", &count.to_string())])
+            texts.fill(
+                "role_count",
+                &[("role", texts.get_text(role.name())?), ("n", &count.to_string())],
+            )
         })
         .collect::<Result<_, _>>()?;
     let mut parts = vec![
         texts.fill(
             "rules",
             &[
-                ("players", &names.join(texts.get("comma")?)),
-                ("roles", &counts.join(texts.get("comma")?)),
+                ("players", &names.join(texts.get_text("comma")?)),
+                ("roles", &counts.join(texts.get_text("comma")?)),
             ],
         )?,
-        texts.get(if rules.wins_by_group() { "win_by_group" } else { "win_by_parity" })?.to_owned(),
-        texts.fill("identity", &[("name", &names[seat]), ("role", texts.get(role.name())?)])?,
-        texts.get(&format!("{}_guide", role.name()))?.to_owned(),
+        texts
+            .get_text(if rules.wins_by_group() { "win_by_group" } else { "win_by_parity" })?
+            .to_owned(),
+        texts
+            .fill("identity", &[("name", &names[seat]), ("role", texts.get_text(role.name())?)])?,
+        texts.get_text(&format!("{}_guide", role.name()))?.to_owned(),
     ];
     if role.side() == Side::Wolves {
         parts.push(texts.fill("partners", &[("partners", &partners)])?);
     }
     if role == Role::Witch {
         parts.push(
-            texts.get(if rules.heals_self() { "heals_self" } else { "heals_others" })?.to_owned(),
+            texts
+                .get_text(if rules.heals_self() { "heals_self" } else { "heals_others" })?
+                .to_owned(),
         );
     }
-    parts.push(texts.get("notes")?.to_owned());
+    parts.push(texts.get_text("notes")?.to_owned());
     Ok(parts.join("\n\n"))
 }

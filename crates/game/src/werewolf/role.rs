@@ -2,22 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Role of a player.
+/// Role of a player in werewolf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
     Wolf,
-    /// A wolf who may shoot when exiled.
+    /// A wolf who may shoot a player when exiled.
     WolfKing,
     Villager,
     Seer,
     Witch,
-    /// A player of the good side who may shoot when dying, unless poisoned.
+    /// A player of the good side who may shoot a player when dying, unless poisoned.
     Hunter,
     Guard,
 }
 
-/// Side that wins together.
+/// Side of werewolf, whose players win or lose together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Side {
@@ -26,7 +26,7 @@ pub(super) enum Side {
 }
 
 impl Role {
-    /// Returns the name of the role, which is also the key of its texts.
+    /// Returns the name of the role. The role's texts have the same key.
     pub fn name(self) -> &'static str {
         match self {
             Role::Wolf => "wolf",
@@ -51,8 +51,8 @@ impl Role {
         self.side() == Side::Good && self != Role::Villager
     }
 
-    /// Returns whether the role may shoot when it dies, unless it dies of poison.
-    pub fn shoots(self) -> bool {
+    /// Returns whether a player with the role may shoot when dying. Death by poison is excluded.
+    pub fn can_shoot(self) -> bool {
         matches!(self, Role::Hunter | Role::WolfKing)
     }
 }

@@ -6,12 +6,12 @@ use super::NAME;
 use super::role::{Role, Side};
 use crate::GameError;
 
-/// Maximum value of `max_days` and of `discussion_rounds`. It bounds the record, which contains all
-/// positions of a match.
+/// Maximum value of `max_days` and of `discussion_rounds`. This limit bounds the record of a match,
+/// which contains all positions.
 const MAX_DAYS: u32 = 100;
 const MAX_DISCUSSION_ROUNDS: u32 = 20;
 
-/// Language of prompts and announcements.
+/// Language of the prompts and announcements in werewolf.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Language {
     #[default]
@@ -21,26 +21,26 @@ pub(super) enum Language {
     Chinese,
 }
 
-/// Result of a vote in which several players have the most votes.
+/// Rule for a vote in which several players have the most votes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Tie {
-    /// No player dies.
+pub(super) enum TieRule {
+    /// No player dies after a tied vote.
     #[default]
     Nobody,
-    /// The leading player with the lowest seat dies.
+    /// The player with the lowest seat dies, of those with the most votes.
     First,
-    /// One of the leading players dies, chosen by the seed.
+    /// A player whom the seed selects dies, of those with the most votes.
     Random,
 }
 
-/// Rewards of one side.
+/// Rewards of one side of werewolf.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct SideRewards {
-    /// Reward if the side wins.
+    /// Reward of each player if the side wins.
     pub win: f64,
-    /// Reward if the side does not win.
+    /// Reward of each player if the side does not win.
     pub loss: f64,
 }
 
@@ -50,7 +50,7 @@ impl Default for SideRewards {
     }
 }
 
-/// Rewards of both sides.
+/// Rewards of both sides of werewolf.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Rewards {
@@ -58,24 +58,25 @@ pub(super) struct Rewards {
     pub good: SideRewards,
 }
 
-/// Options of the game. `None` selects the default of the variant.
+/// Options of werewolf. An option that is `None` has the default of the variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Rules {
     /// Number of players: 7, 9 or 12.
     pub players: usize,
     pub language: Language,
-    /// Result of a tied vote by day.
-    pub ties: Tie,
-    /// Result of a tied vote of the wolves.
-    pub wolf_ties: Tie,
-    /// Maximum number of rounds in which the wolves discuss.
+    /// Rule for a tied vote by day.
+    pub ties: TieRule,
+    /// Rule for a tied vote of the wolves.
+    pub wolf_ties: TieRule,
+    /// Maximum number of rounds in which the wolves discuss in a night.
     pub discussion_rounds: u32,
-    /// Maximum number of days. If no side has won by then, both have lost.
+    /// Maximum number of days. If no side has won by then, both sides have lost.
     pub max_days: u32,
-    /// Whether the witch can heal herself.
+    /// Whether the witch can heal herself. `None` for the default of the variant.
     pub self_heal: Option<bool>,
-    /// Whether the seer learns the exact role instead of the side.
+    /// Whether the seer learns the exact role of a player instead of the side. `None` for the
+    /// default of the variant.
     pub seer_learns_role: Option<bool>,
     pub rewards: Rewards,
 }
@@ -85,8 +86,8 @@ impl Default for Rules {
         Rules {
             players: 7,
             language: Language::default(),
-            ties: Tie::default(),
-            wolf_ties: Tie::default(),
+            ties: TieRule::default(),
+            wolf_ties: TieRule::default(),
             discussion_rounds: 3,
             max_days: 30,
             self_heal: None,
@@ -99,7 +100,7 @@ impl Default for Rules {
 impl Rules {
     /// Returns the number of players for each role, in the order in which the instructions list the
     /// roles.
-    pub fn counts(&self) -> &'static [(Role, usize)] {
+    pub fn role_counts(&self) -> &'static [(Role, usize)] {
         use Role::{Guard, Hunter, Seer, Villager, Witch, Wolf, WolfKing};
         match self.players {
             7 => &[(Wolf, 2), (Villager, 3), (Seer, 1), (Witch, 1)],
@@ -124,8 +125,8 @@ impl Rules {
     /// limit is out of range.
     pub fn roles(&self) -> Result<Vec<Role>, GameError> {
         let error = |message: String| GameError::Options { game: NAME.to_owned(), message };
-        if self.counts().is_empty() {
-            return Err(error(format!("players is {}, but it must be 7, 9 or 12", self.players)));
+        if self.role_counts().is_empty() {
+            return Err(error(format!("players is {}, but must be 7, 9 or 12", self.players)));
         }
         let ranges = [
             ("max_days", self.max_days, 1, MAX_DAYS),
@@ -133,16 +134,16 @@ impl Rules {
         ];
         for (name, value, min, max) in ranges {
             if !(min..=max).contains(&value) {
-                let message = format!("{name} is {value}, but it must be in {min}..={max}");
+                let message = format!("{name} is {value}, but must be in {min}..={max}");
                 return Err(error(message));
             }
         }
         let repeated = |(role, count): &(Role, usize)| std::iter::repeat_n(*role, *count);
-        Ok(self.counts().iter().flat_map(repeated).collect())
+        Ok(self.role_counts().iter().flat_map(repeated).collect())
     }
 
-    /// Returns whether the wolves win when all villagers or all special roles are dead, instead of
-    /// when they are half of the living.
+    /// Returns whether the wolves win when all villagers or all special roles are dead. In other
+    /// variants, the wolves win when they are half of the living players.
     pub fn wins_by_group(&self) -> bool {
         self.players == 12
     }
@@ -155,7 +156,7 @@ impl Rules {
         self.seer_learns_role.unwrap_or(self.players == 9)
     }
 
-    /// Returns the reward of a side. `winner` is `None` if no side has won.
+    /// Returns the reward of a side at the end of a match. `winner` is `None` if no side has won.
     pub fn reward(&self, side: Side, winner: Option<Side>) -> f64 {
         let rewards = match side {
             Side::Wolves => self.rewards.wolves,

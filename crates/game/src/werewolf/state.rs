@@ -5,23 +5,23 @@ use serde_json::{Value, json};
 
 use super::NAME;
 use super::role::{Role, Side};
-use super::rules::{Rules, Tie};
+use super::rules::{Rules, TieRule};
 use super::texts::Texts;
 use crate::options::read_position;
-use crate::shuffle::{Purpose, index};
+use crate::shuffle::{Purpose, random_index};
 use crate::{
     Audience, Choice, Event, GameError, Move, MoveRequest, Next, SeatOutcome, State,
     moves_in_seat_order,
 };
 
-/// Phase of a match. A phase in which no player can act is skipped.
+/// Phase of a werewolf match. A phase in which no player can act is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Phase {
     Nightfall,
     Guard,
-    /// The wolves speak in the order of their seats. The value is the number of speeches so far in
-    /// this night.
+    /// The wolves discuss, in the order of their seats. The value is the number of speeches so far
+    /// in this night.
     Discussion(usize),
     WolfVote,
     Heal,
@@ -30,13 +30,13 @@ enum Phase {
     Dawn,
     LastWords,
     Shot,
-    /// The next speaker is the first living player from this seat on.
+    /// Living players make speeches. The next speaker is the first living player from this seat on.
     Speech(usize),
     Vote,
     Over(Option<Side>),
 }
 
-/// Complete position of a match.
+/// Complete position of a werewolf match.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Position {
     rules: Rules,
@@ -44,15 +44,16 @@ struct Position {
     roles: Vec<Role>,
     alive: Vec<bool>,
     phase: Phase,
-    /// Number of the night or day, from 1.
+    /// Number of the current night or day, from 1.
     day: u32,
     /// Whether the current deaths happened by day, so that a night follows.
     by_day: bool,
-    /// Number of ties that chance has decided.
+    /// Number of ties that have been decided at random.
     random_ties: u64,
-    /// Player whom the guard protects in this night.
+    /// Player whom the guard protects in the current night. `None` if the guard protects no player.
     protected: Option<usize>,
-    /// Player whom the guard protected in the previous night.
+    /// Player whom the guard protected in the previous night. `None` if the guard protected no
+    /// player.
     protected_before: Option<usize>,
     victim: Option<usize>,
     healed: bool,
@@ -65,7 +66,7 @@ struct Position {
     shooters: Vec<usize>,
 }
 
-/// A match: its position, and its next turn in the language of the players.
+/// Werewolf match: its position, and the texts in the players' language.
 #[derive(Debug, Clone)]
 pub(super) struct WerewolfMatch {
     texts: Texts,
@@ -75,12 +76,13 @@ pub(super) struct WerewolfMatch {
 }
 
 impl WerewolfMatch {
-    /// Creates a match before its first night.
+    /// Creates a werewolf match before its first night.
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.
     pub fn new(rules: Rules, seed: u64, roles: Vec<Role>, texts: Texts) -> Result<Self, GameError> {
-        let names = (0..roles.len()).map(|seat| texts.player(seat)).collect::<Result<_, _>>()?;
+        let names =
+            (0..roles.len()).map(|seat| texts.player_name(seat)).collect::<Result<_, _>>()?;
         let position = Position {
             rules,
             seed,
@@ -103,42 +105,44 @@ impl WerewolfMatch {
         Ok(WerewolfMatch { texts, names, position, next: Next::Over(Vec::new()) })
     }
 
-    /// Returns the match at its first turn, with the events before it.
+    /// Advances the match to its first turn. Returns the match with the events before this turn.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if a text is missing.
-    pub fn started(mut self) -> Result<(Self, Vec<Event>), GameError> {
+    /// Returns [`GameError::Text`] if the texts of the language lack an entry.
+    pub fn advance_to_first_turn(mut self) -> Result<(Self, Vec<Event>), GameError> {
         let mut events = Vec::new();
         self.advance(&mut events)?;
-        self.next = self.turn()?;
+        self.next = self.create_turn()?;
         Ok((self, events))
     }
 
-    /// Returns the living players in order.
-    fn living(&self) -> impl Iterator<Item = usize> + '_ {
+    /// Returns the seats of the living players in order.
+    fn living_seats(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.names.len()).filter(|seat| self.position.alive[*seat])
     }
 
     fn living_wolves(&self) -> Vec<usize> {
-        self.living().filter(|seat| self.position.roles[*seat].side() == Side::Wolves).collect()
+        self.living_seats()
+            .filter(|seat| self.position.roles[*seat].side() == Side::Wolves)
+            .collect()
     }
 
-    /// Returns the living player with a role that at most one player has, or `None` if no living
-    /// player has it.
-    fn living_with_role(&self, role: Role) -> Option<usize> {
-        self.living().find(|seat| self.position.roles[*seat] == role)
+    /// Returns the seat of the living player with a role that at most one player has. Returns
+    /// `None` if no living player has the role.
+    fn find_living_player(&self, role: Role) -> Option<usize> {
+        self.living_seats().find(|seat| self.position.roles[*seat] == role)
     }
 
     /// Returns the side that has won, or `None` if the match continues.
-    fn winner(&self) -> Option<Side> {
+    fn winning_side(&self) -> Option<Side> {
         let count = |is_counted: &dyn Fn(Role) -> bool| {
-            self.living().filter(|seat| is_counted(self.position.roles[*seat])).count()
+            self.living_seats().filter(|seat| is_counted(self.position.roles[*seat])).count()
         };
         let wolves = count(&|role| role.side() == Side::Wolves);
         let wolves_win = if self.position.rules.wins_by_group() {
             count(&|role| role == Role::Villager) == 0 || count(&Role::is_special) == 0
         } else {
-            2 * wolves >= self.living().count()
+            2 * wolves >= self.living_seats().count()
         };
         match wolves {
             0 => Some(Side::Good),
@@ -146,18 +150,18 @@ impl WerewolfMatch {
         }
     }
 
-    /// Returns the seat of the witch if she can heal the victim.
+    /// Returns the seat of the witch if she can heal the victim of the night, and `None` otherwise.
     fn witch_who_can_heal(&self) -> Option<usize> {
         let Position { rules, victim, has_antidote, .. } = &self.position;
-        let witch = self.living_with_role(Role::Witch)?;
+        let witch = self.find_living_player(Role::Witch)?;
         let can_heal = victim.is_some_and(|victim| victim != witch || rules.heals_self());
         (*has_antidote && can_heal).then_some(witch)
     }
 
-    /// Returns the seat of the witch if she can poison a player.
+    /// Returns the seat of the witch if she can poison a player, and `None` otherwise.
     fn witch_who_can_poison(&self) -> Option<usize> {
         let can_poison = self.position.has_poison && !self.position.healed;
-        self.living_with_role(Role::Witch).filter(|_| can_poison)
+        self.find_living_player(Role::Witch).filter(|_| can_poison)
     }
 
     /// Advances to the next phase in which a player can act, or to the end of the match.
@@ -166,7 +170,7 @@ impl WerewolfMatch {
             if matches!(self.position.phase, Phase::Over(_)) {
                 return Ok(());
             }
-            if let Some(winner) = self.winner() {
+            if let Some(winner) = self.winning_side() {
                 let key = if winner == Side::Wolves { "wolves_win" } else { "good_win" };
                 self.announce(events, key, &[])?;
                 self.position.phase = Phase::Over(Some(winner));
@@ -181,7 +185,7 @@ impl WerewolfMatch {
                     self.announce(events, "night_falls", &[("n", &self.position.day.to_string())])?;
                     Phase::Guard
                 }
-                Phase::Guard if self.living_with_role(Role::Guard).is_none() => {
+                Phase::Guard if self.find_living_player(Role::Guard).is_none() => {
                     Phase::Discussion(0)
                 }
                 Phase::Discussion(_)
@@ -192,9 +196,9 @@ impl WerewolfMatch {
                 }
                 Phase::Heal if self.witch_who_can_heal().is_none() => Phase::Poison,
                 Phase::Poison if self.witch_who_can_poison().is_none() => Phase::Seer,
-                Phase::Seer if self.living_with_role(Role::Seer).is_none() => Phase::Dawn,
+                Phase::Seer if self.find_living_player(Role::Seer).is_none() => Phase::Dawn,
                 Phase::Dawn => {
-                    self.dawn(events)?;
+                    self.end_night(events)?;
                     Phase::LastWords
                 }
                 Phase::LastWords if self.position.speakers.is_empty() => Phase::Shot,
@@ -206,15 +210,15 @@ impl WerewolfMatch {
                         Phase::Speech(0)
                     }
                 }
-                Phase::Speech(from) if self.living().all(|seat| seat < from) => Phase::Vote,
+                Phase::Speech(from) if self.living_seats().all(|seat| seat < from) => Phase::Vote,
                 _ => return Ok(()),
             };
             self.position.phase = next;
         }
     }
 
-    /// Applies the deaths of the night, and announces them.
-    fn dawn(&mut self, events: &mut Vec<Event>) -> Result<(), GameError> {
+    /// Ends the night: applies its deaths, and announces them.
+    fn end_night(&mut self, events: &mut Vec<Event>) -> Result<(), GameError> {
         let position = &mut self.position;
         let victim = position.victim.take();
         let poisoned = position.poisoned.take();
@@ -230,17 +234,18 @@ impl WerewolfMatch {
         for seat in &dead {
             position.alive[*seat] = false;
         }
-        let shoots = |seat: &usize| position.roles[*seat].shoots() && poisoned != Some(*seat);
+        let shoots = |seat: &usize| position.roles[*seat].can_shoot() && poisoned != Some(*seat);
         position.shooters = dead.iter().copied().filter(shoots).collect();
         position.speakers = if position.day == 1 { dead.clone() } else { Vec::new() };
         let names: Vec<&str> = dead.iter().map(|seat| self.names[*seat].as_str()).collect();
-        let names = names.join(self.texts.get("comma")?);
+        let names = names.join(self.texts.get_text("comma")?);
         let key = if dead.is_empty() { "quiet_night" } else { "day_breaks" };
         let day = self.position.day.to_string();
         self.announce(events, key, &[("n", &day), ("names", &names)])
     }
 
-    /// Adds an event that all players observe.
+    /// Adds an event that all players observe. `key` names its text, and `slots` replace the text's
+    /// placeholders.
     fn announce(
         &self,
         events: &mut Vec<Event>,
@@ -252,8 +257,8 @@ impl WerewolfMatch {
         Ok(())
     }
 
-    /// Adds a statement of a player.
-    fn speak(
+    /// Adds an event for the statement of a player.
+    fn add_statement(
         &self,
         events: &mut Vec<Event>,
         (key, to): (&str, Audience),
@@ -266,10 +271,10 @@ impl WerewolfMatch {
     }
 
     /// Returns the next turn of the current phase.
-    fn turn(&self) -> Result<Next, GameError> {
+    fn create_turn(&self) -> Result<Next, GameError> {
         let Position { phase, roles, rules, victim, protected_before, .. } = &self.position;
-        let other_players = |seat: usize| self.living().filter(move |other| *other != seat);
-        let none = || Ok::<Value, GameError>(json!(self.texts.get("none")?));
+        let other_players = |seat: usize| self.living_seats().filter(move |other| *other != seat);
+        let none = || Ok::<Value, GameError>(json!(self.texts.get_text("none")?));
         let player_or_none = |seats: &mut dyn Iterator<Item = usize>| {
             let mut legal: Vec<Value> = seats.map(|seat| json!(self.names[seat])).collect();
             legal.push(none()?);
@@ -293,11 +298,11 @@ impl WerewolfMatch {
         let mut requests = Vec::new();
         match phase {
             Phase::Nightfall | Phase::Dawn => {}
-            Phase::Over(winner) => return Ok(Next::Over(self.outcomes(*winner))),
+            Phase::Over(winner) => return Ok(Next::Over(self.create_outcomes(*winner))),
             Phase::Guard => {
-                let mut seats = self.living().filter(|seat| *protected_before != Some(*seat));
+                let mut seats = self.living_seats().filter(|seat| *protected_before != Some(*seat));
                 let choice = player_or_none(&mut seats)?;
-                if let Some(seat) = self.living_with_role(Role::Guard) {
+                if let Some(seat) = self.find_living_player(Role::Guard) {
                     requests.push(request(seat, "guard", &[], choice.clone())?);
                 }
             }
@@ -309,7 +314,7 @@ impl WerewolfMatch {
                 requests.push(request(seat, "discussion", &[], (choice, default))?);
             }
             Phase::WolfVote => {
-                let mut prey = self.living().filter(|seat| roles[*seat].side() != Side::Wolves);
+                let mut prey = self.living_seats().filter(|at| roles[*at].side() != Side::Wolves);
                 let choice = player_or_none(&mut prey)?;
                 for seat in self.living_wolves() {
                     requests.push(request(seat, "wolf_vote", &[], choice.clone())?);
@@ -336,7 +341,7 @@ impl WerewolfMatch {
                 }
             }
             Phase::Seer => {
-                if let Some(seat) = self.living_with_role(Role::Seer) {
+                if let Some(seat) = self.find_living_player(Role::Seer) {
                     let legal: Vec<Value> =
                         other_players(seat).map(|other| json!(self.names[other])).collect();
                     let default = Move::choice(legal.first().cloned().unwrap_or_default());
@@ -354,17 +359,17 @@ impl WerewolfMatch {
                         *seat,
                         "shot",
                         &[],
-                        player_or_none(&mut self.living())?,
+                        player_or_none(&mut self.living_seats())?,
                     )?);
                 }
             }
             Phase::Speech(from) => {
-                if let Some(seat) = self.living().find(|seat| seat >= from) {
+                if let Some(seat) = self.living_seats().find(|seat| seat >= from) {
                     requests.push(request(seat, "speech", &[], silence())?);
                 }
             }
             Phase::Vote => {
-                for seat in self.living() {
+                for seat in self.living_seats() {
                     requests.push(request(
                         seat,
                         "vote",
@@ -378,7 +383,7 @@ impl WerewolfMatch {
         Ok(Next::Requests(requests))
     }
 
-    fn outcomes(&self, winner: Option<Side>) -> Vec<SeatOutcome> {
+    fn create_outcomes(&self, winner: Option<Side>) -> Vec<SeatOutcome> {
         let flag = |name: &str, value: bool| (name.to_owned(), f64::from(u8::from(value)));
         let outcome = |seat: usize| {
             let side = self.position.roles[seat].side();
@@ -395,13 +400,15 @@ impl WerewolfMatch {
         (0..self.names.len()).map(outcome).collect()
     }
 
-    /// Returns the player that a choice names, or `None` if it names no player.
+    /// Returns the seat of the player that a choice names. Returns `None` if the choice names no
+    /// player.
     fn chosen_player(&self, played: &Move) -> Option<usize> {
         self.names.iter().position(|name| played.choice == name.as_str())
     }
 
-    /// Returns the player with the most votes. `ties` decides among several.
-    fn most_votes(&mut self, votes: &[Option<usize>], ties: Tie) -> Option<usize> {
+    /// Returns the player with the most votes. If several players have the most votes, `ties`
+    /// determines the result.
+    fn decide_vote(&mut self, votes: &[Option<usize>], ties: TieRule) -> Option<usize> {
         let count = |seat: usize| votes.iter().filter(|vote| **vote == Some(seat)).count();
         let max_count =
             (0..self.names.len()).map(count).max().filter(|max_count| *max_count > 0)?;
@@ -409,18 +416,19 @@ impl WerewolfMatch {
             (0..self.names.len()).filter(|seat| count(*seat) == max_count).collect();
         match (&leading[..], ties) {
             ([only], _) => Some(*only),
-            (_, Tie::Nobody) => None,
-            (_, Tie::First) => leading.first().copied(),
-            (_, Tie::Random) => {
+            (_, TieRule::Nobody) => None,
+            (_, TieRule::First) => leading.first().copied(),
+            (_, TieRule::Random) => {
                 let counter = self.position.random_ties;
                 self.position.random_ties += 1;
-                Some(leading[index(self.position.seed, Purpose::Tie, counter, leading.len())])
+                let chosen = random_index(self.position.seed, Purpose::Tie, counter, leading.len());
+                Some(leading[chosen])
             }
         }
     }
 
-    /// Applies the moves of a turn.
-    fn play(&mut self, moves: &[(usize, &Move)]) -> Result<Vec<Event>, GameError> {
+    /// Applies the moves of a turn. Returns the events that the seats observe.
+    fn play_turn(&mut self, moves: &[(usize, &Move)]) -> Result<Vec<Event>, GameError> {
         let mut events = Vec::new();
         let votes: Vec<Option<usize>> =
             moves.iter().map(|(_, played)| self.chosen_player(played)).collect();
@@ -437,7 +445,7 @@ impl WerewolfMatch {
             Phase::Discussion(spoken) => {
                 let wolves = self.living_wolves();
                 let to = Audience::Seats(wolves.clone());
-                self.speak(&mut events, ("wolf_says", to), seat, &played.say)?;
+                self.add_statement(&mut events, ("wolf_says", to), seat, &played.say)?;
                 let spoken = spoken + 1;
                 let is_lap_end = spoken.is_multiple_of(wolves.len());
                 let laps = spoken / wolves.len();
@@ -450,13 +458,13 @@ impl WerewolfMatch {
                 }
             }
             Phase::WolfVote => {
-                let victim = self.most_votes(&votes, self.position.rules.wolf_ties);
+                let victim = self.decide_vote(&votes, self.position.rules.wolf_ties);
                 self.position.victim = victim;
                 let text = match victim {
                     Some(victim) => {
                         self.texts.fill("wolf_result", &[("name", &self.names[victim])])?
                     }
-                    None => self.texts.get("wolf_no_result")?.to_owned(),
+                    None => self.texts.get_text("wolf_no_result")?.to_owned(),
                 };
                 let to = Audience::Seats(self.living_wolves());
                 events.push(Event { to, from: None, text });
@@ -480,8 +488,8 @@ impl WerewolfMatch {
                         if by_role { "seer_role" } else { "seer_result" },
                         &[
                             ("name", &self.names[checked]),
-                            ("role", self.texts.get(role.name())?),
-                            ("side", self.texts.get(role.side().name())?),
+                            ("role", self.texts.get_text(role.name())?),
+                            ("side", self.texts.get_text(role.side().name())?),
                         ],
                     )?;
                     events.push(Event { to: Audience::Seats(vec![seat]), from: None, text });
@@ -490,7 +498,7 @@ impl WerewolfMatch {
             }
             Phase::LastWords => {
                 self.position.speakers.remove(0);
-                self.speak(&mut events, ("last_words", Audience::All), seat, &played.say)?;
+                self.add_statement(&mut events, ("last_words", Audience::All), seat, &played.say)?;
                 Phase::LastWords
             }
             Phase::Shot => {
@@ -500,7 +508,7 @@ impl WerewolfMatch {
                     None => self.announce(&mut events, "no_shot", &[("name", &shooter)])?,
                     Some(target) => {
                         self.position.alive[target] = false;
-                        if self.position.roles[target].shoots() {
+                        if self.position.roles[target].can_shoot() {
                             self.position.shooters.push(target);
                         }
                         let slots =
@@ -511,19 +519,19 @@ impl WerewolfMatch {
                 Phase::Shot
             }
             Phase::Speech(_) => {
-                self.speak(&mut events, ("says", Audience::All), seat, &played.say)?;
+                self.add_statement(&mut events, ("says", Audience::All), seat, &played.say)?;
                 Phase::Speech(seat + 1)
             }
             Phase::Vote => {
                 self.announce_votes(&mut events, moves, &votes)?;
-                let exiled = self.most_votes(&votes, self.position.rules.ties);
+                let exiled = self.decide_vote(&votes, self.position.rules.ties);
                 self.position.by_day = true;
                 match exiled {
                     None => self.announce(&mut events, "not_exiled", &[])?,
                     Some(exiled) => {
                         self.position.alive[exiled] = false;
                         self.position.speakers = vec![exiled];
-                        if self.position.roles[exiled].shoots() {
+                        if self.position.roles[exiled].can_shoot() {
                             self.position.shooters = vec![exiled];
                         }
                         let name = self.names[exiled].clone();
@@ -534,7 +542,7 @@ impl WerewolfMatch {
             }
         };
         self.advance(&mut events)?;
-        self.next = self.turn()?;
+        self.next = self.create_turn()?;
         Ok(events)
     }
 
@@ -544,13 +552,13 @@ impl WerewolfMatch {
         moves: &[(usize, &Move)],
         votes: &[Option<usize>],
     ) -> Result<(), GameError> {
-        let none = self.texts.get("none")?;
+        let none = self.texts.get_text("none")?;
         let vote = |((seat, _), target): (&(usize, &Move), &Option<usize>)| {
             let target = target.map_or(none, |target| self.names[target].as_str());
             self.texts.fill("vote", &[("name", &self.names[*seat]), ("target", target)])
         };
         let votes: Vec<String> = moves.iter().zip(votes).map(vote).collect::<Result<_, _>>()?;
-        let votes = votes.join(self.texts.get("comma")?);
+        let votes = votes.join(self.texts.get_text("comma")?);
         self.announce(events, "vote_result", &[("votes", &votes)])
     }
 }
@@ -566,7 +574,7 @@ impl State for WerewolfMatch {
             Next::Over(_) => Vec::new(),
         };
         let mut after = self.clone();
-        let events = after.play(&moves_in_seat_order(&requests, moves)?)?;
+        let events = after.play_turn(&moves_in_seat_order(&requests, moves)?)?;
         *self = after;
         Ok(events)
     }
@@ -580,12 +588,12 @@ impl State for WerewolfMatch {
         let texts = Texts::new(position.rules.language)?;
         let Position { rules, seed, roles, alive, .. } = position.clone();
         if [roles.len(), alive.len()] != [rules.players; 2] {
-            let message = format!("it does not have {} players", rules.players);
+            let message = format!("the position does not have {} players", rules.players);
             return Err(GameError::Position { game: NAME.to_owned(), message });
         }
         let mut restored =
             WerewolfMatch { position, ..WerewolfMatch::new(rules, seed, roles, texts)? };
-        restored.next = restored.turn()?;
+        restored.next = restored.create_turn()?;
         *self = restored;
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::rules::Language;
 use crate::GameError;
 
-/// Texts by key. `{name}` in a text is a placeholder.
+/// Texts of werewolf in one language, by key. `{name}` in a text is a placeholder.
 #[derive(Debug, Clone)]
 pub(super) struct Texts {
     language: &'static str,
@@ -14,10 +14,10 @@ pub(super) struct Texts {
 }
 
 impl Texts {
-    /// Reads the texts of a language.
+    /// Reads the texts of werewolf in a language.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if the file is not valid.
+    /// Returns [`GameError::Text`] if the file of the texts is not valid.
     pub fn new(language: Language) -> Result<Self, GameError> {
         let (language, file) = match language {
             Language::English => ("en", include_str!("text/en.toml")),
@@ -30,21 +30,22 @@ impl Texts {
         Ok(Texts { language, entries: Arc::new(entries) })
     }
 
-    /// Returns the text of `key`.
+    /// Returns the text with this key.
     ///
     /// # Errors
-    /// Returns [`GameError::Text`] if there is none.
-    pub fn get(&self, key: &str) -> Result<&str, GameError> {
+    /// Returns [`GameError::Text`] if there is no text with this key.
+    pub fn get_text(&self, key: &str) -> Result<&str, GameError> {
         self.entries.get(key).map(String::as_str).ok_or_else(|| GameError::Text {
             language: self.language.to_owned(),
             key: key.to_owned(),
         })
     }
 
-    /// Returns the text of `key` with its placeholders replaced by `slots`.
+    /// Returns the text with this key. `slots` contains the names of the text's placeholders with
+    /// their values.
     pub fn fill(&self, key: &str, slots: &[(&str, &str)]) -> Result<String, GameError> {
         // Values may contain braces, so only placeholders of the original text are replaced.
-        let mut rest = self.get(key)?;
+        let mut rest = self.get_text(key)?;
         let mut filled = String::new();
         while let Some((before, slot_and_after)) = rest.split_once('{') {
             filled.push_str(before);
@@ -57,11 +58,12 @@ impl Texts {
         Ok(filled)
     }
 
-    /// Returns the name of the player in a seat.
+    /// Returns the name of the player who takes a seat, by which the other players refer to this
+    /// player.
     ///
     /// # Errors
     /// Returns [`GameError::Text`] if the texts lack the template for names.
-    pub fn player(&self, seat: usize) -> Result<String, GameError> {
+    pub fn player_name(&self, seat: usize) -> Result<String, GameError> {
         self.fill("player", &[("n", &(seat + 1).to_string())])
     }
 }

@@ -21,33 +21,35 @@ use super::order::{self, LaunchOrder};
 use super::{Requirements, SUBDIR};
 use crate::{child, gpus};
 
-/// File into which rank 0 writes the address on which it listens.
+/// Name of the file into which rank 0 writes the address on which it listens.
 const PORT: &str = "port";
-/// Environment variable from which rank 0 reads its token.
+/// Environment variable from which rank 0 reads the token that requests must have.
 pub const TOKEN: &str = "LEVADE_LEARNER_TOKEN";
-/// Interval at which files are polled.
+/// Interval at which files of the learner are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of bytes at the end of a log that are searched for the reason why processes exited.
 const END_OF_LOG: u64 = 16 << 10;
-/// Environment variable with the name or address by which other nodes reach this node.
+/// Environment variable with the host name or address by which other nodes reach this node.
 pub const HEAD: &str = "LEVADE_HEAD";
 
-/// A running learner that accepts connections.
+/// Group of learner processes that are running and accept connections.
 pub struct Group {
-    /// URL at which rank 0 serves.
+    /// URL at which rank 0 accepts requests.
     pub url: String,
     /// Token that requests to the learner must have.
     pub token: String,
     /// Handle that stops the processes when it is dropped.
     pub processes: Processes,
-    /// Task that ends once the processes have exited.
+    /// Task that ends when the processes have exited.
     pub exit_task: JoinHandle<()>,
 }
 
-/// Starts the processes of a learner on this node, and writes the order for the other nodes.
+/// Starts the learner's processes on this node, and writes the order that starts them on the other
+/// nodes.
 ///
 /// # Errors
-/// Returns an error if the processes cannot be started, exit early, or do not listen in time.
+/// Returns an error if the processes cannot be started, exit early, or do not listen before the
+/// start timeout.
 pub async fn start(
     keys: &TorchKeys,
     recipe: &Recipe,
@@ -57,7 +59,8 @@ pub async fn start(
     supervisor: &Supervisor,
 ) -> anyhow::Result<Group> {
     let dir = root.join(SUBDIR);
-    order::clear(&dir).with_context(|| format!("cannot write into {}", dir.display()))?;
+    order::remove_old_files(&dir)
+        .with_context(|| format!("cannot write into {}", dir.display()))?;
     let port = dir.join(PORT);
     let _ = fs::remove_file(&port);
     let configured_head = read_variable(HEAD).map(|head| head.to_string_lossy().into_owned());
@@ -68,27 +71,27 @@ pub async fn start(
     };
     let order = LaunchOrder {
         start: random_hex(6),
-        command: command(
+        command: launch_command(
             keys,
             recipe,
             root,
             model,
             wants,
-            (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?),
+            (&head, child::find_free_port(Ipv4Addr::UNSPECIFIED)?),
         ),
-        variables: variables(keys),
+        variables: launch_variables(keys),
         // Pass these by name, because each node has its own GPUs.
         environment: gpus::with_visible(&keys.environment),
         nodes: keys.nodes,
         start_timeout_seconds: keys.start_seconds,
     };
-    let log = log_of(root, 0);
+    let log = node_log_path(root, 0);
     let token = random_hex(32);
     let mut environment = order.full_environment();
     environment.push((TOKEN.into(), token.clone()));
     let mut kept = serve(&order, 0, root, (environment, &log), supervisor).await?;
     order.write(&dir)?;
-    let url = await_address(&mut kept, &port, &log, keys.start_timeout()).await?;
+    let url = wait_for_address(&mut kept, &port, &log, keys.start_timeout()).await?;
     let (send, ended) = watch::channel(None);
     let (guard, dropped) = oneshot::channel::<()>();
     let exit_task = tokio::spawn(async move {
@@ -96,7 +99,7 @@ pub async fn start(
             how = kept.describe_end() => {
                 Some(format!("the processes ended: {how}; {}", failure_reason(&log)))
             },
-            how = await_node_exit(&dir, &order) => Some(format!("the processes ended {how}")),
+            how = wait_for_node_exit(&dir, &order) => Some(format!("the processes ended {how}")),
             _ = dropped => None,
         };
         kept.stop().await;
@@ -107,7 +110,7 @@ pub async fn start(
     Ok(Group { url, token, processes: Processes { ended, guard: Box::new(guard) }, exit_task })
 }
 
-/// Starts the processes of a node. Their log is appended to.
+/// Starts the learner's processes on a node. Their output is appended to the log.
 ///
 /// # Errors
 /// Returns an error if the processes cannot be started, or if the log cannot be written.
@@ -118,18 +121,18 @@ pub async fn serve(
     (environment, log): (Vec<(String, String)>, &Path),
     supervisor: &Supervisor,
 ) -> anyhow::Result<Child> {
-    let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let file = child::open_log(log).with_context(|| format!("cannot write {}", log.display()))?;
     let launch = Launch {
         dir: root.to_owned(),
         variables: environment,
-        ..Launch::new(order.command_for(node))
+        ..Launch::new(order.node_command(node))
     };
     let kept = supervisor.serve(&launch, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
 
-/// Returns the command of a node.
-fn command(
+/// Returns the command that each node runs to start the learner's processes.
+fn launch_command(
     keys: &TorchKeys,
     recipe: &Recipe,
     root: &Path,
@@ -179,14 +182,14 @@ fn command(
     words
 }
 
-fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
+fn launch_variables(keys: &TorchKeys) -> Vec<(String, String)> {
     let threads = keys.threads.max(1).to_string();
     // Unbuffered, so that the log can be followed.
     vec![("OMP_NUM_THREADS".into(), threads), ("PYTHONUNBUFFERED".into(), "1".into())]
 }
 
-/// Waits until rank 0 reports the address on which it listens. Returns its URL.
-async fn await_address(
+/// Waits until rank 0 reports the address on which it listens. Returns the URL of rank 0.
+async fn wait_for_address(
     kept: &mut Child,
     port: &Path,
     log: &Path,
@@ -201,35 +204,35 @@ async fn await_address(
         }
         tokio::select! {
             how = kept.describe_end() => anyhow::bail!(
-                "the processes of the learner ended before they listened: {how}\n{}",
+                "the processes of the learner exited before they accepted connections: {how}\n{}",
                 failure_reason(log)
             ),
             _ = sleep(POLL_INTERVAL) => {}
         }
         if watch.elapsed() > timeout {
             anyhow::bail!(
-                "waited {timeout:?} for the processes of the learner to listen\n{}\nraise \
-                 `cluster.learner.start_seconds` if the machine is only slow",
+                "the processes of the learner did not accept connections within {timeout:?}\n{}\n\
+                 raise `cluster.learner.start_seconds` if the machine is only slow",
                 failure_reason(log)
             );
         }
     }
 }
 
-/// Waits until the processes of another node exit. Returns how they exited.
-async fn await_node_exit(dir: &Path, order: &LaunchOrder) -> String {
+/// Waits until the processes of another node exit. Returns a description of how they exited.
+async fn wait_for_node_exit(dir: &Path, order: &LaunchOrder) -> String {
     loop {
-        if let Some(how) = order::exited_node(dir, order) {
+        if let Some(how) = order::find_exited_node(dir, order) {
             return how;
         }
         sleep(5 * POLL_INTERVAL).await;
     }
 }
 
-/// Returns the line of a log that most likely contains the reason for an exit, with the path of the
-/// log.
+/// Finds the line of a log that most likely contains the reason for an exit. Returns the line with
+/// the path of the log.
 pub fn failure_reason(log: &Path) -> String {
-    let end = child::end_of(log, END_OF_LOG);
+    let end = child::read_log_end(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
     // Neither torchrun's summary nor the status lines of a healthy rank contain the reason.
     let passing =
@@ -253,8 +256,8 @@ pub fn failure_reason(log: &Path) -> String {
     }
 }
 
-/// Returns the path of the log of a node's processes. The run's own node is 0.
-pub fn log_of(root: &Path, node: u32) -> PathBuf {
+/// Returns the path of the log of a node's processes. The machine that runs the trainer is node 0.
+pub fn node_log_path(root: &Path, node: u32) -> PathBuf {
     root.join(SUBDIR).join(format!("node-{node}.log"))
 }
 
@@ -263,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_finds_reason_in_log() {
+    fn failure_reason_is_found_in_log() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         assert!(failure_reason(&log).starts_with("nothing was printed"));

@@ -15,38 +15,38 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::{Requirements, dtype};
+use super::{Requirements, dtype_name};
 use crate::failure::unusable;
 use crate::{child, display, gpus};
 
-/// Name of the model at started servers.
+/// Name under which started servers serve the model.
 const SERVED: &str = "levade";
-/// Running time after which a server counts as started successfully, so that its arguments are not
-/// the reason for a later exit.
+/// Uptime after which a server counts as started successfully. If the server exits later, its
+/// arguments are not the reason.
 const STABLE_TIME: Duration = Duration::from_secs(5 * 60);
-/// Maximum wait before a server that exits repeatedly is started again.
+/// Maximum delay before the restart of a server that exits repeatedly.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Number of bytes at the end of a log that are searched for the reason why a server exited.
 const END_OF_LOG: u64 = 64 << 10;
-/// Maximum number of log lines that are shown.
+/// Maximum number of log lines that an error shows.
 const LINES: usize = 8;
 
-/// Specification of a server to start.
+/// Specification of a server that the run starts.
 #[derive(Debug, Clone)]
-pub(super) struct Spec {
-    /// Name in messages.
+pub(super) struct ServerSpec {
+    /// Name of the server in messages to the user.
     pub name: String,
-    /// URL of the server.
+    /// URL at which the server is reached.
     pub url: String,
     /// Log file for the server's output.
     pub log: PathBuf,
     launch: Launch,
 }
 
-impl Spec {
-    /// Creates the specification of server `number`, counted from 0, for the model in the directory
-    /// `model`. If `backend` is set, the server receives weights over this backend. If devices are
-    /// colocated, the server can sleep.
+impl ServerSpec {
+    /// Creates the specification of server `number`, counted from 0. The server loads the model in
+    /// the directory `model`. If `backend` is set, the server receives weights over this backend.
+    /// If devices are colocated, the server supports sleep mode.
     ///
     /// # Errors
     /// Returns an error if no port is free, if there are too few GPUs, or if the run directory
@@ -62,7 +62,7 @@ impl Spec {
     ) -> anyhow::Result<Self> {
         let keys = samplers.servers();
         let sleeps = wants.colocation.is_some();
-        let port = child::free_port(Ipv4Addr::LOCALHOST).map_err(|error| {
+        let port = child::find_free_port(Ipv4Addr::LOCALHOST).map_err(|error| {
             unusable(format!("no port of this machine is free for a sampler: {error}"))
         })?;
         let kind = match samplers {
@@ -141,7 +141,7 @@ impl Spec {
         }
         add(&["--host", "127.0.0.1", "--port", &text(&port)]);
         if !has("--dtype") {
-            add(&["--dtype", dtype(precision)]);
+            add(&["--dtype", dtype_name(precision)]);
         }
         command.extend(keys.args.iter().cloned());
         let mut environment = child_environment(&gpus::with_visible(&keys.environment));
@@ -159,7 +159,7 @@ impl Spec {
         }
         let logs = folder.join("logs");
         std::fs::create_dir_all(&logs)?;
-        Ok(Spec {
+        Ok(ServerSpec {
             url: format!("http://127.0.0.1:{port}"),
             log: logs.join(format!("{name}.log")),
             name,
@@ -172,44 +172,56 @@ impl Spec {
     }
 }
 
-/// A supervised server. The server is stopped when this is dropped.
-pub(super) struct Process {
+/// Supervised server process. The server is stopped when this value is dropped.
+pub(super) struct ServerProcess {
     running: watch::Receiver<bool>,
     start_error: Arc<Mutex<Option<String>>>,
     _guard: oneshot::Sender<()>,
 }
 
-impl Process {
-    /// Starts a server, and restarts it whenever it exits. If devices are colocated, the server
-    /// starts only while `may` is true. The returned task ends once the server has exited for good.
+impl ServerProcess {
+    /// Starts a server, and restarts the server whenever it exits. If devices are colocated, the
+    /// server starts only while `may` is true. The returned task ends when the server has exited
+    /// and is not restarted.
     pub fn start(
-        spec: Spec,
+        spec: ServerSpec,
         supervisor: Supervisor,
         may: Option<watch::Receiver<bool>>,
     ) -> (Self, JoinHandle<()>) {
         let start_error = Arc::<Mutex<Option<String>>>::default();
         let (running, watched) = watch::channel(false);
         let (guard, dropped) = oneshot::channel();
-        let exit_task =
-            tokio::spawn(keep(spec, supervisor, Arc::clone(&start_error), may, running, dropped));
-        (Process { running: watched, start_error, _guard: guard }, exit_task)
+        let exit_task = tokio::spawn(keep_running(
+            spec,
+            supervisor,
+            Arc::clone(&start_error),
+            may,
+            running,
+            dropped,
+        ));
+        (ServerProcess { running: watched, start_error, _guard: guard }, exit_task)
     }
 
-    /// Returns a receiver that contains whether the server's process is running.
+    /// Returns a receiver whose value is whether the server's process is running.
     pub fn running(&self) -> watch::Receiver<bool> {
         self.running.clone()
     }
 
-    /// Returns why the server exited soon after its start, or `None` if it did not.
+    /// Returns the reason why the server exited soon after its start. Returns `None` if the server
+    /// did not exit soon.
     pub fn start_error(&self) -> Option<String> {
         self.start_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Waits until a server may start, and marks it as running. Checks `may` again after marking: if
-/// the devices are taken away at the same moment, either this function or the other side notices.
-/// Returns `false` if the server can never start, because the sender of `may` was dropped.
-async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sender<bool>) -> bool {
+/// Waits until the server is permitted to start, and marks the server as running. Checks `may`
+/// again after marking: if the devices are taken away at the same moment, either this function or
+/// the party that takes them notices. Returns `false` if the server can never start, because the
+/// sender of `may` was dropped.
+async fn wait_for_permission(
+    may: &mut Option<watch::Receiver<bool>>,
+    running: &watch::Sender<bool>,
+) -> bool {
     loop {
         if let Some(may) = may
             && may.wait_for(|may| *may).await.is_err()
@@ -224,9 +236,9 @@ async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sen
     }
 }
 
-/// Runs a server until `dropped` completes, and returns once the server has exited.
-async fn keep(
-    spec: Spec,
+/// Runs a server and restarts it until `dropped` completes. Returns when the server has exited.
+async fn keep_running(
+    spec: ServerSpec,
     supervisor: Supervisor,
     start_error: Arc<Mutex<Option<String>>>,
     mut may: Option<watch::Receiver<bool>>,
@@ -238,10 +250,10 @@ async fn keep(
         tokio::select! {
             biased;
             _ = &mut dropped => return,
-            starts = may_start(&mut may, &running) => if !starts { return },
+            starts = wait_for_permission(&mut may, &running) => if !starts { return },
         }
         let start = Instant::now();
-        let started = match child::log(&spec.log) {
+        let started = match child::open_log(&spec.log) {
             Ok(log) => supervisor.serve(&spec.launch, log).await,
             Err(error) => Err(format!("cannot write {}: {error}", spec.log.display())),
         };
@@ -262,7 +274,7 @@ async fn keep(
             wait = Duration::from_secs(1);
         } else {
             let log = display::path(&spec.log);
-            let reason = last_lines(&spec.log);
+            let reason = read_last_lines(&spec.log);
             let text = format!(
                 "the sampler {} ended ({why}); the end of its log, {log}:\n{reason}",
                 spec.name
@@ -278,9 +290,9 @@ async fn keep(
     }
 }
 
-/// Returns the last non-blank lines of a log.
-fn last_lines(log: &Path) -> String {
-    let text = child::end_of(log, END_OF_LOG);
+/// Returns the last lines of a log that are not blank, joined into one text.
+fn read_last_lines(log: &Path) -> String {
+    let text = child::read_log_end(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("  {line}\n")).collect()
 }
@@ -293,7 +305,8 @@ mod tests {
     async fn server_starts_only_while_devices_are_handed_over() {
         let (permit, may) = watch::channel(false);
         let (running, watched) = watch::channel(false);
-        let start = tokio::spawn(async move { may_start(&mut Some(may), &running).await });
+        let start =
+            tokio::spawn(async move { wait_for_permission(&mut Some(may), &running).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!start.is_finished() && !*watched.borrow());
         permit.send_replace(true);
@@ -301,9 +314,9 @@ mod tests {
         // The sender is dropped, so the server never starts again.
         let (permit, may) = watch::channel(false);
         drop(permit);
-        assert!(!may_start(&mut Some(may), &watch::channel(false).0).await);
+        assert!(!wait_for_permission(&mut Some(may), &watch::channel(false).0).await);
         assert!(
-            may_start(&mut None, &watch::channel(false).0).await,
+            wait_for_permission(&mut None, &watch::channel(false).0).await,
             "without turns it always may"
         );
     }
@@ -315,13 +328,13 @@ mod tests {
         // Replaces the supervisor by a program that exits slowly.
         let slow = format!("read order; cat; sleep 0.5; echo > '{}'", mark.display());
         let supervisor = Supervisor(vec!["sh".into(), "-c".into(), slow]);
-        let spec = Spec {
+        let spec = ServerSpec {
             name: "vllm-0".into(),
             url: "http://127.0.0.1:1".into(),
             log: folder.path().join("log"),
             launch: Launch { dir: folder.path().to_owned(), ..Launch::new(["true"]) },
         };
-        let (process, exit_task) = Process::start(spec, supervisor, None);
+        let (process, exit_task) = ServerProcess::start(spec, supervisor, None);
         process.running().wait_for(|running| *running).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!exit_task.is_finished() && process.start_error().is_none());

@@ -8,8 +8,8 @@ use levade_recipe::{ClusterKeys, PolicyKeys, PolicyModel, Recipe};
 use super::{StartedPolicies, start};
 use crate::host::Host;
 
-/// Starts the policies of a recipe as [`start`] does, but without training: each policy of
-/// `measured` has the weights of this model, and the embedded engine samples. `now` is the current
+/// Starts the policies of a recipe without training, for an evaluation. Each policy of `measured`
+/// has the weights of its model in this map, and the embedded engine samples. `now` is the current
 /// time in chat templates, as a Unix timestamp in seconds.
 ///
 /// # Errors

@@ -7,75 +7,79 @@ use levade_engine::{Engine, MemoryPlan};
 use levade_model::ModelFiles;
 use levade_recipe::Recipe;
 
-use super::{FullModel, Model, models};
+use super::{FullModelPlan, PlannedModel, open_models};
 use crate::failure::unusable;
 use crate::host::Host;
 use crate::model;
 
-/// Minimum values of `model.context` and `engine.micro_batch_tokens` that an error proposes, in
-/// tokens.
+/// Minimum of the values of `model.context` and `engine.micro_batch_tokens` that an error proposes,
+/// in tokens.
 const MIN_PROPOSED: usize = 128;
 
-/// Models of a recipe that are opened but not started.
-pub struct PlannedModels(Vec<Model>);
+/// Models of a recipe that are opened, but whose engines are not started.
+pub struct PlannedModels(Vec<PlannedModel>);
 
-/// Memory of one engine of a run.
+/// Memory plan of one engine of a run.
 pub struct EnginePlan {
-    /// Role of the engine: `reference`, `critic`, `past version`, or empty for the policy's own
+    /// Role of the engine: `reference`, `critic`, or `past version`. Empty for the policy's own
     /// engine.
     pub what: &'static str,
-    /// Bytes by purpose.
+    /// Memory that the engine will take, by purpose.
     pub plan: MemoryPlan,
-    /// Bytes that the engines of earlier models leave.
+    /// Number of bytes that the engines of earlier models leave for this engine.
     available: u64,
 }
 
 impl PlannedModels {
-    /// Opens the models. Fetches models that are not on this machine.
+    /// Opens the models of a recipe. Models that are not on this machine are downloaded.
     ///
     /// # Errors
-    /// Returns an error if a model cannot be fetched or read.
+    /// Returns an error if a model cannot be downloaded or read.
     pub fn open(recipe: &Recipe, host: &Host) -> anyhow::Result<Self> {
-        let models = models(recipe, host)?;
-        models.iter().try_for_each(Model::check)?;
+        let models = open_models(recipe, host)?;
+        models.iter().try_for_each(PlannedModel::check_not_adapter)?;
         Ok(PlannedModels(models))
     }
 
-    /// Returns the models.
-    pub(super) fn into_models(self) -> Vec<Model> {
+    /// Returns the opened models.
+    pub(super) fn into_models(self) -> Vec<PlannedModel> {
         self.0
     }
 
-    /// Returns the source and a description of each model.
-    pub fn described(&self) -> impl Iterator<Item = (&str, String)> {
+    /// Returns the source of each model with a description of the model.
+    pub fn describe_models(&self) -> impl Iterator<Item = (&str, String)> {
         self.0.iter().map(|model| (model.keys.source.as_str(), model::describe(&model.found.files)))
     }
 
-    /// Returns the files of the model that a policy starts from.
-    pub fn files_of(&self, policy: &str) -> Option<&ModelFiles> {
-        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
+    /// Returns the files of the model that a policy starts from. Returns `None` if there is no such
+    /// policy.
+    pub fn policy_files(&self, policy: &str) -> Option<&ModelFiles> {
+        let is_of =
+            |model: &&PlannedModel| model.policies.iter().any(|wanted| wanted.name == policy);
         self.0.iter().find(is_of).map(|model| &model.found.files)
     }
 
     /// Returns the maximum sequence length that every model supports, in tokens.
     pub fn context(&self) -> usize {
-        self.0.iter().map(Model::context).min().unwrap_or(0)
+        self.0.iter().map(PlannedModel::context).min().unwrap_or(0)
     }
 
-    /// Returns the maximum sequence length of a policy, in tokens.
-    pub fn context_of(&self, policy: &str) -> Option<usize> {
-        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
-        self.0.iter().find(is_of).map(Model::context)
+    /// Returns the maximum sequence length of a policy, in tokens. Returns `None` if there is no
+    /// such policy.
+    pub fn policy_context(&self, policy: &str) -> Option<usize> {
+        let is_of =
+            |model: &&PlannedModel| model.policies.iter().any(|wanted| wanted.name == policy);
+        self.0.iter().find(is_of).map(PlannedModel::context)
     }
 
     /// Returns the memory that each engine of a run will take.
     ///
     /// # Errors
-    /// Returns an error if the options do not fit a model. If the memory does not suffice, the
+    /// Returns an error if the options do not fit a model. If the memory is not sufficient, the
     /// error proposes values of recipe keys with which the run fits.
     pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
         let plans = self.plans(recipe, None)?;
-        if fit(&plans) {
+        if plans_fit(&plans) {
             return Ok(plans.into_iter().map(|one| one.plan).collect());
         }
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
@@ -87,7 +91,7 @@ impl PlannedModels {
         }
         let allowed = plans.iter().map(|one| one.available).max().unwrap_or_default();
         let _ = write!(text, "\nOnly {} MiB may be used. ", allowed >> 20);
-        let smaller = self.smaller(recipe);
+        let smaller = self.propose_smaller_values(recipe);
         if smaller.is_empty() {
             text += "No smaller `model.context` or `engine.micro_batch_tokens` suffices: use a \
                      smaller model, or train an adapter (`model.lora`). ";
@@ -104,10 +108,11 @@ impl PlannedModels {
         Err(unusable(text))
     }
 
-    /// Returns the largest `engine.kv_memory_mb` with which the run fits, and the largest values of
-    /// `model.context` and `engine.micro_batch_tokens`, found by halving. Proposes each key by
-    /// itself if that suffices, otherwise both together.
-    fn smaller(&self, recipe: &Recipe) -> Vec<String> {
+    /// Proposes smaller values of recipe keys with which the run fits: the largest
+    /// `engine.kv_memory_mb`, and the largest `model.context` and `engine.micro_batch_tokens` that
+    /// repeated halving finds. Proposes each key by itself if that is sufficient, and otherwise
+    /// both together.
+    fn propose_smaller_values(&self, recipe: &Recipe) -> Vec<String> {
         let context = self.context();
         let halves = |from: usize| {
             let halved = std::iter::successors(Some(from / 2), |value| Some(value / 2));
@@ -116,7 +121,7 @@ impl PlannedModels {
         let fits = |context: Option<usize>, batch: Option<usize>| {
             let mut changed = recipe.clone();
             changed.engine.micro_batch_tokens = batch.unwrap_or(recipe.engine.micro_batch_tokens);
-            self.plans(&changed, context).is_ok_and(|plans| fit(&plans))
+            self.plans(&changed, context).is_ok_and(|plans| plans_fit(&plans))
         };
         let context_key = |value: usize| format!("`model.context = {value}`");
         let batch_key = |value: usize| format!("`engine.micro_batch_tokens = {value}`");
@@ -139,13 +144,13 @@ impl PlannedModels {
         both.into_iter().collect()
     }
 
-    /// Returns the maximum `engine.kv_memory_mb` with which the run fits, or `None` if the recipe
-    /// sets none, or no smaller value suffices.
+    /// Returns the maximum `engine.kv_memory_mb` with which the run fits. Returns `None` if the
+    /// recipe does not set this key, or if no smaller value is sufficient.
     fn find_max_kv_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |kv_memory_mb: usize| {
             let mut changed = recipe.clone();
             changed.engine.kv_memory_mb = kv_memory_mb;
-            self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
+            self.plans(&changed, None).is_ok_and(|plans| plans_fit(&plans))
         };
         let (mut enough, mut over) = (1, recipe.engine.kv_memory_mb);
         if over <= enough || !fits(enough) {
@@ -158,13 +163,13 @@ impl PlannedModels {
         Some(enough)
     }
 
-    /// Returns the minimum `engine.memory_mb` with which the run fits, or `None` if no larger value
-    /// is available on this machine.
+    /// Returns the minimum `engine.memory_mb` with which the run fits. Returns `None` if no larger
+    /// value is available on this machine.
     fn find_min_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |memory_mb: usize| {
             let mut changed = recipe.clone();
             changed.engine.memory_mb = memory_mb;
-            self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
+            self.plans(&changed, None).is_ok_and(|plans| plans_fit(&plans))
         };
         let free =
             levade_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
@@ -180,8 +185,8 @@ impl PlannedModels {
         Some(enough)
     }
 
-    /// Returns the memory that each engine of a run would take, whether or not it is available.
-    /// `context` replaces the context of every model.
+    /// Returns the memory plan of each engine of a run, whether or not the memory is available. If
+    /// `context` is set, it replaces the context of every model.
     ///
     /// # Errors
     /// Returns an error if options do not fit a model.
@@ -195,14 +200,14 @@ impl PlannedModels {
             let (full, adapter_policies) = model.split_by_adapter();
             let mut all = Vec::new();
             for wanted in full {
-                let FullModel { policy, reference, critic, past, .. } =
-                    model.full_options(recipe, wanted, context)?;
+                let FullModelPlan { policy, reference, critic, past, .. } =
+                    model.full_engine_options(recipe, wanted, context)?;
                 let named = [("", Some(policy)), ("reference", reference), ("critic", critic)];
                 all.extend(named.into_iter().filter_map(|(what, options)| Some((what, options?))));
                 all.extend(past.into_iter().map(|options| ("past version", options)));
             }
             if !adapter_policies.is_empty() {
-                all.push(("", model.base_options(recipe, &adapter_policies, context)));
+                all.push(("", model.base_engine_options(recipe, &adapter_policies, context)));
             }
             // The memory of a model's engines is not available to later models.
             let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
@@ -219,14 +224,14 @@ impl PlannedModels {
     }
 }
 
-impl Model {
-    /// Returns the maximum length of a sequence, in tokens.
+impl PlannedModel {
+    /// Returns the maximum sequence length of the model, in tokens.
     fn context(&self) -> usize {
         self.keys.context.unwrap_or(self.found.files.config.context)
     }
 }
 
-/// Returns whether every engine fits into its available memory.
-fn fit(plans: &[EnginePlan]) -> bool {
+/// Returns whether the plan of every engine fits into its available memory.
+fn plans_fit(plans: &[EnginePlan]) -> bool {
     plans.iter().all(|EnginePlan { plan, available, .. }| plan.total() <= *available)
 }

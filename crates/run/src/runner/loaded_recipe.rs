@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use levade_agent::environments::{Environments, LedLoop};
+use levade_agent::environments::{EnvironmentLoop, Environments};
 use levade_agent::runner::RunnerAgent;
 use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
@@ -13,7 +13,7 @@ use levade_trainer::Toolboxes;
 use crate::failure::unusable;
 use crate::programs::runner_program;
 
-/// Agents of a run that a runner can execute.
+/// Recipe of a run, loaded by a runner, with the agents that the runner can execute.
 pub(super) struct LoadedRecipe {
     recipe: Recipe,
     toolboxes: Toolboxes,
@@ -24,7 +24,8 @@ pub(super) struct LoadedRecipe {
 }
 
 impl LoadedRecipe {
-    /// Reads the recipe `text` of the run `name`. Files that the recipe names are in `dir`.
+    /// Parses the recipe `text` of the run `name`. The directory `dir` contains the files that the
+    /// recipe names.
     ///
     /// # Errors
     /// Returns an error if the recipe is invalid, for example because it was written by another
@@ -45,10 +46,10 @@ impl LoadedRecipe {
         })
     }
 
-    /// Returns an agent, which is set up once.
+    /// Returns the agent with this name. The agent is set up when it is first requested.
     ///
     /// # Errors
-    /// Returns an error if there is no such agent, or if one of its files is missing here.
+    /// Returns an error if there is no such agent, or if this host lacks one of the agent's files.
     pub fn agent(&self, name: &str) -> anyhow::Result<RunnerAgent> {
         let mut agents = self.agents.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(agent) = agents.get(name) {
@@ -57,12 +58,12 @@ impl LoadedRecipe {
         let all = self.recipe.agents();
         let found = all.into_iter().find(|(known, _)| *known == name);
         let (_, keys) = found.with_context(|| format!("the recipe has no agent {name:?}"))?;
-        let agent = self.set_up(keys)?;
+        let agent = self.create_agent(keys)?;
         agents.insert(name.to_owned(), agent.clone());
         Ok(agent)
     }
 
-    fn set_up(&self, keys: &AgentKeys) -> anyhow::Result<RunnerAgent> {
+    fn create_agent(&self, keys: &AgentKeys) -> anyhow::Result<RunnerAgent> {
         let program = || runner_program(keys, &self.supervisor);
         Ok(match keys.kind {
             AgentKind::Tools => RunnerAgent::Tools(self.toolboxes.tools_for(keys, None)?),
@@ -75,16 +76,20 @@ impl LoadedRecipe {
             }
             AgentKind::Program => RunnerAgent::Program(program()),
             AgentKind::Game => {
-                return Err(unusable("the agent plays a game, which runners cannot do"));
+                return Err(unusable(
+                    "the agent plays a game, but runners cannot execute games; remove `runners` \
+                     from the recipe",
+                ));
             }
             AgentKind::Session => {
                 return Err(unusable(
-                    "agents start sessions at the gateway of the trainer, not at runners",
+                    "the agent has the kind `session`, whose sessions start at the gateway of the \
+                     trainer; runners cannot execute it",
                 ));
             }
             AgentKind::Environment => {
                 let environments = self.environments.clone();
-                RunnerAgent::Environment(LedLoop { program: program(), environments })
+                RunnerAgent::Environment(EnvironmentLoop { program: program(), environments })
             }
         })
     }

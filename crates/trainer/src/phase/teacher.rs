@@ -4,7 +4,7 @@
 //! Such attempts are made (sessions: copied), scored and recorded like all other attempts, so a
 //! resumed run does not repeat them.
 
-use levade_agent::{Teacher, row_completions};
+use levade_agent::{Teacher, parse_row_completions};
 use levade_policy::SamplingParams;
 use levade_recipe::{SftKeys, SourceKeys};
 use levade_store::{Attempt, Status};
@@ -140,7 +140,7 @@ pub(super) fn check_source(
     for task in
         demonstration_tasks(phase as u32, source, seed, tasks).take(source.max_tasks(wanted))
     {
-        row_completions(&task, field)
+        parse_row_completions(&task, field)
             .map_err(|why| TrainerError::WrittenCompletion { task: task.id, why })?;
         found += 1;
     }

@@ -57,7 +57,7 @@ impl AgentLoop for Dialogue {
         let mut evens: BTreeMap<&str, f64> = BTreeMap::new();
         let mut draw = String::new();
         for (turn, name) in SPEAKERS.into_iter().enumerate() {
-            let player = context.player(context.roster.find(name).unwrap()).unwrap();
+            let player = context.select_player(context.roster.find(name).unwrap()).unwrap();
             let Backend::Tokens(sampler) = &player.backend else { panic!() };
             let request = request(&context, turn, trajectory.sequence_tokens(leaf));
             let params = request.params.clone();

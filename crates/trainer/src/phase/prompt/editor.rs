@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_agent::{
-    Agent, AttemptContext, Backend, BuiltInLoop, ContextPolicy, Limits, OpeningLimit, Player,
-    Teacher, Truncation,
+    Agent, AttemptContext, AttemptLimits, Backend, BuiltInLoop, ContextPolicy, OpeningLimit,
+    Player, Teacher, Truncation,
 };
 use levade_policy::process_time::sleep;
 use levade_policy::{PolicyError, SamplingParams};
@@ -67,8 +67,11 @@ impl Editor {
                 Player { is_trained: false, ..found.ok_or_else(missing)?.clone() }
             }
         };
-        let limits =
-            Limits { max_turns: 1, max_tokens: keys.max_tokens, ..agents.first().agent.limits };
+        let limits = AttemptLimits {
+            max_turns: 1,
+            max_tokens: keys.max_tokens,
+            ..agents.first().agent.limits
+        };
         let params = SamplingParams {
             temperature: keys.temperature,
             max_tokens: keys.max_tokens,
