@@ -229,8 +229,7 @@ impl HubClient {
         )
     }
 
-    /// Sends one request for the bytes from offset `from`. Returns `Ok` for a response with any
-    /// status, and an error only if there is no response.
+    /// Requests the bytes from offset `from`. A response with any status is `Ok`, none is an error.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.settings.token {
@@ -242,8 +241,7 @@ impl HubClient {
         request.call()
     }
 
-    /// Creates the error for an HTTP status that is permanent, or that persisted through all
-    /// retries.
+    /// Creates the error for an HTTP status that is permanent or persisted through all retries.
     fn status_error(&self, what: &str, status: StatusCode) -> ModelError {
         match status.as_u16() {
             401 | 403 => self.fetch_error(
@@ -536,8 +534,7 @@ enum DownloadError {
     Permanent(ModelError),
 }
 
-/// Copies the response body to the file and flushes it to disk. Calls `added` with the size of each
-/// chunk in bytes.
+/// Copies the response body to a file and flushes it to disk. `added` gets the bytes of each chunk.
 fn copy_body(
     body: &mut Body,
     out: &mut File,
