@@ -136,8 +136,8 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<FoundModel
 /// checkpoints.
 ///
 /// # Errors
-/// Returns the errors of [`resolve_model`]. Returns an error if the recipe of the run in /// `run.folder`
-cannot be read, or if the checkpoint from which it started was removed.
+/// Returns the errors of [`resolve_model`]. Returns an error if the recipe of the run in
+/// `run.folder` cannot be read, or if the checkpoint from which it started was removed.
 pub fn pin_models(recipe: &mut Recipe) -> anyhow::Result<()> {
     let own_dir = recipe.run.folder.clone();
     let own = RunDir::find(&own_dir);
