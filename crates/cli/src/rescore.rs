@@ -155,7 +155,8 @@ fn num_compared(found: &RescoredRun) -> usize {
     found.attempts.iter().filter(|it| it.old.is_some() && it.new.is_some()).count()
 }
 
-/// Computes the mean old score and the mean new score of each step, over the attempts that have /// both.
+/// Computes the mean old score and the mean new score of each step, over the attempts that have
+/// both.
 fn compute_step_means(found: &RescoredRun) -> Vec<Value> {
     let mut sums: BTreeMap<(u32, u32), (f64, f64, u32)> = BTreeMap::new();
     for attempt in &found.attempts {

@@ -154,7 +154,8 @@ pub fn format_gains(gains: &[ScoreGain]) -> String {
     text
 }
 
-/// Formats the best checkpointand its success. Adds whether the selection of the checkpoint biases /// this result.
+/// Formats the best checkpoint and its success. Adds whether the selection of the checkpoint biases
+/// this result.
 pub fn format_best(best: &BestCheckpoint) -> String {
     let BestCheckpoint {
         label, candidates: of, success, uses_selection_tasks: is_separate, ..
