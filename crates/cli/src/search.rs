@@ -161,7 +161,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         Command::Index(args) => build_index(&args),
         Command::Query(args) => query_index(&args),
         Command::Serve(args) => {
-            let keys = crate::serve::read_api_keys(&args.key_env, args.host, "search")?;
+            let keys = crate::serve::require_api_keys(&args.key_env, args.host, "search")?;
             crate::create_runtime()?.block_on(run_server(&args, keys))
         }
     }

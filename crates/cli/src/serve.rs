@@ -18,7 +18,7 @@ use levade_recipe::{AgentKeys, ExternalKeys};
 use levade_run::dir::RunDir;
 use levade_run::external;
 use levade_run::model::{self, ResolvedModel};
-use levade_run::programs::read_api_keys;
+use levade_run::programs;
 use levade_run::session_record::SessionRecord;
 use levade_text::ChatOptions;
 use tokio::net::TcpListener;
@@ -163,7 +163,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let keys = read_api_keys(&args.key_env, args.host, "use the models")?;
+    let keys = require_api_keys(&args.key_env, args.host, "use the models")?;
     crate::create_runtime()?.block_on(run_server(&args, keys))
 }
 
@@ -172,8 +172,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// Returns an error if there are no keys and other machines can reach the address `host`. The
 /// message names `what`, the action that every client could then perform.
-pub fn read_api_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
-    let keys = read_api_keys(name);
+pub fn require_api_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
+    let keys = programs::read_api_keys(name);
     if keys.is_empty() && !host.is_loopback() {
         return Err(unusable(format!(
             "without API keys, every client that reaches {host} could {what}; put keys into the \

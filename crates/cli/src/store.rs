@@ -107,8 +107,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             let keys = read_accepted_keys(&args)?;
             crate::create_runtime()?.block_on(run_server(&args, keys))
         }
-        Command::List(args) => runs::list_runs(&args),
-        Command::Remove(args) => runs::remove_run(&args),
+        Command::List(args) => runs::print_runs(&args),
+        Command::Remove(args) => runs::remove(&args),
         Command::Check(args) => check::main(&args),
     }
 }
@@ -125,13 +125,14 @@ fn read_accepted_keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
         return Err(unusable(format!("--api-key is {key:?}; give a key, or leave the option out")));
     }
     if args.api_key.is_empty() {
-        return crate::serve::read_api_keys(
+        return crate::serve::require_api_keys(
             &args.key_env,
             args.host,
             "read and change all rollouts and runs",
         );
     }
-    let mut keys = crate::serve::read_api_keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
+    let mut keys =
+        crate::serve::require_api_keys(&args.key_env, IpAddr::V4(Ipv4Addr::LOCALHOST), "")?;
     keys.extend(args.api_key.iter().cloned());
     Ok(keys)
 }

@@ -328,7 +328,7 @@ mod tests {
             .split("---\n")
             .filter(|part| !part.is_empty())
             .map(|part| serde_json::from_str(part).unwrap())
-            .collect_logs();
+            .collect();
         assert_eq!(parts[1]["spec"]["completions"], 2);
         assert_eq!(parts[1]["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"][0], 2);
         let container = &parts[1]["spec"]["template"]["spec"]["containers"][0];

@@ -46,7 +46,7 @@ pub struct RemoveArgs {
     run: String,
 }
 
-pub fn list_runs(args: &ListArgs) -> anyhow::Result<ExitCode> {
+pub fn print_runs(args: &ListArgs) -> anyhow::Result<ExitCode> {
     let url = check_server_url(&args.url)?;
     crate::create_runtime()?.block_on(async {
         // Reports an unreachable server within seconds.
@@ -68,7 +68,7 @@ pub fn list_runs(args: &ListArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-pub fn remove_run(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
+pub fn remove(args: &RemoveArgs) -> anyhow::Result<ExitCode> {
     let url = check_server_url(&args.url)?;
     crate::create_runtime()?.block_on(async {
         remove_run(url, &args.run).await?;
