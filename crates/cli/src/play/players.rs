@@ -150,6 +150,15 @@ pub struct SeatedAgent {
     pub agent: Agent,
 }
 
+/// Agent that a model plays, before the model is opened.
+struct PlannedAgent<'a> {
+    /// Index of the players to which the agent belongs.
+    players: usize,
+    name: &'a str,
+    /// Policy that plays the agent. It selects the prompts.
+    policy: String,
+}
+
 /// Opens the models that play these agents for each of `all`. Each model is opened once, one after
 /// another, and passed to `use_model` with the agents that it plays.
 ///
@@ -161,20 +170,20 @@ pub async fn use_each_model(
     running: usize,
     mut use_model: impl AsyncFnMut(Vec<SeatedAgent>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    // For each model, the players, agents and policies for which it plays.
-    let mut models: Vec<(ModelKeys, Vec<(usize, &String, String)>)> = Vec::new();
+    let mut models: Vec<(ModelKeys, Vec<PlannedAgent<'_>>)> = Vec::new();
     for (index, players) in all.iter().enumerate() {
-        for agent in agent_names {
-            let (policy, model) = players.find_policy(agent)?;
+        for name in agent_names {
+            let (policy, model) = players.find_policy(name)?;
+            let planned = PlannedAgent { players: index, name, policy };
             match models.iter_mut().find(|(known, _)| *known == model) {
-                Some((_, plays)) => plays.push((index, agent, policy)),
-                None => models.push((model, vec![(index, agent, policy)])),
+                Some((_, agents)) => agents.push(planned),
+                None => models.push((model, vec![planned])),
             }
         }
     }
     let Some(recipe) = all.first().map(|players| &players.recipe) else { return Ok(()) };
     let host = host::create_host()?;
-    for (keys, plays) in models {
+    for (keys, agents) in models {
         let opened = model::open(&keys.source, keys.base.as_deref(), &host)?;
         let files = &opened.files;
         let context = keys.context.or(recipe.model.context);
@@ -188,15 +197,14 @@ pub async fn use_each_model(
         let engine = model::start_sampling(&opened, &options, None, &host).await?;
         let context = engine.context();
         let sampler = Arc::new(engine);
-        let mut seated = Vec::with_capacity(plays.len());
-        for (index, name, policy) in plays {
-            let players = all[index];
+        let mut seated = Vec::with_capacity(agents.len());
+        for PlannedAgent { players, name, policy } in agents {
             let agent_keys = recipe.agent_named(name).unwrap_or(&recipe.agent);
-            let chat = model::chat(files, chat_options(agent_keys, players.started_at))?;
+            let chat = model::chat(files, chat_options(agent_keys, all[players].started_at))?;
             let format = agent_keys.format(Arc::new(chat));
             let player = Player::new(&policy, Arc::clone(&sampler) as _, format, context);
             let agent = Agent::new(name, player, agent_keys.limits());
-            seated.push(SeatedAgent { players: index, agent });
+            seated.push(SeatedAgent { players, agent });
         }
         use_model(seated).await?;
     }
