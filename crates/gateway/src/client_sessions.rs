@@ -19,22 +19,22 @@ use crate::openai::respond;
 use crate::session::{NO_REWARDS, Reward, Session};
 use crate::session_host::{EndRequest, EndedSession, HostedSession, SessionHost};
 
-/// A started session. It contains secrets and has no `Debug`.
+/// Response body that describes a started session. It contains secret keys and has no `Debug`.
 #[derive(Serialize)]
 struct StartedSession<'a> {
     session_id: &'a str,
-    /// Key of the session's calls, rewards and end.
+    /// API key for the session's calls, for its rewards, and for ending the session.
     api_key: &'a str,
-    /// Key for rewards only.
+    /// API key that permits only posting rewards to the session.
     reward_key: &'a str,
-    /// Path of the session's endpoint below the server's address.
+    /// URL path of the session's endpoint, relative to the server's address.
     path: String,
-    /// Task that the server has chosen.
+    /// Task that the server has chosen. `None` if the client chooses its task.
     #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<Value>,
 }
 
-/// Reward of a session.
+/// Request body with which a client sets the reward of a session.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RewardRequest {
@@ -129,7 +129,8 @@ fn host(gateway: &Gateway) -> Result<Arc<dyn SessionHost>, ApiError> {
     })
 }
 
-/// Returns the session of the caller's key or, for a key of the server, the one that `id` names.
+/// Returns the session that a request refers to: `found`, the session of the request's key, or the
+/// session named `id` if the request has a key of the server.
 fn session_of(
     host: &dyn SessionHost,
     found: Option<Arc<Session>>,
@@ -156,7 +157,7 @@ fn session_of(
     }
 }
 
-/// Parses a body as JSON. An empty body counts as an empty object.
+/// Parses a request body as JSON. An empty body counts as an empty object.
 fn read_or_default<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
     if body.is_empty() { Ok(T::default()) } else { read(body) }
 }

@@ -19,17 +19,18 @@ use crate::openai::respond;
 use crate::route::Route;
 use levade_call::{ApiError, ErrorKind, TokenBackend};
 
-/// Timeout for sampling a probe's token, and for reading the version of a sampler's weights.
+/// Timeout for the token that a health check samples, and for reading the version of a sampler's
+/// weights.
 const PROBE: Duration = Duration::from_secs(20);
 
-/// Query parameters of a request about a model. An empty name means the first model.
+/// Query parameter that names a model. An empty name means the first model.
 #[derive(Deserialize)]
 pub(crate) struct ModelQuery {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
 }
 
-/// Handles `GET /version`.
+/// Handles `GET /version`, which returns the version of Levade.
 pub(crate) async fn version() -> Response {
     document(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
@@ -51,7 +52,8 @@ pub(crate) async fn health_generate(
     respond(probed.await)
 }
 
-/// Handles `GET /model_info`, and `/get_model_info`, its earlier name.
+/// Handles `GET /model_info`, and `GET /get_model_info`, which is the earlier name of the same
+/// endpoint.
 pub(crate) async fn model_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
@@ -72,7 +74,8 @@ pub(crate) async fn model_info(
     respond(reported.await)
 }
 
-/// Handles `GET /server_info`, and `/get_server_info`, its earlier name.
+/// Handles `GET /server_info`, and `GET /get_server_info`, which is the earlier name of the same
+/// endpoint.
 pub(crate) async fn server_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
@@ -92,7 +95,7 @@ pub(crate) async fn server_info(
     respond(reported.await)
 }
 
-/// Handles `GET /weight_info`.
+/// Handles `GET /weight_info`, which returns the version of a model's weights.
 pub(crate) async fn weight_info(
     State(gateway): State<Gateway>,
     Query(query): Query<ModelQuery>,
@@ -130,8 +133,8 @@ pub(crate) async fn tokenizer_info(
     }))
 }
 
-/// Returns the models that a caller can call: those of its attempt, or all models outside of
-/// attempts.
+/// Returns the models that a caller can call: the models of the caller's attempt, or all models
+/// outside of attempts.
 pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     let Some(session) = &caller.session else { return gateway.models() };
     let mut found: Vec<Model> = Vec::new();
@@ -143,8 +146,8 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     found
 }
 
-/// Returns the model that `query` names, or the first model that the caller can call if `query`
-/// names none.
+/// Returns the model that `query` names. If `query` names no model, returns the first model that
+/// the sender of the request can call.
 fn model(
     gateway: &Gateway,
     incoming: IncomingRequest,
@@ -160,7 +163,7 @@ fn model(
     }
 }
 
-/// Returns the version of the weights that a model currently samples with.
+/// Returns the version of the weights with which a model currently samples, as text.
 async fn weights(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
     let found = with_sampler_timeout(sampler, PROBE, sampler.version()).await;
@@ -175,7 +178,7 @@ async fn weights(model: &Model) -> Result<String, ApiError> {
         .to_string())
 }
 
-/// Samples one token from a model.
+/// Samples one token from a model, to check that the model works.
 async fn probe(model: &Model) -> Result<(), ApiError> {
     let TokenBackend { sampler, format, .. } = model.party.tokens()?;
     let tokenizer = format.chat().tokenizer();

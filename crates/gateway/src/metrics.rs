@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use levade_call::CallMetrics;
 
-/// Returns all counters as text. `waiting` is the number of calls that wait for a permit, and
-/// `rejoined` the number of calls that were repeated so far.
+/// Returns all counters in the text format of Prometheus. `waiting` is the number of calls that
+/// wait for a permit, and `rejoined` the number of repeated calls that joined an earlier call.
 pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String {
     let mut out = String::new();
     for (name, help, value) in [

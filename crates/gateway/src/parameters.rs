@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-/// Returns the JSON schema of a tool's parameters. An object is returned unchanged, and null
+/// Converts the parameters of a tool into a JSON schema. An object is returned unchanged, and null
 /// becomes a schema without parameters. A list of `{"name", "type", "description", "required"}`,
 /// which Qwen-Agent sends, is converted to a schema.
 ///
 /// # Errors
-/// Returns a message without a subject if `parameters` is none of these. The caller puts the tool's
-/// name before the message.
+/// Returns a message that starts with "the parameters" if `parameters` has another type. The caller
+/// puts the tool's name before the message.
 pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
     match parameters {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),

@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use crate::gateway::Gateway;
 
-/// Text of a tool result that only reports that the tool failed.
+/// Text of a tool result that reports only that the tool failed, without a reason.
 pub(crate) const FAILED_RESULT: &str = "The tool failed.";
 
-/// Text of a message, joined from its parts.
+/// Text of a message content, joined from its parts.
 #[derive(Debug, Default)]
 struct PartsText {
     text: String,
@@ -26,7 +26,7 @@ struct PartsText {
 }
 
 impl PartsText {
-    /// Appends a text part.
+    /// Appends the text of a text part.
     fn text(&mut self, text: &str) {
         if std::mem::take(&mut self.after_document) && !text.is_empty() {
             self.text.push_str("\n\n");
@@ -34,7 +34,8 @@ impl PartsText {
         self.text.push_str(text);
     }
 
-    /// Appends a document. Fields that are `None` or empty are omitted.
+    /// Appends a document, whose `fields` are joined by line breaks. Fields that are `None` or
+    /// empty are omitted.
     fn document<'a>(&mut self, fields: impl IntoIterator<Item = Option<&'a str>>) {
         let fields: Vec<&str> =
             fields.into_iter().flatten().filter(|field| !field.is_empty()).collect();
@@ -50,13 +51,13 @@ impl PartsText {
 #[derive(Clone, Copy)]
 pub(crate) struct ContentParser<'a> {
     pub gateway: &'a Gateway,
-    /// Name of the API under which unknown fields are counted.
+    /// Name of the API in the counters of unknown request fields.
     pub api: &'static str,
 }
 
 impl ContentParser<'_> {
-    /// Returns the content if it is a string. Otherwise calls `for_each_part` for every part, with
-    /// the part's type and path in the request, and returns `None`.
+    /// Returns `content` if it is a string. Otherwise calls `each` for every part, with the part's
+    /// type, the part and its path in the request, and returns `None`.
     pub(crate) fn for_each_part(
         self,
         content: &Value,
@@ -86,7 +87,7 @@ impl ContentParser<'_> {
         Ok(None)
     }
 
-    /// Parses a content of text, documents and search results.
+    /// Parses a message content that may have only texts, text documents and search results.
     pub(crate) fn text(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
@@ -99,8 +100,8 @@ impl ContentParser<'_> {
         Ok(plain_text.unwrap_or(all.text))
     }
 
-    /// Parses the content of a tool result. A part that cannot be shown is counted and replaced by
-    /// a line that names its type.
+    /// Parses the content of a tool result. A part that a text model cannot read is counted and
+    /// replaced by a line that names its type.
     pub(crate) fn result(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
@@ -114,7 +115,8 @@ impl ContentParser<'_> {
         Ok(plain_text.unwrap_or(all.text))
     }
 
-    /// Parses a user message: first the tool results in their order, then the user's text.
+    /// Parses a user message and appends its messages to `read`: first the tool results in their
+    /// order, then the user's text.
     pub(crate) fn user(
         self,
         content: &Value,
@@ -161,8 +163,8 @@ impl ContentParser<'_> {
         Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
     }
 
-    /// Parses an assistant message: reasoning, text and tool calls, in any order. Parts that belong
-    /// to hosted tools are omitted and counted.
+    /// Parses an assistant message, which contains reasoning, text and tool calls in any order.
+    /// Parts that belong to hosted tools are omitted and counted.
     pub(crate) fn assistant(self, content: &Value, field_path: &str) -> Result<Message, ApiError> {
         let mut reasoning = String::new();
         let mut spoken_text = String::new();
@@ -197,9 +199,9 @@ impl ContentParser<'_> {
         })
     }
 
-    /// Appends a part that is a text, a textual document or a search result. Returns whether the
-    /// part is one of these. If `hides` is true, nested parts that cannot be shown are counted and
-    /// replaced by a line that names their type.
+    /// Appends a part that is a text, a text document or a search result to `all`. Returns whether
+    /// the part has one of these types. If `hides` is true, nested parts that a text model cannot
+    /// read are counted and replaced by a line that names their type.
     fn add(
         self,
         kind: &str,
@@ -235,7 +237,8 @@ impl ContentParser<'_> {
         Ok(true)
     }
 
-    /// Counts a part that cannot be shown, and appends a line that names its type.
+    /// Counts a part that a text model cannot read, and appends a line that names its type to
+    /// `all`.
     fn add_hidden(self, kind: &str, all: &mut PartsText) {
         self.gateway.unknown_field(self.api, &format!("tool_result[type={kind}]"));
         all.text("");
@@ -246,8 +249,8 @@ impl ContentParser<'_> {
     }
 }
 
-/// Returns whether chat completions do not define the type of a part, but [`ContentParser::user`]
-/// or [`ContentParser::assistant`] can parse it.
+/// Returns whether the type of a content part is unknown in OpenAI's chat completions but known to
+/// [`ContentParser::user`] or [`ContentParser::assistant`].
 pub(crate) fn is_foreign(part: &Value) -> bool {
     const KINDS: [&str; 7] = [
         "document",
@@ -268,7 +271,7 @@ fn is_hosted_part(kind: &str) -> bool {
         || kind.ends_with("_tool_result") && kind != "tool_result"
 }
 
-/// Returns the reasoning text that a client sends as a string, a list of parts or a single part.
+/// Returns the reasoning text in `value`, which is a string, a part, or a list of parts.
 pub(crate) fn reasoning_of(value: &Value) -> String {
     const FIELDS: [&str; 5] = ["thinking", "text", "reasoning", "content", "summary"];
     match value {
@@ -282,7 +285,10 @@ pub(crate) fn reasoning_of(value: &Value) -> String {
     }
 }
 
-/// Returns a field of a part or an item. The field must be a string.
+/// Returns the field `name` of a content part or item.
+///
+/// # Errors
+/// Returns an error if the field is not a string.
 pub(crate) fn field<'a>(
     part: &'a Value,
     name: &str,
@@ -295,7 +301,7 @@ pub(crate) fn field<'a>(
     })
 }
 
-/// Returns the text of a part, or `None` if the part has another type.
+/// Returns the text of a content part, or `None` if the part is not a text part.
 pub(crate) fn text_of<'a>(
     kind: &str,
     part: &'a Value,
@@ -311,7 +317,8 @@ pub(crate) fn text_of<'a>(
     }
 }
 
-/// Returns the error for a part whose type is not supported. `known` lists the supported types.
+/// Returns the error for a content part whose type is not supported. `known` lists the supported
+/// types.
 pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> ApiError {
     let is_media =
         ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));

@@ -8,7 +8,7 @@ use crate::openai::respond;
 use crate::session::Reward;
 use levade_call::ApiError;
 
-/// Handles `POST …/reward`.
+/// Handles `POST …/reward`, with which the program of an attempt posts a reward.
 pub(crate) async fn reward(incoming: IncomingRequest) -> Response {
     respond(note(incoming).map(|()| json!({ "noted": true })))
 }

@@ -8,24 +8,25 @@ use regex::Regex;
 
 use crate::call::Call;
 
-/// Agent of an attempt, with the rule that assigns calls to the agent.
+/// Assignment of an attempt's calls to one of its agents.
 #[derive(Clone)]
 pub struct Route {
     /// Party that answers the agent's calls.
     pub party: Arc<Party>,
-    /// Properties of calls that belong to the agent although they do not name the agent.
+    /// Pattern of the calls that belong to the agent although they do not name the agent.
     pub pattern: CallPattern,
 }
 
-/// Properties of an agent's calls. A call must have all properties that are set. If none is set, no
-/// call matches.
+/// Pattern that matches an agent's calls. A call must have all properties that are set. If no
+/// property is set, no call matches.
 #[derive(Debug, Clone, Default)]
 pub struct CallPattern {
-    /// Names of models that only this agent requests.
+    /// Names of models that only this agent requests. If empty, calls of any model match.
     pub models: Vec<String>,
-    /// Regular expression that must match somewhere in the call's leading instructions.
+    /// Regular expression that must match somewhere in the call's leading instructions. `None`
+    /// matches any call.
     pub system: Option<Regex>,
-    /// Names of tools that the call must have, all of them.
+    /// Names of tools, all of which the call must have.
     pub tools: Vec<String>,
     /// Whether the call must have tools (`true`) or must have none (`false`). `None` allows both.
     pub has_tools: Option<bool>,
@@ -51,7 +52,7 @@ impl CallPattern {
     }
 }
 
-/// Returns the text of the leading messages that instruct the model (system or developer messages).
+/// Returns the text of the leading system and developer messages of a prompt.
 fn instructions(input: &Input) -> String {
     let Input::Messages(messages) = input else { return String::new() };
     let texts: Vec<&str> =
@@ -59,9 +60,9 @@ fn instructions(input: &Input) -> String {
     texts.join("\n")
 }
 
-/// Returns the party that answers a call: that of its route, or if `named` is the name of a seat,
-/// `AGENT@NUMBER`, that of the seat's agent under this name. Returns `None` if the attempt has no
-/// such agent.
+/// Returns the party that answers a call, or `None` if the attempt has no such agent. This is the
+/// party of the call's route. If `named` is the name of a seat, `AGENT@NUMBER`, this is the party
+/// of the agent AGENT under the seat's name.
 pub(crate) fn find_party(routes: &[Route], named: Option<&str>, call: &Call) -> Option<Arc<Party>> {
     if let Some(route) = choose(routes, named, call) {
         return Some(Arc::clone(&route.party));
@@ -71,9 +72,10 @@ pub(crate) fn find_party(routes: &[Route], named: Option<&str>, call: &Call) -> 
     Some(Arc::new(route.party.in_seat(seat)))
 }
 
-/// Returns the route of a call. If `named` is set, this is the route of that agent, or `None` if
-/// the attempt has no such agent. Otherwise the first route whose rule matches is used. If no rule
-/// matches, the route of the agent `default` is used, or the first route if there is no such agent.
+/// Returns the route of a call. If `named` is set, this is the route of the agent `named`, or
+/// `None` if the attempt has no such agent. Otherwise the first route whose pattern matches is
+/// used. If no pattern matches, the route of the agent `default` is used, or the first route if
+/// there is no such agent.
 pub(crate) fn choose<'a>(
     routes: &'a [Route],
     named: Option<&str>,

@@ -26,13 +26,14 @@ use levade_call::before_stop;
 use levade_call::{Constraint, Input};
 use levade_call::{End, Event, Head, Token};
 
-/// Name of the API under which unknown fields are counted.
+/// Name of SGLang's API in the counters of unknown request fields.
 const API: &str = "sglang";
 
-/// Maximum number of tokens of a completion if the request sets none.
+/// Maximum number of tokens of a completion if the request sets no maximum, as in SGLang.
 const MAX_NEW_TOKENS: usize = 128;
 
-/// One value for all prompts of a batch, or one value for each prompt.
+/// Request field that is either one value for all prompts of a batch or a list with one value for
+/// each prompt.
 #[derive(Clone, Deserialize)]
 #[serde(untagged, expecting = "must be one value, or a list with one value for each prompt")]
 enum PerPrompt<T> {
@@ -41,7 +42,8 @@ enum PerPrompt<T> {
 }
 
 impl<T: Clone> PerPrompt<T> {
-    /// Returns the value for the prompt with the index `at` among `count` prompts.
+    /// Returns the value for the prompt with the index `at`, in a batch of `count` prompts. `field`
+    /// names the request field in errors.
     fn value_for(&self, field: &str, at: usize, count: usize) -> Result<T, ApiError> {
         match self {
             PerPrompt::One(value) => Ok(value.clone()),
@@ -75,7 +77,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// Prompts of a request, as token ids.
+/// Prompts of a request as token ids: one prompt or several.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "must be a list of token ids or a list of such lists")]
 enum Ids {
@@ -112,11 +114,11 @@ pub(crate) async fn generate(
     }
 }
 
-/// Calls of a validated request, with the writers of their responses.
+/// Model calls of a validated request, with the writers of their responses.
 struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
-    /// Writers of the responses, one for each call.
+    /// Writers of the responses, one for each call, in the same order.
     writers: Vec<Writer>,
     is_batch: bool,
     streams: bool,
@@ -153,7 +155,8 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     Ok(PreparedCalls { caller, calls, writers, is_batch, streams })
 }
 
-/// Returns the call with the index `at` among `count` calls, and the writer of its response.
+/// Creates the model call for the prompt with the index `at`, in a batch of `count` prompts, and
+/// the writer of its response.
 fn parse_call(
     gateway: &Gateway,
     caller: &Caller,
@@ -232,7 +235,7 @@ fn take_flag(params: &mut Map<String, Value>, name: &str, default: bool) -> Resu
     }
 }
 
-/// Returns the format constraint in the sampling parameters, and removes it from the parameters.
+/// Removes the format constraint from a request's sampling parameters and returns it.
 fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
     let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
     let schema = take("json_schema");
@@ -254,23 +257,24 @@ fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, A
     structured::at_most_one(schema, pattern)
 }
 
-/// Writer of responses in SGLang's format.
+/// Writer of complete and streamed responses in SGLang's format.
 struct Writer {
     chat: Arc<Chat>,
-    /// Client's id of the call. If `None`, the response contains the gateway's id.
+    /// Id that the client has assigned to the call. If `None`, the response contains the gateway's
+    /// id.
     rid: Option<String>,
     logprobs: bool,
     /// Index of the first prompt token whose log-probability is reported. `None` reports none.
     start: Option<usize>,
-    /// Number of alternatives per token.
+    /// Maximum number of alternatives per token in the log-probabilities of the response.
     top: usize,
-    /// Whether log-probabilities contain the texts of their tokens.
+    /// Whether entries of the log-probability lists contain the text of their token.
     texts: bool,
-    /// Whether the text omits special tokens.
+    /// Whether special tokens are omitted from the text.
     skip_special: bool,
-    /// Whether the text omits the stop string or stop token that ended the completion.
+    /// Whether the stop string or stop token that ended the completion is omitted from the text.
     trims: bool,
-    /// Output of each choice so far.
+    /// Output of each choice so far, by the choice's index.
     outputs: Vec<ChoiceOutput>,
 }
 
@@ -306,8 +310,8 @@ impl Writer {
         text
     }
 
-    /// Returns a token with its log-probability. `logprob` is `None` for the first reported prompt
-    /// token.
+    /// Returns an entry of SGLang's log-probability lists: log-probability, token id and text.
+    /// `logprob` is `None` for the first reported prompt token.
     fn triplet(&self, id: u32, logprob: Option<f32>) -> Value {
         let text = self.texts.then(|| self.chat.tokenizer().token_text(id));
         json!([logprob.map(finite), id, text])
@@ -335,8 +339,9 @@ impl Writer {
             .collect()
     }
 
-    /// Adds the log-probabilities of the prompt tokens from the index `start`. As in SGLang, the
-    /// log-probability of the first reported token is always null.
+    /// Adds the log-probabilities of the prompt tokens to the response's metadata, starting with
+    /// the token at the index `self.start`. As in SGLang, the log-probability of the first reported
+    /// token is always null.
     fn add_prompt(&self, meta: &mut Value, prompt: &[Token]) {
         let known = self.start.and_then(|start| prompt.get(start..)).unwrap_or_default();
         let mut list = Vec::new();
@@ -383,7 +388,7 @@ impl Writer {
         json!({ "text": text, "output_ids": ids, "meta_info": meta })
     }
 
-    /// Returns the completions of one prompt.
+    /// Returns the completions of one prompt in SGLang's format.
     fn completion_values(&self, head: &Head, completions: Vec<CollectedCompletion>) -> Vec<Value> {
         completions
             .into_iter()
@@ -400,7 +405,7 @@ impl Writer {
             .collect()
     }
 
-    /// Returns a frame with the output of the choice `index` so far.
+    /// Returns a stream frame with the output of the choice `index` so far.
     fn choice_frame(&self, head: &Head, index: usize, end: Option<&End>) -> String {
         let mut value = self.completion_value(head, index, &self.outputs[index], end);
         if head.n > 1 {
@@ -417,7 +422,7 @@ fn speech(delta: &CompletionDelta) -> Option<&str> {
     }
 }
 
-/// Returns the reason for the end of a completion in SGLang's format.
+/// Returns the finish reason of a completion in SGLang's format.
 fn finish(end: &End, tokens: &[Token]) -> Value {
     match end.finish {
         FinishReason::StopId => {

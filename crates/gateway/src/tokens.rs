@@ -10,7 +10,7 @@ use crate::http::{IncomingRequest, read};
 use crate::openai::{self, respond};
 use levade_call::ApiError;
 
-/// Request to tokenize a text or a conversation.
+/// Request body of `/tokenize`: a text or a conversation.
 #[derive(Deserialize)]
 struct Tokenize {
     #[serde(default, deserialize_with = "crate::http::or_default")]
@@ -22,7 +22,7 @@ struct Tokenize {
     return_token_strs: Option<bool>,
 }
 
-/// Request to decode token ids.
+/// Request body of `/detokenize`: token ids.
 #[derive(Deserialize)]
 struct Detokenize {
     #[serde(default, deserialize_with = "crate::http::or_default")]

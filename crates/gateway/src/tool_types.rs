@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 /// Name of the only argument of a custom tool.
 pub(crate) const INPUT: &str = "input";
 
-/// Prefixes of the types of tools that providers host, and of the types of their items in a
+/// Prefixes of the types of tools that providers host, and of the types of such tools' items in a
 /// history.
 const HOSTED: [&str; 11] = [
     "advisor",
@@ -27,13 +27,14 @@ const HOSTED: [&str; 11] = [
     "x_search",
 ];
 
-/// Returns whether `kind` is the type of a tool that the provider hosts, or of an item of such a
-/// tool.
+/// Returns whether `kind` is the type of a tool that the provider hosts, or of a history item of
+/// such a tool.
 pub(crate) fn is_hosted(kind: &str) -> bool {
     HOSTED.iter().any(|hosted| kind.starts_with(hosted))
 }
 
-/// Returns whether the provider runs this tool. For some types, a field of the tool decides.
+/// Returns whether the provider, not the client, runs a tool. For some tool types, a field of the
+/// tool decides.
 pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
     match tool["type"].as_str().unwrap_or_default() {
         "tool_search" => tool["execution"] != "client",
@@ -56,7 +57,8 @@ pub(crate) fn unknown(tool: &Value, field_path: &str) -> ApiError {
     ApiError::field(field_path, message)
 }
 
-/// Returns a function that represents a custom tool. Its only argument is the input.
+/// Returns a function definition that represents a custom tool, whose input is free text. The
+/// function's only argument is this text.
 pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
     let input = json!({ "type": "string", "description": "The input, as it stands." });
     let parameters =
@@ -70,20 +72,20 @@ pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
     ToolSpec { name, description, parameters }
 }
 
-/// Returns the arguments of a call to a custom tool.
+/// Returns the arguments of a call to a custom tool with the text `input`.
 pub(crate) fn custom_arguments(input: &str) -> Arguments {
     Map::from_iter([(INPUT.to_owned(), Value::from(input))]).into()
 }
 
-/// Returns the input of a call to a custom tool, or `None` if the arguments are not exactly the
-/// input.
+/// Returns the text input of a call to a custom tool, or `None` if the arguments are not exactly
+/// one text named `input`.
 pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
     arguments.get(INPUT).and_then(Value::as_str).filter(|_| arguments.len() == 1)
 }
 
-/// Returns a function that represents a tool with a published schema, which the client runs.
-/// Returns `None` if the type has no published schema. A tool without a name is named after its
-/// type.
+/// Returns a function definition for a tool that the client runs and whose schema its provider has
+/// published. Returns `None` if the tool's type has no published schema. A tool without a name is
+/// named after its type.
 pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
     let kind = tool["type"].as_str()?;
     let (description, properties, required) = match kind {

@@ -23,7 +23,7 @@ use levade_call::Input;
 use levade_call::Request as CallRequest;
 use levade_call::{End, Event, Head, Token};
 
-/// Name of the API under which unknown fields are counted.
+/// Name of vLLM's API in the counters of unknown request fields.
 const API: &str = "generate";
 
 /// Body of a request to `/inference/v1/generate`.
@@ -56,8 +56,8 @@ pub(crate) async fn generate(
     }
 }
 
-/// Removes a number of log-probabilities from the parameters. Returns `None` if the request asks
-/// for no log-probabilities.
+/// Removes the field `name`, a number of log-probabilities, from the sampling parameters and
+/// returns it. Returns `None` if the request asks for no log-probabilities.
 fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, ApiError> {
     let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
     value
@@ -121,25 +121,27 @@ fn prepare(
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
-/// Writer of responses in vLLM's format.
+/// Writer of complete and streamed responses in vLLM's format.
 struct Writer {
     chat: Arc<Chat>,
     tokens: TokenReport,
-    /// Client's id of the call. If `None`, the response contains the gateway's id.
+    /// Id that the client has assigned to the call. If `None`, the response contains the gateway's
+    /// id.
     request_id: Option<String>,
     /// Token ids that the request lists as stop tokens. If one of them ends a completion, it is the
     /// stop reason.
     stop_ids: Vec<u32>,
     include_usage: bool,
-    /// Number of tokens of each choice that were reported so far, and the last of these tokens.
+    /// Number of tokens of each choice that were written so far, and the id of the last of these
+    /// tokens. `None` if no token was written.
     reported: Vec<(usize, Option<u32>)>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
 impl Writer {
-    /// Returns a completion or a part of a completion. The first of `tokens` has the index `start`
-    /// in the completion.
+    /// Returns a completion, or a part of it, in vLLM's format. The first of `tokens` has the index
+    /// `start` in the completion.
     fn choice(&self, index: usize, tokens: &[Token], start: usize) -> Value {
         let logprobs = if self.tokens.logprobs {
             self.tokens.content(&self.chat, tokens)
@@ -156,7 +158,7 @@ impl Writer {
         })
     }
 
-    /// Sets the finish reason of a completion whose last token is `last`.
+    /// Sets the finish reason and the stop reason of a completion whose last token is `last`.
     fn end(&self, choice: &mut Value, end: &End, last: Option<u32>) {
         choice["finish_reason"] = openai::finish(end).into();
         choice["stop_reason"] = match last.filter(|last| self.stop_ids.contains(last)) {
@@ -177,8 +179,9 @@ impl Writer {
     }
 }
 
-/// Returns the log-probabilities of a prompt: for each token, an object of the alternatives at its
-/// position by token id. The entry of the first token is null.
+/// Returns the log-probabilities of a prompt in vLLM's format. Each token has an object that maps
+/// the ids of the alternatives at its position to their log-probabilities. The entry of the first
+/// token is null.
 fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
     tokens
         .iter()

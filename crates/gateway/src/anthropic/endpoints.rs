@@ -71,20 +71,23 @@ fn prepare(
     Ok((caller, request::read(gateway, &body)?))
 }
 
-/// Returns the number of tokens of the prompt that the chat template renders.
+/// Returns the number of prompt tokens of a call, after the model's chat template has rendered the
+/// messages and tools. 0 if the call has no messages.
 fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, ApiError> {
     let Input::Messages(messages) = &call.request.input else { return Ok(0) };
     let chat = gateway.chat_of(caller, call)?;
     Ok(chat.prompt(messages, &call.request.tools)?.len())
 }
 
-/// Returns the response to a rejected request.
+/// Returns the HTTP error response, in Anthropic's format, to a request that was rejected with
+/// `found`.
 pub(crate) fn rejection_response(gateway: &Gateway, found: &ApiError) -> Response {
     let id = format!("req_{}", gateway.call_id());
     with_request_id(error_response(found, &error_body(found, &id)), &id)
 }
 
-/// Returns a response with a document, or the response to a rejected request.
+/// Returns an HTTP response with the JSON document `found` or, for an error, the error response in
+/// Anthropic's format.
 pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiError>) -> Response {
     match found {
         Ok(value) => {
@@ -95,7 +98,8 @@ pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiErr
     }
 }
 
-/// Adds the request's id to the response. Anthropic's clients report this id with errors.
+/// Adds the header `request-id` with the id `id` to an HTTP response. Anthropic's clients report
+/// this id with errors.
 fn with_request_id(mut response: Response, id: &str) -> Response {
     if let Ok(id) = HeaderValue::from_str(id) {
         response.headers_mut().insert("request-id", id);

@@ -7,21 +7,21 @@ use crate::gateway::Gateway;
 use crate::parts::{ContentParser, text_of, unsupported_part};
 use levade_call::ApiError;
 
-/// Name of the API under which unknown fields are counted.
+/// Name of Anthropic's Messages API in the counters of unknown request fields.
 pub(super) const API: &str = "messages";
 
 /// Prefix of a line that Claude Code puts before its instructions. The line is for Anthropic's
 /// billing and differs in every request, so two prompts would never share a prefix.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// Parses instructions and messages.
+/// Parses the instructions (`system`) and the messages of a request in Anthropic's format.
 ///
 /// Blocks that belong to tools hosted by Anthropic are omitted and counted. Parts of tool results
 /// that cannot be shown are counted and replaced by a line that names their type.
 ///
 /// # Errors
 /// Returns an error that names the first message or block that is invalid or that a text model
-/// cannot read, or an error if the last message is the assistant's.
+/// cannot read. Returns an error if the last message is an assistant message.
 pub(super) fn read(
     gateway: &Gateway,
     system: Option<&Value>,
@@ -56,8 +56,8 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Returns the text of a content that must have only text blocks. `kept` returns the part of each
-/// block that is kept.
+/// Returns the joined text of a message content that may have only text blocks. `kept` selects the
+/// part of each block's text that is kept.
 fn texts(
     parts: ContentParser<'_>,
     content: &Value,
@@ -75,7 +75,8 @@ fn texts(
     Ok(plain_text.map_or(all, |text| kept(&text).to_owned()))
 }
 
-/// Returns the instructions without billing lines, or `None` if nothing is left.
+/// Returns a system message with the instructions in `content`, without Claude Code's billing line,
+/// or `None` if no text remains.
 fn instructions(
     parts: ContentParser<'_>,
     content: &Value,

@@ -11,7 +11,7 @@ use crate::http::{IncomingRequest, query_field};
 use crate::info;
 use levade_call::ApiError;
 
-/// Default and maximum number of models per page, as in Anthropic's API.
+/// Default and maximum number of models on a page of the model list, as in Anthropic's API.
 const PAGE: (usize, usize) = (20, 1000);
 
 fn describe(model: &Model) -> Value {
@@ -42,7 +42,8 @@ fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Returns the page of models that a query string selects.
+/// Returns the page of the model list that the query parameters `limit`, `after_id` and `before_id`
+/// select, in Anthropic's format.
 fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     let limit = query_field(query, "limit").map_or(Ok(PAGE.0), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));

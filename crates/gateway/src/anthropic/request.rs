@@ -37,11 +37,11 @@ struct Request {
 /// A request to `/v1/messages` after parsing.
 pub(super) struct ParsedRequest {
     pub call: Call,
-    /// Whether the response is a stream.
+    /// Whether the client requests a streamed response.
     pub streams: bool,
 }
 
-/// Parses a request.
+/// Parses the body of a request to `/v1/messages`.
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
@@ -80,7 +80,7 @@ fn count(name: &str, value: i64) -> Result<usize, ApiError> {
     }
 }
 
-/// Fields that change nothing here: hints, and bookkeeping of the provider.
+/// Request fields that are ignored, because they are hints or bookkeeping of the provider.
 const IGNORED_FIELDS: [&str; 9] = [
     "anthropic_beta",
     "betas",
@@ -93,7 +93,8 @@ const IGNORED_FIELDS: [&str; 9] = [
     "user_profile_id",
 ];
 
-/// Unsupported fields, and fields of other APIs that would change the sampling.
+/// Request fields that are rejected: features that the gateway does not support, and fields of
+/// other APIs that would change the sampling.
 const UNSUPPORTED_FIELDS: [&str; 16] = [
     "container",
     "custom_logit_processor",
@@ -113,9 +114,9 @@ const UNSUPPORTED_FIELDS: [&str; 16] = [
     "stop_token_ids",
 ];
 
-/// Checks the fields that have not been parsed: rejects unsupported fields and counts unknown
-/// fields. Fields that set the amount of reasoning or remove parts of the history count as unknown,
-/// because the template and the training of a model decide both here.
+/// Checks the request fields that have not been parsed: rejects unsupported fields and counts
+/// unknown fields. Fields that set the amount of reasoning or remove parts of the history count as
+/// unknown, because the template and the training of a model decide both here.
 fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
@@ -133,8 +134,8 @@ fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiE
     Ok(())
 }
 
-/// Returns the format constraint in `output_config.format`, or in the earlier field
-/// `output_format`.
+/// Returns the format constraint of a request: from `output_config.format`, or from the earlier
+/// field `output_format`.
 fn parse_format(
     gateway: &Gateway,
     config: Option<Map<String, Value>>,
@@ -159,7 +160,8 @@ fn parse_format(
     }
 }
 
-/// Parses tools. Tools that Anthropic hosts are omitted and counted.
+/// Parses the tools of a request in Anthropic's format. Tools that Anthropic hosts are omitted and
+/// counted.
 fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
     let read = |(at, value): (usize, &Value)| {
         let field_path = format!("tools.{at}");
@@ -177,7 +179,7 @@ fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError>
     values.iter().enumerate().filter_map(|tool| read(tool).transpose()).collect()
 }
 
-/// Parses a tool in Anthropic's format.
+/// Parses the definition of one tool in Anthropic's format.
 fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     let name = value["name"].as_str().filter(|name| !name.is_empty());
     let name =
@@ -196,12 +198,13 @@ fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     })
 }
 
-/// Returns the name of a tool if it requests strict arguments.
+/// Returns the name of a tool whose definition sets `strict`, or `None` if `strict` is not true.
 fn strict(value: &Value) -> Option<String> {
     value["name"].as_str().filter(|_| value["strict"] == true).map(str::to_owned)
 }
 
-/// Returns the tool choice, and whether a completion can call several tools.
+/// Parses `tool_choice`. Returns the tool choice, and whether one completion may call several
+/// tools.
 fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else {
         return Ok((ToolChoice::Auto, true));

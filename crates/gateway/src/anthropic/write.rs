@@ -8,10 +8,12 @@ use crate::http::{CollectedCompletion, Dialect, frame};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head};
 
-/// Signature of every reasoning block. Clients send it back, and the gateway accepts any signature.
+/// Signature of every reasoning block in responses. Clients send the signature back, and the
+/// gateway accepts any value.
 const SIGNATURE: &str = "ZHJlc3NhZ2U=";
 
-/// Returns the body of an error. `request` is the id of the request.
+/// Returns the JSON body of an error response in Anthropic's format. `request` is the id of the
+/// request.
 pub(crate) fn error_body(error: &ApiError, request: &str) -> Value {
     let kind = match error.kind {
         ErrorKind::Invalid
@@ -36,7 +38,8 @@ pub(crate) fn error_body(error: &ApiError, request: &str) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request })
 }
 
-/// Returns the stop reason of a completion, and the stop string that ended the completion.
+/// Returns Anthropic's stop reason of a completion, and the stop string that ended the completion,
+/// or null.
 fn stop(end: &End) -> (&'static str, Value) {
     match end.finish {
         FinishReason::StopId | FinishReason::StopString if end.calls => ("tool_use", Value::Null),
@@ -78,18 +81,18 @@ fn tool_use(call: &ToolCall, input: Value) -> Value {
     json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
 }
 
-/// Type of the block that a stream has started but not ended.
+/// Type of the content block that a stream has started but not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenBlock {
     Text,
     Thinking,
 }
 
-/// Writer of responses in Anthropic's format.
+/// Writer of complete and streamed responses in the format of Anthropic's Messages API.
 pub(super) struct Writer {
-    /// Id of the request, which errors contain.
+    /// Id of the request, which error responses contain.
     request: String,
-    /// Number of blocks that were started.
+    /// Number of content blocks that the response has started.
     blocks: usize,
     open: Option<OpenBlock>,
 }
@@ -118,7 +121,7 @@ impl Writer {
         frame(Some(kind), &json!({ "type": kind, "index": index }))
     }
 
-    /// Returns the frames that end the current block, if there is one.
+    /// Returns the frames that end the current content block. Empty if no block is open.
     fn close(&mut self) -> String {
         match self.open.take() {
             None => String::new(),
@@ -130,7 +133,8 @@ impl Writer {
         }
     }
 
-    /// Returns the frames that start a block of this type, unless it is the current block.
+    /// Returns the frames that end the current content block and start one of type `kind`. Empty if
+    /// the current block has this type.
     fn open(&mut self, kind: OpenBlock) -> String {
         if self.open == Some(kind) {
             return String::new();

@@ -18,8 +18,8 @@ use crate::gateway::Gateway;
 use crate::{anthropic, client_sessions, info, openai, responses, rewards, sglang, tokens, vllm};
 use levade_call::ApiError;
 
-/// Returns the routes of all APIs. They are served at the root, and below the prefixes that name an
-/// attempt and an agent.
+/// Returns the routes of all APIs. They are served at the root, and under the path prefixes that
+/// name an attempt and an agent.
 fn api() -> Router<Gateway> {
     let v1 = Router::new()
         .route("/chat/completions", post(openai::chat))
@@ -71,7 +71,8 @@ fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
         || uri.path().split('/').any(|part| part == "messages")
 }
 
-/// Returns the response to a rejected request, in the format of the called API.
+/// Returns the HTTP error response to a rejected request, in Anthropic's format if `anthropic` is
+/// true, otherwise in OpenAI's.
 fn rejection_response(gateway: &Gateway, anthropic: bool, error: &ApiError) -> Response {
     if anthropic {
         anthropic::rejection_response(gateway, error)
@@ -96,13 +97,14 @@ async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
     }
 }
 
-/// Returns whether a request has the key of an attempt, which no web page knows.
+/// Returns whether a request has the key of an attempt. Web pages cannot know such a key, so these
+/// requests need no check of their origin.
 fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
     key_of(headers)
         .is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Returns the routes of a gateway, which accepts requests to the hosts in `access`.
+/// Returns the HTTP router of a gateway, which accepts requests to the hosts in `access`.
 pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
     let routes = Router::new()
@@ -134,7 +136,7 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     .with_state(gateway.clone())
 }
 
-/// Serves a gateway until `stop` completes, and then completes the responses in flight.
+/// Serves a gateway's HTTP API until `stop` completes, and then completes the responses in flight.
 ///
 /// # Errors
 /// Returns an error if the listener fails.

@@ -132,7 +132,8 @@ fn prepare(
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
-/// Removes the sampling fields from `rest`, and parses them.
+/// Removes the sampling fields (such as `temperature`) from the request body `rest`, and parses
+/// them.
 pub(crate) fn take_sampling_fields(
     rest: &mut Map<String, Value>,
 ) -> Result<SamplingFields, ApiError> {
@@ -163,8 +164,8 @@ pub(crate) fn take_sampling_fields(
     })
 }
 
-/// Parses messages. Content parts, reasoning and tool calls in the formats of other APIs are parsed
-/// as in those APIs.
+/// Parses the messages of a chat completion request. Content parts, reasoning and tool calls in the
+/// formats of other APIs are parsed as in those APIs.
 pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Message>, ApiError> {
     let parts = ContentParser { gateway, api: "chat" };
     let mut read = Vec::with_capacity(values.len());
@@ -235,7 +236,8 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
     Ok(read)
 }
 
-/// Parses tools. Tools that the provider hosts are omitted and counted.
+/// Parses the tools of a request in OpenAI's format. Tools that the provider hosts are omitted and
+/// counted.
 pub(crate) fn tools(
     gateway: &Gateway,
     api: &str,
@@ -264,7 +266,7 @@ fn tool_name(tool: &Value) -> Option<String> {
     tool[kind]["name"].as_str().map(str::to_owned)
 }
 
-/// Parses a tool in OpenAI's format.
+/// Parses the definition of one tool in OpenAI's format.
 fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     match value["type"].as_str().unwrap_or("function") {
         "function" => {}
@@ -290,7 +292,7 @@ fn tool_error(why: String) -> ApiError {
     ApiError::field("tools", why)
 }
 
-/// Returns the name of a tool if it requests strict arguments.
+/// Returns the name of a tool whose definition sets `strict`, or `None` if `strict` is not true.
 fn strict(value: &Value) -> Option<String> {
     let function = &value["function"];
     let is_strict = function["strict"] == true || value["strict"] == true;
@@ -300,8 +302,9 @@ fn strict(value: &Value) -> Option<String> {
 /// Type of a tool choice that permits only some of the tools.
 pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
 
-/// Removes the tools that a choice of type `allowed_tools` does not list, because a model cannot
-/// call a tool that it does not see. `name` returns the name of a tool in the list.
+/// Removes from `tools` the tools that a tool choice of type `allowed_tools` does not list, because
+/// a model cannot call a tool that it does not see. `name` returns the name of an entry in the
+/// choice's list.
 ///
 /// # Errors
 /// Returns an error if the list is empty, if a listed tool is not among `tools`, or if the mode is
@@ -365,8 +368,8 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// Checks that `variables` do not change the template variables, which are fixed when the model is
-/// served. Variables that the template does not contain are ignored.
+/// Checks that the template variables of a request (`chat_template_kwargs`) equal those with which
+/// the model is served. Variables that the template does not contain are ignored.
 fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), ApiError> {
     for (name, value) in variables {
         let served = chat.variables().get(name);
@@ -384,18 +387,18 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
     Ok(())
 }
 
-/// Writer of responses in the format of chat completions.
+/// Writer of complete and streamed responses in OpenAI's format of chat completions.
 struct Writer {
     /// Chat format of the model. `None` for an external chat API.
     chat: Option<Arc<Chat>>,
     tokens: TokenReport,
     include_usage: bool,
-    /// Names of the custom tools, whose calls have a text instead of arguments.
+    /// Names of the request's custom tools, whose calls have a text instead of JSON arguments.
     custom: Vec<String>,
     prompt_tokens: usize,
-    /// Number of tool calls of each choice so far.
+    /// Number of tool calls of each choice that were written so far, by the choice's index.
     calls: Vec<usize>,
-    /// Number of tokens of each choice that were reported so far.
+    /// Number of tokens of each choice that were written so far, by the choice's index.
     reported: Vec<usize>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
@@ -412,7 +415,7 @@ impl Writer {
         })
     }
 
-    /// Returns a tool call in OpenAI's format, which depends on the type of the tool.
+    /// Returns a tool call in OpenAI's format, which depends on whether the tool is a custom tool.
     fn call(&self, call: &ToolCall) -> Value {
         let input = tool_types::custom_input(&call.arguments);
         match input.filter(|_| self.custom.contains(&call.name)) {
@@ -423,8 +426,8 @@ impl Writer {
         }
     }
 
-    /// Adds the data of `tokens` to `choice`. They follow the tokens of the choice `index` that
-    /// were reported before.
+    /// Adds token data (log-probabilities, ids, weight versions) to the JSON of a choice. `tokens`
+    /// follow the tokens of the choice `index` that were reported before.
     fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
         if let Some(chat) = self.chat.as_ref().filter(|_| self.tokens.logprobs) {
             choice["logprobs"] = self.tokens.content(chat, tokens);

@@ -42,7 +42,7 @@ struct Request {
     rest: Map<String, Value>,
 }
 
-/// One prompt or several, as text or token ids.
+/// Prompts of a completion request: one prompt or several, as text or token ids.
 #[derive(Deserialize)]
 #[serde(
     untagged,
@@ -96,7 +96,7 @@ pub(crate) async fn completions(
     }
 }
 
-/// Calls of a validated request, with the writer of their responses.
+/// Model calls of a validated completion request, with the writer of their responses.
 struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
@@ -171,26 +171,27 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     Ok(PreparedCalls { caller, calls, writer, streams })
 }
 
-/// Writer of responses in the format of completions.
+/// Writer of complete and streamed responses in OpenAI's format of text completions.
 struct Writer {
     chat: Arc<Chat>,
     tokens: TokenReport,
-    /// Number of alternatives per token that the request asks for.
+    /// Maximum number of alternatives per token in the log-probabilities of the response.
     top: usize,
     echo: bool,
-    /// Prompts of several calls that are streamed as one. All prompts have the same number of
-    /// choices. Empty for a single call.
+    /// Prompts, as token ids, of several calls that are streamed as one call. All prompts have the
+    /// same number of choices. Empty if there is a single call.
     prompts: Vec<Vec<u32>>,
     include_usage: bool,
     /// Length of the text of each choice so far, in characters.
     offsets: Vec<usize>,
-    /// Number of tokens of each choice that were reported so far.
+    /// Number of tokens of each choice that were written so far, by the choice's index.
     reported: Vec<usize>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
-/// Log-probabilities in the format of completions: four parallel lists.
+/// Log-probabilities in OpenAI's format of text completions: four parallel lists with one entry per
+/// token.
 #[derive(Default)]
 struct LogprobLists {
     tokens: Vec<Value>,
@@ -200,8 +201,9 @@ struct LogprobLists {
 }
 
 impl Writer {
-    /// Appends tokens to the lists. The text of the first token starts at `offset`, in characters.
-    /// Returns the offset at which the text of the last token ends.
+    /// Appends tokens to the log-probability lists. `offset` is the position, in characters, at
+    /// which the text of the first token starts. Returns the position at which the text of the last
+    /// token ends.
     fn list(&self, lists: &mut LogprobLists, tokens: &[Token], mut offset: usize) -> usize {
         for token in tokens {
             let text = self.tokens.text(&self.chat, token.id);

@@ -22,7 +22,7 @@ fn describe(model: &Model) -> Value {
     })
 }
 
-/// Returns descriptions of the models that a caller can call.
+/// Returns the models that the sender of a request can call, described in OpenAI's format.
 fn known_models(gateway: &Gateway, incoming: IncomingRequest) -> Result<Vec<Value>, ApiError> {
     let caller = incoming.caller?;
     Ok(info::models(gateway, &caller).iter().map(describe).collect())
@@ -35,7 +35,7 @@ pub(crate) async fn models(State(gateway): State<Gateway>, incoming: IncomingReq
     )
 }
 
-/// Handles `GET /v1/models/NAME`. Names can contain slashes.
+/// Handles `GET /v1/models/NAME`. A model's name can contain slashes.
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let name = incoming.part("model");
     let found = known_models(&gateway, incoming).and_then(|models| {

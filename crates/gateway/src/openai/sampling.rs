@@ -9,7 +9,7 @@ use crate::gateway::Gateway;
 use levade_call::ApiError;
 use levade_call::SamplingOptions;
 
-/// One string or several.
+/// Stop strings of a request, sent as one string or as a list.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "must be a string or a list of strings")]
 enum Texts {
@@ -17,7 +17,7 @@ enum Texts {
     Many(Vec<String>),
 }
 
-/// Sampling fields of a request. Null counts as absent.
+/// Sampling parameters as a request sends them, before validation. Null counts as absent.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct SamplingFields {
     pub max_tokens: Option<i64>,
@@ -39,7 +39,8 @@ pub(crate) struct SamplingFields {
     pub n: Option<i64>,
 }
 
-/// Validates a count that must be at least `minimum`.
+/// Validates a request field that must be an integer of at least `minimum`. `None` means that the
+/// field is absent.
 fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
     value
         .map(|value: i64| match usize::try_from(value) {
@@ -59,7 +60,7 @@ pub(crate) fn top_k(value: Option<i64>) -> Result<Option<usize>, ApiError> {
 }
 
 impl SamplingFields {
-    /// Returns the sampling options, independent of the API.
+    /// Validates the fields and returns them as sampling options, which are the same for all APIs.
     pub(crate) fn sampling(&self) -> Result<SamplingOptions, ApiError> {
         let completion_limit = count("max_completion_tokens", self.max_completion_tokens, 0)?;
         let max_tokens = completion_limit.or(count("max_tokens", self.max_tokens, 0)?);
@@ -98,13 +99,13 @@ impl SamplingFields {
         })
     }
 
-    /// Returns the number of completions. Default: 1.
+    /// Returns the number of completions that the request asks for (`n`). Default: 1.
     pub(crate) fn num_completions(&self) -> Result<usize, ApiError> {
         Ok(count("n", self.n, 1)?.unwrap_or(1))
     }
 }
 
-/// Fields that change nothing here: hints, and bookkeeping of providers.
+/// Request fields that are ignored, because they are hints or bookkeeping of providers.
 const IGNORED_FIELDS: [&str; 31] = [
     "audio",
     "cache_salt",
@@ -139,8 +140,8 @@ const IGNORED_FIELDS: [&str; 31] = [
     "web_search_options",
 ];
 
-/// Unsupported fields that would change the prompt, the sampling or the response, each with the
-/// value that changes nothing.
+/// Unsupported request fields that would change the prompt, the sampling or the response. Each has
+/// the value that changes nothing and is therefore accepted.
 const UNSUPPORTED_FIELDS: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
     ("add_special_tokens", Value::Bool(false)),

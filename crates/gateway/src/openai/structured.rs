@@ -6,7 +6,7 @@ use crate::gateway::Gateway;
 use levade_call::ApiError;
 use levade_call::Constraint;
 
-/// Returns the constraint that `response_format` specifies.
+/// Returns the format constraint that the request field `response_format` specifies.
 fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     match value["type"].as_str() {
@@ -30,7 +30,8 @@ fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Api
     }
 }
 
-/// vLLM's earlier fields for constraints, each with the equivalent key of `structured_outputs`.
+/// Earlier names of vLLM's request fields for format constraints, each with the equivalent key of
+/// `structured_outputs`.
 const GUIDED_FIELDS: [(&str, &str); 5] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),
@@ -39,8 +40,8 @@ const GUIDED_FIELDS: [(&str, &str); 5] = [
     ("guided_json_object", "json_object"),
 ];
 
-/// Returns the constraint that `structured_outputs` or one of the earlier `guided_…` fields
-/// specifies. Removes these fields from `rest`.
+/// Returns the format constraint that the request field `structured_outputs` or one of the earlier
+/// `guided_…` fields specifies. Removes these fields from `rest`.
 ///
 /// # Errors
 /// Returns an error if a value is not a valid constraint, or if there are several constraints.
@@ -98,9 +99,8 @@ const CONSTRAINT_FIELDS: [&str; 14] = [
     "text",
 ];
 
-/// Returns the constraint that a request specifies in `response_format` or in vLLM's fields, which
-/// are removed from `rest`. `own` is the constraint that the request specifies in a field of the
-/// called API.
+/// Returns the format constraint of a request, and removes `response_format` and vLLM's fields from
+/// the request body `rest`. `own` is the constraint in a field of the called API, if any.
 ///
 /// # Errors
 /// Returns an error that names the field if a value is not a valid constraint, if there are several
@@ -130,10 +130,10 @@ pub(crate) fn from_request(
     Ok(constraint)
 }
 
-/// Returns the only constraint of the two, or `None` if there is none.
+/// Returns the constraint that is present, or `None` if both are absent.
 ///
 /// # Errors
-/// Returns an error if both are present.
+/// Returns an error if both constraints are present.
 pub(crate) fn at_most_one(
     one: Option<Constraint>,
     other: Option<Constraint>,
@@ -145,7 +145,8 @@ pub(crate) fn at_most_one(
     Ok(one.or(other))
 }
 
-/// Returns the constraint of a kind that vLLM defines. Null and `json_object: false` yield `None`.
+/// Parses a format constraint of one of vLLM's kinds: `json`, `json_object`, `regex`, `choice` or
+/// `grammar`. Null and `json_object: false` yield `None`.
 fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
     let wrong =
         |must: &str| ApiError::field(field, format!("{field} is {value}, but must be {must}"));
@@ -176,11 +177,11 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
     }))
 }
 
-/// Returns the constraint of a JSON schema, which is an object, a boolean or the schema's JSON
-/// text.
+/// Parses a JSON schema as a format constraint. `value` is an object, a boolean, or the JSON text
+/// of a schema.
 ///
 /// # Errors
-/// Returns an error if `value` is none of these.
+/// Returns an error if `value` has another type or is not valid JSON.
 pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, ApiError> {
     let schema = match value {
         Value::String(text) => serde_json::from_str(text).map_err(|error| {

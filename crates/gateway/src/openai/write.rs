@@ -10,7 +10,7 @@ use crate::http::{CollectedCompletion, error_response, json as json_document};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Token};
 
-/// Returns the body of an error in OpenAI's format.
+/// Returns the JSON body of an error response in OpenAI's format.
 pub(crate) fn error_body(error: &ApiError) -> Value {
     let (kind, code) = match error.kind {
         ErrorKind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
@@ -33,7 +33,8 @@ pub(crate) fn error_body(error: &ApiError) -> Value {
     json!({ "error": { "message": error.message, "type": kind, "param": error.param, "code": code } })
 }
 
-/// Returns a response that is available immediately: a document, or an error in OpenAI's format.
+/// Returns an HTTP response that is not streamed: the JSON document `found`, or an error in
+/// OpenAI's format.
 pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(value) => json_document(StatusCode::OK, &value),
@@ -41,7 +42,8 @@ pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
     }
 }
 
-/// Returns OpenAI's finish reason of a completion. `abort` is vLLM's.
+/// Returns the finish reason of a completion in OpenAI's format. Aborted completions have vLLM's
+/// value `abort`.
 pub(crate) fn finish(end: &End) -> &'static str {
     match end.finish {
         FinishReason::StopId | FinishReason::StopString if end.calls => "tool_calls",
@@ -51,13 +53,15 @@ pub(crate) fn finish(end: &End) -> &'static str {
     }
 }
 
-/// Returns vLLM's stop reason: the stop string that ended the completion, or null.
+/// Returns the stop reason of a completion as in vLLM: the stop string that ended the completion,
+/// or null.
 pub(crate) fn stop_reason(end: &End) -> Value {
     end.stopped_by.as_deref().map_or(Value::Null, Value::from)
 }
 
-/// Returns the token counts of a call. `completions` contains the number of tokens, and of
-/// reasoning tokens, of each completion.
+/// Returns the token counts of a call as OpenAI's `usage` object. `prompt` is the number of prompt
+/// tokens. `completions` contains the number of tokens, and of reasoning tokens, of each
+/// completion.
 pub(crate) fn usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
     let completion: usize = completions.iter().map(|(tokens, _)| tokens).sum();
     let reasoning: usize = completions.iter().map(|(_, reasoning_tokens)| reasoning_tokens).sum();
@@ -69,7 +73,7 @@ pub(crate) fn usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
     })
 }
 
-/// Returns the token counts of the completions of one prompt.
+/// Returns the token counts of the completions of one prompt as OpenAI's `usage` object.
 pub(crate) fn usage_of(completions: &[CollectedCompletion]) -> Value {
     let prompt = completions.first().map_or(0, |completion| completion.end.prompt_tokens);
     let tokens: Vec<(usize, usize)> =
@@ -77,7 +81,7 @@ pub(crate) fn usage_of(completions: &[CollectedCompletion]) -> Value {
     usage(prompt, &tokens)
 }
 
-/// Token data that a response reports.
+/// Selection of the token data that a response reports in addition to the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TokenReport {
     /// Whether the response reports log-probabilities.
@@ -104,12 +108,12 @@ pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
 }
 
 impl TokenReport {
-    /// Returns whether the response reports any token data.
+    /// Returns whether the response reports log-probabilities, token ids or weight versions.
     pub(crate) fn reports_any(self) -> bool {
         self.logprobs || self.ids || self.versions
     }
 
-    /// Returns the text of a token in a list of log-probabilities.
+    /// Returns the text that identifies the token `id` in a list of log-probabilities.
     pub(crate) fn text(self, chat: &Chat, id: u32) -> String {
         if self.as_ids {
             format!("token_id:{id}")
@@ -118,7 +122,7 @@ impl TokenReport {
         }
     }
 
-    /// Returns log-probabilities in the format of chat completions.
+    /// Returns the log-probabilities of `tokens` in OpenAI's format of chat completions.
     pub(crate) fn content(self, chat: &Chat, tokens: &[Token]) -> Value {
         let content = tokens.iter().map(|token| {
             let mut value = self.token_value(chat, token.id, token.logprob);

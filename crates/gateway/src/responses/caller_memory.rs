@@ -10,8 +10,8 @@ use super::memory::{Memory, Owner, StoredResponse, response_of};
 use crate::gateway::Gateway;
 use crate::session::Session;
 
-/// Memory that is visible to a caller: the responses of its attempt, or the gateway's responses
-/// under the caller's key.
+/// Stored responses that are visible to a caller: the responses of the caller's attempt, or the
+/// gateway's responses under the caller's key.
 #[derive(Clone)]
 pub(super) struct CallerMemory {
     gateway: Gateway,
@@ -20,7 +20,7 @@ pub(super) struct CallerMemory {
 }
 
 impl CallerMemory {
-    /// Creates a view of the memory for the caller with the key `key`.
+    /// Creates a view of the stored responses for the caller with the API key `key`.
     pub(super) fn new(gateway: &Gateway, session: Option<Arc<Session>>, key: Option<&str>) -> Self {
         let owner = Sha256::digest(key.unwrap_or_default().as_bytes()).into();
         CallerMemory { gateway: gateway.clone(), session, owner }
@@ -43,12 +43,12 @@ impl CallerMemory {
         self.with(|memory| memory.get(&(self.owner, id.to_owned())))
     }
 
-    /// Removes a response. Returns whether it existed.
+    /// Removes the stored response `id`. Returns whether it existed.
     pub(super) fn remove(&self, id: &str) -> bool {
         self.with(|memory| memory.remove(&(self.owner, id.to_owned())))
     }
 
-    /// Returns all messages up to the end of a response.
+    /// Returns the messages of a stored conversation, up to the end of the response `id`.
     ///
     /// # Errors
     /// Returns the id of the missing response if `id`, or a response that it continues, is not in
@@ -57,7 +57,7 @@ impl CallerMemory {
         self.with(|memory| memory.history(self.owner, id))
     }
 
-    /// Returns an output item of a stored response.
+    /// Returns the output item `id` of a stored response, or `None` if it is not in memory.
     pub(super) fn item(&self, id: &str) -> Option<Value> {
         let response = self.get(&format!("resp_{}", response_of(id)?))?;
         let items = response.body["output"].as_array()?;

@@ -30,7 +30,8 @@ pub(crate) async fn responses(
     }
 }
 
-/// Returns the caller, the memory that is visible to the caller, and the body.
+/// Returns the sender and the body of a request, with the stored responses that are visible to the
+/// sender.
 fn open_caller_memory(
     gateway: &Gateway,
     incoming: IncomingRequest,
@@ -65,7 +66,7 @@ fn respond(found: Result<Value, ApiError>) -> Response {
     }
 }
 
-/// Handles `GET /v1/responses/ID`.
+/// Handles `GET /v1/responses/ID`, which returns a stored response.
 pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
     let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
@@ -74,7 +75,7 @@ pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingReques
     respond(found)
 }
 
-/// Handles `DELETE /v1/responses/ID`.
+/// Handles `DELETE /v1/responses/ID`, which removes a stored response.
 pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
     let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
@@ -87,7 +88,8 @@ pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingReq
     respond(found)
 }
 
-/// Returns the page of items that a query selects. Default: the latest 20 items, latest first.
+/// Returns the page of a response's input items that the query string selects. Default: the latest
+/// 20 items, latest first.
 fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     const MAX: usize = 100;
     let limit = query_field(query, "limit").map_or(Ok(20), |text| {
@@ -126,7 +128,7 @@ fn id_of(item: Option<&&Value>) -> Value {
     item.map_or(Value::Null, |item| item["id"].clone())
 }
 
-/// Handles `GET /v1/responses/ID/input_items`.
+/// Handles `GET /v1/responses/ID/input_items`, which returns the input items of a stored response.
 pub(crate) async fn input_items(
     State(gateway): State<Gateway>,
     RawQuery(query): RawQuery,
@@ -140,7 +142,8 @@ pub(crate) async fn input_items(
     respond(found)
 }
 
-/// Handles `POST /v1/responses/input_tokens`: returns the number of prompt tokens of a request.
+/// Handles `POST /v1/responses/input_tokens`, which returns the number of prompt tokens of a
+/// request.
 pub(crate) async fn input_tokens(
     State(gateway): State<Gateway>,
     incoming: IncomingRequest,

@@ -14,22 +14,24 @@ use crate::parts::{ContentParser, field};
 use crate::tool_types::{self, custom_arguments};
 use levade_call::{ApiError, ErrorKind};
 
-/// Name of the API under which unknown fields are counted.
+/// Name of the Responses API in the counters of unknown request fields.
 pub(super) const API: &str = "responses";
 
-/// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain
-/// text.
+/// Prefix of the field `encrypted_content` of a reasoning item. The reasoning follows the prefix in
+/// plain text.
 const REASONING_PREFIX: &str = "levade:";
-/// Prefix from before the project was called Levade. Clients still send such items.
+/// Prefix of `encrypted_content` from before the project was called Levade. Clients still send
+/// items with this prefix.
 const LEGACY_PREFIX: &str = "dressage:";
 
-/// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses
-/// here.
+/// Returns reasoning as the `encrypted_content` of a reasoning item, for clients that keep the
+/// conversation themselves. The text is not encrypted.
 pub(super) fn encrypt_reasoning(reasoning: &str) -> String {
     format!("{REASONING_PREFIX}{reasoning}")
 }
 
-/// Parses an input: a string or a list of items. `find` returns a stored item by its id.
+/// Parses the input of a request, which is a string or a list of items. `find` returns a stored
+/// item by its id.
 ///
 /// # Errors
 /// Returns an error that names the first item that is invalid, that a text model cannot read, or
@@ -82,14 +84,15 @@ enum ItemRole {
     Call,
 }
 
-/// An assistant turn that has been read in part.
+/// An assistant turn some of whose items have been read.
 #[derive(Debug)]
 struct AssistantTurn {
     reasoning: String,
     text: String,
     calls: Vec<ToolCall>,
     last: ItemRole,
-    /// Id of the call that created the turn, if the ids of its items contain one.
+    /// Id of the model call that created the turn. `None` if the ids of the turn's items do not
+    /// contain the id of a call.
     call_id: Option<String>,
 }
 
@@ -106,8 +109,8 @@ impl<'a> ItemReader<'a> {
         ContentParser { gateway: self.gateway, api: API }
     }
 
-    /// Returns the call id of a result item. Results of local shells can refer to the id of the
-    /// call item instead.
+    /// Returns the id of the tool call that a tool result item belongs to. Results of local shells
+    /// can refer to the id of the call item instead.
     fn call_of(&self, item: &Value, field_path: &str) -> Result<String, ApiError> {
         let (None, Some(id)) = (item["call_id"].as_str(), item["id"].as_str()) else {
             return field(item, "call_id", field_path).map(str::to_owned);
@@ -133,8 +136,8 @@ impl<'a> ItemReader<'a> {
         self.messages.push(message);
     }
 
-    /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to
-    /// the current turn.
+    /// Returns the assistant turn that an item belongs to. Starts a new turn if the item does not
+    /// belong to the current turn.
     fn turn_for(&mut self, part: ItemRole, item: &Value) -> &mut AssistantTurn {
         let call_id = item["id"].as_str().and_then(response_of).map(str::to_owned);
         let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.call_id, &call_id) {
@@ -239,8 +242,8 @@ fn developer(text: String) -> Message {
     Message { role: levade_text::Role::Developer, ..Message::system(text) }
 }
 
-/// Returns the text of a reasoning item, from the first of `encrypted_content`, `content` and
-/// `summary` that has a readable text.
+/// Returns the text of a reasoning item: from the first of its fields `encrypted_content`,
+/// `content` and `summary` that contains readable text.
 fn reasoning_of(item: &Value) -> String {
     let kept = item["encrypted_content"].as_str().and_then(|text| {
         text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(LEGACY_PREFIX))

@@ -10,24 +10,25 @@ use std::sync::Arc;
 use levade_text::Message;
 use serde_json::Value;
 
-/// Maximum number of responses in memory.
+/// Maximum number of stored responses.
 const MAX_ENTRIES: usize = 4096;
-/// Maximum total size of the responses in bytes.
+/// Maximum total size of the stored responses, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// SHA-256 hash of the key that requested a response. A response is visible only under this key.
+/// SHA-256 hash of the API key that requested a response. A response is visible only under this
+/// key.
 pub(super) type Owner = [u8; 32];
 
-/// A stored response.
+/// Response that is stored so that later requests can continue it.
 #[derive(Debug)]
 pub(super) struct StoredResponse {
-    /// Id of the response that this response continues, if any.
+    /// Id of the response that this response continues. `None` for the start of a conversation.
     pub previous: Option<String>,
-    /// Messages that were new in the call, without instructions.
+    /// Messages that the call added to the conversation, without instructions.
     pub input: Vec<Message>,
-    /// Input items of the call, each with an id.
+    /// Input items of the request, each with an id.
     pub items: Vec<Value>,
-    /// Assistant message, exactly as recorded.
+    /// Assistant message of the response, exactly as recorded.
     pub message: Message,
     /// Response body as the client received it.
     pub body: Value,
@@ -48,11 +49,11 @@ struct MemoryEntry {
     used: u64,
 }
 
-/// Responses by owner and id, with least-recently-used eviction.
+/// Stored responses by owner and id, with least-recently-used eviction.
 #[derive(Debug)]
 pub(crate) struct Memory {
     kept: HashMap<(Owner, String), MemoryEntry>,
-    /// Keys by the logical time of their last use.
+    /// Owners and ids of the stored responses, by the logical time of their last use.
     uses: BTreeMap<u64, (Owner, String)>,
     clock: u64,
     bytes: usize,
@@ -90,7 +91,7 @@ impl Memory {
         }
     }
 
-    /// Returns a response and marks it as used.
+    /// Returns a stored response and marks it as used.
     pub(super) fn get(&mut self, key: &(Owner, String)) -> Option<Arc<StoredResponse>> {
         let kept = self.kept.get_mut(key)?;
         self.uses.remove(&kept.used);
@@ -100,7 +101,7 @@ impl Memory {
         Some(Arc::clone(&kept.response))
     }
 
-    /// Removes a response. Returns whether it existed.
+    /// Removes a stored response. Returns whether the response existed.
     pub(super) fn remove(&mut self, key: &(Owner, String)) -> bool {
         let Some(kept) = self.kept.remove(key) else { return false };
         self.uses.remove(&kept.used);
@@ -108,7 +109,7 @@ impl Memory {
         true
     }
 
-    /// Returns all messages up to the end of a response.
+    /// Returns the messages of a stored conversation, up to the end of the response `id`.
     ///
     /// # Errors
     /// Returns the id of the missing response if `id`, or a response that it continues, is not in
@@ -128,13 +129,14 @@ impl Memory {
     }
 }
 
-/// Returns the id of an item: its kind, the id of the call that created it, and its index in the
-/// output.
+/// Creates the id of an output item from its kind, the id of the model call that created it, and
+/// its index in the output.
 pub(super) fn item_id(kind: &str, call: &str, field_path: usize) -> String {
     format!("{kind}_{call}_{field_path}")
 }
 
-/// Returns the id of the call in an item's id, or `None` if the id has another format.
+/// Returns the id of the model call that an item's id contains, or `None` if the id has another
+/// format.
 pub(super) fn response_of(item: &str) -> Option<&str> {
     let (_, rest) = item.split_once('_')?;
     let (call, field_path) = rest.rsplit_once('_')?;

@@ -43,34 +43,34 @@ struct Request {
 /// A request to `/v1/responses` after parsing.
 pub(super) struct ParsedRequest {
     pub call: Call,
-    /// Whether the response is a stream.
+    /// Whether the client requests a streamed response.
     pub streams: bool,
     pub received: ReceivedItems,
 }
 
-/// Data of a request that its response repeats or depends on.
+/// Data of a request to the Responses API that its response repeats or depends on.
 pub(super) struct ReceivedItems {
     pub tools: Tools,
-    /// Messages that are new in this call, without instructions.
+    /// Messages that the request adds to the conversation, without instructions.
     pub input: Vec<Message>,
-    /// Id of the response that the request continues, if any.
+    /// Id of the response that the request continues. `None` for the start of a conversation.
     pub previous: Option<String>,
     /// Whether the response is stored, so that later requests can continue it.
     pub store: bool,
     /// Whether the response repeats the reasoning as summaries.
     pub summary: bool,
-    /// Whether reasoning items contain `encrypted_content`, so that a client can send the reasoning
-    /// back.
+    /// Whether the response's reasoning items contain `encrypted_content`, so that a client can
+    /// send the reasoning back.
     pub encrypted: bool,
-    /// Items of the input, normalized to message items if they are texts.
+    /// Input items of the request. Plain texts have been converted to message items.
     pub items: Vec<Value>,
     /// Chat format of the model. Present only if the response contains log-probabilities.
     pub chat: Option<Arc<Chat>>,
-    /// Fields of the request that the response repeats.
+    /// Request fields that the response repeats, with their values.
     pub echo: Map<String, Value>,
 }
 
-/// Parses a request.
+/// Parses the body of a request to `/v1/responses`.
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
@@ -165,14 +165,15 @@ fn not_found(requested: &str, missing: &str) -> ApiError {
     ApiError::field("previous_response_id", message)
 }
 
-/// Fields that change nothing here.
+/// Request fields that are ignored.
 const IGNORED_FIELDS: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
 
-/// Unsupported fields, each with the values that change nothing.
+/// Unsupported request fields, each with the values that change nothing and are therefore accepted.
 const UNSUPPORTED_FIELDS: [(&str, &[Value]); 3] =
     [("background", &[Value::Bool(false)]), ("conversation", &[]), ("prompt", &[])];
 
-/// Removes the fields of this API that have not been parsed. Rejects unsupported fields.
+/// Removes the fields of the Responses API that have not been parsed from `rest`. Rejects
+/// unsupported fields.
 fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiError> {
     for field in IGNORED_FIELDS {
         rest.remove(field);
@@ -193,8 +194,9 @@ fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), 
     Ok(())
 }
 
-/// Returns whether the response contains log-probabilities. Counts all other values of `include`
-/// except the reasoning content: they concern hosted tools, which never have data here.
+/// Returns whether `include`, the list of additional response data, requests log-probabilities.
+/// Counts all other values except the reasoning content: they concern hosted tools, which never
+/// have data here.
 fn includes_logprobs(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
         if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {
@@ -204,11 +206,11 @@ fn includes_logprobs(gateway: &Gateway, include: &[String]) -> bool {
     include.iter().any(|what| what == LOGPROBS)
 }
 
-/// Value of `include` that requests log-probabilities.
+/// Value of the request field `include` that requests log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Returns the number of alternatives per token, or `None` if the request asks for no
-/// log-probabilities.
+/// Returns the number of alternatives per token in the log-probabilities, or `None` if the request
+/// asks for no log-probabilities.
 fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
     const MAX: usize = 20;
     let top = top.map(|top| {
@@ -224,7 +226,7 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
     Ok((included || top > 0).then_some(top))
 }
 
-/// Returns the items of an input, with texts converted to message items.
+/// Returns the input items of a request, with plain texts converted to message items.
 fn input_items(input: Option<&Value>) -> Vec<Value> {
     match input {
         Some(Value::String(text)) => vec![message_item("user", text)],
@@ -251,7 +253,7 @@ fn message_item(role: &str, text: &str) -> Value {
     json!({ "type": "message", "status": "completed", "role": role, "content": content })
 }
 
-/// Returns the format constraint that `text.format` specifies.
+/// Returns the format constraint that the request field `text.format` specifies.
 fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
     let format = &text["format"];
     match (format["type"].as_str(), &format["schema"]) {

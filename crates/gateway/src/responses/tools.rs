@@ -17,12 +17,12 @@ use crate::tool_types::{self, INPUT};
 use levade_call::ApiError;
 use levade_call::ToolChoice;
 
-/// Tools of a request.
+/// Tools that the client of a request runs.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    /// Tools as the model sees them.
+    /// Definitions of the tools as the model sees them.
     pub specs: Vec<ToolSpec>,
-    /// Names, as the model sees them, of the tools with strict arguments.
+    /// Names of the tools with strict arguments, as the model sees these names.
     pub strict: Vec<String>,
     by_name: HashMap<String, ClientTool>,
 }
@@ -43,7 +43,7 @@ enum Kind {
     Native(NativeTool),
 }
 
-/// Tool whose calls and results have their own item types.
+/// Tool of the Responses API whose calls and results have item types of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NativeTool {
     LocalShell,
@@ -54,7 +54,7 @@ pub(super) enum NativeTool {
 impl NativeTool {
     const ALL: [Self; 3] = [NativeTool::LocalShell, NativeTool::Shell, NativeTool::ApplyPatch];
 
-    /// Returns the type of the tool, which is also the tool's name for the model.
+    /// Returns the type of the tool, which is also the name under which the model calls it.
     pub(super) fn name(self) -> &'static str {
         match self {
             NativeTool::LocalShell => "local_shell",
@@ -67,18 +67,19 @@ impl NativeTool {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
-    /// Returns the tool for an item type that consists of the tool's name and `suffix`. The suffix
-    /// is `_call` for calls and `_call_output` for results.
+    /// Returns the tool whose name, followed by `suffix`, is the item type `kind`. The suffix is
+    /// `_call` for calls and `_call_output` for results.
     pub(super) fn from_item(kind: &str, suffix: &str) -> Option<Self> {
         Self::from_name(kind.strip_suffix(suffix)?)
     }
 
-    /// Returns the field of a call item that contains the arguments.
+    /// Returns the name of the field with the arguments in a call item of this tool.
     fn field(self) -> &'static str {
         if self == NativeTool::ApplyPatch { "operation" } else { "action" }
     }
 
-    /// Returns the arguments of a call item. Omits fields without a value, which clients add.
+    /// Returns the arguments in a call item of this tool. Omits fields without a value, which
+    /// clients add.
     pub(super) fn arguments(self, item: &Value) -> Arguments {
         let mut arguments = item[self.field()].clone();
         if let Value::Object(fields) = &mut arguments {
@@ -93,8 +94,8 @@ impl NativeTool {
         arguments.into()
     }
 
-    /// Returns the arguments as the value of a call item's field, or `None` if the client could not
-    /// use them.
+    /// Converts the arguments of a call into the value of the call item's arguments field. Returns
+    /// `None` if the arguments are not valid for this tool.
     fn action(self, arguments: &Arguments) -> Option<Value> {
         let is_text = |name: &str| arguments.get(name).is_some_and(Value::is_string);
         let are_texts = |name: &str| {
@@ -121,8 +122,8 @@ impl NativeTool {
         Some(action.into())
     }
 
-    /// Returns the text of a result item that has no plain output: a shell's outputs, or the status
-    /// of a patch. Returns `None` for any other result.
+    /// Returns the text of a result item whose output is not a string: the outputs of a shell, or
+    /// the status of a patch. Returns `None` for any other result.
     pub(super) fn output(self, item: &Value) -> Option<String> {
         match (self, &item["output"]) {
             (NativeTool::ApplyPatch, Value::Null) => Some(item["status"].as_str()?.to_owned()),
@@ -159,7 +160,7 @@ pub(super) fn display_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 impl Tools {
-    /// Parses tools. Tools that OpenAI hosts are omitted and counted.
+    /// Parses the tools of a request. Tools that OpenAI hosts are omitted and counted.
     ///
     /// # Errors
     /// Returns an error that names the first invalid or unsupported tool, and the reason.
@@ -241,7 +242,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Returns the tool choice. If the choice is of type `allowed_tools`, removes all tools from
+    /// Parses `tool_choice`. If the choice is of type `allowed_tools`, removes all tools from
     /// `specs` that it does not list.
     pub(super) fn choice(
         &self,
@@ -276,7 +277,7 @@ impl Tools {
         }
     }
 
-    /// Returns a tool call as an item. `id` creates the id of the item from a prefix.
+    /// Converts a tool call into an output item. `id` creates the item's id from a prefix.
     pub(super) fn item(&self, call: &ToolCall, id: impl FnOnce(&str) -> String) -> CallItem {
         let shape = self.by_name.get(&call.name);
         let kind = shape.map_or(Kind::Function, |shape| shape.kind);
@@ -318,15 +319,16 @@ fn tool_name<'a>(tool: &'a Value, field_path: &str) -> Result<&'a str, ApiError>
     name.ok_or_else(|| ApiError::field(field_path, format!("{field_path} has no name: {tool}")))
 }
 
-/// A tool call as an item.
+/// A tool call as an output item of a response.
 pub(super) struct CallItem {
-    /// The complete item.
+    /// JSON of the complete item.
     pub item: Value,
-    /// Field with the input and the input itself, if a stream sends the input in separate events.
+    /// Name and value of the item's input field, if a stream sends the input in separate events.
+    /// `None` if the stream sends only the complete item.
     pub input: Option<(&'static str, String)>,
 }
 
-/// Returns the name, as the model sees it, of the tool that a choice names.
+/// Returns the name of the tool that `tool_choice` names, as the model sees the name.
 fn chosen_name(choice: &Value) -> Option<String> {
     Some(display_name(
         choice["namespace"].as_str(),

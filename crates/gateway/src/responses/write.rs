@@ -14,7 +14,7 @@ use crate::openai;
 use levade_call::ApiError;
 use levade_call::{End, Event, Head, MessageTokens, Token};
 
-/// Returns the body of an error.
+/// Returns the JSON body of an error response in the format of the Responses API.
 pub(super) fn error_body(api_error: &ApiError) -> Value {
     let mut body = openai::error_body(api_error);
     let error = &mut body["error"];
@@ -28,27 +28,27 @@ pub(super) fn error_body(api_error: &ApiError) -> Value {
     body
 }
 
-/// Type of an item that receives text.
+/// Type of the output item to which a stream currently appends text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenItem {
     Message,
     Reasoning,
 }
 
-/// Writer of responses in the format of the Responses API.
+/// Writer of complete and streamed responses in the format of the Responses API.
 pub(super) struct Writer {
     received: ReceivedItems,
     memory: CallerMemory,
     /// Sequence number of the next event.
     sequence: u64,
-    /// Complete items.
+    /// Output items that are complete.
     output: Vec<Value>,
-    /// Current item and its text so far.
+    /// Output item that the stream has started but not ended, and its text so far.
     open: Option<(OpenItem, String)>,
-    /// Tokens of the message's text, for their log-probabilities.
+    /// Tokens of the message's text, from which its log-probabilities are computed.
     message: MessageTokens,
-    /// Log-probabilities that no event has reported yet. `logprobs` contains the log-probabilities
-    /// of the current item that events have reported.
+    /// Log-probabilities that no event has reported yet. The field `logprobs` contains the
+    /// log-probabilities of the current item that events have reported.
     fresh: Vec<Value>,
     logprobs: Vec<Value>,
     end: Option<End>,
@@ -70,7 +70,7 @@ impl Writer {
         }
     }
 
-    /// Adds the log-probabilities of tokens, if the request asks for them.
+    /// Adds the log-probabilities of `tokens`, if the request asks for log-probabilities.
     fn note(&mut self, tokens: &[Token]) {
         if let Some(chat) = &self.received.chat {
             let sent = openai::TokenReport { logprobs: true, ..Default::default() };
@@ -80,7 +80,7 @@ impl Writer {
         }
     }
 
-    /// Returns a frame for an event, with the next sequence number.
+    /// Returns a stream frame for an event of type `kind`, with the next sequence number.
     fn event_frame(&mut self, kind: &str, fields: Value) -> String {
         let mut data = Map::new();
         data.insert("type".into(), kind.into());
@@ -92,7 +92,7 @@ impl Writer {
         frame(Some(kind), &data.into())
     }
 
-    /// Returns a frame for an event about the current item.
+    /// Returns a stream frame for an event about the current output item.
     fn item_frame(
         &mut self,
         head: &Head,
@@ -116,7 +116,7 @@ impl Writer {
         item_id(kind, &head.id, self.output.len())
     }
 
-    /// Returns the current item with the text `text`.
+    /// Returns the JSON of the current output item, with the text `text`.
     fn item(&self, head: &Head, open: OpenItem, text: &str, status: &str) -> Value {
         let id = self.id(head, open);
         let is_new = status == "in_progress";
@@ -148,7 +148,8 @@ impl Writer {
         }
     }
 
-    /// Returns the frames that start an item of type `open`, unless the current item has this type.
+    /// Returns the frames that start an output item of type `open`. Empty if the current item has
+    /// this type.
     fn start_item(&mut self, head: &Head, open: OpenItem) -> String {
         if self.open.as_ref().is_some_and(|(now, _)| *now == open) {
             return String::new();
@@ -179,7 +180,8 @@ impl Writer {
         frames
     }
 
-    /// Appends a text to the current item, or to a new item if the current item has another type.
+    /// Appends a text to the current output item, or to a new item if the current item has another
+    /// type. Returns the frames that report the text.
     fn add(&mut self, head: &Head, open: OpenItem, text: &str) -> String {
         let mut frames = self.start_item(head, open);
         if let Some((_, item_text)) = &mut self.open {
@@ -213,7 +215,8 @@ impl Writer {
         frames
     }
 
-    /// Completes the current item, if there is one.
+    /// Completes the current output item. Returns the frames that report its end; empty if no item
+    /// is open.
     fn end_item(&mut self, head: &Head, status: &str) -> String {
         let Some((open, text)) = self.open.take() else { return String::new() };
         let mut frames = String::new();
@@ -270,7 +273,7 @@ impl Writer {
         frames + &self.done(item)
     }
 
-    /// Adds a complete item to the output.
+    /// Adds a complete item to the output. Returns the frame that reports its end.
     fn done(&mut self, item: Value) -> String {
         let field_path = self.output.len();
         self.output.push(item);
@@ -320,7 +323,8 @@ impl Writer {
         }
     }
 
-    /// Completes the output. An empty completion becomes a message with an empty text.
+    /// Completes the output. An empty completion becomes a message with an empty text. Returns the
+    /// frames that report the end.
     fn end_output(&mut self, head: &Head, end: &End) -> String {
         let mut frames = String::new();
         if self.output.is_empty() && self.open.is_none() {
@@ -332,7 +336,7 @@ impl Writer {
         frames
     }
 
-    /// Returns the response so far. `error` is the error if the call failed.
+    /// Returns the JSON body of the response so far. `error` is the error if the call failed.
     fn response(&self, head: &Head, error: Option<Value>) -> Value {
         let end = self.end.as_ref().filter(|_| error.is_none());
         let status = match (end, &error) {
@@ -360,7 +364,8 @@ impl Writer {
         body
     }
 
-    /// Returns the complete response, and stores it if the request permits storage.
+    /// Returns the JSON body of the complete response. Stores the response if the request permits
+    /// storage.
     fn finish_response(&mut self, head: &Head) -> Value {
         let body = self.response(head, None);
         if let Some(end) = self.end.as_ref().filter(|_| self.received.store) {
@@ -408,7 +413,8 @@ fn summary_text(text: &str) -> Value {
     json!({ "type": "summary_text", "text": text })
 }
 
-/// Returns whether a completion ended before the model stopped: it was truncated or aborted.
+/// Returns whether a completion ended before the model stopped: because it was truncated or
+/// aborted.
 fn is_incomplete(end: &End) -> bool {
     !matches!(end.finish, FinishReason::StopId | FinishReason::StopString)
 }
