@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// Calls in flight. Clones share the same calls.
+/// Table of sampling calls in flight. Clones share one table.
 #[derive(Clone, Default)]
 pub(crate) struct Calls(Arc<Mutex<CallTable>>);
 
@@ -13,7 +13,7 @@ pub(crate) struct Calls(Arc<Mutex<CallTable>>);
 struct CallTable {
     /// Number of calls registered so far.
     count: u64,
-    /// Calls in flight, by call number.
+    /// Calls in flight, by the number under which they were registered.
     calls: HashMap<u64, InFlightCall>,
 }
 
@@ -22,7 +22,7 @@ struct InFlightCall {
     abort: watch::Sender<bool>,
 }
 
-/// Guard of a registered call, which can be aborted until the guard is dropped.
+/// Guard of a registered call. The call can be aborted until the guard is dropped.
 pub(crate) struct CallGuard {
     calls: Calls,
     number: u64,
@@ -33,8 +33,8 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a call with its random stream. Returns the channel that reports whether to abort
-    /// it.
+    /// Registers a sampling call with its random stream. Returns the call's guard, and a channel
+    /// that reports whether to abort the call.
     pub fn register(&self, stream: u64) -> (CallGuard, watch::Receiver<bool>) {
         let (abort, aborted) = watch::channel(false);
         let mut known = self.lock();
@@ -44,12 +44,13 @@ impl Calls {
         (CallGuard { calls: self.clone(), number }, aborted)
     }
 
-    /// Returns the number of calls in flight.
+    /// Returns the number of sampling calls in flight.
     pub fn count(&self) -> usize {
         self.lock().calls.len()
     }
 
-    /// Aborts the calls of a stream, or all calls. Returns how many were not aborted before.
+    /// Aborts the calls with the random stream `stream`, or all calls if `stream` is `None`.
+    /// Returns the number of calls that had not been aborted before.
     pub fn abort(&self, stream: Option<u64>) -> usize {
         let known = self.lock();
         let meant =

@@ -59,29 +59,30 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers with their models, in order of preference. Among the servers of one model, the one
-    /// with the fewest calls is used, and on a tie the first. A server of another model is used
-    /// only if these fail.
+    /// Servers with the models that they serve, in order of preference. Among the servers of one
+    /// model, the server with the fewest calls is used, and on a tie the first. A server of another
+    /// model is used only if these servers fail.
     pub endpoints: Vec<Endpoint>,
-    /// Maximum number of calls in flight. At least 1.
+    /// Maximum number of calls in flight. Must be at least 1.
     pub max_running: usize,
     /// Maximum number of requests per minute. 0 disables the limit.
     pub requests_per_minute: u64,
     /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
     pub tokens_per_minute: u64,
-    /// Maximum number of requests per call. At least 1. Only requests that were rejected as busy,
-    /// or of whose response no byte arrived, are retried. Each endpoint is tried once in any case.
+    /// Maximum number of requests per call. Must be at least 1. A request is retried only if it was
+    /// rejected as busy or if no byte of its response arrived. Each endpoint is tried once in any
+    /// case.
     pub tries: usize,
-    /// Timeout for a call, from the wait for a permit to the end of the completion.
+    /// Timeout for a call, which includes the wait for a permit and ends with the completion.
     pub deadline: Duration,
-    /// Timeout for the first bytes of a response, and for the next bytes of a stream.
+    /// Timeout for the first bytes of a response, and for the next bytes of a streamed response.
     pub silence: Duration,
-    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers
-    /// with a certificate authority of their own.
+    /// Path of a PEM file with root certificates that are trusted in addition to Mozilla's list.
+    /// Needed for servers with a private certificate authority.
     pub roots: Option<PathBuf>,
-    /// Maximum size of a response, in bytes. At least 1.
+    /// Maximum size of a response, in bytes. Must be at least 1.
     pub max_bytes: usize,
-    /// Maximum size of one event of a stream, in bytes. At least 1.
+    /// Maximum size of one event of a streamed response, in bytes. Must be at least 1.
     pub max_event_bytes: usize,
 }
 
@@ -102,7 +103,8 @@ impl Default for ExternalOptions {
     }
 }
 
-/// A policy behind third-party chat APIs. Clones share limits and connections.
+/// A policy that is sampled through third-party chat APIs. Clones share rate limits and
+/// connections.
 #[derive(Debug, Clone)]
 pub struct External(Arc<Inner>);
 
@@ -117,7 +119,8 @@ struct Inner {
 }
 
 impl External {
-    /// Creates a policy behind one or several endpoints. Reads keys from the environment.
+    /// Creates a policy that is sampled through one or several endpoints. Reads the API keys from
+    /// the environment.
     ///
     /// # Errors
     /// Returns [`ExternalError::Invalid`] if an address or option is invalid, and
@@ -126,7 +129,7 @@ impl External {
         Self::with_environment(options, |name| std::env::var(name))
     }
 
-    /// Creates a policy behind endpoints that all have the key `key`, whatever their `key_env`.
+    /// Creates a policy whose endpoints all have the API key `key`. Their `key_env` is ignored.
     ///
     /// # Errors
     /// Returns [`ExternalError::Invalid`] if an address or option is invalid.
@@ -166,16 +169,18 @@ impl External {
         })))
     }
 
-    /// Requests a streamed completion. Returns when its first chunk has arrived.
+    /// Requests a streamed completion. Returns when the first chunk of the completion has arrived.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
-    /// none starts a response within the deadline and the maximum number of tries.
+    /// Returns the failure of the endpoint if there is only one. Returns [`ExternalError::All`]
+    /// with the failure of each endpoint if no endpoint starts a response within the deadline and
+    /// the maximum number of tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
         self.call(request, true, ChatStream::start_response).await
     }
 
-    /// Requests a complete reply that has text or, if the request has tools, tool calls.
+    /// Requests a completion and waits until it is complete. It has text or, if the request has
+    /// tools, text or tool calls.
     ///
     /// # Errors
     /// Returns the same errors as [`stream`](Self::stream).
@@ -184,11 +189,11 @@ impl External {
         self.call(request, false, |stream| stream.collect_text(has_tools)).await
     }
 
-    /// Checks that an endpoint accepts connections. Sends no request.
+    /// Checks that at least one endpoint accepts TCP connections. Sends no request.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
-    /// none accepts a connection within 5 s.
+    /// Returns the failure of the endpoint if there is only one. Returns [`ExternalError::All`]
+    /// with the failure of each endpoint if no endpoint accepts a connection within 5 s.
     pub async fn check_reachable(&self) -> Result<(), ExternalError> {
         let mut failures = Vec::new();
         for server in &self.0.servers {
@@ -203,7 +208,8 @@ impl External {
         })
     }
 
-    /// Calls endpoints until `finish` succeeds on the response of one of them.
+    /// Sends a chat request to endpoints, in order of preference, until `finish` succeeds on the
+    /// response of an endpoint.
     async fn call<T, F>(
         &self,
         request: &ChatRequest,
@@ -281,8 +287,8 @@ impl External {
         Err(state.error(servers, options.deadline))
     }
 
-    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes
-    /// of the response have arrived.
+    /// Sends a chat request to the endpoint `number`, after waiting for the pause that the endpoint
+    /// has requested, if any. Returns when the first bytes of the response have arrived.
     async fn send(
         &self,
         request: &ChatRequest,
@@ -302,7 +308,7 @@ impl External {
         Ok(ChatStream::new(self.clone(), number, waits, (permit, running), start))
     }
 
-    /// Sends a request, and waits for the first bytes of the response.
+    /// Posts a request, and waits for the first bytes of the response.
     async fn post_request(
         &self,
         server: &Server,
@@ -322,12 +328,12 @@ impl External {
     }
 }
 
-/// State of one call that tries several endpoints.
+/// State of one chat call that tries several endpoints.
 struct FailoverState {
-    /// Number of requests to each endpoint.
+    /// Number of requests to each endpoint in this call.
     request_counts: Vec<usize>,
     is_running: Vec<bool>,
-    /// Whether to call the next endpoint although the running ones have not failed.
+    /// Whether to call a further endpoint although the requests in flight have not failed.
     is_slow: bool,
     failures: Vec<Option<ExternalError>>,
 }
@@ -343,8 +349,8 @@ impl FailoverState {
         }
     }
 
-    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is
-    /// left.
+    /// Returns the index of the next endpoint to call. Returns `None` if a request is in flight and
+    /// not slow, or if no endpoint is left that can be called.
     fn next(&self, servers: &[Server], tries: usize, remaining: Duration) -> Option<usize> {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
@@ -375,7 +381,7 @@ impl FailoverState {
             .map(|(_, number)| number)
     }
 
-    /// Returns the number of endpoints that were not called yet and are not pausing.
+    /// Returns the number of endpoints that this call has not tried and that are not in a pause.
     fn num_untried(&self, servers: &[Server]) -> usize {
         (0..servers.len())
             .filter(|number| {
@@ -389,7 +395,8 @@ impl FailoverState {
             (self.request_counts[number] + 1, true, false);
     }
 
-    /// Marks the running endpoints as slow: they have taken their part of the time.
+    /// Marks the endpoints with requests in flight as slow, because they have used up their
+    /// fraction of the deadline.
     fn slow(&mut self, servers: &[Server]) {
         self.is_slow = true;
         for (server, _) in
@@ -403,7 +410,8 @@ impl FailoverState {
         }
     }
 
-    /// Records a failure. The call continues at the next endpoint, if there is one.
+    /// Records that the endpoint `number` failed. The call continues at the next endpoint, if there
+    /// is one.
     fn failed(&mut self, servers: &[Server], number: usize, error: ExternalError) {
         let server = &servers[number];
         warn!(endpoint = server.name, %error, "a chat completion failed");
@@ -422,8 +430,8 @@ impl FailoverState {
         self.failures[number] = Some(error);
     }
 
-    /// Records a response. As the request could be served, earlier errors that blamed it count
-    /// against their servers.
+    /// Records that the endpoint `number` served the request. Since the request was valid, other
+    /// endpoints that rejected it as invalid count as failed.
     fn served(&self, servers: &[Server], number: usize) {
         servers[number].note_success();
         for (server, error) in servers.iter().zip(&self.failures) {
@@ -433,7 +441,7 @@ impl FailoverState {
         }
     }
 
-    /// Builds the error of a call that no endpoint served.
+    /// Builds the error of a call that no endpoint served. `waited` is the duration of the call.
     fn error(mut self, servers: &[Server], waited: Duration) -> ExternalError {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();
@@ -450,8 +458,8 @@ impl FailoverState {
     }
 }
 
-/// Takes an amount from a rate limit, and waits until it is available. Without a limit, returns at
-/// once.
+/// Takes `amount` from the rate limit `bucket`, and waits until this amount is available. Returns
+/// immediately if `bucket` is `None`, which means no limit.
 async fn await_limit(
     waits: &mut Waits,
     what: String,

@@ -45,7 +45,7 @@ use group::{Call, Group};
 pub use link::{LearnerOptions, Processes};
 use wire::Body;
 
-/// A learner in a group of other processes.
+/// Client of one learner in a group of learners that run in other processes.
 #[derive(Clone)]
 pub struct RemoteLearner {
     group: Arc<Group>,
@@ -53,12 +53,12 @@ pub struct RemoteLearner {
 }
 
 impl RemoteLearner {
-    /// Connects to a group, and checks that it fits the run. Returns the learner of its policy.
-    /// `processes` are kept alive until all learners of the group are dropped.
+    /// Connects to a group of learners, and checks that it fits the run. Returns the learner of the
+    /// group's policy. `processes` are kept alive until all learners of the group are dropped.
     ///
     /// # Errors
-    /// Returns an error if the URL or the token is invalid, the group does not respond in time, or
-    /// it does not fit the run. The error then names the difference and what to change.
+    /// Returns an error if the URL or the token is invalid, or if the group does not respond in
+    /// time. If the group does not fit the run, the error names the difference and what to change.
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
@@ -68,7 +68,7 @@ impl RemoteLearner {
         Ok(RemoteLearner { group, name: POLICY.into() })
     }
 
-    /// Returns another learner of the same group.
+    /// Returns the learner named `name` of the same group.
     #[must_use]
     pub fn with_name(&self, name: &str) -> Self {
         RemoteLearner { group: self.group.clone(), name: name.into() }
@@ -95,7 +95,7 @@ impl RemoteLearner {
         Ok(self.group.call(call, &mut || {}).await?.0)
     }
 
-    /// Requests arrays with one number per target of a batch.
+    /// Calls `verb` on the learner, and returns arrays with one number per target of `batch`.
     async fn numbers<const N: usize>(
         &self,
         verb: &'static str,
@@ -155,7 +155,7 @@ impl RemoteLearner {
     }
 }
 
-/// Sums of a micro-batch as JSON, which represents numbers that are not finite as `null`.
+/// Sums of a micro-batch in JSON, where `null` represents a number that is not finite.
 #[derive(serde::Deserialize)]
 #[serde(transparent)]
 struct Sums(serde_json::Map<String, Value>);
@@ -191,8 +191,7 @@ impl Sums {
     }
 }
 
-/// Result of an optimizer step as JSON, which represents a gradient norm that is not finite as
-/// `null`.
+/// Result of an optimizer step in JSON, where `null` represents a gradient norm that is not finite.
 #[derive(serde::Deserialize)]
 struct Step {
     grad_norm: Option<f64>,
@@ -209,8 +208,8 @@ fn to_json(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
-/// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner
-/// that computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
+/// Returns the parameters of an optimizer step as JSON, with all digits of each `f32`. Thus a
+/// learner that computes in f64 gets exactly the recorded value, not the shortest decimal for it.
 fn params_to_json(params: &OptimParams) -> Result<Value, PolicyError> {
     let mut json = to_json(params)?;
     for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
@@ -345,8 +344,9 @@ impl Learner for RemoteLearner {
         self.call("load", body, &what).await.map(drop)
     }
 
-    /// Does nothing for processes that this one has started, because they are untrained. Other
-    /// groups may have been trained by an earlier run, so they reload their initial weights.
+    /// Resets the weights to their initial state. Does nothing if this process has started the
+    /// learner's processes, because they are then untrained. Learners of other groups may have been
+    /// trained by an earlier run, so they reload their initial weights.
     async fn reset(&self) -> Result<(), PolicyError> {
         if self.group.is_own() {
             return Ok(());

@@ -2,18 +2,19 @@
 
 use levade_policy::{PolicyError, uniform};
 
-/// Several policies with weights. The policy that plays a role of an attempt is a function of the
-/// run's seed, the attempt's stream and the role. So a repeated attempt gets the same policy, and
-/// two roles of an attempt are sampled independently.
+/// Several policies with weights, one of which is selected for each role of an attempt. The
+/// selection is a function of the run's seed, the attempt's random stream and the role. So a
+/// repeated attempt gets the same policies, and the selections for two roles of an attempt are
+/// independent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mixture {
-    /// Names, each with the cumulative weight up to and including it.
+    /// Names of the policies, each with the sum of the weights up to and including its own.
     policies: Vec<(String, f64)>,
 }
 
 impl Mixture {
-    /// Creates a mixture of named policies. Each is selected in proportion to its weight; the sum
-    /// of weights need not be 1.
+    /// Creates a mixture of named policies. The probability of a policy is proportional to its
+    /// weight; the sum of the weights need not be 1.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if there are no policies, a name occurs twice, a weight is
@@ -43,7 +44,8 @@ impl Mixture {
         }
     }
 
-    /// Returns the name of the policy that plays `role` in the attempt with this `stream`.
+    /// Returns the name of the policy that plays `role` in the attempt with the random stream
+    /// `stream`. `seed` is the run's seed.
     pub fn pick(&self, seed: u64, stream: u64, role: &str) -> &str {
         let sum = self.policies.last().map_or(0.0, |(_, sum)| *sum);
         let sample = uniform(seed, stream, counter(role)) * sum;
@@ -58,8 +60,8 @@ fn invalid(why: String) -> Result<Mixture, PolicyError> {
     Err(PolicyError::Invalid(format!("a mixture of policies {why}")))
 }
 
-/// Returns the random counter of a role (FNV-1a of its name), in the half above all token
-/// positions.
+/// Returns the counter of the random generator for a role: the FNV-1a hash of its name, in the
+/// upper half of the counters, which token positions do not use.
 fn counter(role: &str) -> u64 {
     role.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte: u8| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

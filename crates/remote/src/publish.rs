@@ -18,13 +18,14 @@ use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use crate::push::WeightBroadcast;
 use crate::server::{PROBE, ProbeFile};
 
-/// Number of weight directories that are kept: the newest, and the previous one, which a sampler
-/// may still be reading.
+/// Number of weight directories that are kept: the newest directory, and the previous one, which a
+/// sampler may still be reading.
 const KEPT: usize = 2;
 
-/// A learner that publishes its weights as directories, one per version, with the log-probabilities
-/// of a probe by which samplers can be checked. A directory is complete or absent: it is written
-/// under another name, flushed, then renamed. Old directories are removed.
+/// A learner that publishes its weights as directories, one per version. Each directory also
+/// contains the log-probabilities of a probe prompt, by which samplers can be checked. A directory
+/// is complete or absent: it is written under another name, flushed, then renamed. Old directories
+/// are removed.
 pub struct PublishingLearner {
     learner: Arc<dyn Learner>,
     dir: PathBuf,
@@ -39,20 +40,20 @@ impl PublishingLearner {
         PublishingLearner { learner, dir: dir.into(), probe, push: None }
     }
 
-    /// Also offers published weights to `push`, for as long as the learner holds them.
+    /// Also offers the published weights to `push`, until the learner's weights change.
     #[must_use]
     pub fn with_broadcast(self, push: Option<Arc<WeightBroadcast>>) -> Self {
         PublishingLearner { push, ..self }
     }
 
-    /// Waits until the weights may change, that is, until a push in progress has ended.
+    /// Waits until the learner's weights may change, that is, until a push in progress has ended.
     async fn withdraw(&self) {
         if let Some(push) = &self.push {
             push.withdraw().await;
         }
     }
 
-    /// Writes the weights of a version into a directory, and returns its manifest.
+    /// Writes the weights of a version into a directory, and returns the directory's manifest.
     async fn write(&self, version: u64) -> Result<Manifest, PolicyError> {
         let target = self.dir.join(format!("v{version}"));
         let partial = self.dir.join(format!("v{version}.half"));
@@ -72,9 +73,9 @@ impl PublishingLearner {
         Ok(Manifest { location: WeightsLocation::Local(target), ..manifest })
     }
 
-    /// Adds the log-probabilities of the probe to a directory and its manifest. The learner has
-    /// already flushed its files, and this file is flushed too: a server on another machine may
-    /// read it over a shared disk after this machine has failed.
+    /// Adds the log-probabilities of the probe prompt to a directory of weights and its manifest.
+    /// The learner has already flushed its files, and this file is flushed too, because a server on
+    /// another machine may read it over a shared disk after this machine has failed.
     async fn with_probe(&self, dir: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
         let probe =
             ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
@@ -110,8 +111,8 @@ impl PublishingLearner {
         self.learner.logprobs(Arc::new(batch)).await
     }
 
-    /// Removes all directories except the newest [`KEPT`]. Ignores directories that cannot be
-    /// removed.
+    /// Removes old weight directories: all except the newest [`KEPT`]. Ignores directories that
+    /// cannot be removed.
     fn prune(&self, newest: &Path) {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut found: Vec<(std::time::SystemTime, PathBuf)> = entries
@@ -199,8 +200,9 @@ impl Learner for PublishingLearner {
         self.learner.handoff_time()
     }
 
-    /// Publishes the weights. Weights in memory are written to a directory; the probe is added to a
-    /// directory that the learner has written on this machine.
+    /// Publishes the weights as version `version`. Weights in memory are written to a directory.
+    /// The log-probabilities of the probe prompt are added to a directory that the learner has
+    /// written on this machine.
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         self.withdraw().await;
         let weights = self.learner.publish(version).await?;

@@ -58,8 +58,8 @@ use pool::Pool;
 pub use replica::{Health, ReplicaStatus};
 use totals::Totals;
 
-/// A sampler over several samplers of one policy, its replicas. Dropping the router stops its
-/// probes; calls in flight continue.
+/// A sampler that distributes calls over several samplers of one policy, its replicas. Dropping the
+/// router stops the probes of its replicas; calls in flight continue.
 pub struct Router {
     pool: Arc<Pool>,
     gate: Arc<Gate>,
@@ -74,8 +74,8 @@ impl Router {
     /// within a Tokio runtime.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] if there are no replicas, two replicas have the same name,
-    /// `tries` or `failures` is 0, or the probe is empty.
+    /// Returns [`PolicyError::Invalid`] if there are no replicas, if two replicas have the same
+    /// name, if `tries` or `failures` is 0, or if the probe prompt is empty.
     pub fn new(
         replicas: Vec<(String, Arc<dyn Sampler>)>,
         options: RouterOptions,
@@ -115,7 +115,7 @@ impl Router {
         })
     }
 
-    /// Keeps `what` alive for as long as the router, for example the processes of its replicas.
+    /// Keeps `what` alive as long as the router, for example the processes of its replicas.
     pub fn keep_alive(mut self, what: impl Any + Send + Sync) -> Self {
         self.retained.push(Box::new(what));
         self
@@ -125,7 +125,7 @@ impl Router {
     /// Must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] if a replica with this name exists.
+    /// Returns [`PolicyError::Invalid`] if the router already has a replica with this name.
     pub fn join(
         &self,
         name: impl Into<String>,
@@ -142,8 +142,8 @@ impl Router {
         Ok(())
     }
 
-    /// Removes a replica: it gets no more calls, and its calls in flight continue. Returns whether
-    /// a replica with this name existed.
+    /// Removes a replica from the router. It gets no more calls, and its calls in flight continue.
+    /// Returns whether the router had a replica with this name.
     pub fn leave(&self, name: &str) -> bool {
         self.pool.leave(name)
     }
@@ -153,7 +153,7 @@ impl Router {
         self.pool.replicas().iter().map(|replica| replica.status()).collect()
     }
 
-    /// Stops starting calls: new calls wait, up to the maximum number of waiting calls. Running
+    /// Stops starting calls. New calls wait, up to the maximum number of waiting calls. Running
     /// calls continue.
     pub fn pause(&self) {
         self.gate.pause();
@@ -164,8 +164,8 @@ impl Router {
         self.gate.resume();
     }
 
-    /// Stops probing until the next weights are loaded, because the replicas have given up their
-    /// devices. Calls are still sent to the replicas, and wait there.
+    /// Stops probing the replicas until they load weights again, because the replicas have given up
+    /// their devices. Calls are still sent to the replicas, and wait there.
     pub(crate) fn rest(&self) {
         self.pool.rest();
     }

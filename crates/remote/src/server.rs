@@ -78,7 +78,8 @@ struct Inner {
     /// Locked while weights are replaced, and while the server falls asleep.
     update_lock: tokio::sync::Mutex<()>,
     sleep: Mutex<Sleep>,
-    /// Wakes the server when it gets a request while asleep. `None` unless devices are shared.
+    /// Object that wakes the server if it gets a request while asleep. `None` unless the server
+    /// shares its devices.
     wakes: Mutex<Option<Weak<dyn Wake>>>,
     paused: Mutex<PauseClock>,
     /// Number of events received, over all completions.
@@ -86,20 +87,20 @@ struct Inner {
     difference: Mutex<Option<ProbeDifference>>,
 }
 
-/// Whether requests may be sent, and which weights they use.
+/// Weights that requests to the server use, and whether requests may be sent.
 #[derive(Debug, Clone, Default)]
 struct Gate {
-    /// Number of weight replacements, including failed ones.
+    /// Number of times that the weights were replaced, including failed attempts.
     changes: u64,
     /// Whether requests are held back, because weights are being replaced or the server sleeps.
     is_closed: bool,
-    /// Whether the server has no weights until it is woken.
+    /// Whether the server sleeps and has no weights until it is woken.
     is_asleep: bool,
-    /// Weights that the server has loaded completely.
+    /// Weights that the server has loaded completely. `None` if it has none.
     weights: Option<Arc<LoadedWeights>>,
 }
 
-/// Time in which requests were held back.
+/// Clock of the time in which requests to the server were held back.
 #[derive(Debug, Default)]
 struct PauseClock {
     total: Duration,
@@ -111,7 +112,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// Creates a client, without contacting the server. Reads the key from the environment.
+    /// Creates a client of an inference server, without contacting the server. Reads the API key
+    /// from the environment.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if the address is invalid or the key is missing.
@@ -138,25 +140,25 @@ impl Server {
     }
 
     /// Inspects the server: checks that it is reachable and was started with the required options.
-    /// Returns its kind, version and model as text.
+    /// Returns the server's kind, version and model as text.
     ///
     /// # Errors
-    /// Returns an error that may pass if the server is unreachable. Returns an error that names the
-    /// cause if a flag is missing, the context is too short, or the tokenizer differs.
+    /// Returns an error if the server is unreachable, which may be temporary. Returns an error that
+    /// names the cause if a flag is missing, the context is too short, or the tokenizer differs.
     pub async fn inspect(&self) -> Result<String, PolicyError> {
         let facts = self.0.facts().await?;
         Ok(format!("{} {} with {}", self.0.options.kind.name(), facts.program, facts.model))
     }
 
-    /// Returns the difference between the newest probe's log-probabilities and the learner's, or
-    /// `None` before the first probe.
+    /// Returns the difference between the server's log-probabilities of the newest probe and the
+    /// learner's. `None` before the first probe.
     pub fn difference(&self) -> Option<ProbeDifference> {
         *lock(&self.0.difference)
     }
 }
 
 impl Inner {
-    /// Returns facts about the server, which are queried once.
+    /// Returns the properties of the server. They are queried once, then cached.
     async fn facts(&self) -> Result<Arc<Facts>, PolicyError> {
         let mut known = self.facts.lock().await;
         if let Some(facts) = &*known {
@@ -175,8 +177,8 @@ impl Inner {
         Ok(facts)
     }
 
-    /// Returns the version of the weights that the server has loaded completely, or 0 if it is
-    /// unknown, as after a restart.
+    /// Returns the version of the weights that the server has loaded completely, or 0 if the
+    /// version is unknown, for example after a restart.
     async fn version(&self) -> Result<u64, PolicyError> {
         let gate = self.gate.borrow().clone();
         let Some(weights) = gate.weights.filter(|_| !gate.is_closed) else {

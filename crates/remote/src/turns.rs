@@ -53,10 +53,10 @@ use crate::push::WeightBroadcast;
 use crate::router::Router;
 use crate::server::Server;
 
-/// Interval at which an unresponsive server is requested again to sleep.
+/// Interval at which sleep is requested again from an unresponsive server.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A side that can own the devices.
+/// A party that can own the devices: the learner or the inference servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     /// The learner owns the devices.
@@ -65,31 +65,32 @@ enum Side {
     Samplers,
 }
 
-/// An inference server on the learner's devices.
+/// An inference server that shares the learner's devices.
 pub struct ColocatedServer {
     /// Name of the server in logs and errors.
     pub name: String,
-    /// Client of the server.
+    /// Client through which requests are sent to the server.
     pub server: Server,
     /// For a server that the run manages: whether its process exists. `None` for an external
     /// server.
     pub running: Option<watch::Receiver<bool>>,
 }
 
-/// All colocated servers, and the router over them.
+/// All servers that share the learner's devices, and the router over them.
 struct Fleet {
     router: Arc<Router>,
     servers: Vec<Arc<ColocatedServer>>,
     push: Option<Arc<WeightBroadcast>>,
 }
 
-/// The owner of the devices, and what is known about the servers.
+/// State of colocated devices: their owner, and what is known about the servers.
 struct State {
-    /// The current owner. `None` during a handoff, and after a failed one.
+    /// Current owner of the devices. `None` during a handoff, and after a failed handoff.
     holder: Option<Side>,
-    /// The newest weights that the servers have loaded.
+    /// Newest weights that the servers have loaded. `None` if they have loaded none.
     loaded_weights: Option<WeightsRef>,
-    /// Whether all managed servers are known to be asleep since the learner acquired the devices.
+    /// Whether all servers that the run manages are known to be asleep since the learner acquired
+    /// the devices.
     is_sure: bool,
 }
 
@@ -98,13 +99,13 @@ pub struct Colocation {
     /// Reference to this object, for handoffs that run in tasks of their own.
     itself: Weak<Colocation>,
     learner: Arc<dyn Offload>,
-    /// Maximum time to wait for an unresponsive server to fall asleep.
+    /// Timeout for an unresponsive server to fall asleep.
     sleep_timeout: Duration,
     fleet: OnceLock<Fleet>,
     /// Locked during a handoff, and by every learner call while it uses the devices.
     state: Arc<tokio::sync::Mutex<State>>,
     starts: watch::Sender<bool>,
-    /// Total duration of all handoffs.
+    /// Total duration of all handoffs of the devices.
     spent: Mutex<Duration>,
 }
 
@@ -132,12 +133,12 @@ impl Colocation {
         self.starts.subscribe()
     }
 
-    /// Returns the total duration of all handoffs so far.
+    /// Returns the total duration of all handoffs of the devices so far.
     pub fn spent(&self) -> Duration {
         *self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Offloads the learner before any server exists, so that the first servers can be started.
+    /// Offloads the learner while there are no servers, so that the first servers can be started.
     ///
     /// # Errors
     /// Returns an error if the learner cannot be offloaded.
@@ -150,8 +151,9 @@ impl Colocation {
         Ok(())
     }
 
-    /// Sets the servers, which must all be awake, the router over them and, unless they load
-    /// weights from directories, the broadcast that sends them weights.
+    /// Sets the router and the servers that share the devices, all of which must be awake. `push`
+    /// is the broadcast that sends weights to the servers. If it is `None`, they load weights from
+    /// directories.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if the servers have already been set.
@@ -180,7 +182,7 @@ impl Colocation {
         run_detached(async move { colocation.to_learner(state).await }).await
     }
 
-    /// Hands the devices to the samplers, and makes them load `weights`.
+    /// Hands the devices to the servers, and makes the servers load `weights`.
     ///
     /// # Errors
     /// Returns an error if the learner cannot be offloaded or no server loads the weights.
@@ -303,7 +305,8 @@ impl Wake for Colocation {
 }
 
 impl ColocatedServer {
-    /// Puts the server to sleep, or returns if the server has exited and occupies no device.
+    /// Puts the server to sleep. Returns immediately if the server has exited and so occupies no
+    /// device.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, or if it is running and does not fall
@@ -336,8 +339,8 @@ impl ColocatedServer {
     }
 }
 
-/// Runs `work` to completion in a task of its own, even if the caller is cancelled: in the middle
-/// of a handoff, no side owns the devices.
+/// Runs `work` to completion in a task of its own, even if the caller is cancelled. If a handoff
+/// stopped halfway, no side would own the devices.
 async fn run_detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, PolicyError>> + Send + 'static,
 ) -> Result<T, PolicyError> {

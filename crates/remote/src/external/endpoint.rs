@@ -15,31 +15,33 @@ use tokio::time::Instant;
 use super::error::ExternalError;
 use super::limits::jittered;
 
-/// Initial wait after a server has rejected a call as busy. Doubles with each further rejection.
+/// Pause after a server has rejected a call as busy for the first time. Doubles with each further
+/// rejection.
 const INITIAL_WAIT: Duration = Duration::from_millis(500);
-/// Maximum wait, unless the server requests a longer one.
+/// Maximum pause after a server has rejected calls as busy, unless the server requests a longer
+/// pause.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Initial time after a failure in which a server ranks behind other servers. Doubles with each
-/// failure.
+/// Time after a server's first failure during which other servers are preferred. Doubles with each
+/// further failure.
 const INITIAL_AVOIDANCE: Duration = Duration::from_secs(5);
-/// Maximum time after a failure in which a server ranks behind other servers.
+/// Maximum time after a server's failure during which other servers are preferred.
 const MAX_AVOIDANCE: Duration = Duration::from_secs(300);
 
 /// A server of an OpenAI-compatible chat API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Endpoint {
-    /// Base URL of the server, with or without `/v1`.
+    /// Base URL of the server. It can end with `/v1`, but need not.
     pub base_url: String,
     /// Name under which the server serves the model.
     pub model: String,
-    /// Environment variable that holds the key. `None` sends no key.
+    /// Environment variable that contains the API key. If `None`, no key is sent.
     #[serde(default)]
     pub key_env: Option<String>,
 }
 
-/// An API key, which `Debug` hides.
+/// An API key, which `Debug` output hides.
 #[derive(Clone)]
 struct Key(HeaderValue, String);
 
@@ -49,21 +51,21 @@ impl fmt::Debug for Key {
     }
 }
 
-/// An endpoint with its key and state.
+/// A chat API server with its API key and its state, such as its pause and its calls in flight.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// Address as the user wrote it, for messages.
+    /// Address of the server as the user wrote it, for errors and logs.
     pub name: String,
     pub model: String,
     pub uri: Uri,
     key_env: Option<String>,
     key: Option<Key>,
     rest: Mutex<Rest>,
-    /// Number of calls in flight.
+    /// Number of calls in flight on the server.
     running: Arc<AtomicUsize>,
 }
 
-/// Guard of a call in flight, which the server's count includes until it is dropped.
+/// Guard of a call in flight. The server counts the call until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct ResponseGuard(Arc<AtomicUsize>);
 
@@ -73,20 +75,21 @@ impl Drop for ResponseGuard {
     }
 }
 
-/// Pauses of a server: after it rejected calls, it is not called for a while; after it failed, it
-/// ranks behind other servers.
+/// Pauses of a server. After the server rejected calls as busy, it is not called for a while. After
+/// it failed, other servers are preferred for a while.
 #[derive(Debug, Default)]
 struct Rest {
     in_a_row: u32,
     until: Option<Instant>,
-    /// The last failure, in words.
+    /// Message of the last failure. `None` if no call failed since the last response.
     cause: Option<String>,
-    /// Consecutive failures. Failures within one pause count once.
+    /// Number of consecutive failures. Failures within one pause count once.
     failures: u32,
     avoided_until: Option<Instant>,
 }
 
-/// Parses an `http://` or `https://` address. Rejects addresses with user name or password.
+/// Parses an address that starts with `http://` or `https://`. Rejects addresses with a user name
+/// or a password.
 pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     let schemes = ["https://", "http://"];
     if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
@@ -103,7 +106,7 @@ pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     }
 }
 
-/// Returns the chat completions URL of a server.
+/// Returns the URL of the chat completions route of a server with the base URL `base`.
 fn chat_uri(base: &str) -> Result<Uri, String> {
     let (address, query) =
         base.split_once('?').map_or((base, None), |(address, query)| (address, Some(query)));
@@ -123,7 +126,8 @@ fn chat_uri(base: &str) -> Result<Uri, String> {
 }
 
 impl Server {
-    /// Creates a server from an endpoint. `variable` reads its key from the environment.
+    /// Creates the state of an endpoint. `variable` reads an environment variable, from which the
+    /// API key is taken.
     ///
     /// # Errors
     /// Returns an error if the address is invalid or the key is missing.
@@ -145,7 +149,8 @@ impl Server {
         Ok(Server { model: endpoint.model.clone(), ..server })
     }
 
-    /// Creates a server of any API at `uri`, with its key.
+    /// Creates the state of a server at `uri`, whatever its API. `variable` reads an environment
+    /// variable, from which the API key is taken.
     ///
     /// # Errors
     /// Returns an error if the key is missing.
@@ -202,12 +207,12 @@ impl Server {
         Err(ExternalError::Connect { endpoint: self.name.clone(), why })
     }
 
-    /// Returns the `Authorization` header.
+    /// Returns the value of the `Authorization` header, or `None` if the server has no key.
     pub fn authorization(&self) -> Option<HeaderValue> {
         self.key.as_ref().map(|Key(header, _)| header.clone())
     }
 
-    /// Returns where to correct the key, for messages.
+    /// Returns a hint that names the place where the user can correct the API key, for errors.
     pub fn key_hint(&self) -> String {
         match &self.key_env {
             Some(variable) => format!("check the environment variable {variable}"),
@@ -215,7 +220,7 @@ impl Server {
         }
     }
 
-    /// Replaces the key in a text.
+    /// Replaces the API key in a text by `[key]`.
     pub fn without_key(&self, text: &str) -> String {
         match &self.key {
             Some(Key(_, key)) => text.replace(key.as_str(), "[key]"),
@@ -227,7 +232,7 @@ impl Server {
         self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the remaining time in which the server must not be called.
+    /// Returns the remaining duration of the server's pause, during which it must not be called.
     pub fn rests_for(&self) -> Duration {
         self.rest()
             .until
@@ -235,38 +240,39 @@ impl Server {
             .unwrap_or_default()
     }
 
-    /// Records why a call failed. A wait that timed out is no cause, nor is a wrong request.
+    /// Records the error of a failed call as the cause of the server's pause. Timeouts and errors
+    /// of the request itself are not recorded.
     pub fn note_cause(&self, error: &ExternalError) {
         if !matches!(error, ExternalError::Deadline { .. }) && !error.is_of_request() {
             self.rest().cause = Some(error.to_string());
         }
     }
 
-    /// Returns the last failure as the end of a sentence, or an empty text if no call failed since
-    /// the last response.
+    /// Returns the last failure of the server as the end of a sentence, or an empty text if no call
+    /// failed since the last response.
     pub fn cause(&self) -> String {
         let rest = self.rest();
         rest.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
     }
 
-    /// Returns what a call waits for during a pause, for messages.
+    /// Returns a text that names the server's pause as the event that a call waits for.
     pub fn pause_text(&self) -> String {
         format!("the pause of {} to end{}", self.name, self.cause())
     }
 
-    /// Returns the number of calls in flight.
+    /// Returns the number of calls in flight on the server.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Counts a call in flight, until the returned guard is dropped.
+    /// Counts a call as in flight until the returned guard is dropped.
     pub fn start_response(&self) -> ResponseGuard {
         self.running.fetch_add(1, Ordering::Relaxed);
         ResponseGuard(Arc::clone(&self.running))
     }
 
-    /// Records that the server rejected a call as busy, with the pause that it requested. Returns
-    /// the resulting pause.
+    /// Records that the server rejected a call as busy. `retry_after` is the pause that the server
+    /// requested, if any. Returns the resulting pause, which is at least as long.
     pub fn note_rejection(&self, retry_after: Option<Duration>) -> Duration {
         let mut rest = self.rest();
         let wait = INITIAL_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(MAX_WAIT);
@@ -276,7 +282,7 @@ impl Server {
         wait
     }
 
-    /// Records a failure, after which the server ranks behind other servers for a while.
+    /// Records a failure of the server, after which other servers are preferred for a while.
     pub fn failed(&self) {
         let mut rest = self.rest();
         let now = Instant::now();
@@ -289,9 +295,10 @@ impl Server {
         }
     }
 
-    /// Returns the rank of the server; the lowest is called first. Servers without a pause come
-    /// first, then those that have not failed recently, then those with the fewest calls. A server
-    /// that has not responded since it failed gets one call at a time.
+    /// Returns the rank of the server; the server with the lowest rank is called first. Servers
+    /// without a pause come first, then servers that have not failed recently, then servers with
+    /// few calls in flight. A server that has not responded since it failed gets one call at a
+    /// time.
     pub fn rank(&self) -> (Duration, bool, usize) {
         let rests_for = self.rests_for();
         let running = self.running();
@@ -301,7 +308,7 @@ impl Server {
         (rests_for, is_avoided || is_tried, running)
     }
 
-    /// Records a response, which clears pauses and failures.
+    /// Records that the server responded, which ends its pause and resets its failures.
     pub fn note_success(&self) {
         *self.rest() = Rest::default();
     }

@@ -17,44 +17,46 @@ use super::endpoint::Server;
 use super::error::ExternalError;
 use super::waits::Waits;
 
-/// Maximum number of bytes read from an error response.
+/// Maximum number of bytes that are read from an error response.
 pub(crate) const MAX_ERROR_BYTES: usize = 64 * 1024;
-/// Maximum number of characters of server text in an error.
+/// Maximum number of characters of a server's message that an error contains.
 const MAX_SHOWN_CHARS: usize = 400;
 
 /// HTTP client with pooled connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Http(Client);
 
-/// A response with status 200.
+/// Body of a response with status 200, read piece by piece.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     body: Incoming,
     endpoint: String,
-    /// Number of bytes that have arrived.
+    /// Number of bytes of the body that have arrived.
     bytes: usize,
     max: usize,
-    /// Whether the body is a stream of events instead of one JSON value.
+    /// Whether the body is a stream of server-sent events. Otherwise it is one JSON value.
     pub is_stream: bool,
 }
 
 impl Http {
-    /// Creates a client that trusts Mozilla's root certificates, and those of a PEM file. It
-    /// connects to any host, because the user chooses the endpoints.
+    /// Creates an HTTP client that trusts Mozilla's root certificates and the certificates in the
+    /// PEM file `more_roots`. It connects to any host, because the user chooses the endpoints.
     ///
     /// # Errors
-    /// Returns [`ExternalError::Invalid`] if the file cannot be read or has no certificate, or TLS
-    /// cannot be set up.
+    /// Returns [`ExternalError::Invalid`] if the file cannot be read or has no certificate, or if
+    /// TLS cannot be set up.
     pub fn new(more_roots: Option<&Path>) -> Result<Self, ExternalError> {
         let client = Client::new(Hosts::allow_all(), more_roots);
         client.map(Http).map_err(|error| ExternalError::Invalid(error.to_string()))
     }
 
-    /// Posts JSON. Returns the response after its head if the status is 200.
+    /// Posts a JSON body to a server. Returns once the response's headers have arrived, if its
+    /// status is 200. `max` is the maximum size of the response, in bytes.
     ///
     /// # Errors
-    /// Returns the error of the status, with the server's message. Returns an error if the server
-    /// is unreachable, the deadline passes, or the response is neither events nor JSON.
+    /// Returns the error that corresponds to the status, with the server's message. Returns an
+    /// error if the server is unreachable, the deadline passes, or the response is neither an event
+    /// stream nor JSON.
     pub async fn post(
         &self,
         server: &Server,
@@ -121,7 +123,7 @@ impl Http {
 }
 
 impl ResponseBody {
-    /// Returns the next bytes, never an empty slice, or `None` at the end.
+    /// Returns the next bytes of the body, never an empty slice, or `None` at the end.
     ///
     /// # Errors
     /// Returns an error if the response breaks off, exceeds its maximum size, or does not continue
@@ -159,12 +161,12 @@ impl ResponseBody {
         }
     }
 
-    /// Returns the number of bytes that have arrived.
+    /// Returns the number of bytes of the body that have arrived.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Reads all remaining bytes.
+    /// Reads all remaining bytes of the body.
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
@@ -177,7 +179,7 @@ impl ResponseBody {
     }
 }
 
-/// Returns server text for an error: without the key, and truncated.
+/// Returns bytes from a server as text for an error: truncated, and without the API key.
 fn shown(server: &Server, bytes: &[u8]) -> String {
     truncate(server.without_key(String::from_utf8_lossy(bytes).trim()))
 }
@@ -190,7 +192,8 @@ pub(crate) fn truncate(text: String) -> String {
     }
 }
 
-/// Extracts the message from an error response: `{"error": {"message"}}` and variants.
+/// Returns the message in the JSON of an error response, which is `{"error": {"message"}}` or a
+/// variant of this format.
 pub(crate) fn message_of(value: &Value) -> Option<String> {
     let error = value.get("error").unwrap_or(value);
     let found = error.get("message").or_else(|| value.get("detail")).unwrap_or(error);
@@ -201,7 +204,8 @@ pub(crate) fn message_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns the pause that the server requests in `Retry-After`, in seconds or as an HTTP date.
+/// Returns the pause that the server requests in the header `Retry-After`, in seconds or as an HTTP
+/// date. `None` if the header is absent or invalid.
 fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse::<f64>() {
@@ -211,7 +215,7 @@ fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
     Some(until.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Converts a response with a status other than 200 to an error.
+/// Converts a response with a status other than 200 into an error.
 async fn response_error(
     server: &Server,
     response: Response<Incoming>,

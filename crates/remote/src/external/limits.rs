@@ -6,24 +6,27 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Token bucket that refills at a steady rate up to one minute's amount. An amount can be taken in
-/// advance at the price of a wait, so a call larger than the bucket waits for longer.
+/// Rate limit as a token bucket. It refills at a steady rate, up to the amount of one minute. A
+/// caller can take more than the bucket contains, and then waits until the bucket has refilled to
+/// 0.
 #[derive(Debug)]
 pub(crate) struct Bucket {
-    /// Capacity, and the amount that flows in per minute.
+    /// Capacity of the bucket, and the amount by which it refills per minute.
     per_minute: f64,
-    /// Contents at a time; below 0 if an amount was taken in advance.
+    /// Amount in the bucket at an instant. Below 0 if a caller has taken more than the bucket
+    /// contained.
     level: Mutex<(f64, Instant)>,
 }
 
 impl Bucket {
-    /// Creates a full bucket. Returns `None` if `per_minute` is 0, which disables the limit.
+    /// Creates a full bucket. Returns `None` if `per_minute` is 0, which disables the rate limit.
     pub fn new(per_minute: u64) -> Option<Self> {
         let level = Mutex::new((per_minute as f64, Instant::now()));
         (per_minute > 0).then_some(Bucket { per_minute: per_minute as f64, level })
     }
 
-    /// Takes an amount. Returns the wait until it is available.
+    /// Takes an amount from the bucket. Returns the duration that the caller must wait until the
+    /// amount is available.
     pub fn take(&self, amount: f64) -> Duration {
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -33,7 +36,7 @@ impl Bucket {
         Duration::from_secs_f64((-contents).max(0.0) * 60.0 / self.per_minute)
     }
 
-    /// Returns an unused amount to the bucket. A negative amount takes more.
+    /// Returns an unused amount to the bucket. A negative amount takes more from the bucket.
     pub fn give_back(&self, amount: f64) {
         self.take(-amount);
     }

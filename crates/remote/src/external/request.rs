@@ -4,43 +4,43 @@ use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// A conversation that the model continues by one message.
+/// A conversation that the model continues with one assistant message.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatRequest {
-    /// Messages so far.
+    /// Messages of the conversation so far.
     pub messages: Vec<Message>,
     /// Tools that the model may call.
     pub tools: Vec<ToolSpec>,
-    /// Sampling parameters.
+    /// Sampling parameters of the completion.
     pub params: ChatParams,
 }
 
-/// Sampling parameters of a chat request. The server's default applies to absent values.
+/// Sampling parameters of a chat request. For absent parameters, the server uses its defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatParams {
-    /// Maximum number of new tokens.
+    /// Maximum number of tokens of the completion.
     pub max_tokens: Option<usize>,
     /// Sampling temperature, by which logits are divided.
     pub temperature: Option<f32>,
     /// Nucleus sampling: keeps the smallest set of tokens whose total probability reaches this
     /// value.
     pub top_p: Option<f32>,
-    /// Strings at which the completion ends.
+    /// Stop strings, at which the completion ends.
     pub stop: Vec<String>,
-    /// Seed, for servers that support one.
+    /// Random seed of the sampling, for servers that support seeds.
     pub seed: Option<u64>,
-    /// Further fields of the request, sent unchanged, such as `tool_choice`, `response_format` or
-    /// `reasoning_effort`. They override the fields above; a null removes a field.
+    /// Further request fields, such as `tool_choice`, `response_format` or `reasoning_effort`,
+    /// which are sent unchanged. They override the fields above. Null removes a field.
     pub extra: Map<String, Value>,
 }
 
-/// Estimated bytes per token, as in English text.
+/// Estimated number of bytes per token, as in English text.
 const BYTES_OF_A_TOKEN: u64 = 4;
 
 impl ChatRequest {
-    /// Builds the JSON body of the request to a model.
+    /// Builds the JSON body of the request for the model `model`.
     pub(crate) fn body(&self, model: &str, stream: bool) -> Value {
         let params = &self.params;
         let mut body = Map::new();
@@ -74,14 +74,15 @@ impl ChatRequest {
         Value::Object(body)
     }
 
-    /// Estimates the tokens of the prompt and the completion, for rate limits, until the server
-    /// reports usage.
+    /// Estimates the number of prompt and completion tokens of a request, for rate limits. The
+    /// estimate is replaced when the server reports the token counts.
     pub(crate) fn tokens(&self, body: &[u8]) -> u64 {
         body.len() as u64 / BYTES_OF_A_TOKEN + self.params.max_tokens.unwrap_or_default() as u64
     }
 }
 
-/// Returns the shortest decimal: 0.7, and not the nearest f32 with all its digits.
+/// Converts an `f32` to the `f64` with the same shortest decimal representation, so that 0.7 is
+/// sent as 0.7, not as 0.699999988079071.
 fn shortest_decimal(value: f32) -> f64 {
     value.to_string().parse::<f64>().unwrap_or(f64::from(value))
 }

@@ -13,27 +13,28 @@ use super::error::ExternalError;
 use super::http::Http;
 use super::waits::Waits;
 
-/// Options of a [`Service`].
+/// Options of an HTTP [`Service`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceOptions {
-    /// URL that requests are posted to.
+    /// URL to which requests are posted.
     pub url: String,
-    /// Environment variable that holds the key. `None` sends no key.
+    /// Environment variable that contains the API key. If `None`, no key is sent.
     pub key_env: Option<String>,
     /// Maximum number of requests in flight. 0 counts as 1.
     pub max_running: usize,
-    /// Maximum number of tries per request, if the service is unreachable, busy or fails. 0 counts
-    /// as 1.
+    /// Maximum number of tries per request. A request is retried if the service is unreachable,
+    /// busy or fails. 0 counts as 1.
     pub tries: usize,
-    /// Timeout for a request with all its tries, from the wait for a permit to the end of the
-    /// response.
+    /// Timeout for a request with all its tries, which includes the wait for a permit and ends with
+    /// the response.
     pub deadline: Duration,
     /// Maximum size of a response, in bytes.
     pub max_bytes: usize,
 }
 
 impl ServiceOptions {
-    /// Creates options for a URL: 16 requests in flight, 4 tries, 60 s, 16 MiB, no key.
+    /// Creates options for a service at `url`: 16 requests in flight, 4 tries, a deadline of 60 s,
+    /// at most 16 MiB per response, and no key.
     pub fn new(url: impl Into<String>) -> Self {
         ServiceOptions {
             url: url.into(),
@@ -59,7 +60,7 @@ struct Inner {
 }
 
 impl Service {
-    /// Creates a client. Reads the key from the environment.
+    /// Creates a client of the service. Reads the API key from the environment.
     ///
     /// # Errors
     /// Returns [`ExternalError::Invalid`] if the URL is invalid, and [`ExternalError::NoKey`] if
@@ -72,7 +73,8 @@ impl Service {
         Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, permits })))
     }
 
-    /// Posts a request, and retries it with doubling waits if a retry may succeed.
+    /// Posts a JSON request and returns the JSON response. If a retry may succeed, retries the
+    /// request with doubling waits.
     ///
     /// # Errors
     /// Returns the last error if no response arrives within the deadline and the maximum number of

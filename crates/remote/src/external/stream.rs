@@ -13,37 +13,38 @@ use super::response::{Assembly, ChatEvent, ChatResponse, Finish, Wire};
 use super::sse::Decoder;
 use super::waits::Waits;
 
-/// A reply as it arrives, in chunks. Dropping it closes its connection.
+/// A streamed chat completion. Dropping the stream closes its connection.
 #[derive(Debug)]
 pub struct ChatStream {
     policy: External,
-    /// Index of the server.
+    /// Index of the server that sends the completion.
     server: usize,
     waits: Waits,
     _permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
     response: ResponseBody,
-    /// Bytes that have arrived and were not parsed.
+    /// Bytes that have arrived but were not parsed.
     first: Option<Bytes>,
     decoder: Decoder,
     assembly: Assembly,
     /// Events to return, in reverse order.
     ready: Vec<ChatEvent>,
-    /// Tokens that were taken from the rate limit as an estimate, before the server reported usage.
+    /// Number of tokens that were taken from the rate limit as an estimate, before the server
+    /// reported the token counts.
     guessed: u64,
     has_ended: bool,
 }
 
-/// A response whose first bytes have arrived.
+/// Start of a response whose first bytes have arrived.
 pub(crate) struct ResponseStart {
     pub response: ResponseBody,
-    /// The first bytes. `None` once they are consumed.
+    /// First bytes of the response. `None` once they are consumed.
     pub first: Option<Bytes>,
-    /// Tokens that were taken from the rate limit as an estimate.
+    /// Number of tokens that were taken from the rate limit as an estimate.
     pub guessed: u64,
 }
 
 impl ChatStream {
-    /// Creates a stream from a response whose first bytes have arrived.
+    /// Creates a stream of chat events from a response whose first bytes have arrived.
     pub(super) fn new(
         policy: External,
         server: usize,
@@ -67,8 +68,8 @@ impl ChatStream {
         }
     }
 
-    /// Returns the next chunk. The last chunk is the complete reply; after it, or after an error,
-    /// returns `None`.
+    /// Returns the next event of the completion. The last event contains the complete response.
+    /// After the last event or an error, returns `None`.
     ///
     /// # Errors
     /// Returns an error if the response breaks off, is not a chat completion, exceeds its maximum
@@ -80,7 +81,7 @@ impl ChatStream {
         self.ready.pop().map(Ok)
     }
 
-    /// Waits until an event can be returned or the reply has ended.
+    /// Waits until an event can be returned or the completion has ended.
     async fn fill(&mut self) -> Result<(), ExternalError> {
         while self.ready.is_empty() && !self.has_ended {
             let read = if self.response.is_stream {
@@ -101,7 +102,7 @@ impl ChatStream {
         Ok(())
     }
 
-    /// Waits for the first chunk.
+    /// Waits for the first event of the completion.
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
@@ -109,7 +110,7 @@ impl ChatStream {
         self.fill().await.map(|()| self)
     }
 
-    /// Waits for the complete reply.
+    /// Waits for the complete response.
     ///
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
@@ -122,13 +123,13 @@ impl ChatStream {
         Err(self.protocol("it is incomplete"))
     }
 
-    /// Waits for the complete reply, which must have text, or tool calls if the request has tools,
-    /// unless it was truncated. A reply withheld by a content filter is a failure, whatever text it
-    /// has.
+    /// Waits for the complete response. It must have text or, if `has_tools` is true, text or tool
+    /// calls, unless it was truncated. A response withheld by a content filter is a failure, even
+    /// if it has text.
     ///
     /// # Errors
-    /// Returns the errors of [`next`](Self::next), and an error if the reply has no such content or
-    /// was withheld.
+    /// Returns the errors of [`next`](Self::next). Returns an error if the response has no such
+    /// content or was withheld.
     pub(super) async fn collect_text(self, has_tools: bool) -> Result<ChatResponse, ExternalError> {
         let endpoint = self.waits.endpoint.clone();
         let response = self.collect().await?;
@@ -143,7 +144,7 @@ impl ChatStream {
         Err(ExternalError::Protocol { endpoint, why: why.into() })
     }
 
-    /// Returns a text from the server with the key removed.
+    /// Replaces the API key in a server's text by `[key]`.
     fn without_key(&self, text: &str) -> String {
         self.policy
             .0
@@ -160,7 +161,7 @@ impl ChatStream {
         }
     }
 
-    /// Reads the next events of a stream.
+    /// Reads the next events of a streamed response.
     async fn read_events(&mut self) -> Result<(), ExternalError> {
         let options = &self.policy.0.options;
         let silence = options.silence;
@@ -202,7 +203,8 @@ impl ChatStream {
         }
     }
 
-    /// Reads a reply that comes as one JSON value; servers without streaming send one in any case.
+    /// Reads a response that is one JSON value. Servers without streaming send such a response even
+    /// if a stream was requested.
     async fn read_all(&mut self) -> Result<(), ExternalError> {
         let mut all = self.first.take().map(Vec::from).unwrap_or_default();
         all.extend(self.response.collect(&mut self.waits).await?);
@@ -210,8 +212,8 @@ impl ChatStream {
         self.end()
     }
 
-    /// Parses a complete completion, or a chunk of one. An error in it makes the reply a failure,
-    /// whatever text it has.
+    /// Parses the JSON of a complete completion or of one chunk. An error in the JSON makes the
+    /// call fail, even if text has arrived.
     fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text = std::str::from_utf8(json)
             .map_err(|error| self.protocol(&format!("it is not UTF-8: {error}")))?;
@@ -237,7 +239,8 @@ impl ChatStream {
         }
     }
 
-    /// Ends the reply: settles the rate limit, and queues the last event.
+    /// Ends the completion: corrects the rate limit by the actual token counts, and queues the last
+    /// event.
     fn end(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
             return Err(self.protocol("it has no choices"));

@@ -5,7 +5,7 @@ use levade_tree::{SequenceInput, Term, Tokens, TreeBatch};
 
 use super::wire::Body;
 
-/// Writes a merged batch into a body. Token k is visible to a later token q if q <
+/// Writes a merged batch into a request body. Token k is visible to a later token q if q <
 /// `subtree_end`\[k\].
 pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
     // Descendants follow their node, so iterate backward to know their ends first.
@@ -35,7 +35,7 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
     put_terms(body, &batch.terms);
 }
 
-/// Writes the sequences of an update into a body, each with its targets, in the same order.
+/// Writes the sequences of an update into a request body, each with its targets, in the same order.
 pub(super) fn put_paths(body: &mut Body, paths: &[SequenceInput]) {
     put_tokens(body, paths.iter().map(|path| &path.tokens));
     body.integers("path_targets", paths.iter().map(|path| path.targets.len() as i64));
@@ -45,7 +45,7 @@ pub(super) fn put_paths(body: &mut Body, paths: &[SequenceInput]) {
     put_terms(body, &targets().map(|target| target.term).collect::<Vec<Term>>());
 }
 
-/// Writes an update that needs a micro-batch plan into a body.
+/// Writes an update that still needs a micro-batch plan into a request body.
 pub(super) fn put_update_sequences(body: &mut Body, update: &UpdateSequences) {
     put_tokens(body, update.groups.iter().flatten());
     body.integers("group_len", update.groups.iter().map(|group| group.len() as i64));
@@ -119,8 +119,9 @@ pub(super) mod decode {
         Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
     }
 
-    /// Reads a batch that computes the same. Its nodes may be longer, since a node with a single
-    /// child and that child are indistinguishable.
+    /// Reads a merged batch from a request body. The batch is equivalent to the written batch, but
+    /// its nodes may be longer, because a node with a single child cannot be distinguished from a
+    /// node that contains both.
     pub fn batch(body: &mut Body) -> Result<TreeBatch, String> {
         let tokens: Vec<u32> = body.take_integers("tokens")?;
         let position: Vec<u32> = body.take_integers("position")?;
@@ -173,7 +174,7 @@ pub(super) mod decode {
             .collect())
     }
 
-    /// Reads the sequences of an update.
+    /// Reads the sequences of an update from a request body.
     pub fn paths(body: &mut Body) -> Result<Vec<SequenceInput>, String> {
         let tokens = tokens_of(body)?;
         let counts: Vec<usize> = body.take_integers("path_targets")?;
@@ -201,7 +202,7 @@ pub(super) mod decode {
             .collect())
     }
 
-    /// Reads an update that needs a micro-batch plan.
+    /// Reads an update that still needs a micro-batch plan from a request body.
     pub fn update_sequences(body: &mut Body) -> Result<UpdateSequences, String> {
         let mut tokens = tokens_of(body)?.into_iter();
         let groups: Vec<usize> = body.take_integers("group_len")?;

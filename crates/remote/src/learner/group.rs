@@ -20,9 +20,10 @@ const CALL: HeaderName = HeaderName::from_static("x-levade-call");
 const STEP: HeaderName = HeaderName::from_static("x-levade-step");
 const SAFETENSORS: HeaderValue = HeaderValue::from_static("application/x-safetensors");
 
-/// Maximum size of a response, in bytes. Responses contain numbers per token of a batch.
+/// Maximum size of a learner's response, in bytes. Responses contain numbers per token of a batch.
 const MAX_BYTES: usize = 1 << 30;
-/// Deadline for the HTTP client; `Wait` enforces the real one, which progress extends.
+/// Deadline that is passed to the HTTP client and never reached. `Wait` enforces the actual
+/// deadline, which progress extends.
 const NO_DEADLINE: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Connection to a group of learners. The group executes one call at a time.
@@ -39,9 +40,9 @@ pub(super) struct Group {
 /// State of a group that decides whether it may get further calls.
 #[derive(Default)]
 struct State {
-    /// Reason why its weights are unreliable. `None` while they are reliable.
+    /// Reason why the group's weights are unreliable. `None` while they are reliable.
     failed: Option<String>,
-    /// The version of the policy that was published last.
+    /// Version of the policy's weights that was published last.
     published: Option<u64>,
 }
 
@@ -50,16 +51,17 @@ pub(super) struct Call<'a> {
     pub learner: &'a str,
     pub verb: &'static str,
     pub body: Body,
-    /// Describes the operation that is waited for, given the number of completed micro-batches.
+    /// Describes the operation that the caller waits for, given the number of completed
+    /// micro-batches.
     pub what: &'a (dyn Fn(usize) -> String + Sync),
 }
 
 impl Group {
-    /// Connects to a group, and checks that it fits the run.
+    /// Connects to a group of learners, and checks that it fits the run.
     ///
     /// # Errors
-    /// Returns an error if the token is invalid, the group does not respond, or it does not fit the
-    /// run.
+    /// Returns an error if the token is invalid, the group does not respond, or the group does not
+    /// fit the run.
     pub async fn connect(
         options: LearnerOptions,
         processes: Option<Processes>,
@@ -89,24 +91,25 @@ impl Group {
         self.link.is_own()
     }
 
-    /// Returns the URL of the group.
+    /// Returns the URL of the group's rank 0.
     pub fn url(&self) -> &str {
         &self.link.options.url
     }
 
-    /// Waits until the group has exited, and returns the error. Never returns if this process did
-    /// not start it.
+    /// Waits until the group's processes have exited, and returns the resulting error. Never
+    /// returns if this process did not start them.
     pub async fn wait_for_exit(&self) -> PolicyError {
         self.link.stopped_error(&self.link.wait_for_exit().await)
     }
 
-    /// Records the version that was published last.
+    /// Records the version of the policy's weights that was published last.
     pub fn published(&self, version: u64) {
         self.state().published = Some(version);
     }
 
-    /// Executes a call, and sends it again with the same ID if its response was lost. Calls `done`
-    /// for each completed micro-batch.
+    /// Executes a call of a learner. Sends the call again with the same id if its response was
+    /// lost. Calls `done` for each completed micro-batch. Returns the response and the number of
+    /// completed micro-batches.
     ///
     /// # Errors
     /// Returns [`PolicyError::Stopped`] if the group is unreachable or has failed, and
@@ -167,7 +170,8 @@ impl Group {
         }
     }
 
-    /// Sends a call once, and waits for a response, a deadline or the exit of the processes.
+    /// Sends the request of a call once, and waits for a response, a deadline or the exit of the
+    /// learner's processes.
     async fn call_once(
         &self,
         request: &ClientRequest,
@@ -201,7 +205,8 @@ impl Group {
         }
     }
 
-    /// Waits for a connection to the same group as before.
+    /// Reconnects to the group after a lost connection. Fails if the group has lost its state or a
+    /// timeout passes. `why` describes the lost connection.
     async fn reconnect(&self, why: &str, wait: &mut Wait<'_>) -> Result<(), PolicyError> {
         let timeout = self.link.options.reconnect;
         let mut last = String::new();
@@ -231,14 +236,14 @@ impl Group {
         wait.check_deadlines()
     }
 
-    /// Queries the group's description after a pause.
+    /// Waits for `pause`, then queries the group's description.
     async fn describe_after(&self, pause: Duration) -> Result<Description, PolicyError> {
         sleep(pause).await;
         self.link.get_json("/v1/describe").await
     }
 
-    /// Returns whether a group has the same state: it was not restarted, and has the published
-    /// version or a newer one.
+    /// Returns whether the group still has the state that this run relies on: it was not restarted,
+    /// and has the published version of the weights or a newer one.
     fn is_the_same(&self, now: &Description) -> bool {
         let published = self.state().published;
         let version = now.learners.get(POLICY).and_then(|policy| policy.version);

@@ -6,50 +6,51 @@ use levade_policy::PolicyError;
 use levade_policy::process_time::Stopwatch;
 use serde::Deserialize;
 
-/// Progress that a learner reports.
+/// Progress of a call, as a group of learners reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub(super) struct Progress {
-    /// ID of the call in progress, if any.
+    /// Id of the call in progress. `None` if no call is in progress.
     #[serde(default)]
     pub call: Option<String>,
-    /// Number of its completed micro-batches.
+    /// Number of completed micro-batches of this call.
     #[serde(default)]
     pub micro_batches_done: usize,
 }
 
-/// Timeouts of a wait.
+/// Timeouts for waiting for a learner call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Maximum time without progress.
+    /// Maximum time in which no micro-batch completes.
     pub call: Duration,
-    /// Maximum time without any response of the learner.
+    /// Maximum time without any response from the learner.
     pub silence: Duration,
 }
 
-/// A learner call that is waited for.
+/// Wait for the response to a learner call, with its timeouts.
 pub(super) struct Wait<'a> {
     limits: Limits,
-    /// Describes the operation that is waited for, given the number of completed micro-batches.
+    /// Describes the operation that the caller waits for, given the number of completed
+    /// micro-batches.
     what: &'a (dyn Fn(usize) -> String + Sync),
     who: String,
     watch: Stopwatch,
-    /// Time of the last progress, since the start of the call.
+    /// Time at which a micro-batch last completed, since the start of the call.
     moved: Duration,
-    /// Time of the last response, since the start of the call.
+    /// Time at which the learner last responded, since the start of the call.
     heard: Duration,
-    /// Number of completed micro-batches.
+    /// Number of completed micro-batches of the call.
     pub done: usize,
 }
 
 impl<'a> Wait<'a> {
-    /// Starts the time of a call.
+    /// Starts measuring the time of a learner call. `who` names the learner in errors.
     pub fn new(limits: Limits, who: String, what: &'a (dyn Fn(usize) -> String + Sync)) -> Self {
         let watch = Stopwatch::start();
         Wait { limits, what, who, watch, moved: Duration::ZERO, heard: Duration::ZERO, done: 0 }
     }
 
-    /// Records reported progress, and returns the number of micro-batches completed since the last
-    /// report.
+    /// Records the progress that the learner reports. Returns the number of micro-batches of `call`
+    /// that completed since the last report.
     pub fn note_progress(&mut self, call: &str, progress: &Progress) -> usize {
         let now = self.note_contact();
         let of_this = progress.call.as_deref() == Some(call);
@@ -67,7 +68,7 @@ impl<'a> Wait<'a> {
         self.heard
     }
 
-    /// Checks the deadlines. Must be called about once a second.
+    /// Checks the timeouts of the call. Must be called about once a second.
     ///
     /// # Errors
     /// Returns [`PolicyError::Deadline`] with the operation that was waited for if a timeout has

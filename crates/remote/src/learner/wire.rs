@@ -11,29 +11,29 @@ use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Key of the metadata entry that contains the control part.
+/// Key of the safetensors metadata entry that contains the JSON part of a body.
 const JSON: &str = "json";
 
-/// An array of a body.
+/// One-dimensional array of a request or response body.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Array {
-    /// IDs, indices or counts.
+    /// Ids, indices or counts as `i64`.
     I64(Vec<i64>),
-    /// Numbers per token.
+    /// Numbers per token as `f32`.
     F32(Vec<f32>),
-    /// Flags, 0 or 1.
+    /// Flags as `u8`, 0 or 1.
     U8(Vec<u8>),
 }
 
-/// A body: the control part, and named arrays.
+/// Body of a request or response of the learner protocol: a JSON part and named arrays.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Body {
-    /// The control part.
+    /// JSON part of the body.
     pub json: Value,
     arrays: BTreeMap<String, Array>,
 }
 
-/// Raw bytes of an array, with its type and shape.
+/// Raw bytes of an array, with its data type and shape.
 struct Raw<'a> {
     dtype: Dtype,
     shape: [usize; 1],
@@ -76,41 +76,41 @@ impl Array {
 }
 
 impl Body {
-    /// Creates a body without arrays.
+    /// Creates a body with the JSON part `json` and without arrays.
     pub fn new(json: Value) -> Self {
         Body { json, arrays: BTreeMap::new() }
     }
 
-    /// Adds an array of integers.
+    /// Adds an array of integers to the body.
     pub fn integers<T: Into<i64>>(&mut self, name: &str, values: impl IntoIterator<Item = T>) {
         self.arrays.insert(name.into(), Array::I64(values.into_iter().map(Into::into).collect()));
     }
 
-    /// Adds an array of f32.
+    /// Adds an array of `f32` to the body.
     pub fn numbers(&mut self, name: &str, values: impl IntoIterator<Item = f32>) {
         self.arrays.insert(name.into(), Array::F32(values.into_iter().collect()));
     }
 
-    /// Adds an array of flags.
+    /// Adds an array of flags to the body.
     pub fn flags(&mut self, name: &str, values: impl IntoIterator<Item = bool>) {
         self.arrays.insert(name.into(), Array::U8(values.into_iter().map(u8::from).collect()));
     }
 
-    /// Serializes the body as a safetensors file.
+    /// Serializes the body in the safetensors format.
     ///
     /// # Errors
-    /// Returns a message if the file cannot be serialized.
+    /// Returns an error message if the body cannot be serialized.
     pub fn to_bytes(&self) -> Result<Bytes, String> {
         let metadata = HashMap::from([(JSON.to_owned(), self.json.to_string())]);
         let arrays = self.arrays.iter().map(|(name, array)| (name, array.raw()));
         serialize(arrays, Some(metadata)).map(Bytes::from).map_err(|error| error.to_string())
     }
 
-    /// Parses a safetensors file.
+    /// Parses a body in the safetensors format.
     ///
     /// # Errors
-    /// Returns a message if the file is invalid, or contains anything but one-dimensional arrays of
-    /// these types.
+    /// Returns an error message if the bytes are invalid, or if an array is not one-dimensional or
+    /// has another type than [`Array`] permits.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(read_error)?;
         let file = SafeTensors::deserialize(bytes).map_err(read_error)?;
@@ -138,10 +138,10 @@ impl Body {
         Ok(Body { json, arrays })
     }
 
-    /// Removes and returns an array of `len` f32 values.
+    /// Removes and returns the array `name` of `len` `f32` values.
     ///
     /// # Errors
-    /// Returns a message if the array is missing or has another length.
+    /// Returns an error message if the array is missing or has another length.
     pub fn take_numbers(&mut self, name: &str, len: usize) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
             Some(Array::F32(values)) if values.len() == len => Ok(values),
@@ -153,17 +153,17 @@ impl Body {
         }
     }
 
-    /// Removes and returns a value of the control part.
+    /// Removes and returns the value `name` of the JSON part.
     ///
     /// # Errors
-    /// Returns a message if the value is missing or has another type.
+    /// Returns an error message if the value is missing or has another type.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, String> {
         let value =
             self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("{name} is missing"))?;
         serde_json::from_value(value).map_err(|error| format!("{name} cannot be read: {error}"))
     }
 
-    /// Removes and returns an array of integers.
+    /// Removes and returns the array of integers `name`.
     #[cfg(test)]
     pub fn take_integers<T: TryFrom<i64>>(&mut self, name: &str) -> Result<Vec<T>, String> {
         let Some(Array::I64(values)) = self.arrays.remove(name) else {
@@ -177,7 +177,7 @@ impl Body {
             .collect()
     }
 
-    /// Removes and returns an array of f32 of any length.
+    /// Removes and returns the array of `f32` values `name`, whatever its length.
     #[cfg(test)]
     pub fn take_all(&mut self, name: &str) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
@@ -186,7 +186,7 @@ impl Body {
         }
     }
 
-    /// Removes and returns an array of flags.
+    /// Removes and returns the array of flags `name`.
     #[cfg(test)]
     pub fn take_flags(&mut self, name: &str) -> Result<Vec<bool>, String> {
         match self.arrays.remove(name) {
@@ -200,7 +200,7 @@ fn read_error(error: safetensors::SafeTensorError) -> String {
     format!("it is not a safetensors file: {error}")
 }
 
-/// Converts chunks of `N` little-endian bytes, which need not be aligned.
+/// Converts each chunk of `N` little-endian bytes with `value`. The bytes need not be aligned.
 fn chunks<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.chunks_exact(N).filter_map(|chunk| chunk.try_into().ok()).map(value).collect()
 }

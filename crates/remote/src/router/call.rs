@@ -12,7 +12,8 @@ use super::replica::Replica;
 
 /// A sampling call in flight, which the router can continue on another replica.
 pub(crate) struct Call {
-    /// The remaining work: tokens already sent to the caller are part of the prompt.
+    /// Request for the remaining tokens. Tokens that the caller has received are part of its
+    /// prompt.
     pub request: SampleRequest,
     /// Channel through which the caller receives tokens.
     pub events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
@@ -20,15 +21,16 @@ pub(crate) struct Call {
     pub aborted: watch::Receiver<bool>,
     /// Notified once, when the call is accepted or rejected.
     pub accepted: Option<oneshot::Sender<Result<(), PolicyError>>>,
-    /// Number of tokens sent to the caller.
+    /// Number of sampled tokens that the caller has received.
     pub sampled: usize,
-    /// Number of prompt log-probabilities sent to the caller.
+    /// Number of prompt log-probabilities that the caller has received.
     pub scored: usize,
-    /// The newest token, held back while it may be the last token of the completion.
+    /// Newest sampled token, which is withheld from the caller while it may be the last token of
+    /// the completion.
     pub retained: Option<SampleEvent>,
 }
 
-/// Waits until the call is to be aborted.
+/// Waits until the caller aborts the call.
 async fn ended(aborted: &mut watch::Receiver<bool>) {
     if aborted.wait_for(|aborted| *aborted).await.is_err() {
         std::future::pending::<()>().await;
@@ -36,7 +38,7 @@ async fn ended(aborted: &mut watch::Receiver<bool>) {
 }
 
 impl Call {
-    /// Runs the call until it ends or the caller drops its stream.
+    /// Runs the sampling call until it ends or the caller drops its stream.
     pub async fn run(mut self, pool: Arc<Pool>, ticket: Ticket) {
         let events = self.events.clone();
         let end = tokio::select! {
@@ -120,8 +122,8 @@ impl Call {
         }
     }
 
-    /// Returns why the completion is complete, or `None` if it is not. Used if the replica failed
-    /// after the last token.
+    /// Returns the reason why the completion is complete, or `None` if tokens are missing. Used if
+    /// a replica failed after it had sent the last token.
     fn finish_reason(&self) -> Option<FinishReason> {
         let stops = |token| self.request.params.stop_ids.contains(token);
         if self.sampled > 0 && self.request.prompt.last().is_some_and(stops) {
@@ -132,7 +134,7 @@ impl Call {
         (self.request.params.max_tokens == 0 && is_scored).then_some(FinishReason::Length)
     }
 
-    /// Samples the remaining tokens on one replica.
+    /// Samples the remaining tokens of the completion on one replica.
     async fn sample_from(
         &mut self,
         pool: &Pool,
@@ -195,8 +197,8 @@ impl Call {
         }
     }
 
-    /// Forwards prompt log-probabilities, of which this replica has returned `read` before, except
-    /// those that a previous replica has returned.
+    /// Forwards prompt log-probabilities to the caller, except those that a previous replica has
+    /// returned. `read` is the number of log-probabilities that this replica has returned before.
     fn scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
         let known = self.scored.saturating_sub(read).min(logprobs.len());
         logprobs.drain(..known);
@@ -207,7 +209,7 @@ impl Call {
         }
     }
 
-    /// Forwards tokens that a replica sampled.
+    /// Forwards tokens that a replica has sampled to the caller.
     fn takes(&mut self, tokens: SampleEvent) {
         self.emit_retained();
         let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else {
@@ -232,8 +234,8 @@ impl Call {
         }
     }
 
-    /// Sends tokens to the caller, and moves them into the prompt of the remaining work, which
-    /// requires weights that are no older.
+    /// Sends tokens to the caller, and moves them into the prompt of the remaining request. The
+    /// remaining tokens must not be sampled from older weights.
     fn emit(&mut self, event: SampleEvent) {
         let SampleEvent::Tokens { tokens, version, .. } = &event else { return };
         let request = &mut self.request;

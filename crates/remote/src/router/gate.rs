@@ -10,18 +10,18 @@ use levade_policy::process_time::with_timeout;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// Maximum retry hint, in seconds.
+/// Maximum time after which a rejected caller is advised to retry, in seconds.
 const MAX_RETRY_AFTER_SECONDS: f64 = 60.0;
-/// Weight of the newest call in the moving average of call durations.
+/// Weight of the newest call in the moving average of call durations, between 0 and 1.
 const SMOOTHING: f64 = 0.1;
 
-/// FIFO admission gate in front of calls.
+/// First-in, first-out gate that limits the number of running calls and of waiting calls.
 #[derive(Debug)]
 pub(crate) struct Gate {
     max_running: usize,
     max_waiting: usize,
     state: Mutex<State>,
-    /// Notified when a call ends.
+    /// Notified when a running call ends.
     ended: Notify,
 }
 
@@ -31,21 +31,21 @@ struct State {
     waiting: VecDeque<oneshot::Sender<Permit>>,
     is_paused: bool,
     is_closed: bool,
-    /// Moving average of call durations, in seconds. 0 before the first call has ended.
+    /// Moving average of call durations, in seconds. 0 until the first call has ended.
     mean: f64,
 }
 
-/// Slot in the queue, which yields the permit to run.
+/// Position of a call in the queue. It yields the permit to run.
 #[derive(Debug)]
 pub(crate) struct Ticket(oneshot::Receiver<Permit>);
 
 impl Ticket {
-    /// Returns the permit if it has been granted already.
+    /// Returns the permit to run if it has already been granted, without waiting.
     pub fn now(&mut self) -> Option<Permit> {
         self.0.try_recv().ok()
     }
 
-    /// Waits for the permit.
+    /// Waits until the permit to run is granted.
     ///
     /// # Errors
     /// Returns [`PolicyError::Stopped`] if the gate has been dropped.
@@ -54,11 +54,12 @@ impl Ticket {
     }
 }
 
-/// Permit of a running call, released on drop.
+/// Permit of a call to run, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit {
     gate: Arc<Gate>,
-    /// When the call started. `None` if the caller had gone when the permit was granted.
+    /// Time at which the call started. `None` if the caller had already left when the permit was
+    /// granted.
     since: Option<Instant>,
 }
 
@@ -87,10 +88,10 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the queue.
+    /// Adds a call to the queue.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Busy`] if too many calls wait already, or if the gate is drained.
+    /// Returns [`PolicyError::Busy`] if too many calls already wait, or if the gate is drained.
     pub fn enter(self: &Arc<Self>) -> Result<Ticket, PolicyError> {
         let mut state = self.state();
         // Remove waiting calls whose callers have gone.
@@ -112,7 +113,7 @@ impl Gate {
         Ok(Ticket(ticket))
     }
 
-    /// Starts waiting calls, up to the limit.
+    /// Grants permits to waiting calls, up to the maximum number of running calls.
     fn admit(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
@@ -134,12 +135,12 @@ impl Gate {
         (state.running, state.waiting.iter().filter(|waits| !waits.is_closed()).count())
     }
 
-    /// Stops starting calls; new calls wait.
+    /// Stops granting permits. New calls wait.
     pub fn pause(&self) {
         self.state().is_paused = true;
     }
 
-    /// Admits and starts calls again.
+    /// Admits new calls and grants permits again.
     pub fn resume(self: &Arc<Self>) {
         let mut state = self.state();
         (state.is_paused, state.is_closed) = (false, false);
@@ -149,7 +150,8 @@ impl Gate {
     /// Rejects new calls, and waits until all admitted calls have ended.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Deadline`] with the number of remaining calls after `timeout`.
+    /// Returns [`PolicyError::Deadline`] with the number of remaining calls if they have not ended
+    /// within `timeout`.
     pub async fn drain(self: &Arc<Self>, timeout: Duration) -> Result<(), PolicyError> {
         self.resume();
         self.state().is_closed = true;

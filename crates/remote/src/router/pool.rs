@@ -12,33 +12,33 @@ use super::choice::{Candidate, ReplicaSelector};
 use super::options::RouterOptions;
 use super::replica::{Health, Replica};
 
-/// Stream of probes, which no call uses.
+/// Random stream of probes, which no sampling call uses.
 const PROBES: u64 = u64::MAX - 2;
 
-/// The replicas of a router.
+/// The replicas of a router, with their weights and their health.
 pub(crate) struct Pool {
-    /// All replicas since the start, by index, including those that have left.
+    /// All replicas that have ever joined, by index, including replicas that have left.
     replicas: Mutex<Vec<Arc<Replica>>>,
     pub options: RouterOptions,
     choice: Mutex<Box<dyn ReplicaSelector>>,
     weights: Mutex<Weights>,
-    /// Notified when a replica serves again.
+    /// Notified when a replica starts to serve again.
     returned: Notify,
     /// Whether the replicas have released their devices, until they load weights again.
     rests: watch::Sender<bool>,
 }
 
-/// Weights that replicas should have.
+/// Weights that the replicas of a router should have loaded.
 #[derive(Default)]
 struct Weights {
-    /// The newest published weights.
+    /// Newest published weights. `None` if no weights have been published.
     newest: Option<WeightsRef>,
-    /// The version that all serving replicas have loaded. A replica that reports an older version
-    /// has lost it.
+    /// Version that all serving replicas have loaded. A replica that reports an older version has
+    /// lost its weights.
     loaded_version: u64,
 }
 
-/// A replica that runs a call, until this is dropped.
+/// Guard that counts a call as running on a replica until the guard is dropped.
 pub(crate) struct ReplicaGuard(pub Arc<Replica>);
 
 impl Drop for ReplicaGuard {
@@ -47,19 +47,19 @@ impl Drop for ReplicaGuard {
     }
 }
 
-/// The party that an error of a replica is attributed to.
+/// The cause of an error that a replica returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// The request: no replica can serve it.
+    /// The request is the cause: no replica can serve it.
     Request,
-    /// Neither: another replica may serve the request.
+    /// Neither the request nor the replica is the cause. Another replica may serve the request.
     Neither,
-    /// The replica.
+    /// The replica is the cause.
     Replica,
 }
 
 impl Blame {
-    /// Returns the party that `error` is attributed to.
+    /// Returns the cause of `error`.
     pub fn from_error(error: &PolicyError) -> Self {
         match error {
             PolicyError::Busy { .. } | PolicyError::Behind { .. } => Blame::Neither,
@@ -80,7 +80,7 @@ impl Blame {
     }
 }
 
-/// Ends the pause of probes when dropped.
+/// Guard that resumes the probes of all replicas when dropped.
 struct RestGuard<'a>(&'a Pool);
 
 impl Drop for RestGuard<'_> {
@@ -108,12 +108,12 @@ impl Pool {
         }
     }
 
-    /// Returns the replicas that have not left.
+    /// Returns the replicas that have not left the router.
     pub fn replicas(&self) -> Vec<Arc<Replica>> {
         lock(&self.replicas).iter().filter(|replica| !replica.has_left()).cloned().collect()
     }
 
-    /// Returns the replica with this index, even if it has left.
+    /// Returns the replica with the index `index`, even if it has left the router.
     pub fn replica(&self, index: usize) -> Option<Arc<Replica>> {
         lock(&self.replicas).get(index).cloned()
     }
@@ -130,7 +130,8 @@ impl Pool {
         Some(replica)
     }
 
-    /// Pauses probes until replicas load weights, because they have no devices meanwhile.
+    /// Pauses the probes of all replicas until they load weights, because they have no devices in
+    /// the meantime.
     pub fn rest(&self) {
         self.rests.send_replace(true);
     }
@@ -139,13 +140,13 @@ impl Pool {
         *self.rests.borrow()
     }
 
-    /// Waits until probes are paused (`rests`) or resumed.
+    /// Waits until probes are paused if `rests` is true, otherwise until they are resumed.
     async fn wait_for_rest(&self, rests: bool) {
         // Cannot fail: the pool owns the sender.
         self.rests.subscribe().wait_for(|now| *now == rests).await.ok();
     }
 
-    /// Removes a replica for good; its calls in flight continue. Returns whether a replica with
+    /// Removes a replica permanently. Its calls in flight continue. Returns whether a replica with
     /// this name existed.
     pub fn leave(&self, name: &str) -> bool {
         let Some(replica) = self.replicas().into_iter().find(|replica| replica.name == name) else {
@@ -162,9 +163,9 @@ impl Pool {
         self.replicas().into_iter().filter(|replica| replica.health() <= worst).collect()
     }
 
-    /// Assigns a call with this prompt to a replica that is not quarantined, or returns `None` if
-    /// there is none. Prefers replicas that were not `tried`, then those that serve, then those
-    /// that have version `min_version`.
+    /// Assigns a call with the prompt `prompt` to a replica that is not quarantined. Returns `None`
+    /// if there is no such replica. Prefers replicas that are not in `tried`, then serving
+    /// replicas, then replicas that have the weights of version `min_version`.
     pub fn choose(
         &self,
         prompt: &[u32],
@@ -197,11 +198,11 @@ impl Pool {
         Some(ReplicaGuard(replica))
     }
 
-    /// Assigns a call to a replica, and waits for one if necessary.
+    /// Assigns a call to a replica, and waits for a replica if none serves.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Stopped`] with the reasons of all replicas if none serves within
-    /// `options.patience`.
+    /// Returns [`PolicyError::Stopped`] with the reasons of all replicas if no replica serves
+    /// within `options.replica_timeout`.
     pub async fn await_replica(
         &self,
         prompt: &[u32],
@@ -236,20 +237,21 @@ impl Pool {
         PolicyError::Stopped(format!("every replica of the router ({})", reasons.join("; ")).into())
     }
 
-    /// Records a completed call and the tokens that the replica has now cached.
+    /// Records that a call has completed on a replica, and that the replica has now cached
+    /// `tokens`.
     pub fn finishes(&self, replica: &Replica, tokens: &[u32]) {
         lock(&self.choice).record_tokens(replica.index, tokens);
         replica.finishes(&self.options);
     }
 
-    /// Records an error of a replica if the replica is at fault.
+    /// Counts an error as a failure of a replica if the replica is its cause.
     pub fn blames(&self, replica: &Replica, error: &PolicyError) {
         if Blame::from_error(error) == Blame::Replica {
             self.fails(replica, error);
         }
     }
 
-    /// Records a failure, whatever its cause.
+    /// Counts an error as a failure of a replica, whatever its cause.
     fn fails(&self, replica: &Replica, error: &PolicyError) {
         if let (health, true) = replica.fails(error, &self.options) {
             warn!(member = replica.name, ?health, %error, "a sampler failed");
@@ -259,7 +261,8 @@ impl Pool {
         }
     }
 
-    /// Quarantines a replica until it has recovered.
+    /// Quarantines a replica: it gets no calls until it has loaded the newest weights and passed a
+    /// probe.
     pub fn quarantines(&self, replica: &Replica, reason: &PolicyError) {
         if replica.quarantines(reason, &self.options) {
             warn!(member = replica.name, %reason, "a sampler is quarantined");
@@ -267,25 +270,26 @@ impl Pool {
         }
     }
 
-    /// Records the version of a sampled token, or the version that a rejection reports.
+    /// Records the version of the weights that a replica has used, from a sampled token or from a
+    /// rejection.
     pub fn note_sampled_version(&self, replica: &Replica, version: u64) {
         replica.note_sampled_version(version, lock(&self.weights).loaded_version);
     }
 
-    /// Returns whether a replica exists that can take a call and was not tried.
+    /// Returns whether there is a replica that can take a call and is not in `tried`.
     pub fn has_other(&self, tried: &[usize]) -> bool {
         self.replicas_up_to(Health::Suspected).iter().any(|replica| !tried.contains(&replica.index))
     }
 
-    /// Makes all replicas load weights concurrently, except quarantined ones, which load them when
-    /// they recover.
+    /// Makes all replicas load weights concurrently. Quarantined replicas load them when they
+    /// recover.
     ///
-    /// If all replicas are unreachable, as servers during a restart, waits for one to come back and
-    /// load them.
+    /// If all replicas are unreachable, as servers are during a restart, waits until a replica is
+    /// reachable again and has loaded the weights.
     ///
     /// # Errors
-    /// Returns [`PolicyError::WeightsNotLoaded`] with the reasons of all replicas if none has
-    /// loaded the weights. No replica is quarantined then, since the weights may be at fault.
+    /// Returns [`PolicyError::WeightsNotLoaded`] with the reasons of all replicas if no replica has
+    /// loaded the weights. No replica is quarantined then, since the weights may be the cause.
     pub async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let rest_guard = RestGuard(self);
         let (targets, before) = {
@@ -349,7 +353,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits until a serving replica has this version of the weights.
+    /// Waits until a serving replica has loaded the weights of version `version`.
     async fn return_with(&self, version: u64) {
         loop {
             let returned = self.returned.notified();
@@ -365,7 +369,7 @@ impl Pool {
         }
     }
 
-    /// Monitors a replica until it leaves: probes it when a probe is due.
+    /// Monitors a replica until it leaves the router: probes it whenever a probe is due.
     pub async fn watch(self: Arc<Self>, replica: Arc<Replica>) {
         let mut progress = 0;
         while !replica.has_left() {
@@ -389,7 +393,7 @@ impl Pool {
         }
     }
 
-    /// Checks that a replica has the right weights, and samples a token from it.
+    /// Checks that a replica has the newest weights, and samples a token from it.
     async fn checks(&self, replica: &Replica) -> Result<(), PolicyError> {
         loop {
             let newest = self.resync(replica).await?;
@@ -410,8 +414,8 @@ impl Pool {
         }
     }
 
-    /// Quarantines a replica that has lost its weights, as after a restart, and sends a quarantined
-    /// replica the newest weights if its own are older. Returns the newest weights.
+    /// Quarantines a replica that has lost its weights, for example because it was restarted. Sends
+    /// a quarantined replica the newest weights if its own are older. Returns the newest weights.
     async fn resync(&self, replica: &Replica) -> Result<Option<WeightsRef>, PolicyError> {
         let response_timeout = self.options.response_timeout;
         let update_timeout = self.options.update_timeout;
@@ -463,7 +467,7 @@ impl Pool {
         PolicyError::Behind { policy, min_version, version }
     }
 
-    /// Samples one token from a replica.
+    /// Samples one token from a replica, to check that it works.
     async fn probe(&self, replica: &Replica) -> Result<(), PolicyError> {
         let before = replica.progress();
         let request = SampleRequest {

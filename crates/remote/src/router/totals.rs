@@ -10,25 +10,26 @@ use tokio::task::JoinSet;
 use super::pool::Pool;
 use super::replica::{Health, Replica};
 
-/// Counters of replicas, kept while replicas are unreachable or restart. A query locks them until
-/// all replicas have answered, so a later result is never older than an earlier one.
+/// Sums of the counters of all replicas, which include replicas that are unreachable or have
+/// restarted. A query locks the sums until all replicas have answered, so a later result is never
+/// older than an earlier one.
 #[derive(Debug)]
 pub(crate) struct Totals {
     replicas: Mutex<Vec<ReplicaStats>>,
-    /// Time that each replica was paused, and the total.
+    /// Time in which each replica was paused, and the total time in which any replica was paused.
     paused: Mutex<(Vec<Duration>, Duration)>,
 }
 
-/// Known counters of one replica.
+/// Counters of one replica, as it last reported them.
 #[derive(Debug, Clone, Default)]
 struct ReplicaStats {
-    /// Sums over previous processes of the replica.
+    /// Sums of the counters of the replica's earlier processes.
     before: DeviceStats,
-    /// Counters of the current process. `None` if it reports none.
+    /// Counters of the replica's current process. `None` if it has reported none.
     now: Option<DeviceStats>,
 }
 
-/// Adds two sets of counters. `cache_filled`, a fraction, is that of `b`.
+/// Adds two sets of counters. Takes `cache_filled`, which is a fraction, from `b`.
 fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
     DeviceStats {
         prefix_hits: a.prefix_hits + b.prefix_hits,
@@ -55,8 +56,8 @@ impl ReplicaStats {
     }
 }
 
-/// Queries all replicas that are not quarantined, concurrently. Replicas that fail are left out of
-/// the result.
+/// Queries all replicas that are not quarantined, concurrently. Replicas whose query fails are
+/// omitted from the result.
 async fn call_all<T: Send + 'static, F>(
     pool: &Pool,
     what: &'static str,
@@ -96,7 +97,8 @@ impl Totals {
         }
     }
 
-    /// Returns the oldest version of the serving replicas, or of the suspected ones if none serves.
+    /// Returns the oldest version of the weights on the serving replicas, or on the suspected
+    /// replicas if no replica serves.
     pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
         let versions = call_all(pool, "report the version of its weights", |replica| async move {
             replica.sampler.version().await
@@ -113,8 +115,8 @@ impl Totals {
             .ok_or_else(|| pool.no_replica_error())
     }
 
-    /// Returns the requests of all replicas, including those that wait in the router, and the mean
-    /// fraction of cache in use.
+    /// Returns the load of the router: the number of requests on all replicas and in the router's
+    /// queue, and the mean fraction of the caches that is in use.
     pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
         let loads =
             call_all(
@@ -132,7 +134,8 @@ impl Totals {
         total
     }
 
-    /// Returns the sums of all device counters. The filled fraction of the caches is the mean.
+    /// Returns the sums of all device counters. The fraction of filled cache is the mean over the
+    /// replicas. `None` if no replica has reported counters.
     pub async fn stats(&self, pool: &Pool) -> Option<DeviceStats> {
         let mut replicas = self.replicas.lock().await;
         let found = call_all(pool, "report its device statistics", |replica| async move {
@@ -158,8 +161,8 @@ impl Totals {
         (!known.is_empty()).then_some(total)
     }
 
-    /// Returns the total time that replicas were paused. Simultaneous pauses, as of devices that
-    /// train together, count once, with the longest.
+    /// Returns the total time in which replicas were paused. Simultaneous pauses, for example of
+    /// devices that train together, count once, with the duration of the longest.
     pub async fn paused(&self, pool: &Pool) -> Duration {
         let mut known = self.paused.lock().await;
         let (replicas, total) = &mut *known;

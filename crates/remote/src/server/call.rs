@@ -15,40 +15,43 @@ use super::stops::Stops;
 use super::weight_update::{LoadedWeights, parse_version};
 use super::{Gate, Inner};
 
-/// Maximum number of consecutive requests under the same weights if the server aborts them.
+/// Maximum number of consecutive requests under the same weights if the server aborts each of them.
 const MAX_TRIES: usize = 3;
 
 /// A sampling call in flight on one server.
 pub(super) struct Call {
     server: Arc<Inner>,
-    /// The remaining work: tokens already returned are part of the prompt.
+    /// Request for the remaining tokens. Tokens that the caller has received are part of its
+    /// prompt.
     request: SampleRequest,
     events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
     aborted: watch::Receiver<bool>,
     gate: watch::Receiver<Gate>,
-    /// Whether the maximum length was reduced so that the completion fits the context.
+    /// Whether the maximum number of tokens was reduced so that the completion fits the context.
     is_truncated: bool,
 }
 
-/// Tokens that have arrived for one request to the server.
+/// Progress of one request to the server: the tokens that have arrived.
 #[derive(Default)]
 struct CallProgress {
-    /// Tokens that have arrived, with log-probabilities and alternatives, and were not returned
-    /// yet.
+    /// Tokens that have arrived but were not sent to the caller, with their log-probabilities and
+    /// alternatives.
     pending: Vec<(u32, f32, TopLogprobs)>,
-    /// Number of tokens returned.
+    /// Number of tokens that were sent to the caller.
     emitted: usize,
-    /// Number of tokens returned before the server reported their labels.
+    /// Number of tokens that were sent to the caller before the server reported the label of their
+    /// weights.
     unlabelled: usize,
-    /// Whether the last token completes a stop string.
+    /// Whether the last token that has arrived completes a stop string.
     is_stopped: bool,
 }
 
-/// How a request to the server ended.
+/// Result of a request to the server.
 enum Outcome {
     /// The completion is complete.
     Complete(FinishReason),
-    /// The completion is partial, and must be requested again with the tokens returned so far.
+    /// The completion is partial. The remaining tokens must be requested, with the tokens so far as
+    /// part of the prompt.
     Retry,
     /// The completion stopped at an end-of-text token of the model's files, which the request
     /// ignores, so the call continues with another request.
@@ -69,7 +72,7 @@ impl Call {
         Call { server, request, events, aborted, gate, is_truncated }
     }
 
-    /// Runs the call until it ends or the caller drops its stream.
+    /// Runs the sampling call until it ends or the caller drops its stream.
     pub async fn run(mut self) {
         let events = self.events.clone();
         let mut aborted = self.aborted.clone();
@@ -136,12 +139,12 @@ impl Call {
         self.events.send(Ok(event)).ok();
     }
 
-    /// Waits until requests may be sent, and returns the number of changes and the weights. Wakes a
-    /// sleeping server as soon as its devices are free.
+    /// Waits until requests may be sent. Wakes a sleeping server as soon as its devices are free.
+    /// Returns the number of weight replacements so far, and the server's weights.
     ///
     /// # Errors
-    /// Returns an error if a change of weights takes too long, the server cannot be woken, or its
-    /// weights are older than the request requires.
+    /// Returns an error if a replacement of the weights takes too long, if the server cannot be
+    /// woken, or if its weights are older than the request requires.
     async fn open(&mut self) -> Result<(u64, Arc<LoadedWeights>), PolicyError> {
         let server = Arc::clone(&self.server);
         let min_version = self.request.min_version;
@@ -210,14 +213,15 @@ impl Call {
         PolicyError::Behind { policy: self.request.policy.clone(), min_version, version }
     }
 
-    /// Returns the seed of the remaining tokens. Each part of a completion has its own seed.
+    /// Returns the random seed for the remaining tokens. Each part of a completion has its own
+    /// seed.
     fn seed(&self) -> u64 {
         let SampleRequest { seed, stream, params, .. } = &self.request;
         (levade_policy::uniform(*seed, *stream, params.sampled_before as u64) * (u64::MAX as f64))
             as u64
     }
 
-    /// Sends one request, and returns its tokens to the caller.
+    /// Sends one request to the server, and sends its tokens to the caller.
     async fn generate(
         &mut self,
         changes: u64,
@@ -349,10 +353,12 @@ impl Call {
         }
     }
 
-    /// Returns the next event, or `None` at the end.
+    /// Returns the next event of the server's stream, or `None` at the end. `seen` is the number of
+    /// tokens that have arrived.
     ///
     /// # Errors
-    /// Returns an error if the connection breaks, or nothing arrives for any call for too long.
+    /// Returns an error if the connection breaks, or if the server sends nothing for any call for
+    /// too long.
     async fn next(&self, events: &mut Events, seen: usize) -> Result<Option<Value>, PolicyError> {
         let server = &self.server;
         let silence = self.server.options.silence;
@@ -384,8 +390,8 @@ impl Call {
         read.map_err(|error| server.http.stopped_error(&format!("an event is not JSON: {error}")))
     }
 
-    /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
-    /// they do not exceed `max_count`.
+    /// Checks that tokens are in the model's vocabulary, and that they and the `seen` earlier
+    /// tokens are at most `max_count` tokens.
     fn check_tokens(
         &self,
         tokens: &[u32],
@@ -409,8 +415,8 @@ impl Call {
         }
     }
 
-    /// Checks that a completion of `count` tokens can end for this reason. Some servers reserve the
-    /// last positions of the context.
+    /// Checks that the reason for which the server ended a completion of `count` tokens is
+    /// plausible. Some servers reserve the last positions of the context.
     fn check_end(&self, end: &End, count: usize, max_count: usize) -> Result<(), PolicyError> {
         const KEPT_FREE: usize = 2;
         let server = &self.server;
@@ -440,7 +446,8 @@ impl Call {
         }
     }
 
-    /// Checks that returned tokens were sampled under the weights reported to the caller.
+    /// Checks that the tokens that were sent to the caller were sampled from the weights `weights`,
+    /// according to the labels in the server's response.
     fn check(
         &self,
         spans: &[Span],
@@ -463,7 +470,8 @@ impl Call {
         Ok(())
     }
 
-    /// Returns the tokens that the spans cover to the caller.
+    /// Sends the tokens that the spans cover to the caller, with the version of the weights that
+    /// each span names.
     fn emit_by_spans(
         &mut self,
         spans: &[Span],
@@ -479,8 +487,8 @@ impl Call {
         Ok(())
     }
 
-    /// Returns up to `max_count` tokens to the caller, and moves them into the prompt of the
-    /// remaining work, which requires weights that are no older.
+    /// Sends at most `max_count` pending tokens to the caller, and moves them into the prompt of
+    /// the remaining request. The remaining tokens must not be sampled from older weights.
     fn emit_tokens(&mut self, progress: &mut CallProgress, max_count: usize, version: u64) {
         let count = progress.pending.len().min(max_count);
         if count == 0 {
@@ -507,7 +515,8 @@ impl Call {
     }
 }
 
-/// Waits until a change of weights starts or has happened.
+/// Waits until the weights are being replaced or have been replaced since the number of
+/// replacements was `changes`.
 async fn changed(gate: &mut watch::Receiver<Gate>, changes: u64) {
     if gate.wait_for(|gate| gate.changes != changes).await.is_err() {
         std::future::pending::<()>().await;

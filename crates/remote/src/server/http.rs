@@ -16,20 +16,20 @@ use crate::external::{
     Decoder, MAX_ERROR_BYTES, Server as Endpoint, message_of, plain_uri, truncate,
 };
 
-/// Maximum size of a response, in bytes.
+/// Maximum size of a server's response, in bytes.
 const MAX_BYTES: usize = 256 << 20;
 
-/// HTTP client for one server.
+/// HTTP client of one inference server.
 #[derive(Debug)]
 pub(super) struct Http {
     client: Client,
-    /// Kind and address of the server, for messages.
+    /// Kind and address of the server, for errors and logs.
     pub name: String,
     base: String,
     endpoint: Endpoint,
 }
 
-/// A response with any status.
+/// JSON response of a server, with any status.
 pub(super) struct JsonResponse {
     pub status: StatusCode,
     pub value: Value,
@@ -37,7 +37,7 @@ pub(super) struct JsonResponse {
 }
 
 impl Http {
-    /// Creates a client. Reads the key from the environment.
+    /// Creates an HTTP client of an inference server. Reads the API key from the environment.
     ///
     /// # Errors
     /// Returns an error if the address is invalid or the key is missing.
@@ -66,7 +66,8 @@ impl Http {
         host.trim_start_matches('[').trim_end_matches(']').to_owned()
     }
 
-    /// Converts a connection error: the server is unreachable, or timed out.
+    /// Converts an HTTP connection error into a policy error: the server is unreachable, or timed
+    /// out.
     fn lost(&self, error: HttpError) -> PolicyError {
         match error {
             HttpError::Late { after, .. } => {
@@ -76,7 +77,7 @@ impl Http {
         }
     }
 
-    /// Builds the error of a server that does not respond as it should, and may be restarted.
+    /// Builds the error of a server that does not work as it should, and may be restarted.
     pub fn stopped_error(&self, why: &str) -> PolicyError {
         PolicyError::Stopped(format!("{} ({why})", self.name).into())
     }
@@ -86,7 +87,7 @@ impl Http {
         PolicyError::Invalid(format!("{}: {why}", self.name))
     }
 
-    /// Sends a request, and returns the complete response, whatever its status.
+    /// Sends a request to the server, and returns the complete response, whatever its status.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or times out.
@@ -121,18 +122,20 @@ impl Http {
         })
     }
 
-    /// Gets a route that must succeed.
+    /// Gets the URL path `path` from the server, and returns the JSON response.
     ///
     /// # Errors
-    /// Returns the server's message if the status is not a success.
+    /// Returns the server's message if the status is not a success. Returns an error if the server
+    /// is unreachable or times out.
     pub async fn get(&self, path: &str, deadline: Duration) -> Result<Value, PolicyError> {
         self.good(path, self.send(Method::GET, path, None, deadline).await?)
     }
 
-    /// Posts to a route that must succeed.
+    /// Posts a JSON request to the URL path `path` of the server, and returns the JSON response.
     ///
     /// # Errors
-    /// Returns the server's message if the status is not a success.
+    /// Returns the server's message if the status is not a success. Returns an error if the server
+    /// is unreachable or times out.
     pub async fn post(
         &self,
         path: &str,
@@ -150,7 +153,7 @@ impl Http {
         }
     }
 
-    /// Converts a status other than 200 to an error.
+    /// Converts a response with a status other than 200 into an error.
     pub fn status_error(&self, path: &str, status: StatusCode, message: &str) -> PolicyError {
         let why = format!("{path} returned {}: {message}", status.as_u16());
         match status.as_u16() {
@@ -163,7 +166,8 @@ impl Http {
         }
     }
 
-    /// Posts a request whose response is a stream of events. Returns after the response's head.
+    /// Posts a request whose response is a stream of events. Returns the stream once the response's
+    /// headers have arrived.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable, times out, or rejects the request.
@@ -205,7 +209,7 @@ fn invalid(error: &dyn std::fmt::Display) -> PolicyError {
 }
 
 impl JsonResponse {
-    /// Returns the server's error message.
+    /// Returns the error message that the response contains.
     pub fn error_message(&self) -> String {
         let message = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
         let message = message.unwrap_or_else(|| self.text.trim().to_owned());
@@ -216,13 +220,13 @@ impl JsonResponse {
         }
     }
 
-    /// Returns the complete body.
+    /// Returns the complete response body as text.
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
-/// Events of a stream.
+/// Server-sent events of a streamed response.
 pub(super) struct Events {
     body: Incoming,
     decoder: Decoder,
@@ -254,7 +258,7 @@ impl Events {
         }
     }
 
-    /// Returns the start of an error body as text.
+    /// Returns the first bytes of an error response as text.
     async fn text(&mut self) -> String {
         let mut all = Vec::new();
         while let Some(Ok(frame)) = self.body.frame().await {

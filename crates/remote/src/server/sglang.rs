@@ -19,7 +19,8 @@ use super::options::{InFlight, ServerOptions};
 use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
 use crate::push::{GroupBackend, Rendezvous, RendezvousInfo, SendReport};
 
-/// API of SGLang. With `adapters`, requests name the adapter in addition to the model.
+/// HTTP API of SGLang. If `adapters` is true, requests name the LoRA adapter in addition to the
+/// model.
 pub(super) struct Sglang {
     pub adapters: bool,
 }
@@ -48,7 +49,8 @@ impl Sglang {
     }
 }
 
-/// Parses an entry `[log-probability, token ID, text]`.
+/// Parses an entry `[log-probability, token id, text]` of a response into the token's id and
+/// log-probability.
 fn pair(entry: &Value) -> Result<(u32, f32), String> {
     let id = parse_token_id(&entry[1]).ok_or_else(|| format!("{entry} contains no token id"))?;
     Ok((id, parse_logprob(&entry[0])?))
@@ -297,7 +299,8 @@ impl Dialect for Sglang {
         done(http, http.post("/update_weight_version", &label, within).await?).map(|_| ())
     }
 
-    /// Wakes a part, which must be asleep: waking an awake part crashes the server.
+    /// Wakes a part of the server's memory. The part must be asleep: SGLang crashes if an awake
+    /// part is woken.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         let call = json!({ "tags": [part.tag()] });
         http.post("/resume_memory_occupation", &call, within).await.map(|_| ())
@@ -319,7 +322,7 @@ impl Dialect for Sglang {
     }
 }
 
-/// Returns a response unless it reports a failure.
+/// Returns a response of the server, unless it reports a failure.
 ///
 /// # Errors
 /// Returns the server's message if `success` is false.

@@ -19,22 +19,22 @@ use super::weight_dir::WeightDir;
 use super::{Inner, Server, format_label, lock};
 use crate::devices::Wake;
 
-/// The sleeping part of a server. Only changed while `update_lock` is locked.
+/// Parts of a server's device memory that are asleep. Only changed while `update_lock` is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum Sleep {
-    /// No part: the server has its devices.
+    /// No part is asleep. The server has its devices.
     #[default]
     Awake,
-    /// Weights and KV cache. The server has no weights.
+    /// The weights and the KV cache are asleep. The server has no weights.
     Asleep,
-    /// Only the KV cache. `holds` is the label of the weights in memory, if any.
+    /// Only the KV cache is asleep. `holds` is the label of the weights in memory, if any.
     Half { holds: Option<String> },
 }
 
 impl Server {
-    /// Puts the server to sleep: it releases its devices, with its weights and its KV cache. All
-    /// requests, also running ones, wait until it has loaded weights again. A sleeping server stays
-    /// asleep.
+    /// Puts the server to sleep. It releases its devices, with its weights and its KV cache. All
+    /// requests, including running requests, wait until the server has loaded weights again. A
+    /// server that already sleeps stays asleep.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable, times out, or was started without the
@@ -43,16 +43,16 @@ impl Server {
         self.0.sleep().await
     }
 
-    /// Returns whether anything answers at the server's address, even if late.
+    /// Returns whether any HTTP server responds at the server's address, even too late.
     pub(crate) async fn is_reachable(&self) -> bool {
         let response =
             self.0.http.send(Method::GET, "/health", None, self.0.options.response_timeout).await;
         !matches!(response, Err(PolicyError::Stopped(_)))
     }
 
-    /// Loads weights over a group into a sleeping server without waking it completely: its KV cache
-    /// fits only once the learner has sent the weights to all servers. If this fails, the server
-    /// reads the weights from their directory when it wakes.
+    /// Loads weights over a process group into a sleeping server without waking it completely. Its
+    /// KV cache fits into device memory only after the learner has sent the weights to all servers.
+    /// If the load fails, the server reads the weights from their directory when it wakes.
     pub(crate) async fn preload(&self, weights: &WeightsRef) {
         if let Err(error) = self.0.preload(weights).await {
             let server = &self.0.http.name;
@@ -62,14 +62,14 @@ impl Server {
         }
     }
 
-    /// Sets the object that wakes the server when it gets a request while asleep.
+    /// Sets the object that wakes the server if it gets a request while asleep.
     pub(crate) fn set_waker(&self, wakes: Weak<dyn Wake>) {
         *self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner) = Some(wakes);
     }
 }
 
 impl Inner {
-    /// Returns whether any part of the server is known to be asleep.
+    /// Returns whether any part of the server's memory is known to be asleep.
     pub fn sleeps(&self) -> bool {
         *lock(&self.sleep) != Sleep::Awake
     }
@@ -115,7 +115,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Holds requests back until weights are loaded.
+    /// Holds requests to the server back until it has loaded weights.
     fn close_gate(&self) {
         lock(&self.paused).since.get_or_insert_with(Instant::now);
         self.gate.send_if_modified(|gate| {
@@ -128,8 +128,8 @@ impl Inner {
         });
     }
 
-    /// Returns whether the server has not restarted: it is asleep, or has the label of weights
-    /// loaded since.
+    /// Returns whether the server has not restarted since it fell asleep as in `before`: it still
+    /// sleeps, or has the label of the weights that it has loaded since.
     async fn still_sleeps(&self, before: &Sleep) -> Result<bool, PolicyError> {
         let response_timeout = self.options.response_timeout;
         if self.dialect.is_asleep(&self.http, response_timeout).await? {
@@ -142,7 +142,8 @@ impl Inner {
         Ok(self.dialect.label(&self.http, &facts, response_timeout).await? == *label)
     }
 
-    /// Detects whether a server that was put to sleep has been restarted.
+    /// Detects whether a server that was put to sleep has been restarted, and then treats it as
+    /// awake.
     pub async fn recheck_sleep(&self) -> Result<(), PolicyError> {
         let before = lock(&self.sleep).clone();
         if before != Sleep::Awake && !self.still_sleeps(&before).await? {
@@ -152,7 +153,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Wakes a server that was left asleep, with the weights that it was started with.
+    /// Wakes a server that an earlier run left asleep, with the weights that it was started with.
     pub async fn wake_if_asleep(&self) -> Result<(), PolicyError> {
         let response_timeout = self.options.response_timeout;
         let update_timeout = self.options.update_timeout;
@@ -197,8 +198,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Wakes a server with weights, which it reads unless it holds them already, and resumes
-    /// sampling.
+    /// Wakes a server and resumes sampling. The server reads the weights in `dir` unless it already
+    /// holds weights with the label `label`.
     pub async fn wake_with(
         &self,
         dir: &WeightDir,

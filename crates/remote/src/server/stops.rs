@@ -3,17 +3,17 @@
 
 use levade_policy::TokenBytes;
 
-/// Searches a completion for stop strings.
+/// Search for stop strings in a completion, token by token.
 pub(super) struct Stops<'a> {
     strings: Vec<&'a [u8]>,
     bytes: Option<&'a dyn TokenBytes>,
-    /// The last bytes, fewer than the longest string has.
+    /// Last bytes of the completion, fewer than the longest stop string has.
     tail: Vec<u8>,
     max_len: usize,
 }
 
 impl<'a> Stops<'a> {
-    /// Creates a search for `strings`. Empty strings are ignored.
+    /// Creates a search for the stop strings `strings`. Empty strings are ignored.
     pub fn new(strings: &'a [String], bytes: Option<&'a dyn TokenBytes>) -> Self {
         let strings: Vec<&[u8]> =
             strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
@@ -21,7 +21,7 @@ impl<'a> Stops<'a> {
         Stops { strings, bytes, tail: Vec::new(), max_len }
     }
 
-    /// Returns whether `token` completes a stop string.
+    /// Appends `token` to the completion. Returns whether the token completes a stop string.
     pub fn completes(&mut self, token: u32) -> bool {
         if self.max_len == 0 {
             return false;

@@ -24,24 +24,25 @@ use super::options::{InFlight, ServerOptions};
 use super::receive::{JoinedGroup, ReceiveSpec, ReceiveWeights, SendFuture, receive_weights};
 use crate::push::{GroupBackend, Rendezvous, RendezvousInfo, SendReport};
 
-/// Route for sampling, which exists only with a server option.
+/// URL path for sampling requests, which exists only with a server option.
 const GENERATE: &str = "/inference/v1/generate";
-/// Route that returns the server's configuration.
+/// URL path that returns the server's configuration.
 const CONFIG: &str = "/server_info?config_format=json";
-/// Environment variable of a server whose weights can be replaced.
+/// Environment variable with which a server must be started so that its weights can be replaced.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1";
-/// Environment variable and flag of a server that accepts adapters.
+/// Environment variable and flag with which a server must be started so that it accepts LoRA
+/// adapters.
 const ADAPTERS: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and --enable-lora";
 
-/// Maximum number of alternatives that a server returns: its limit of 20 includes the sampled
-/// token.
+/// Maximum number of alternatives per token that a request can ask for. vLLM's limit of 20 includes
+/// the sampled token.
 const MAX_TOP_LOGPROBS: usize = 19;
 
-/// API of vLLM.
+/// HTTP API of vLLM.
 pub(super) struct Vllm;
 
-/// Parses a token in the format of either API version: `token_id`, or a `token` such as
-/// `token_id:7`.
+/// Parses the token id of a log-probability entry, in the format of either API version: `token_id`,
+/// or a `token` such as `token_id:7`.
 fn parse_token(entry: &Value) -> Option<u32> {
     parse_token_id(&entry["token_id"])
         .or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
@@ -320,7 +321,8 @@ impl Dialect for Vllm {
         http.get("/is_paused", within).await.is_ok_and(|answer| answer["is_paused"] == true)
     }
 
-    /// Checks the sleep flag. Without it the server reports that it sleeps, but keeps all memory.
+    /// Checks that the server was started with the flag for sleep. Without the flag, vLLM reports
+    /// that it sleeps but keeps all memory.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get(CONFIG, within).await?;
         if info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
@@ -351,12 +353,14 @@ impl Dialect for Vllm {
         }
     }
 
-    /// Wakes a part; does nothing if it is awake. After the last part, the server samples again.
+    /// Wakes a part of the server's memory. Does nothing if the part is awake. After the last part,
+    /// the server samples again.
     async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
         http.post(&format!("/wake_up?tags={}", part.tag()), &json!({}), within).await.map(|_| ())
     }
 
-    /// Decides by the label, because a paused server also reports that it sleeps.
+    /// Returns whether the server sleeps, according to the label of its weights. vLLM's own status
+    /// is not used, because a paused server also reports that it sleeps.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
         let info = http.send(Method::GET, "/weight_info", None, within).await?;
         if info.status.is_success() {
@@ -384,7 +388,8 @@ impl Dialect for Vllm {
 
 #[async_trait]
 impl ReceiveWeights for Vllm {
-    /// Returns a unique ID for NCCL, because vLLM's NCCL communicators are not those of PyTorch.
+    /// Returns a unique id if `backend` is NCCL, because vLLM's NCCL communicators differ from
+    /// PyTorch's.
     fn rendezvous(&self, backend: GroupBackend) -> Rendezvous {
         match backend {
             GroupBackend::Gloo => Rendezvous::Store,
@@ -476,8 +481,8 @@ impl ReceiveWeights for Vllm {
 }
 
 impl Vllm {
-    /// Samples a token at temperature 1 and another at ½, to check that the route exists and that
-    /// log-probabilities refer to the requested temperature.
+    /// Samples one token at temperature 1 and one at ½, to check that the sampling route exists and
+    /// that log-probabilities refer to the requested temperature.
     async fn check_flags(
         &self,
         http: &Http,
@@ -538,15 +543,15 @@ fn logprob_in(all: &TopLogprobs, id: u32) -> Option<f32> {
 }
 
 /// Returns whether requests may contain seeds, according to the server's configuration. On CPUs,
-/// vLLM 0.32 crashes on a seeded request whose prompt is computed in chunks, because it rewinds the
-/// request's generator, which CPU generators do not support.
+/// vLLM 0.32 crashes on a request with a seed whose prompt is computed in chunks: it rewinds the
+/// request's random generator, which CPU generators do not support.
 fn takes_seeds(config: &Value) -> bool {
     let is_cpu = config["device_config"]["device"] == "cpu";
     !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
 }
 
-/// Checks the server's configuration, if it reports one, for missing flags that would fail only in
-/// the middle of a run, or never.
+/// Checks the server's configuration, if the server reports one, for missing flags. Without this
+/// check, they would cause a failure only in the middle of a run, or wrong results.
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
     if lora.is_some_and(Value::is_null) {
@@ -575,7 +580,7 @@ fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     ))
 }
 
-/// Returns a metric from a page in the Prometheus format, summed over its labels.
+/// Returns the metric `name` from a page in the Prometheus format, summed over its labels.
 fn metric(page: &str, name: &str) -> Option<f64> {
     let found: Vec<f64> = page
         .lines()

@@ -32,60 +32,63 @@ use super::weight_dir::{ProbeFile, WeightDir};
 use super::{Inner, lock};
 use crate::push::BroadcastPermit;
 
-/// A prompt and the learner's log-probabilities for it, shared.
+/// Shared probe: a prompt and the learner's log-probabilities for it.
 type Probe = Arc<ProbeFile>;
 
 /// Weights that a server has loaded completely.
 #[derive(Debug, Clone)]
 pub(super) struct LoadedWeights {
     pub version: u64,
-    /// Label of the weights on the server: version and checksum, which identify the weights.
+    /// Label that identifies the weights on the server, made from their version and checksum.
     pub label: String,
-    /// Label that the server reported after loading.
+    /// Label that the server reported after it had loaded the weights.
     pub mark: String,
-    /// Name of the model or adapter in requests.
+    /// Name of the model or of the LoRA adapter in requests.
     pub model: String,
     /// Whether requests may contain seeds.
     pub seeds: bool,
-    /// A prompt and the learner's log-probabilities for it, if the weights came with them.
+    /// Probe prompt and the learner's log-probabilities for it. `None` if the weights came without
+    /// a probe.
     pub probe: Option<Probe>,
 }
 
-/// Difference between a server's log-probabilities of a probe and the learner's, in nats.
+/// Difference between a server's log-probabilities of a probe prompt and the learner's, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProbeDifference {
-    /// Version of the weights.
+    /// Version of the weights that were compared.
     pub version: u64,
-    /// Mean absolute difference over the prompt's tokens.
+    /// Mean absolute difference over the prompt's tokens, in nats.
     pub mean: f32,
-    /// Maximum absolute difference.
+    /// Maximum absolute difference over the prompt's tokens, in nats.
     pub max: f32,
 }
 
-/// A group that a server has joined, with the permit to push weights into it.
+/// A process group that a server has joined, with the permit to push weights into it.
 pub(super) struct GroupMembership<'a> {
     permit: BroadcastPermit<'a>,
     joint: JoinedGroup,
 }
 
-/// Prefix of the labels of weights that Levade loaded.
+/// Prefix of the labels of weights that Levade has loaded.
 const LABEL: &str = "levade";
-/// Prefix before the project was renamed to Levade. Servers that still run may have such labels.
+/// Prefix of such labels before the project was renamed to Levade. Servers that still run may have
+/// labels with this prefix.
 const OLD_LABEL: &str = "dressage";
 
 pub(super) fn format_label(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
 }
 
-/// Returns the version in a label that Levade created.
+/// Returns the version in a weight label that Levade created, or `None` if the label has another
+/// format.
 pub(super) fn parse_version(label: &str) -> Option<u64> {
     let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(OLD_LABEL))?;
     let (version, sum) = rest.strip_prefix('-')?.split_once('-')?;
     (sum.len() == 8).then(|| version.parse().ok())?
 }
 
-/// Holds requests back while weights are replaced, and releases them when dropped, even after a
-/// failure.
+/// Guard that holds requests to a server back while its weights are replaced. Requests continue
+/// when the guard is dropped, even after a failure.
 struct ClosedGate<'a>(&'a Inner);
 
 impl<'a> ClosedGate<'a> {
@@ -111,7 +114,7 @@ impl Drop for ClosedGate<'_> {
 }
 
 impl Inner {
-    /// Returns whether the server still has weights that it was given.
+    /// Returns whether the server still has the weights `weights` that it has loaded.
     pub async fn has(&self, weights: &LoadedWeights) -> Result<bool, PolicyError> {
         let facts = self.facts().await?;
         let mark = if self.options.adapters {
@@ -122,7 +125,8 @@ impl Inner {
         Ok(mark == weights.mark)
     }
 
-    /// Returns the label of an adapter if the server lists it, and an empty string otherwise.
+    /// Returns the label `label` of a LoRA adapter if the server lists the adapter, otherwise an
+    /// empty string.
     async fn adapter_mark(&self, label: &str) -> Result<String, PolicyError> {
         let models = self.http.get("/v1/models", self.options.response_timeout).await?;
         let listed =
@@ -215,8 +219,9 @@ impl Inner {
         checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// Makes the server join a process group for a version of the weights, while it still samples
-    /// with older ones. Returns `None` if the server must load the weights from their directory.
+    /// Makes the server join a process group for the weights of version `version`, while it still
+    /// samples from older weights. Returns `None` if the server must load the weights from their
+    /// directory.
     pub async fn join_group(&self, version: u64, facts: &Facts) -> Option<GroupMembership<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
         let permit = push.permit(version).await?;
@@ -245,8 +250,8 @@ impl Inner {
         }
     }
 
-    /// Loads weights into a paused server: over the group if `join_group`, otherwise or after a
-    /// failure from the directory.
+    /// Loads weights into a paused server: over the process group if `membership` is set. Without a
+    /// process group, or if the push fails, the server reads the weights from the directory.
     pub async fn take(
         &self,
         dir: &WeightDir,
@@ -280,7 +285,8 @@ impl Inner {
         self.dialect.read(&self.http, &dir.path, load).await
     }
 
-    /// Pauses the server, loads complete weights, and resumes it.
+    /// Pauses the server, loads the complete weights of the version `version`, and resumes the
+    /// server.
     async fn give(
         &self,
         dir: &WeightDir,
@@ -321,7 +327,7 @@ impl Inner {
         self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
-    /// Loads an adapter in addition to the loaded ones, without a pause.
+    /// Loads a LoRA adapter in addition to those that the server has loaded, without a pause.
     async fn give_adapter(
         &self,
         dir: &WeightDir,
@@ -340,7 +346,8 @@ impl Inner {
         self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
-    /// Compares the log-probabilities of the probe with the learner's.
+    /// Compares the server's log-probabilities of the probe prompt with the learner's. Returns the
+    /// weights if the difference is within the tolerance.
     async fn confirm(&self, loaded: LoadedWeights) -> Result<LoadedWeights, PolicyError> {
         let Some(probe) = loaded.probe.clone() else { return Ok(loaded) };
         let (found, _) = self.score(&probe.tokens, 0, &loaded).await?;
@@ -362,7 +369,7 @@ impl Inner {
         Ok(loaded)
     }
 
-    /// Returns the log-probabilities of a prompt.
+    /// Returns the server's log-probabilities of a prompt, with `top` alternatives per position.
     pub async fn score(
         &self,
         prompt: &[u32],
@@ -375,7 +382,7 @@ impl Inner {
         self.dialect.parse_scores(&answer, prompt, top).map_err(|why| self.http.stopped_error(&why))
     }
 
-    /// Returns the timeout for responses that require a forward pass.
+    /// Returns the timeout for responses of the server that require a forward pass.
     fn silence_timeout(&self) -> Duration {
         self.options.silence.max(self.options.response_timeout)
     }

@@ -3,8 +3,8 @@
 use super::round_robin::RoundRobin;
 use super::{Candidate, ReplicaSelector};
 
-/// Selects the replica with the fewest running calls. Slow replicas keep calls for longer, and so
-/// get fewer.
+/// Strategy that selects the replica with the fewest running calls. Slow replicas keep calls for
+/// longer, and so get fewer calls.
 #[derive(Debug, Default)]
 pub(crate) struct LeastLoaded {
     round_robin: RoundRobin,

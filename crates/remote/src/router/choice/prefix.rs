@@ -13,16 +13,16 @@
 use super::prefix_index::PrefixIndex;
 use super::{Candidate, ReplicaSelector};
 
-/// Constants of [`Choice::Prefix`](super::Choice::Prefix).
+/// Limits of the strategy [`Choice::Prefix`](super::Choice::Prefix).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixOptions {
-    /// Factor on the calls of the least loaded replica; a replica with more than `ratio` times
-    /// these calls plus `slack` is excluded.
+    /// Bound on a replica's load, as a multiple of the calls on the least loaded replica. A replica
+    /// with more calls than `ratio` times this number plus `slack` is not selected.
     pub ratio: f64,
-    /// Number of calls added to that bound.
+    /// Number of calls that is added to the bound.
     pub slack: usize,
-    /// Maximum number of entries in the index, each a block of 16 tokens cached by one replica. An
-    /// entry takes at most 200 bytes.
+    /// Maximum number of entries in the index of prefixes. An entry is a block of 16 tokens that
+    /// one replica has cached, and takes at most 200 bytes.
     pub max_blocks: usize,
 }
 
@@ -32,7 +32,7 @@ impl Default for PrefixOptions {
     }
 }
 
-/// Selection by cached prefixes.
+/// Strategy that selects the replica with the longest cached prefix of the prompt.
 #[derive(Debug)]
 pub(crate) struct Prefix {
     options: PrefixOptions,

@@ -12,17 +12,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Tokens per block, as in the prefix caches of inference servers.
+/// Number of tokens per block, as in the prefix caches of inference servers.
 pub(crate) const BLOCK: usize = 16;
 
-/// Prefixes that replicas have cached.
+/// Index of the token prefixes that replicas have cached.
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
-    /// Maximum number of entries: pairs of a block and a replica that has it.
+    /// Maximum number of entries. An entry is a pair of a block and a replica that has cached it.
     max_blocks: usize,
-    /// For each block, the replicas that have it, with the time of the last use.
+    /// Replicas that have cached each block, with the logical time of the last use, by the block's
+    /// hash.
     blocks: HashMap<u64, Vec<(usize, u64)>>,
-    /// Entries in the order of their use, including stale ones, which were used again later.
+    /// Last use, block hash and replica of the entries, in the order of their use. Includes
+    /// outdated records of entries that were used again later.
     order: VecDeque<(u64, u64, usize)>,
     /// Number of entries of each replica.
     block_counts: HashMap<usize, usize>,
@@ -30,8 +32,8 @@ pub(crate) struct PrefixIndex {
     clock: u64,
 }
 
-/// Returns the hashes of all full blocks of a sequence. Each hash covers all tokens up to the
-/// block's end.
+/// Returns the hashes of all full blocks of a token sequence. A block's hash covers all tokens from
+/// the start of the sequence to the block's end.
 fn chain(tokens: &[u32]) -> impl Iterator<Item = u64> {
     tokens.chunks_exact(BLOCK).scan(0u64, |before, block| {
         let mut hash = DefaultHasher::new();
@@ -42,7 +44,7 @@ fn chain(tokens: &[u32]) -> impl Iterator<Item = u64> {
 }
 
 impl PrefixIndex {
-    /// Creates an empty index of at max_blocks `max_blocks` entries.
+    /// Creates an empty index with at most `max_blocks` entries.
     pub fn new(max_blocks: usize) -> Self {
         PrefixIndex {
             max_blocks,
@@ -54,13 +56,13 @@ impl PrefixIndex {
         }
     }
 
-    /// Returns the number of entries of a replica.
+    /// Returns the number of blocks that a replica has cached.
     pub fn blocks_of(&self, replica: usize) -> usize {
         self.block_counts.get(&replica).copied().unwrap_or_default()
     }
 
-    /// Returns how many blocks at the start of `tokens` each replica has. Replicas without any are
-    /// left out.
+    /// Returns the number of blocks at the start of `tokens` that each replica has cached, by the
+    /// replica's index. Replicas without any of these blocks are omitted.
     pub fn shared_blocks(&self, tokens: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
         for (i, hash) in chain(tokens).enumerate() {
@@ -80,7 +82,7 @@ impl PrefixIndex {
         found
     }
 
-    /// Records that `replica` has computed a sequence.
+    /// Records that `replica` has computed, and so cached, a token sequence.
     pub fn insert(&mut self, replica: usize, tokens: &[u32]) {
         let mut hashes: Vec<u64> = chain(tokens).collect();
         hashes.truncate(self.max_blocks);
@@ -114,7 +116,7 @@ impl PrefixIndex {
         self.remove(hash, |entry| *entry == (replica, used));
     }
 
-    /// Removes the entries of a block for which `meant` returns true.
+    /// Removes the entries of the block `hash` for which `meant` returns true.
     fn remove(&mut self, hash: u64, meant: impl Fn(&(usize, u64)) -> bool) {
         let Some(replicas) = self.blocks.get_mut(&hash) else { return };
         for (replica, _) in replicas.extract_if(.., |entry| meant(entry)) {
@@ -128,7 +130,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Removes all entries of a replica.
+    /// Removes all entries of a replica from the index.
     pub fn forget(&mut self, replica: usize) {
         let hashes: Vec<u64> = self.blocks.keys().copied().collect();
         for hash in hashes {

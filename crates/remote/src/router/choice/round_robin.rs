@@ -2,14 +2,15 @@
 
 use super::{Candidate, ReplicaSelector};
 
-/// Round-robin selection: the next candidate after the one that was selected last.
+/// Strategy that selects the replicas in rotation: the next candidate after the replica that was
+/// selected last.
 #[derive(Debug, Default)]
 pub(crate) struct RoundRobin {
     next: usize,
 }
 
 impl RoundRobin {
-    /// Returns the next of `candidates`, which must not be empty.
+    /// Selects the next of `candidates` in rotation. `candidates` must not be empty.
     pub fn pick(&mut self, candidates: impl Iterator<Item = usize> + Clone) -> usize {
         let after = candidates.clone().filter(|replica| *replica >= self.next).min();
         let chosen = after.or_else(|| candidates.min()).unwrap_or_default();
