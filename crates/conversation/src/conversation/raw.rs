@@ -8,10 +8,10 @@ use crate::index::Party;
 use crate::tokens::{Owner, Position};
 
 impl Conversation {
-    /// Records a prompt of token ids, and the completion that was sampled for it. A prefix that is
-    /// recorded already, sampled tokens included, is not recorded again: the prompt continues the
-    /// longest matching sequence of this agent and policy, or forks at the first different token.
-    /// Work grows with the length of the prompt and the number of segments.
+    /// Records a prompt of token ids, and the completion that was sampled for it. A prefix of the
+    /// prompt that is already recorded, including sampled tokens, is not recorded again. The prompt
+    /// continues the longest matching sequence of this agent and policy, or forks at the first
+    /// different token. Work grows with the length of the prompt and the number of segments.
     ///
     /// # Errors
     /// Returns an error if the completion's numbers of tokens, log-probabilities and versions

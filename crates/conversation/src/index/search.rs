@@ -9,10 +9,10 @@ use crate::format::CompletionMatching;
 use crate::recorded_completion::parsed_message;
 
 impl Index {
-    /// Returns the longest history below a root that these messages repeat. The longest history has
-    /// the most messages up to a completion. Ties are resolved by the number of completions with
-    /// matching call ids, then by the number of messages, then by exactness, then in favor of the
-    /// latest.
+    /// Returns the longest recorded history below a root that the messages `requested` repeat. The
+    /// longest history has the most messages up to a completion. Ties are resolved by the number of
+    /// completions with matching tool call ids, then by the number of messages, then by exactness,
+    /// then in favor of the latest history.
     pub(crate) fn search(&self, root: usize, requested: &[(&Message, CanonicalForm)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
@@ -79,8 +79,9 @@ impl Index {
         best
     }
 
-    /// Extends a match by a message whose text is missing or whose arguments are written
-    /// differently. The ids of the message's calls must belong to exactly one completion.
+    /// Extends a match by a completion that came back without its text or with arguments that are
+    /// written differently. The ids of the message's tool calls must belong to exactly one
+    /// completion.
     fn match_altered(
         &self,
         hit: &Hit,
@@ -115,7 +116,8 @@ impl Index {
             .collect()
     }
 
-    /// Extends a match by a message that starts with a completion's text.
+    /// Extends a match by a message that starts with the text of a completion, to which the client
+    /// has appended text.
     fn match_appended(&self, hit: &Hit, message: &Message, form: &CanonicalForm) -> Vec<Hit> {
         let is_text =
             message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
@@ -155,7 +157,7 @@ impl Index {
             .collect()
     }
 
-    /// Returns the assistant message of a completion, as the client received it.
+    /// Returns the assistant message of a completion as the client received it.
     fn sent_message(&self, completion_id: NodeId, completion: &CompletionRecord) -> Message {
         let Node { message: Some(written), root, .. } = self.node(completion_id) else {
             return Message::assistant("");
@@ -164,7 +166,8 @@ impl Index {
         parsed_message(&format.chat().parse(&written.content, completion.in_reasoning, tools))
     }
 
-    /// Extends a match by a form that stands for `length` messages, once for each matching node.
+    /// Extends a match by a canonical form that stands for `length` messages. Returns one match for
+    /// each matching node.
     fn match_repeated(&self, hit: &Hit, form: &CanonicalForm, length: usize) -> Vec<Hit> {
         let below = self.matching_nodes(hit.node, form.loose).iter();
         below.filter_map(|&node| self.extend_hit(hit, form, length, node)).collect()
@@ -212,7 +215,7 @@ impl Index {
         Some(hit)
     }
 
-    /// Returns how much of a completion's reasoning a message has.
+    /// Returns how much of a completion's reasoning a message repeats.
     fn match_reasoning(
         &self,
         node: NodeId,
@@ -243,8 +246,8 @@ impl Index {
         }
     }
 
-    /// Returns whether a message with this form differs from a completion below `parent` only in
-    /// its reasoning.
+    /// Returns whether a message with the canonical form `form` differs from a completion below
+    /// `parent` only in its reasoning.
     pub(crate) fn differs_in_reasoning(&self, parent: NodeId, form: &CanonicalForm) -> bool {
         self.matching_nodes(parent, form.loose)
             .iter()
