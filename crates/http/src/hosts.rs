@@ -8,7 +8,7 @@ use hyper::Uri;
 
 use crate::HttpError;
 
-/// Hosts to which a client may send requests: all hosts, or those of a list. A listed name may
+/// Hosts to which a client may send requests: all hosts, or the hosts of a list. A listed name may
 /// resolve only to addresses of the public internet. Hosts of this machine or network, which have
 /// loopback, private, link-local and similar addresses, must be listed as private
 /// ([`Hosts::allow_private`]).
@@ -95,12 +95,12 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Addresses that a host may resolve to.
+/// Range of the IP addresses that a host may resolve to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressScope {
-    /// Any address.
+    /// The host may resolve to any address.
     Any,
-    /// Only addresses of the public internet.
+    /// The host may resolve only to addresses of the public internet.
     Public,
 }
 
@@ -110,8 +110,8 @@ impl Hosts {
         Hosts(None)
     }
 
-    /// Allows only these hosts, on the public internet: names or addresses. `*.` before a domain
-    /// matches all of its subdomains, and a port limits a host to that port.
+    /// Allows only the listed hosts, which are names or addresses on the public internet. `*.`
+    /// before a domain matches all of its subdomains, and a port limits a host to that port.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
@@ -125,7 +125,8 @@ impl Hosts {
         Ok(Hosts(Some(Arc::new(HostLists { public, private: Vec::new() }))))
     }
 
-    /// Allows these hosts in addition, with any address, including those of this machine.
+    /// Allows the listed hosts in addition. They can have any address, including addresses of this
+    /// machine.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
@@ -141,7 +142,7 @@ impl Hosts {
         Ok(Hosts(Some(Arc::new(lists))))
     }
 
-    /// Checks the host of a URL by its name, without resolving the name.
+    /// Checks whether requests to a URL are allowed, by its host name. Does not resolve the name.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, and [`HttpError::Denied`] if its
@@ -175,7 +176,7 @@ impl Hosts {
     }
 }
 
-/// Parses an HTTP URL.
+/// Parses a URL with the scheme `http` or `https`.
 ///
 /// # Errors
 /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, or if it contains a user name.
@@ -201,13 +202,14 @@ fn url_error(url: &str, why: String) -> HttpError {
     HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"))
 }
 
-/// Returns the host of a URI in lower case, without the brackets of IPv6 and the final dot.
+/// Returns the host of a URI in lower case, without the brackets of an IPv6 address and without the
+/// final dot.
 pub(crate) fn host_name(uri: &Uri) -> String {
     let host = uri.host().unwrap_or_default().to_ascii_lowercase();
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_owned()
 }
 
-/// Checks an address that a host resolves to.
+/// Checks whether a host may resolve to an address.
 ///
 /// # Errors
 /// Returns [`HttpError::Denied`] if the address must be public and is not.

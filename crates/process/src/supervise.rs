@@ -14,21 +14,22 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use serde::Deserialize;
 
-/// Time between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL when a program is terminated.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// Exit code if the program cannot be started, as in shells.
+/// Exit code of a supervisor process if its program cannot be started, as in shells.
 const NOT_STARTED: u8 = 127;
 
-/// Order that a supervisor process reads from its first line.
+/// Order to run a program, which a supervisor process reads as the first line of its input.
 #[derive(Deserialize)]
 struct Order {
     command: Vec<String>,
     #[serde(rename = "folder")]
     dir: PathBuf,
-    /// Complete input of the program. If `None`, the bytes after the order are the input.
+    /// Complete input of the program. If `None`, the bytes after the order are the program's input.
     input: Option<String>,
-    /// Whether each byte after the order asks the program to end (SIGTERM) instead of being input.
+    /// Whether each byte after the order is a request to end the program (SIGTERM) instead of
+    /// input.
     #[serde(default)]
     #[serde(rename = "asks")]
     signals_end: bool,
@@ -100,7 +101,7 @@ pub fn supervise() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL
+/// Terminates the program and its descendants. Sends SIGTERM and, after the grace period, SIGKILL
 /// repeatedly, because the program may still start processes. Never returns.
 fn terminate_until_exited(leader: Pid) {
     end(leader, Signal::TERM);
@@ -114,7 +115,7 @@ fn terminate_until_exited(leader: Pid) {
     }
 }
 
-/// Waits for a signal that asks this process to exit, which applies to the program, too.
+/// Waits for a signal that asks this supervisor process to exit. The program must then exit, too.
 fn wait_for_end_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -150,7 +151,7 @@ fn signal_end_on_input(leader: Pid) {
     }
 }
 
-/// Forwards the standard input to the program until the input ends.
+/// Forwards the standard input of this process to the program until the input ends.
 fn forward_stdin(mut to: Option<ChildStdin>) {
     let mut line = std::io::stdin().lock();
     let mut buffer = vec![0; 16 << 10];
@@ -175,7 +176,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(NOT_STARTED)
 }
 
-/// Waits for the program, and reaps other children that exit meanwhile.
+/// Waits until the program exits, and returns its exit code. Meanwhile, reaps other children that
+/// exit.
 fn wait_for_program(leader: Pid) -> u8 {
     loop {
         // `wait` accepts any child. `waitpid(None)` would only accept children in this process's
@@ -222,7 +224,7 @@ fn descendants() -> Vec<Pid> {
     found.into_iter().skip(1).filter_map(Pid::from_raw).collect()
 }
 
-/// Returns no descendants: on this system, only the program's process group can be found.
+/// Returns an empty list: on this system, only the program's process group can be found.
 #[cfg(not(target_os = "linux"))]
 fn descendants() -> Vec<Pid> {
     Vec::new()

@@ -19,14 +19,14 @@ use crate::request::{Request, WorkerError};
 use crate::supervisor::{Child, Input, Stdin};
 use crate::tail::{Tail, TailReader};
 
-/// Maximum length of a line from a worker, in bytes.
+/// Maximum length of an output line of a worker, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// Timeout for the exit of a worker that has closed its output, and for the end of its standard
 /// error.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// State of a worker.
+/// State of a worker process.
 #[derive(Debug, Clone)]
 pub(crate) enum State {
     Starting,
@@ -51,13 +51,13 @@ impl Drop for CountGuard {
     }
 }
 
-/// A worker of a [`Pool`](crate::Pool). Its process is terminated when no pool, call or affinity
-/// references the worker.
+/// A worker process of a [`Pool`](crate::Pool). The process is terminated when no pool, call or
+/// affinity references the worker.
 #[derive(Debug)]
 pub struct Worker {
     messages: mpsc::UnboundedSender<Message>,
     pub(crate) state: watch::Receiver<State>,
-    /// Number of reserved slots and of requests without a response.
+    /// Number of reserved slots, and of requests without a response.
     busy: Arc<AtomicUsize>,
     affinities: Arc<AtomicUsize>,
 }
@@ -67,16 +67,17 @@ enum Message {
     Cancel(String),
 }
 
-/// A request without a response.
+/// A request to which the worker has not responded.
 struct PendingRequest {
     response: oneshot::Sender<Result<Value, WorkerError>>,
-    /// Time at which the worker is terminated, if the request was cancelled.
+    /// Time at which the worker is terminated unless it responds. `None` if the request was not
+    /// cancelled.
     until: Option<Instant>,
     _busy: CountGuard,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A reservation for one request to a worker.
+/// Reservation on a worker for one request.
 #[derive(Debug)]
 pub struct Slot {
     worker: Arc<Worker>,
@@ -84,8 +85,8 @@ pub struct Slot {
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Binds an attempt to a worker, so that the attempt's requests go to the same process. It counts
-/// as load when a worker is selected.
+/// Binding of an attempt to a worker, so that all requests of the attempt go to the same process.
+/// The binding counts as load when a worker is selected.
 #[derive(Debug)]
 pub struct Affinity {
     worker: Arc<Worker>,
@@ -109,7 +110,7 @@ pub struct Call {
 }
 
 impl Worker {
-    /// Starts a worker.
+    /// Starts a worker process.
     ///
     /// # Errors
     /// Returns an error if the process cannot be spawned.
@@ -131,7 +132,7 @@ impl Worker {
         }))
     }
 
-    /// Returns the reason if the worker accepts no more requests, and `None` if it accepts
+    /// Returns the reason why the worker accepts no more requests, or `None` if it accepts
     /// requests.
     pub fn error(&self) -> Option<WorkerError> {
         match &*self.state.borrow() {
@@ -140,7 +141,8 @@ impl Worker {
         }
     }
 
-    /// Returns the number of requests and affinities.
+    /// Returns the load of the worker: its number of reserved slots, pending requests and
+    /// affinities.
     pub(crate) fn load(&self) -> usize {
         self.busy.load(Ordering::Relaxed) + self.affinities.load(Ordering::Relaxed)
     }
@@ -149,12 +151,12 @@ impl Worker {
         self.busy.load(Ordering::Relaxed) < max_requests
     }
 
-    /// Reserves a slot for a request.
+    /// Reserves a slot for one request on this worker.
     pub fn slot(self: &Arc<Self>) -> Slot {
         Slot { worker: Arc::clone(self), busy: CountGuard::new(&self.busy), permit: None }
     }
 
-    /// Binds an attempt to the worker.
+    /// Binds an attempt to this worker until the returned affinity is dropped.
     pub fn affinity(self: &Arc<Self>) -> Affinity {
         Affinity { worker: Arc::clone(self), _count: CountGuard::new(&self.affinities) }
     }
@@ -168,7 +170,7 @@ impl Worker {
         self.slot().send(request).response().await
     }
 
-    /// Sends a request and ignores the response. The request is not cancelled.
+    /// Sends a request to this worker, and ignores the response. The request is not cancelled.
     pub fn notify(self: &Arc<Self>, request: Request) {
         let Slot { busy, .. } = self.slot();
         let open = PendingRequest {
@@ -187,7 +189,7 @@ impl Slot {
         &self.worker
     }
 
-    /// Sends a request to the slot's worker.
+    /// Sends a request to the worker on which the slot is reserved.
     pub fn send(self, request: Request) -> Call {
         let Slot { worker, busy, permit } = self;
         let (response, received) = oneshot::channel();
@@ -200,7 +202,7 @@ impl Slot {
 }
 
 impl Call {
-    /// Waits for the response. This method is cancel safe.
+    /// Waits for the worker's response. This method is cancel safe.
     ///
     /// # Errors
     /// Returns an error if the worker exits first.
@@ -233,7 +235,7 @@ struct Process {
 }
 
 impl Process {
-    /// Handles requests from the start of the process to its exit.
+    /// Handles the messages for a worker from the start of its process to the exit.
     async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<Message>) {
         let (to_write, texts) = mpsc::unbounded_channel();
         let writer = tokio::spawn(write(child.take_unwritten_stdin(), texts));
@@ -268,10 +270,10 @@ impl Process {
         child.stop().await;
     }
 
-    /// Waits for the handshake, if the pool has one.
+    /// Waits for the worker's handshake, if the pool requires one.
     ///
     /// # Errors
-    /// Returns the reason if the worker is not ready, or `None` if its output ended.
+    /// Returns the reason if the worker is not ready, or `None` if the worker's output has ended.
     async fn start(&self, lines: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Option<WorkerError>> {
         let Some(Handshake { timeout, check }) = &self.options.handshake else { return Ok(()) };
         let line = process_time::with_timeout(*timeout, lines.recv())
@@ -287,8 +289,8 @@ impl Process {
         Ok(())
     }
 
-    /// Forwards requests and responses until the worker ends. Returns the reason, or `None` if the
-    /// worker's output ended.
+    /// Forwards requests to the worker and responses from it, until the worker ends. Returns the
+    /// reason, or `None` if the worker's output has ended.
     async fn serve(
         &mut self,
         lines: &mut mpsc::Receiver<Vec<u8>>,
@@ -325,7 +327,8 @@ impl Process {
         }
     }
 
-    /// Processes a message, and returns the line to write to the worker, if there is one.
+    /// Processes a message for the worker. Returns the line to write to the worker, or `None` if
+    /// there is nothing to write.
     fn take_message(&mut self, message: Message) -> Option<String> {
         let key = self.options.id_key;
         match message {
@@ -344,6 +347,7 @@ impl Process {
 }
 
 /// Waits until the grace period of a cancelled request has passed, and returns the request's id.
+/// Never returns if `next` is `None`.
 async fn sleep_until_due(next: Option<(Instant, String)>) -> String {
     let Some((until, id)) = next else { return std::future::pending().await };
     sleep_until(until).await;
@@ -357,7 +361,7 @@ fn parse(line: &[u8]) -> Result<Value, WorkerError> {
     })
 }
 
-/// Writes texts to a worker.
+/// Writes texts to a worker's standard input.
 async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
     let Some(mut stdin) = stdin else { return };
     while let Some(text) = texts.recv().await {
@@ -368,7 +372,7 @@ async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>)
     }
 }
 
-/// Reads the lines of a worker until its output ends.
+/// Reads the output lines of a worker until its output ends.
 async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     let Some(stdout) = stdout else { return };
     let mut stdout = BufReader::new(stdout);
@@ -381,7 +385,7 @@ async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     }
 }
 
-/// Returns the exit reason of a worker that has closed its output.
+/// Returns the reason why a worker has closed its output: its exit, or that it still runs.
 async fn exit_error(child: &mut Child, stderr: &TailReader) -> WorkerError {
     let Ok(code) = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await else {
         return WorkerError::ClosedOutput;
