@@ -325,7 +325,8 @@ impl Generation {
             // Calls of the batch that have not started may wait for this permit.
             self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
             if !batch.is_recorded().await {
-                let message = "another prompt of the same request was rejected";
+                let message =
+                    "the call was aborted, because another prompt of the same request was rejected";
                 return Err(ApiError::new(ErrorKind::Invalid, message));
             }
         }

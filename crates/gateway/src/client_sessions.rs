@@ -60,7 +60,7 @@ pub(crate) async fn start(State(gateway): State<Gateway>, incoming: IncomingRequ
         if caller.session.is_some() {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                "this key belongs to a session; start another one with a key of the server",
+                "the key belongs to a session; start another session with a key of the server",
             ));
         }
         let HostedSession { session, task } = host.start(read_or_default(&incoming.body?)?).await?;
@@ -141,7 +141,7 @@ fn session_of(
         (Some(session), Some(id)) if session.options.attempt == id => Ok(session),
         (Some(_), Some(id)) => Err(ApiError::new(
             ErrorKind::Forbidden,
-            format!("this key belongs to another session than {id}"),
+            format!("the key belongs to another session than {id}; send the key of that session"),
         )),
         (None, Some(id)) => host.find(id).ok_or_else(|| {
             let message = format!("there is no open session {id:?}");

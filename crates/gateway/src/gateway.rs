@@ -193,7 +193,7 @@ impl Gateway {
         if !session.key.matches(text) && !session.reward_key.matches(text) {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
-                "the key is not valid for the attempt that it names",
+                "the key names an attempt, but is not valid for it; send the attempt's own key",
             ));
         }
         Ok(Some(Arc::clone(session)))

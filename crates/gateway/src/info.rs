@@ -196,7 +196,7 @@ async fn probe(model: &Model) -> Result<(), ApiError> {
     with_sampler_timeout(&**sampler, PROBE, probed).await.ok_or_else(|| {
         ApiError::new(
             ErrorKind::Deadline,
-            format!("{:?} sampled no token within {PROBE:?}", model.party.model),
+            format!("the model {:?} sampled no token within {PROBE:?}", model.party.model),
         )
     })??;
     Ok(())

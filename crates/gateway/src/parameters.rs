@@ -14,7 +14,7 @@ pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),
         Value::Object(_) => Ok(parameters.clone()),
         Value::Array(listed) => schema_from_list(listed),
-        other => Err(format!("are {other}, not a JSON schema of an object")),
+        other => Err(format!("the parameters are {other}, not a JSON schema of an object")),
     }
 }
 
@@ -25,7 +25,7 @@ fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
         let named =
             item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));
         let Some((name, fields)) = named else {
-            return Err(format!("are a list whose item {at} has no name: {item}"));
+            return Err(format!("the parameters are a list whose item {at} has no name: {item}"));
         };
         let mut schema = fields.clone();
         schema.remove("name");
@@ -35,11 +35,13 @@ fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
             Some(list @ Value::Array(_)) => drop(schema.insert("required".into(), list)),
             None | Some(Value::Bool(false) | Value::Null) => {}
             Some(other) => {
-                return Err(format!("have {name:?} with required = {other}, not true or false"));
+                return Err(format!(
+                    "the parameter {name:?} has required = {other}, not true or false"
+                ));
             }
         }
         if properties.insert(name.to_owned(), Value::Object(schema)).is_some() {
-            return Err(format!("have {name:?} twice"));
+            return Err(format!("the parameters have {name:?} twice"));
         }
     }
     Ok(json!({ "type": "object", "properties": properties, "required": required }))

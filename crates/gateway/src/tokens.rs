@@ -38,7 +38,10 @@ pub(crate) async fn tokenize(
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
     respond(
         work.map_err(|error| {
-            ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing failed: {error}"))
+            ApiError::new(
+                levade_call::ErrorKind::Internal,
+                format!("the text cannot be tokenized: {error}"),
+            )
         })
         .and_then(|found| found),
     )

@@ -54,7 +54,10 @@ impl Client {
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let Some(file) = more_roots {
             let failed = |error: &dyn std::fmt::Display| {
-                tls_error(format!("root certificates in {}: {error}", file.display()))
+                tls_error(format!(
+                    "the root certificates in {} cannot be read: {error}",
+                    file.display()
+                ))
             };
             let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
             let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;

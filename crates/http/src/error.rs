@@ -20,7 +20,7 @@ pub enum HttpError {
         why: String,
     },
     /// The connection broke before the response was complete.
-    #[error("the answer of {host} broke off: {why}")]
+    #[error("the response of {host} broke off: {why}")]
     Broken {
         /// Host and port of the server.
         host: String,
@@ -28,7 +28,7 @@ pub enum HttpError {
         why: String,
     },
     /// The response was not complete before the deadline.
-    #[error("{host} did not answer within {after:?}")]
+    #[error("{host} sent no complete response within {after:?}")]
     Late {
         /// Host and port of the server.
         host: String,
@@ -36,7 +36,7 @@ pub enum HttpError {
         after: Duration,
     },
     /// The response body exceeds the maximum size.
-    #[error("the answer of {host} is longer than {max} bytes")]
+    #[error("the response of {host} exceeds the maximum size of {max} bytes")]
     TooLarge {
         /// Host and port of the server.
         host: String,
@@ -44,7 +44,7 @@ pub enum HttpError {
         max: usize,
     },
     /// The response has a content encoding that was not requested and cannot be decoded.
-    #[error("the answer of {host} cannot be unpacked: its content-encoding is {encoding:?}")]
+    #[error("the response of {host} cannot be decompressed: its Content-Encoding is {encoding:?}")]
     Packed {
         /// Host and port of the server.
         host: String,
@@ -52,7 +52,7 @@ pub enum HttpError {
         encoding: String,
     },
     /// The response was redirected more often than permitted.
-    #[error("{host} redirects more than {max} times, last to {to}")]
+    #[error("the request to {host} was redirected more than {max} times, last to {to}")]
     Redirects {
         /// Host and port of the first request.
         host: String,

@@ -48,7 +48,7 @@ impl Pattern {
                 let number = port.strip_prefix(':');
                 // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
-                    return Err(host_error(text, "the port must follow a colon"));
+                    return Err(host_error(text, "the port after a bracket must follow a colon"));
                 }
                 (host.to_owned(), number)
             }
@@ -64,7 +64,7 @@ impl Pattern {
         if host.is_empty()
             || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err()
         {
-            return Err(host_error(text, "the name is empty or invalid"));
+            return Err(host_error(text, "the host name is empty or invalid"));
         }
         Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
@@ -163,9 +163,9 @@ impl Hosts {
             let all: Vec<String> =
                 lists.public.iter().chain(&lists.private).map(Pattern::to_string).collect();
             let all = if all.is_empty() {
-                "none is".to_owned()
+                "no host is allowed".to_owned()
             } else {
-                format!("allowed are {}", all.join(", "))
+                format!("allowed hosts: {}", all.join(", "))
             };
             return Err(HttpError::Denied(format!("{host} is not an allowed host; {all}")));
         }
@@ -187,19 +187,19 @@ pub(crate) fn parse_url(url: &str) -> Result<Uri, HttpError> {
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => {}
         (Some("http" | "https"), _) => {
-            return Err(url_error(url, "the address has no host".into()));
+            return Err(url_error(url, "the URL has no host".into()));
         }
-        _ => return Err(url_error(url, "an address must begin with http:// or https://".into())),
+        _ => return Err(url_error(url, "the URL must begin with http:// or https://".into())),
     }
     let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
     if authority.contains('@') {
-        return Err(url_error(url, "an address must not contain a user's name".into()));
+        return Err(url_error(url, "the URL must not contain a user name".into()));
     }
     Ok(uri)
 }
 
 fn url_error(url: &str, why: String) -> HttpError {
-    HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"))
+    HttpError::Invalid(format!("{url:?} is not an HTTP URL: {why}"))
 }
 
 /// Returns the host of a URI in lower case, without the brackets of an IPv6 address and without the
@@ -222,8 +222,8 @@ pub(crate) fn check_address(
         return Ok(());
     }
     Err(HttpError::Denied(format!(
-        "{host} stands for {address}, an address of this machine or network, and is allowed as a \
-         public host only: list it among the private ones if that is meant"
+        "{host} resolves to {address}, an address of this machine or network, but is allowed only \
+         as a public host; to allow the address, list it among the private hosts"
     )))
 }
 

@@ -133,7 +133,7 @@ async fn public_names_that_resolve_to_loopback_are_denied() {
         .await
         .unwrap_err();
     assert!(
-        matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")),
+        matches!(&error, HttpError::Denied(why) if why.contains("localhost resolves to")),
         "{error}"
     );
     assert!(heard.lock().await.is_empty());
@@ -199,7 +199,7 @@ fn unpacked_limits_decompressed_size() {
     );
     assert_eq!(unpack("identity", 1).unwrap(), packed);
     let error = unpack("br", 1000).unwrap_err().to_string();
-    assert_eq!(error, "the answer of h cannot be unpacked: its content-encoding is \"br\"");
+    assert_eq!(error, "the response of h cannot be decompressed: its Content-Encoding is \"br\"");
     let damaged = unpack_body("h", packed.slice(..9), &encoding_headers("gzip"), 1000);
     assert!(matches!(damaged, Err(HttpError::Packed { .. })), "{damaged:?}");
 }

@@ -41,7 +41,7 @@ pub enum WorkerError {
     #[error("{0}")]
     NotReady(String),
     /// The worker was not ready within the handshake's timeout, which is contained.
-    #[error("it was still loading after {0:?}")]
+    #[error("the worker was still loading after {0:?}")]
     StartTimeout(Duration),
     /// The worker's process has exited.
     #[error("the worker ended with {}: \
@@ -54,15 +54,15 @@ pub enum WorkerError {
         last_line: Option<String>,
     },
     /// The worker has closed its output, but has not exited.
-    #[error("the worker closed its output")]
+    #[error("the worker closed its output, but has not exited")]
     ClosedOutput,
     /// The worker wrote a line that is not JSON, and was terminated. Contains the reason.
-    #[error("a line of the worker is no answer: {0}")]
+    #[error("the worker wrote a line that is not JSON: {0}")]
     InvalidLine(String),
     /// The worker did not respond to a cancelled request, and was terminated.
     #[error(
-        "the worker was ended, since its request {id} went on for {grace:?} after it had been \
-         given up"
+        "the worker was terminated, because it did not respond within {grace:?} after its request \
+         {id} was cancelled"
     )]
     Unresponsive {
         /// Id of the cancelled request.
@@ -71,9 +71,9 @@ pub enum WorkerError {
         grace: Duration,
     },
     /// The pool, or the tokio runtime that its worker ran on, has been dropped.
-    #[error("the worker is gone")]
+    #[error("the worker has stopped, because its pool was closed")]
     Closed,
     /// The worker did not respond within the contained timeout, and the request was cancelled.
-    #[error("did not answer within {0:?}")]
+    #[error("the worker did not respond within {0:?}")]
     Timeout(Duration),
 }

@@ -275,7 +275,7 @@ impl Child {
     pub async fn describe_end(&mut self) -> String {
         match self.wait().await {
             Ok(code) => describe_exit(code),
-            Err(error) => format!("cannot be waited for: {error}"),
+            Err(error) => format!("waiting for the program failed: {error}"),
         }
     }
 
@@ -357,8 +357,11 @@ impl ProgramRun {
     /// # Errors
     /// Returns an error if waiting for the process fails.
     pub async fn wait(&mut self) -> Result<RunOutput, String> {
-        let code =
-            self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
+        let code = self
+            .child
+            .wait()
+            .await
+            .map_err(|error| format!("waiting for the program failed: {error}"))?;
         Ok(self.output(code).await)
     }
 

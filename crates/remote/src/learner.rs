@@ -127,7 +127,7 @@ impl RemoteLearner {
 
     fn wrong(&self, verb: &str, why: &str) -> PolicyError {
         PolicyError::Invalid(format!(
-            "the response of the learner at {} to {verb}: {why}",
+            "the response of the learner at {} to {verb} cannot be used: {why}",
             self.group.url()
         ))
     }
@@ -184,7 +184,7 @@ impl Sums {
                 "ratio" => sums.ratio = f64::NAN,
                 "drift" => sums.drift = f64::NAN,
                 "max_mismatch" => sums.max_mismatch = f32::NAN,
-                other => return Err(format!("the sum {other} must not be null")),
+                other => return Err(format!("the sum {other} is null, but must be a number")),
             }
         }
         Ok(sums)

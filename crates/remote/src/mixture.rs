@@ -28,11 +28,14 @@ impl Mixture {
             let name = name.into();
             if !(weight >= 0.0 && weight.is_finite()) {
                 return invalid(format!(
-                    "gives {name:?} the weight {weight}; weights must be 0 or more"
+                    "the mixture of policies gives {name:?} the weight {weight}; weights must be 0 \
+                     or more"
                 ));
             }
             if known.iter().any(|(other, _)| *other == name) {
-                return invalid(format!("contains {name:?} twice; add up its weights"));
+                return invalid(format!(
+                    "the mixture of policies contains {name:?} twice; add up its weights"
+                ));
             }
             sum += weight;
             known.push((name, sum));
@@ -40,7 +43,7 @@ impl Mixture {
         if sum > 0.0 && sum.is_finite() {
             Ok(Mixture { policies: known })
         } else {
-            invalid("has no policy with a weight above 0".into())
+            invalid("the mixture of policies has no policy with a weight above 0".into())
         }
     }
 
@@ -57,7 +60,7 @@ impl Mixture {
 }
 
 fn invalid(why: String) -> Result<Mixture, PolicyError> {
-    Err(PolicyError::Invalid(format!("a mixture of policies {why}")))
+    Err(PolicyError::Invalid(why))
 }
 
 /// Returns the counter of the random generator for a role: the FNV-1a hash of its name, in the

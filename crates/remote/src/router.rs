@@ -81,21 +81,22 @@ impl Router {
         options: RouterOptions,
     ) -> Result<Self, PolicyError> {
         if replicas.is_empty() {
-            return invalid("has no replicas; add at least one sampler".into());
+            return invalid("the router has no replicas; add at least one sampler".into());
         }
         let mut names = BTreeSet::new();
         if let Some((name, _)) = replicas.iter().find(|(name, _)| !names.insert(name)) {
             return invalid(format!(
-                "has two replicas with the name {name:?}; give each a different name"
+                "the router has two replicas with the name {name:?}; give each a different name"
             ));
         }
         let positive = [("tries", options.tries), ("failures", options.failures as usize)];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return invalid(format!("has {name} = 0, but it must be at least 1"));
+            return invalid(format!("the router has {name} = 0, but it must be at least 1"));
         }
         if options.probe.is_empty() {
             return invalid(
-                "needs a prompt for its probes; set `probe` to at least one token".into(),
+                "the router needs a prompt for its probes; set `probe` to at least one token"
+                    .into(),
             );
         }
         let gate = Gate::new(options.max_running, options.max_waiting);
@@ -181,7 +182,7 @@ impl Router {
 }
 
 fn invalid(why: String) -> Result<Router, PolicyError> {
-    Err(PolicyError::Invalid(format!("a router {why}")))
+    Err(PolicyError::Invalid(why))
 }
 
 #[async_trait]

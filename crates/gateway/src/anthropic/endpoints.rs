@@ -53,7 +53,10 @@ pub(crate) async fn count_tokens(
     let response = match counting
         .await
         .map_err(|error| {
-            ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"))
+            ApiError::new(
+                ErrorKind::Internal,
+                format!("the prompt tokens cannot be counted: {error}"),
+            )
         })
         .and_then(|counted| counted)
     {

@@ -113,7 +113,9 @@ fn caller(
         {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
-                format!("this key belongs to another attempt than {attempt}"),
+                format!(
+                    "the key belongs to another attempt than {attempt}; send that attempt's key"
+                ),
             ));
         }
     }

@@ -282,8 +282,7 @@ fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     let name = function["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| tool_error(format!("a tool has no function.name: {value}")))?;
     let parameters = parameters::schema(&function["parameters"]);
-    let parameters =
-        parameters.map_err(|why| tool_error(format!("the parameters of {name:?} {why}")))?;
+    let parameters = parameters.map_err(|why| tool_error(format!("tool {name:?}: {why}")))?;
     let description = function["description"].as_str().unwrap_or_default().to_owned();
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
 }

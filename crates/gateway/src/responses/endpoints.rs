@@ -156,7 +156,10 @@ pub(crate) async fn input_tokens(
     let counted = counting
         .await
         .map_err(|error| {
-            ApiError::new(ErrorKind::Internal, format!("counting tokens failed: {error}"))
+            ApiError::new(
+                ErrorKind::Internal,
+                format!("the prompt tokens cannot be counted: {error}"),
+            )
         })
         .and_then(|counted| counted);
     respond(

@@ -181,9 +181,8 @@ impl Tools {
     ) -> Result<(), ApiError> {
         match tool["type"].as_str() {
             Some("function") => {
-                let parameters = parameters::schema(&tool["parameters"]).map_err(|why| {
-                    ApiError::field(field_path, format!("the parameters of {field_path} {why}"))
-                })?;
+                let parameters = parameters::schema(&tool["parameters"])
+                    .map_err(|why| ApiError::field(field_path, format!("{field_path}: {why}")))?;
                 if tool["strict"] == true {
                     self.strict.push(display_name(space, tool_name(tool, field_path)?));
                 }
@@ -259,7 +258,9 @@ impl Tools {
                 "auto" => Ok(ToolChoice::Auto),
                 "none" => Ok(ToolChoice::None),
                 "required" => Ok(ToolChoice::Required),
-                _ => Err(wrong("must be auto, none, required, or an object that names a function")),
+                _ => Err(wrong(
+                    "tool_choice must be auto, none, required, or an object that names a function",
+                )),
             },
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
                 let mut choice = value.clone();
@@ -271,7 +272,7 @@ impl Tools {
             }
             Some(value) => match chosen_name(value) {
                 Some(shown) if self.by_name.contains_key(&shown) => Ok(ToolChoice::Named(shown)),
-                Some(_) => Err(wrong("there is no such tool")),
+                Some(_) => Err(wrong("the request has no such tool")),
                 None => Err(wrong("only tools that the client runs can be chosen here")),
             },
         }

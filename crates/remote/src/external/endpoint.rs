@@ -93,15 +93,16 @@ struct Rest {
 pub(crate) fn plain_uri(address: &str) -> Result<Uri, String> {
     let schemes = ["https://", "http://"];
     if !schemes.iter().any(|scheme| address.len() > scheme.len() && address.starts_with(scheme)) {
-        return Err("must begin with https:// or http:// and name a host".into());
+        return Err("the address must begin with https:// or http:// and name a host".into());
     }
-    let uri: Uri = address.parse().map_err(|error| format!("is not an address ({error})"))?;
+    let uri: Uri =
+        address.parse().map_err(|error| format!("the address cannot be parsed: {error}"))?;
     match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => Err(
-            "contains a user name or a password; put the key into an environment variable, and \
-             name it in key_env"
-                .into(),
-        ),
+        Some(authority) if authority.as_str().contains('@') => {
+            Err("the address contains a user name or a password; put the key into an environment \
+             variable, and name it in key_env"
+                .into())
+        }
         _ => Ok(uri),
     }
 }
@@ -137,13 +138,16 @@ impl Server {
     ) -> Result<Self, ExternalError> {
         // An invalid address may contain a password, so the message names only its model.
         let uri = chat_uri(endpoint.base_url.trim()).map_err(|why| {
-            ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model))
+            ExternalError::Invalid(format!(
+                "the base_url of model {:?} is invalid: {why}",
+                endpoint.model
+            ))
         })?;
         let server = Self::at(uri, endpoint.key_env.as_ref(), variable)?;
         if endpoint.model.is_empty() {
             let name = server.name;
             return Err(ExternalError::Invalid(format!(
-                "{name} has no model; name one of its models"
+                "the endpoint {name} has no model; set model to one of its models"
             )));
         }
         Ok(Server { model: endpoint.model.clone(), ..server })
@@ -202,7 +206,7 @@ impl Server {
         let why = match with_timeout(timeout, TcpStream::connect((host, port))).await {
             Some(Ok(_)) => return Ok(()),
             Some(Err(error)) => error.to_string(),
-            None => format!("no connection within {timeout:?}"),
+            None => format!("the server accepted no connection within {timeout:?}"),
         };
         Err(ExternalError::Connect { endpoint: self.name.clone(), why })
     }
@@ -340,8 +344,8 @@ mod tests {
             ("api.x.com/v1", "must begin with https://"),
             ("ftp://x.com", "must begin with https://"),
             ("https://", "must begin with https://"),
-            ("https:///v1", "is not an address"),
-            ("https://a b/v1", "is not an address"),
+            ("https:///v1", "the address cannot be parsed"),
+            ("https://a b/v1", "the address cannot be parsed"),
             ("https://me:secret@x.com/v1", "contains a user name or a password"),
         ] {
             let error = chat_uri(base).unwrap_err();

@@ -66,8 +66,9 @@ impl Service {
     /// Returns [`ExternalError::Invalid`] if the URL is invalid, and [`ExternalError::NoKey`] if
     /// the key is missing.
     pub fn new(options: ServiceOptions) -> Result<Self, ExternalError> {
-        let uri = plain_uri(options.url.trim())
-            .map_err(|why| ExternalError::Invalid(format!("the address of a service {why}")))?;
+        let uri = plain_uri(options.url.trim()).map_err(|why| {
+            ExternalError::Invalid(format!("the url of a service is invalid: {why}"))
+        })?;
         let server = Server::at(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
         let permits = Semaphore::new(options.max_running.clamp(1, Semaphore::MAX_PERMITS));
         Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, permits })))

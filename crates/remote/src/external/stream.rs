@@ -216,7 +216,7 @@ impl ChatStream {
     /// call fail, even if text has arrived.
     fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text = std::str::from_utf8(json)
-            .map_err(|error| self.protocol(&format!("it is not UTF-8: {error}")))?;
+            .map_err(|error| self.protocol(&format!("the text is not UTF-8: {error}")))?;
         if text.trim().is_empty() {
             return Ok(());
         }
@@ -243,7 +243,7 @@ impl ChatStream {
     /// event.
     fn end(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
-            return Err(self.protocol("it has no choices"));
+            return Err(self.protocol("the completion has no choices"));
         }
         let is_short =
             matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));

@@ -137,7 +137,7 @@ impl Group {
     ) -> Result<(Body, usize), PolicyError> {
         let Call { learner, verb, body, what } = call;
         let bytes = body.to_bytes().map_err(|why| {
-            PolicyError::Invalid(format!("the call of {verb} cannot be encoded: {why}"))
+            PolicyError::Invalid(format!("the learner call {verb} cannot be encoded: {why}"))
         })?;
         drop(body);
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
@@ -222,7 +222,8 @@ impl Group {
                     Ok(now) if self.is_the_same(&now) => return Ok(()),
                     Ok(_) => {
                         return Err(self.link.stopped_error(&format!(
-                            "{why}; it was restarted in the meantime and has lost its weights"
+                            "{why}; the learner was restarted in the meantime and has lost its \
+                             weights"
                         )));
                     }
                     Err(error) => last = error.to_string(),
@@ -230,7 +231,9 @@ impl Group {
             }
         });
         found.await.unwrap_or_else(|| {
-            Err(self.link.stopped_error(&format!("no connection for {timeout:?}: {last}")))
+            Err(self
+                .link
+                .stopped_error(&format!("the connection was lost for {timeout:?}: {last}")))
         })?;
         wait.note_contact();
         wait.check_deadlines()

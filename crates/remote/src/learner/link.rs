@@ -97,8 +97,12 @@ impl Link {
         let invalid =
             |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
         let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
-        let mut token =
-            token.map_err(|_| invalid("the token is not a valid header value".into()))?;
+        let mut token = token.map_err(|_| {
+            invalid(
+                "the learner's token is not a valid header value; use visible ASCII characters"
+                    .into(),
+            )
+        })?;
         token.set_sensitive(true);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
         let client =
@@ -184,9 +188,10 @@ impl Link {
             (StatusCode::CONFLICT, _) => PolicyError::PlanMismatch(message),
             (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
             (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
-            (StatusCode::UNAUTHORIZED, _) => {
-                PolicyError::Invalid(format!("the learner at {url} does not accept the token"))
-            }
+            (StatusCode::UNAUTHORIZED, _) => PolicyError::Invalid(format!(
+                "the learner at {url} does not accept the token; send the token that it was \
+                 started with"
+            )),
             (StatusCode::INSUFFICIENT_STORAGE, _) | (_, "storage") => PolicyError::Storage(message),
             (status, _) if status.is_client_error() => PolicyError::Invalid(format!(
                 "the learner at {url} rejects the call: {message} ({status})"
@@ -211,7 +216,7 @@ impl Link {
         let mut ended = ended.clone();
         let ended =
             ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
-        ended.unwrap_or_else(|_| "its processes are no longer supervised".into())
+        ended.unwrap_or_else(|_| "the learner's processes are no longer supervised".into())
     }
 
     pub fn stopped_error(&self, why: &str) -> PolicyError {

@@ -116,12 +116,13 @@ impl Body {
         let file = SafeTensors::deserialize(bytes).map_err(read_error)?;
         let json = metadata.metadata().as_ref().and_then(|metadata| metadata.get(JSON));
         let json = json.map_or(Ok(Value::Null), |text| serde_json::from_str(text));
-        let json = json.map_err(|error| format!("the control part is not JSON: {error}"))?;
+        let json =
+            json.map_err(|error| format!("the JSON part of the body is not JSON: {error}"))?;
         let mut arrays = BTreeMap::new();
         for (name, view) in file.tensors() {
             if view.shape().len() != 1 {
                 return Err(format!(
-                    "{name} has the shape {:?}, but must be one-dimensional",
+                    "the array {name} has the shape {:?}, but must be one-dimensional",
                     view.shape()
                 ));
             }
@@ -130,7 +131,9 @@ impl Body {
                 Dtype::F32 => Array::F32(chunks(view.data(), f32::from_le_bytes)),
                 Dtype::U8 => Array::U8(view.data().to_vec()),
                 other => {
-                    return Err(format!("{name} is of type {other}, but must be I64, F32 or U8"));
+                    return Err(format!(
+                        "the array {name} is of type {other}, but must be I64, F32 or U8"
+                    ));
                 }
             };
             arrays.insert(name, array);
@@ -146,9 +149,9 @@ impl Body {
         match self.arrays.remove(name) {
             Some(Array::F32(values)) if values.len() == len => Ok(values),
             Some(Array::F32(values)) => {
-                Err(format!("{name} has {} numbers instead of {len}", values.len()))
+                Err(format!("the array {name} has {} numbers, but must have {len}", values.len()))
             }
-            Some(_) => Err(format!("{name} is not of type F32")),
+            Some(_) => Err(format!("the array {name} is not of type F32")),
             None => Err(format!("{name} is missing")),
         }
     }
@@ -167,7 +170,7 @@ impl Body {
     #[cfg(test)]
     pub fn take_integers<T: TryFrom<i64>>(&mut self, name: &str) -> Result<Vec<T>, String> {
         let Some(Array::I64(values)) = self.arrays.remove(name) else {
-            return Err(format!("it has no integers {name}"));
+            return Err(format!("the body has no array of integers {name}"));
         };
         values
             .into_iter()
@@ -182,7 +185,7 @@ impl Body {
     pub fn take_all(&mut self, name: &str) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
             Some(Array::F32(values)) => Ok(values),
-            _ => Err(format!("it has no numbers {name}")),
+            _ => Err(format!("the body has no array of numbers {name}")),
         }
     }
 
@@ -191,13 +194,13 @@ impl Body {
     pub fn take_flags(&mut self, name: &str) -> Result<Vec<bool>, String> {
         match self.arrays.remove(name) {
             Some(Array::U8(values)) => Ok(values.into_iter().map(|value| value != 0).collect()),
-            _ => Err(format!("it has no flags {name}")),
+            _ => Err(format!("the body has no array of flags {name}")),
         }
     }
 }
 
 fn read_error(error: safetensors::SafeTensorError) -> String {
-    format!("it is not a safetensors file: {error}")
+    format!("the body is not a safetensors file: {error}")
 }
 
 /// Converts each chunk of `N` little-endian bytes with `value`. The bytes need not be aligned.
@@ -223,7 +226,7 @@ mod tests {
         assert_eq!(read, body);
         assert_eq!(
             read.take_numbers("logprobs", 2).unwrap_err(),
-            "logprobs has 3 numbers instead of 2"
+            "the array logprobs has 3 numbers, but must have 2"
         );
         assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "logprobs is missing");
         assert_eq!(read.take_integers::<u32>("tokens").unwrap(), [1, u32::MAX]);

@@ -101,7 +101,7 @@ impl Call {
                 return Err(self
                     .server
                     .http
-                    .stopped_error("another client keeps aborting its completions"));
+                    .stopped_error("another client keeps aborting the server's completions"));
             }
             if let Some(top) = self.request.params.prompt_logprobs {
                 let prompt = self.request.prompt.clone();
@@ -387,7 +387,9 @@ impl Call {
         };
         let Some(data) = data.filter(|data| data != b"[DONE]") else { return Ok(None) };
         let read = serde_json::from_slice(&data).map(Some);
-        read.map_err(|error| server.http.stopped_error(&format!("an event is not JSON: {error}")))
+        read.map_err(|error| {
+            server.http.stopped_error(&format!("an event of the stream is not JSON: {error}"))
+        })
     }
 
     /// Checks that tokens are in the model's vocabulary, and that they and the `seen` earlier
@@ -461,7 +463,7 @@ impl Call {
             if !is_mark && (was_handed || parse_version(&span.label).is_none()) {
                 return Err(self.server.http.stopped_error(&format!(
                     "the server sampled tokens with weights {:?}, but {:?} were loaded; check \
-                     whether another client loads weights into it",
+                     whether another client loads weights into the server",
                     span.label, weights.mark
                 )));
             }

@@ -393,7 +393,9 @@ pub(super) fn parse_spans(value: &Value) -> Result<Option<Vec<Span>>, String> {
                 spans.push(Span { label: label.to_owned(), end });
             }
             _ => {
-                return Err(format!("weight_versions {value} are not contiguous spans"));
+                return Err(format!(
+                    "weight_versions is {value}, but its spans must be contiguous"
+                ));
             }
         }
     }

@@ -44,8 +44,9 @@ impl Http {
     pub fn new(kind: &str, url: &str, key_env: Option<&String>) -> Result<Self, PolicyError> {
         let base = url.trim().trim_end_matches('/').to_owned();
         // An invalid address may contain a password, so it is not shown.
-        let uri = plain_uri(&base)
-            .map_err(|why| PolicyError::Invalid(format!("the address of a {kind} server {why}")))?;
+        let uri = plain_uri(&base).map_err(|why| {
+            PolicyError::Invalid(format!("the url of a {kind} server is invalid: {why}"))
+        })?;
         let endpoint = Endpoint::at(uri, key_env, |name| std::env::var(name))
             .map_err(|error| invalid(&error))?;
         let client = Client::new(Hosts::allow_all(), None).map_err(|error| invalid(&error))?;
@@ -187,7 +188,7 @@ impl Http {
             with_timeout(deadline, self.client.request(request)).await.ok_or_else(|| {
                 PolicyError::Deadline(
                     deadline,
-                    format!("{} to start a response to {path}", self.name),
+                    format!("{} to start its response to {path}", self.name),
                 )
             })?;
         let response = response.map_err(|error| self.lost(error))?;
@@ -253,7 +254,7 @@ impl Events {
             let Ok(data) = frame.into_data() else { continue };
             self.decoder.feed(&data, &mut self.read);
             if self.decoder.pending() > MAX_BYTES {
-                return Err(format!("an event has more than {MAX_BYTES} bytes"));
+                return Err(format!("an event of the stream has more than {MAX_BYTES} bytes"));
             }
         }
     }

@@ -193,14 +193,20 @@ impl Dialect for Sglang {
             .as_array()
             .ok_or("the server returned no input_token_logprobs")?;
         if all.len() != prompt.len() {
-            return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
+            return Err(format!(
+                "the server returned {} input_token_logprobs for {} prompt tokens",
+                all.len(),
+                prompt.len()
+            ));
         }
         let mut logprobs = Vec::new();
         let mut likely = Vec::new();
         for (i, (id, entry)) in prompt.iter().zip(all).enumerate().skip(1) {
             let (found_id, logprob) = pair(entry)?;
             if found_id != *id {
-                return Err(format!("the log-probability {entry} is not of token {id}"));
+                return Err(format!(
+                    "the log-probability {entry} belongs to another token than {id}"
+                ));
             }
             logprobs.push(logprob);
             if top > 0 {
@@ -366,7 +372,7 @@ impl ReceiveWeights for Sglang {
     ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let RendezvousInfo::Store { address, port } = &opened.rendezvous else {
-            return Err(http.rejection("the server joins groups only over a store"));
+            return Err(http.rejection("the server joins process groups only through a store"));
         };
         let call = json!({
             "master_address": address,

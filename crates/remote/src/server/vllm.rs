@@ -137,7 +137,8 @@ impl Dialect for Vllm {
         let models = http.get("/v1/models", within).await?;
         let model = &models["data"][0];
         let Some(name) = model["id"].as_str() else {
-            return Err(http.rejection("/v1/models lists no model"));
+            return Err(http
+                .rejection("the route /v1/models lists no model; start the server with a model"));
         };
         let length = model["max_model_len"].as_u64();
         compare_context(length, "--max-model-len", options).map_err(|why| http.rejection(why))?;
@@ -193,13 +194,19 @@ impl Dialect for Vllm {
             None => content.iter().filter_map(parse_token).collect(),
         };
         if content.len() != ids.len() {
-            return Err(format!("{} tokens have {} log-probabilities", ids.len(), content.len()));
+            return Err(format!(
+                "the server returned {} tokens, but {} log-probabilities",
+                ids.len(),
+                content.len()
+            ));
         }
         let mut chunk =
             Chunk { spans: parse_spans(&choice["weight_versions"])?, ..Chunk::default() };
         for (id, entry) in ids.into_iter().zip(content) {
             if parse_token(entry) != Some(id) {
-                return Err(format!("the log-probability {entry} is not of token {id}"));
+                return Err(format!(
+                    "the log-probability {entry} belongs to another token than {id}"
+                ));
             }
             chunk.tokens.push(id);
             chunk.logprobs.push(parse_logprob(&entry["logprob"])?);
@@ -225,7 +232,11 @@ impl Dialect for Vllm {
         let all =
             answer["prompt_logprobs"].as_array().ok_or("the server returned no prompt_logprobs")?;
         if all.len() != prompt.len() {
-            return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
+            return Err(format!(
+                "the server returned {} prompt_logprobs for {} prompt tokens",
+                all.len(),
+                prompt.len()
+            ));
         }
         let mut logprobs = Vec::new();
         let mut likely = Vec::new();
@@ -431,8 +442,8 @@ impl ReceiveWeights for Vllm {
         response.map(|_| ()).map_err(|error| {
             let backend = opening.backend.name();
             http.stopped_error(&format!(
-                "{error}; check that it was started with --weight-transfer-config '{{\"backend\": \
-                 \"{backend}\"}}'"
+                "{error}; check that the server was started with --weight-transfer-config \
+                 '{{\"backend\": \"{backend}\"}}'"
             ))
         })
     }
@@ -503,7 +514,7 @@ impl Vllm {
                 http.send(Method::POST, GENERATE, Some(&question), options.silence).await?;
             if matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) {
                 return Err(http.rejection(format!(
-                    "{GENERATE} returned {}: {}; start it with --enable-scale-out",
+                    "{GENERATE} returned {}: {}; start the server with --enable-scale-out",
                     answer.status.as_u16(),
                     answer.error_message()
                 )));

@@ -178,7 +178,10 @@ fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
     if probe.tokens.len() == probe.logprobs.len() + 1 {
         Ok(Some(probe))
     } else {
-        Err(damaged(file, "expected one log-probability fewer than tokens".into()))
+        Err(damaged(
+            file,
+            "the number of log-probabilities must be one less than the number of tokens".into(),
+        ))
     }
 }
 

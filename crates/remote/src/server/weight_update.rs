@@ -318,7 +318,7 @@ impl Inner {
         if facts.labels && mark != label {
             return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} reports weights {mark:?} after {label:?} were loaded; check whether another \
-                 client loads weights into it",
+                 client loads weights into the server",
                 self.http.name
             )));
         }
@@ -361,8 +361,8 @@ impl Inner {
             return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} computes different log-probabilities than the learner for weights {}: the \
                  mean difference is {mean:.3} nats and the maximum {max:.3}, more than the \
-                 tolerance {max_difference} allows; it has a different model, was started with a \
-                 lower precision (--dtype), or computes differently",
+                 tolerance {max_difference} allows; the server has a different model, was started \
+                 with a lower precision (--dtype), or computes differently",
                 self.http.name, loaded.label
             )));
         }
