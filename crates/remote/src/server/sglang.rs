@@ -194,7 +194,7 @@ impl Dialect for Sglang {
             .ok_or("the server returned no input_token_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!(
-                "the server returned {} input_token_logprobs for {} prompt tokens",
+                "the server returned {} input_token_logprobs for {} tokens",
                 all.len(),
                 prompt.len()
             ));

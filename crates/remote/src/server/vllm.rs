@@ -194,11 +194,8 @@ impl Dialect for Vllm {
             None => content.iter().filter_map(parse_token).collect(),
         };
         if content.len() != ids.len() {
-            return Err(format!(
-                "the server returned {} tokens, but {} log-probabilities",
-                ids.len(),
-                content.len()
-            ));
+            let (tokens, found) = (ids.len(), content.len());
+            return Err(format!("the server returned {tokens} tokens, but {found} logprobs"));
         }
         let mut chunk =
             Chunk { spans: parse_spans(&choice["weight_versions"])?, ..Chunk::default() };
@@ -232,11 +229,8 @@ impl Dialect for Vllm {
         let all =
             answer["prompt_logprobs"].as_array().ok_or("the server returned no prompt_logprobs")?;
         if all.len() != prompt.len() {
-            return Err(format!(
-                "the server returned {} prompt_logprobs for {} prompt tokens",
-                all.len(),
-                prompt.len()
-            ));
+            let (found, want) = (all.len(), prompt.len());
+            return Err(format!("the server returned {found} prompt_logprobs for {want} tokens"));
         }
         let mut logprobs = Vec::new();
         let mut likely = Vec::new();
