@@ -154,11 +154,11 @@ impl Sessions {
         // As outside of sessions, a client that sets a seed gets the same completion again.
         let seed = seed.unwrap_or_else(|| xxh3_64(id.as_bytes()));
         let party = Party { agent: DEFAULT.into(), policy: DEFAULT.into(), ..(**party).clone() };
-        let session = gateway.open(SessionOptions {
+        let session = gateway.open_session(SessionOptions {
             rollout: percent_encode(&task.id),
             attempt: id.clone(),
             routes: vec![Route { party: Arc::new(party), pattern: CallPattern::default() }],
-            recorder: gateway.recorder(&id, (seed, 0), (u32::MAX, usize::MAX)),
+            recorder: gateway.new_recorder(&id, (seed, 0), (u32::MAX, usize::MAX)),
             rewards: true,
         });
         let slot = AttemptSlot::for_session(session.key());
@@ -169,7 +169,7 @@ impl Sessions {
             task: json!(task),
         };
         if is_started && let Err(error) = store.start(&start).await {
-            gateway.forget(&session);
+            gateway.forget_session(&session);
             return Err(unrecorded(&error));
         }
         let this = Weak::clone(&self.this);
@@ -235,7 +235,7 @@ impl Sessions {
         }
         let SessionsOptions { gateway, store, .. } = &self.options;
         let (recorded, rewards) = session.close(CALL_END_TIMEOUT).await;
-        gateway.forget(&session);
+        gateway.forget_session(&session);
         let interaction_count = recorded.calls.len();
         let has_calls = interaction_count > 0;
         let mut outcome = session_outcome(&recorded, &rewards, ending);

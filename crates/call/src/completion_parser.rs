@@ -17,7 +17,7 @@ use crate::transcript::{End, message_parts};
 /// Incremental parser that splits a completion into text, reasoning and tool calls, and finds stop
 /// strings.
 pub(crate) struct CompletionParser {
-    source: Source,
+    source: CompletionSource,
     output: ClientOutput,
 }
 
@@ -50,7 +50,7 @@ struct ClientOutput {
     text: String,
 }
 
-enum Source {
+enum CompletionSource {
     Chat(CompletionStream),
     Text(Arc<Chat>, StreamDecoder),
 }
@@ -102,16 +102,16 @@ impl CompletionParser {
         stops: &[String],
         prefix: &str,
     ) -> Self {
-        Self::new(Source::Chat(parse_options.stream()), stops, prefix)
+        Self::new(CompletionSource::Chat(parse_options.stream()), stops, prefix)
     }
 
     /// Creates a parser for a completion that is plain text. `stops` are the stop strings.
     pub(crate) fn for_text(chat: &Arc<Chat>, stops: &[String]) -> Self {
-        Self::new(Source::Text(Arc::clone(chat), StreamDecoder::new()), stops, "")
+        Self::new(CompletionSource::Text(Arc::clone(chat), StreamDecoder::new()), stops, "")
     }
 
-    fn new(source: Source, stops: &[String], prefix: &str) -> Self {
-        let is_text = matches!(source, Source::Text(..));
+    fn new(source: CompletionSource, stops: &[String], prefix: &str) -> Self {
+        let is_text = matches!(source, CompletionSource::Text(..));
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         let blank = (!is_text).then(String::new);
         let output = ClientOutput {
@@ -143,8 +143,8 @@ impl CompletionParser {
     pub(crate) fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         self.output.tokens += 1;
         let deltas = match &mut self.source {
-            Source::Chat(stream) => stream.push(id),
-            Source::Text(chat, decoder) => {
+            CompletionSource::Chat(stream) => stream.push(id),
+            CompletionSource::Text(chat, decoder) => {
                 vec![CompletionDelta::Speech(decoder.push(chat.tokenizer(), id))]
             }
         };
@@ -175,8 +175,8 @@ impl CompletionParser {
             ..ClientOutput::default()
         };
         let last = match self.source {
-            Source::Chat(stream) => stream.finish(),
-            Source::Text(_, decoder) => vec![CompletionDelta::Speech(decoder.finish())],
+            CompletionSource::Chat(stream) => stream.finish(),
+            CompletionSource::Text(_, decoder) => vec![CompletionDelta::Speech(decoder.finish())],
         };
         let mut rest = output.emit(last);
         let (held_text, mut stopped_by) = output.finish(stopped);
@@ -488,7 +488,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_lost(parts in proptest::collection::vec("[abé ]{0,4}", 0..8), stop in "[abé]{1,3}") {
+        fn completion_parser_emits_complete_text(
+            parts in proptest::collection::vec("[abé ]{0,4}", 0..8),
+            stop in "[abé]{1,3}",
+        ) {
             let whole: String = parts.concat();
             prop_assume!(!whole.contains(&stop));
             let stops = [stop];

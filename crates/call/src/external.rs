@@ -66,9 +66,9 @@ impl ExternalCall {
 
 /// Message histories of an attempt's chat API calls, by the hash of each prefix.
 #[derive(Debug, Default)]
-pub(crate) struct Histories(HashMap<u128, (usize, usize)>);
+pub(crate) struct CallHistories(HashMap<u128, (usize, usize)>);
 
-impl Histories {
+impl CallHistories {
     /// Returns the index of the call that `messages` continue, or `None`, and the number of shared
     /// messages. Then stores `messages` and `assistant_message` as the history of the call at index
     /// `at`.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn history_joins_shared_messages_and_own_ones() {
+    fn history_joins_shared_and_own_messages() {
         let calls = [
             call(None, 0, &["a", "b", "c"], None),
             call(Some(0), 3, &["d", "e"], None),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_come_from_last_call_that_lists_them() {
+    fn external_call_tools_come_from_last_listing() {
         let calls = [
             call(None, 0, &["a"], None),
             call(None, 0, &["b"], Some("add")),
@@ -165,8 +165,8 @@ mod tests {
     }
 
     #[test]
-    fn note_finds_longest_known_prefix() {
-        let mut histories = Histories::default();
+    fn histories_find_longest_known_prefix() {
+        let mut histories = CallHistories::default();
         let assistant_message = Message::assistant("r");
         assert_eq!(
             histories.note(0, &[Message::user("a"), Message::user("b")], &assistant_message),

@@ -30,7 +30,7 @@ use crate::prompt::{Prompt, count_prompt, prompt};
 use crate::recorder::{CallGuard, CallRecord, PromptRecording, Recorder, ToolCallIds};
 use crate::request::{Input, Request, ToolChoice};
 use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
-use parts::Parts;
+use parts::TokenParts;
 
 /// State that all completions of one call share.
 struct Generation {
@@ -408,7 +408,7 @@ impl Generation {
                     if parser.tokens() == 0 {
                         self.recorder.options.metrics.first_token.observe(self.timer.elapsed());
                     }
-                    let mut parts = Parts::default();
+                    let mut parts = TokenParts::default();
                     parts.add(parser, completion, (tokens, logprobs, top, version));
                     // Tokens that are ready are sent together, because each event wakes all
                     // readers.

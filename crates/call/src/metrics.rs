@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn next_id_is_unique() {
+    fn call_ids_are_unique() {
         let metrics = CallMetrics::default();
         let ids: std::collections::BTreeSet<String> = (0..100).map(|_| metrics.next_id()).collect();
         assert_eq!(ids.len(), 100);

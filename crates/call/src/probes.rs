@@ -27,7 +27,7 @@ pub fn probe_agent(agent: &str) -> String {
 
 /// A recorded completion whose call may be a probe.
 #[derive(Debug)]
-struct Candidate {
+struct ProbeCandidate {
     agent: String,
     question: String,
     segment: SegmentId,
@@ -40,7 +40,7 @@ struct Candidate {
 /// Detector of probes among the calls of an attempt.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
-    candidates: Vec<Candidate>,
+    candidates: Vec<ProbeCandidate>,
     /// Names of the agents that have made a call with tools.
     with_tools: BTreeSet<String>,
 }
@@ -81,7 +81,7 @@ impl Probes {
 
     /// Records the completion of a call that may be a probe.
     pub(crate) fn record_completion(&mut self, agent: &str, question: String, segment: SegmentId) {
-        self.candidates.push(Candidate {
+        self.candidates.push(ProbeCandidate {
             agent: agent.to_owned(),
             question,
             segment,
@@ -94,7 +94,7 @@ impl Probes {
         let continued: BTreeSet<SegmentId> =
             trajectory.segments().iter().filter_map(|segment| segment.parent).collect();
         let mut turns = Vec::new();
-        for Candidate { agent, segment, belongs, .. } in self.candidates {
+        for ProbeCandidate { agent, segment, belongs, .. } in self.candidates {
             if belongs || !self.with_tools.contains(&agent) || continued.contains(&segment) {
                 continue;
             }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_found_only_if_all_are_there() {
+    fn contains_all_lines_requires_every_line() {
         let history = "<history>\nA: Hi.\nB: Hello.\n</history>";
         assert!(has_lines(history, "<history>\nA: Hi.\n</history>"));
         assert!(!has_lines(history, "<history>\nA: Hello.\n</history>"));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_question_is_no_quote_of_probe() {
+    fn empty_question_does_not_quote_probe() {
         let mut probes = Probes::default();
         probes.record_completion("a", "hello".to_owned(), SegmentId(0));
         probes.probe_question("a", &[Message::user(" ")], &[tool()]);

@@ -11,7 +11,7 @@ use levade_tree::{Drift, TimeInterval, TimedPart, Timings, Trajectory, TreeError
 use tokio::sync::{Notify, watch};
 
 use crate::api_error::{ApiError, ErrorKind};
-use crate::external::{ExternalCall, Histories};
+use crate::external::{CallHistories, ExternalCall};
 use crate::metrics::{CallMetrics, add};
 use crate::probes::Probes;
 use crate::transcript::Transcript;
@@ -126,7 +126,7 @@ pub struct Recording {
 /// await.
 pub struct Recorder {
     pub(crate) options: RecorderOptions,
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
     closed: AtomicBool,
     /// Notified when the recorder is closed.
     closing: Notify,
@@ -135,7 +135,7 @@ pub struct Recorder {
 }
 
 /// Mutable state of a recorder, which calls change.
-pub(crate) struct State {
+pub(crate) struct RecorderState {
     pub conversation: Conversation,
     pub streams: CallStreams,
     pub remaining_calls: u32,
@@ -145,7 +145,7 @@ pub(crate) struct State {
     pub versions: HashMap<String, u64>,
     pub recorded: Recording,
     /// Message histories of calls to chat APIs.
-    pub histories: Histories,
+    pub histories: CallHistories,
     /// Detector of probes among the attempt's calls.
     pub probes: Probes,
 }
@@ -171,14 +171,14 @@ impl Recording {
 impl Recorder {
     /// Creates a recorder without any calls.
     pub fn new(options: RecorderOptions) -> Arc<Self> {
-        let state = State {
+        let state = RecorderState {
             conversation: Conversation::new(),
             streams: CallStreams::new(options.stream),
             remaining_calls: options.max_calls,
             remaining_tokens: options.max_tokens,
             versions: HashMap::new(),
             recorded: Recording::default(),
-            histories: Histories::default(),
+            histories: CallHistories::default(),
             probes: Probes::default(),
         };
         Arc::new(Recorder {
@@ -207,7 +207,7 @@ impl Recorder {
     }
 
     /// Locks the recorder's mutable state.
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closed_returns_only_after_close() {
+    async fn wait_until_closed_returns_only_after_close() {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let wait = Duration::from_secs(60);
         assert!(tokio::time::timeout(wait, recorder.wait_until_closed()).await.is_err());

@@ -19,7 +19,7 @@ use crate::request::{Input, Request};
 use crate::transcript::{End, Event, Head, Reader, Transcript, message_parts};
 
 /// A call in flight that is relayed to a chat API.
-struct Relay {
+struct RelayedCall {
     recorder: Arc<Recorder>,
     party: Arc<Party>,
     transcript: Arc<Transcript>,
@@ -101,7 +101,7 @@ pub(crate) async fn start(
         n,
     });
     let reader = transcript.read();
-    let relay = Relay {
+    let relay = RelayedCall {
         recorder: Arc::clone(recorder),
         party: Arc::clone(party),
         transcript,
@@ -132,7 +132,7 @@ fn interrupted_error(party: &Party) -> ApiError {
     )
 }
 
-impl Relay {
+impl RelayedCall {
     /// Writes the completion to the transcript as it arrives, then records the call.
     async fn run(
         mut self,

@@ -177,12 +177,12 @@ pub struct Transcript {
     pub head: Head,
     events: Mutex<Vec<Arc<Event>>>,
     count: watch::Sender<usize>,
-    readers: watch::Sender<Readers>,
+    readers: watch::Sender<ReaderState>,
 }
 
 /// State of the readers of a transcript.
 #[derive(Debug, Clone, Copy, Default)]
-struct Readers {
+struct ReaderState {
     count: usize,
     /// Whether a client has received the last event.
     is_received: bool,
@@ -219,7 +219,7 @@ impl Transcript {
     /// Creates a transcript of a call without events.
     pub fn new(head: Head) -> Arc<Self> {
         let count = watch::Sender::new(0);
-        let readers = watch::Sender::new(Readers::default());
+        let readers = watch::Sender::new(ReaderState::default());
         Arc::new(Transcript { head, events: Mutex::default(), count, readers })
     }
 

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_compare_by_value() {
+    fn tool_call_arguments_compare_by_value() {
         let first = call_form(
             r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#,
         );
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn form_ignores_null_content_and_extra_fields() {
+    fn canonical_form_ignores_null_content_and_extra_fields() {
         let bare = read(json!({"role": "assistant", "content": null}));
         assert_eq!(read(json!({"role": "assistant", "content": ""})), bare);
         assert_eq!(read(json!({"role": "assistant"})), bare);

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::canonical::{CanonicalForm, Key, reasoning_key, tools_key};
 use crate::drift::Drift;
-use crate::format::{CallIds, Format, History, Round};
+use crate::format::{CallIds, CompletionRound, Format, History};
 use crate::index::{CompletionRecord, Index, NodeId, NodeKind, Party, PromptRecord, append_text};
 use crate::origin::{Fork, Origin, Reason};
 use crate::recorded_completion::RecordedCompletion;
-use crate::tokens::{ContextTokens, Owner};
+use crate::tokens::{ContextTokens, TokenOwner};
 use crate::window::Truncation;
 
 pub use counts::Counts;
@@ -369,7 +369,7 @@ impl Conversation {
         } = prepared;
         let count = self.parties.len() as Party;
         let party = *self.parties.entry((from.agent.clone(), from.policy.clone())).or_insert(count);
-        let owner = Owner { party, agent: &from.agent, policy: &from.policy };
+        let owner = TokenOwner { party, agent: &from.agent, policy: &from.policy };
         let turn = self.turns;
         let trajectory = &mut self.trajectory;
         let end = match (&after, *recorded) {

@@ -88,7 +88,7 @@ pub(crate) struct FollowingTokens {
 
 /// A completion, with the messages before and after it.
 #[derive(Clone, Copy)]
-pub(crate) struct Round<'a> {
+pub(crate) struct CompletionRound<'a> {
     /// Messages of the conversation before the completion.
     pub past: &'a [Arc<Message>],
     /// Sampled token ids of the completion.
@@ -140,7 +140,7 @@ impl Format {
     /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_reasoning`].
     pub(crate) fn following_tokens(
         &self,
-        round: Round<'_>,
+        round: CompletionRound<'_>,
         max_tokens: usize,
     ) -> Result<FollowingTokens, TextError> {
         let completion = (round.completion, round.rest);
@@ -177,7 +177,11 @@ impl Format {
 
     /// Returns drift near the newest completion, which `following` comes after. Finds only drift
     /// that a rendering of an abridged past shows.
-    pub(crate) fn nearby_drift(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
+    pub(crate) fn nearby_drift(
+        &self,
+        round: CompletionRound<'_>,
+        following: &[u32],
+    ) -> Option<Drift> {
         let (mut messages, tools) = abridge(round.past, round.tools);
         let mut sequence = match self.chat.prompt(&messages, tools) {
             Ok(prompt) => prompt,
@@ -198,7 +202,7 @@ impl Format {
 
     /// Returns drift if the chat template renders the complete conversation differently from the
     /// tokens `sequence`.
-    pub(crate) fn full_drift(&self, sequence: &[u32], round: Round<'_>) -> Option<Drift> {
+    pub(crate) fn full_drift(&self, sequence: &[u32], round: CompletionRound<'_>) -> Option<Drift> {
         let mut messages = to_messages(round.past);
         messages.push(Message::assistant(round.text));
         messages.extend(round.new.iter().cloned());

@@ -101,7 +101,7 @@ impl PromptRecord {
 /// Match of a request with a recorded history. The order of the fields determines which of two
 /// matches is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Hit {
+pub(crate) struct HistoryMatch {
     /// Number of messages up to and including the last repeated completion. 0 if no completion is
     /// repeated.
     pub up_to_completion: usize,

@@ -5,7 +5,7 @@ use levade_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::canonical::CanonicalForm;
-use crate::index::{Hit, Index, NodeId, Party, Root};
+use crate::index::{HistoryMatch, Index, NodeId, Party, Root};
 
 /// Relation of a prompt to the recorded history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ impl Index {
         &self,
         party: Party,
         root: Option<usize>,
-        hit: Option<Hit>,
+        hit: Option<HistoryMatch>,
         requested: &[(&Message, CanonicalForm)],
     ) -> Origin {
         if hit.is_none_or(|hit| hit.messages == 0)

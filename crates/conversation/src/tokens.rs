@@ -16,7 +16,7 @@ pub(crate) type Position = (SegmentId, u32);
 
 /// Agent and policy to which tokens belong.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Owner<'a> {
+pub(crate) struct TokenOwner<'a> {
     /// Number of the pair of agent and policy. Different pairs share no root.
     pub party: u32,
     pub agent: &'a str,
@@ -43,7 +43,7 @@ impl ContextTokens {
     pub(crate) fn add(
         &mut self,
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         position: Option<Position>,
         tokens: &[u32],
         turn: u32,
@@ -70,7 +70,7 @@ impl ContextTokens {
     pub(crate) fn branch(
         &mut self,
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         leaf: SegmentId,
         tokens: &[u32],
         turn: u32,
@@ -95,7 +95,7 @@ impl ContextTokens {
     fn add_rest(
         &mut self,
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         position: Option<Position>,
         tokens: &[u32],
         turn: u32,
@@ -135,7 +135,7 @@ impl ContextTokens {
 
     fn push(
         trajectory: &mut Trajectory,
-        owner: Owner<'_>,
+        owner: TokenOwner<'_>,
         position: Option<Position>,
         tokens: Vec<u32>,
         turn: u32,

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn further_returns_half_budget_in_bytes() {
+    fn extend_returns_half_of_budget_in_bytes() {
         let messages = messages_from("uatata");
         let tool = ToolSpec {
             name: "look".into(),

@@ -15,14 +15,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::call::Call;
 use crate::key;
-use crate::responses::Memory;
-use crate::route::{choose, find_party};
+use crate::responses::ResponseMemory;
+use crate::route::{choose_route, find_party};
 use crate::session::{Session, SessionOptions};
 use crate::session_host::{EndRequest, SessionHost};
 
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct GatewayOptions {
     /// API keys for starting sessions and for calls outside of sessions. A call outside of sessions
     /// must have one of these keys. If the list is empty, it needs no key.
     pub keys: Vec<String>,
@@ -47,9 +47,9 @@ pub struct Options {
     pub ping: Duration,
 }
 
-impl Default for Options {
+impl Default for GatewayOptions {
     fn default() -> Self {
-        Options {
+        GatewayOptions {
             keys: Vec::new(),
             open: true,
             access: Access::default(),
@@ -94,10 +94,10 @@ pub struct Caller {
 /// HTTP server of model APIs, for attempts and for calls outside of attempts. Clones share one
 /// state.
 #[derive(Clone)]
-pub struct Gateway(pub(crate) Arc<Inner>);
+pub struct Gateway(pub(crate) Arc<GatewayInner>);
 
-pub(crate) struct Inner {
-    pub options: Options,
+pub(crate) struct GatewayInner {
+    pub options: GatewayOptions,
     models: RwLock<Vec<Model>>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Host of the sessions that clients start. Unset if clients cannot start sessions.
@@ -109,13 +109,13 @@ pub(crate) struct Inner {
     pub rejoined: AtomicU64,
     pub metrics: Arc<CallMetrics>,
     /// Stored responses of calls outside of sessions, by id, so that later calls can continue them.
-    pub responses: Mutex<Memory>,
+    pub responses: Mutex<ResponseMemory>,
 }
 
 impl Gateway {
     /// Creates a gateway that serves `models` outside of attempts.
-    pub fn new(models: Vec<Model>, options: Options) -> Self {
-        Gateway(Arc::new(Inner {
+    pub fn new(models: Vec<Model>, options: GatewayOptions) -> Self {
+        Gateway(Arc::new(GatewayInner {
             slots: Arc::new(Semaphore::new(options.running.clamp(1, Semaphore::MAX_PERMITS))),
             options,
             models: RwLock::new(models),
@@ -137,7 +137,7 @@ impl Gateway {
     /// Returns the model named `name`. If the gateway serves only one model, the names `default`
     /// and `""` also refer to that model, because many clients require a model name and others send
     /// none.
-    pub(crate) fn model(&self, name: &str) -> Result<Model, ApiError> {
+    pub(crate) fn find_model(&self, name: &str) -> Result<Model, ApiError> {
         let models = self.models();
         if let Some(model) = models.iter().find(|model| model.party.model == name) {
             return Ok(model.clone());
@@ -151,7 +151,7 @@ impl Gateway {
     }
 
     /// Creates a session for an attempt, with new random keys, and serves its endpoint.
-    pub fn open(&self, options: SessionOptions) -> Arc<Session> {
+    pub fn open_session(&self, options: SessionOptions) -> Arc<Session> {
         let attempt = options.attempt.clone();
         let session = Arc::new(Session::new(options));
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,12 +167,12 @@ impl Gateway {
 
     /// Returns the host of the sessions that clients start, or `None` if it is unset or was
     /// dropped.
-    pub(crate) fn host(&self) -> Option<Arc<dyn SessionHost>> {
+    pub(crate) fn session_host(&self) -> Option<Arc<dyn SessionHost>> {
         self.0.host.get()?.upgrade()
     }
 
     /// Removes the session of a finished attempt. Later requests with its keys get status 410.
-    pub fn forget(&self, session: &Session) {
+    pub fn forget_session(&self, session: &Session) {
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.remove(&session.options.attempt);
     }
@@ -180,8 +180,8 @@ impl Gateway {
     /// Returns the session that the key `text` belongs to, or `None` if `text` does not have the
     /// format of an attempt's key. The key can be the session's key for calls or its key for
     /// rewards; the caller must check which.
-    pub(crate) fn session_of(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
-        let Some(attempt) = key::attempt_of(text) else { return Ok(None) };
+    pub(crate) fn find_session_by_key(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
+        let Some(attempt) = key::attempt_name(text) else { return Ok(None) };
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = sessions.get(attempt) else {
             let message = format!(
@@ -200,12 +200,12 @@ impl Gateway {
     }
 
     /// Creates a call id that is unique across all processes.
-    pub(crate) fn call_id(&self) -> String {
+    pub(crate) fn new_call_id(&self) -> String {
         self.0.metrics.next_id()
     }
 
     /// Counts a request field that is ignored, and logs its first occurrence.
-    pub(crate) fn unknown_field(&self, api: &str, field: &str) {
+    pub(crate) fn count_unknown_field(&self, api: &str, field: &str) {
         self.0.metrics.count_ignored_field(api, field);
     }
 
@@ -216,7 +216,7 @@ impl Gateway {
 
     /// Creates a recorder for the session of the attempt named `attempt`. `calls` and `tokens` are
     /// the maximum numbers of calls and of sampled tokens of the attempt.
-    pub fn recorder(
+    pub fn new_recorder(
         &self,
         attempt: &str,
         (seed, stream): (u64, u64),
@@ -241,12 +241,12 @@ impl Gateway {
     /// # Errors
     /// Returns an error if the request is rejected. A rejected request is not recorded.
     pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, ApiError> {
-        self.call_in(caller, call, None).await
+        self.call_in_batch(caller, call, None).await
     }
 
     /// Starts a call. If `batch` is set, the call is recorded only if every other call of its batch
     /// starts, too.
-    pub(crate) async fn call_in(
+    pub(crate) async fn call_in_batch(
         &self,
         caller: &Caller,
         call: Call,
@@ -258,7 +258,7 @@ impl Gateway {
             self.0.rejoined.fetch_add(1, Ordering::Relaxed);
             return Ok(earlier.read());
         }
-        let started = self.start(caller, call, batch).await;
+        let started = self.start_call(caller, call, batch).await;
         if let Err(error) = &started {
             self.0.metrics.failed.fetch_add(1, Ordering::Relaxed);
             if let Some(session) = &caller.session {
@@ -268,24 +268,24 @@ impl Gateway {
         started
     }
 
-    async fn start(
+    async fn start_call(
         &self,
         caller: &Caller,
         call: Call,
         batch: Option<BatchMembership>,
     ) -> Result<Reader, ApiError> {
-        let party = self.party(caller, &call)?;
+        let party = self.find_party(caller, &call)?;
         let permit = self.acquire_permit().await?;
         let options = CallOptions { permit: Some(Box::new(permit)), batch };
         if caller.session.is_none()
-            && let Some(host) = self.host()
+            && let Some(host) = self.session_host()
             && let Some(session) = {
                 let Caller { traffic_id, person, .. } = caller;
                 let seed = call.request.sampling.seed;
                 host.traffic(traffic_id.as_deref(), person.as_deref(), seed).await?
             }
         {
-            let route = choose(&session.options.routes, None, &call);
+            let route = choose_route(&session.options.routes, None, &call);
             let party = route.map_or(party, |route| Arc::clone(&route.party));
             let reader = levade_call::call(session.recorder(), &party, call.request, options).await;
             if caller.traffic_id.is_none() {
@@ -305,7 +305,7 @@ impl Gateway {
         };
         let reader = levade_call::call(session.recorder(), &party, call.request, options).await?;
         if let Some(body) = caller.body {
-            session.keep(body, reader.transcript());
+            session.remember_call(body, reader.transcript());
         }
         Ok(reader)
     }
@@ -314,9 +314,9 @@ impl Gateway {
     ///
     /// # Errors
     /// Returns an [`ErrorKind::NotFound`] error if there is no such agent or model.
-    pub(crate) fn party(&self, caller: &Caller, call: &Call) -> Result<Arc<Party>, ApiError> {
+    pub(crate) fn find_party(&self, caller: &Caller, call: &Call) -> Result<Arc<Party>, ApiError> {
         let Some(session) = &caller.session else {
-            return Ok(Arc::clone(&self.model(&call.model)?.party));
+            return Ok(Arc::clone(&self.find_model(&call.model)?.party));
         };
         let routes = &session.options.routes;
         find_party(routes, caller.agent.as_deref(), call).ok_or_else(|| {
@@ -331,12 +331,12 @@ impl Gateway {
     }
 
     /// Returns the party (model and sampling settings) that answers calls to the model `name`.
-    pub(crate) fn party_of_model(
+    pub(crate) fn find_party_for_model(
         &self,
         caller: &Caller,
         name: &str,
     ) -> Result<Arc<Party>, ApiError> {
-        self.party(caller, &Call::new(name, Input::Tokens(Vec::new())))
+        self.find_party(caller, &Call::new(name, Input::Tokens(Vec::new())))
     }
 
     /// Returns the chat format (template and tokenizer) of the party that answers a call.
@@ -344,8 +344,8 @@ impl Gateway {
     /// # Errors
     /// Returns an error if there is no such agent or model, or if the party is an external chat
     /// API.
-    pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
-        Ok(Arc::clone(self.party(caller, call)?.tokens()?.format.chat()))
+    pub(crate) fn find_chat(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
+        Ok(Arc::clone(self.find_party(caller, call)?.tokens()?.format.chat()))
     }
 
     /// Waits for a permit to run a call. The number of permits limits the number of running calls.
@@ -365,7 +365,7 @@ impl Gateway {
                 format!("the queue is full with {} waiting calls; retry later", options.waiting);
             return Err(ApiError::new(ErrorKind::Busy(Duration::from_secs(1)), message));
         }
-        let _waiter = Waiter(self);
+        let _waiter = PermitWaiter(self);
         match tokio::time::timeout(options.permit_timeout, slots.acquire_owned()).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => {
@@ -383,9 +383,9 @@ impl Gateway {
 }
 
 /// Guard that counts a call as waiting for a permit until the guard is dropped.
-struct Waiter<'a>(&'a Gateway);
+struct PermitWaiter<'a>(&'a Gateway);
 
-impl Drop for Waiter<'_> {
+impl Drop for PermitWaiter<'_> {
     fn drop(&mut self) {
         self.0.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }

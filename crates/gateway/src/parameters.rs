@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// # Errors
 /// Returns a message that starts with "the parameters" if `parameters` has another type. The caller
 /// puts the tool's name before the message.
-pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
+pub(crate) fn parameters_to_schema(parameters: &Value) -> Result<Value, String> {
     match parameters {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),
         Value::Object(_) => Ok(parameters.clone()),
@@ -64,8 +64,8 @@ mod tests {
             },
             "required": ["city"],
         });
-        assert_eq!(schema(&listed), Ok(want));
-        assert_eq!(schema(&json!([])).unwrap()["properties"], json!({}));
+        assert_eq!(parameters_to_schema(&listed), Ok(want));
+        assert_eq!(parameters_to_schema(&json!([])).unwrap()["properties"], json!({}));
     }
 
     #[test]
@@ -77,7 +77,7 @@ mod tests {
             (json!([{ "name": "a", "required": "yes" }]), "required = \"yes\""),
             (json!("string"), "not a JSON schema"),
         ] {
-            let error = schema(&parameters).unwrap_err();
+            let error = parameters_to_schema(&parameters).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }

@@ -46,14 +46,14 @@ impl CallPattern {
             && self
                 .system
                 .as_ref()
-                .is_none_or(|pattern| pattern.is_match(&instructions(&request.input)))
+                .is_none_or(|pattern| pattern.is_match(&leading_instructions(&request.input)))
             && self.tools.iter().all(|name| request.tools.iter().any(|tool| tool.name == *name))
             && self.has_tools.is_none_or(|wanted| wanted != request.tools.is_empty())
     }
 }
 
 /// Returns the text of the leading system and developer messages of a prompt.
-fn instructions(input: &Input) -> String {
+fn leading_instructions(input: &Input) -> String {
     let Input::Messages(messages) = input else { return String::new() };
     let texts: Vec<&str> =
         messages.iter().take_while(|m| m.role.instructs()).map(|m| m.content.as_str()).collect();
@@ -64,7 +64,7 @@ fn instructions(input: &Input) -> String {
 /// party of the call's route. If `named` is the name of a seat, `AGENT@NUMBER`, this is the party
 /// of the agent AGENT under the seat's name.
 pub(crate) fn find_party(routes: &[Route], named: Option<&str>, call: &Call) -> Option<Arc<Party>> {
-    if let Some(route) = choose(routes, named, call) {
+    if let Some(route) = choose_route(routes, named, call) {
         return Some(Arc::clone(&route.party));
     }
     let (agent, seat) = parse_seat(named?)?;
@@ -76,7 +76,7 @@ pub(crate) fn find_party(routes: &[Route], named: Option<&str>, call: &Call) -> 
 /// `None` if the attempt has no such agent. Otherwise the first route whose pattern matches is
 /// used. If no pattern matches, the route of the agent `default` is used, or the first route if
 /// there is no such agent.
-pub(crate) fn choose<'a>(
+pub(crate) fn choose_route<'a>(
     routes: &'a [Route],
     named: Option<&str>,
     call: &Call,

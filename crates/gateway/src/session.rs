@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use levade_call::{ApiError, Recorder, Recording, Transcript};
 use serde::{Deserialize, Serialize};
 
-use crate::key::Key;
-use crate::responses::Memory;
+use crate::key::AttemptKey;
+use crate::responses::ResponseMemory;
 use crate::route::Route;
 
 /// Settings of the session of an attempt.
@@ -33,7 +33,7 @@ pub struct Reward {
     /// Value of the reward.
     pub value: f64,
     /// Name of the reward dimension. Default: `reward`.
-    #[serde(default = "one_dimension")]
+    #[serde(default = "default_dimension")]
     pub name: String,
     /// Agent that earned the reward. `None` means all agents.
     #[serde(default)]
@@ -47,27 +47,27 @@ pub struct Reward {
 pub(crate) const NO_REWARDS: &str = "this recipe accepts no rewards from programs; give it a \
                                      scorer with kind = \"program\" to accept them";
 
-fn one_dimension() -> String {
+fn default_dimension() -> String {
     "reward".into()
 }
 
 /// Endpoint of one attempt: its API keys, its recorder, and the rewards posted to it.
 pub struct Session {
     pub(crate) options: SessionOptions,
-    pub(crate) key: Key,
-    pub(crate) reward_key: Key,
-    state: Mutex<State>,
+    pub(crate) key: AttemptKey,
+    pub(crate) reward_key: AttemptKey,
+    state: Mutex<SessionState>,
 }
 
 /// Mutable state of a session.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct SessionState {
     rewards: Vec<Reward>,
     /// Calls by the hash of their path and body, with their start times. A client that repeats a
     /// call receives the events of the first call.
     repeats: HashMap<u128, Vec<(Instant, Arc<Transcript>)>>,
     /// Stored responses by id, so that later calls can continue them.
-    pub responses: Memory,
+    pub responses: ResponseMemory,
 }
 
 /// Time after a call's start during which a client can repeat the call and get its response again,
@@ -77,8 +77,8 @@ const REPEAT_TIMEOUT: Duration = Duration::from_secs(120);
 impl Session {
     pub(crate) fn new(options: SessionOptions) -> Self {
         Session {
-            key: Key::new(&options.attempt),
-            reward_key: Key::new(&options.attempt),
+            key: AttemptKey::new(&options.attempt),
+            reward_key: AttemptKey::new(&options.attempt),
             options,
             state: Mutex::default(),
         }
@@ -104,7 +104,7 @@ impl Session {
         &self.options.recorder
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock_state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,7 +113,7 @@ impl Session {
     /// the newest call with the same body. Failed calls are ignored, so that a repeated call is
     /// sampled again.
     pub(crate) fn find_repeated(&self, body: u128, retries: bool) -> Option<Arc<Transcript>> {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let now = Instant::now();
         state.repeats.retain(|_, calls| {
             calls.retain(|(at, call)| !call.was_read() || now - *at < REPEAT_TIMEOUT);
@@ -126,12 +126,12 @@ impl Session {
     }
 
     /// Stores a call, so that a client that repeats the call receives the same events.
-    pub(crate) fn keep(&self, body: u128, call: &Arc<Transcript>) {
-        self.state().repeats.entry(body).or_default().push((Instant::now(), Arc::clone(call)));
+    pub(crate) fn remember_call(&self, body: u128, call: &Arc<Transcript>) {
+        self.lock_state().repeats.entry(body).or_default().push((Instant::now(), Arc::clone(call)));
     }
 
     /// Validates a posted reward and adds it to the session.
-    pub(crate) fn reward(&self, reward: Reward) -> Result<(), ApiError> {
+    pub(crate) fn add_reward(&self, reward: Reward) -> Result<(), ApiError> {
         let recorder = self.recorder();
         recorder.check_open()?;
         if !reward.value.is_finite() {
@@ -156,7 +156,7 @@ impl Session {
                 format!("the call {turn} has not ended in this attempt; {made} calls have ended");
             return Err(ApiError::field("turn", message));
         }
-        self.state().rewards.push(reward);
+        self.lock_state().rewards.push(reward);
         Ok(())
     }
 
@@ -165,6 +165,6 @@ impl Session {
     /// posted.
     pub async fn close(&self, timeout: Duration) -> (Recording, Vec<Reward>) {
         let recorded = self.recorder().close(timeout).await;
-        (recorded, std::mem::take(&mut self.state().rewards))
+        (recorded, std::mem::take(&mut self.lock_state().rewards))
     }
 }

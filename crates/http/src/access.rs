@@ -20,7 +20,7 @@ use hyper::header::{
 use hyper::{Method, StatusCode, Uri};
 
 use crate::HttpError;
-use crate::hosts::Pattern;
+use crate::hosts::HostPattern;
 
 /// Host names of this machine, which a server always accepts as its own.
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
@@ -41,7 +41,7 @@ const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
 
 /// Origins whose web pages can call a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Origins {
+enum AllowedOrigins {
     Any,
     Listed(Vec<String>),
 }
@@ -50,15 +50,19 @@ enum Origins {
 /// server accepts the names of this machine, and no origin except its own.
 #[derive(Debug, Clone)]
 pub struct Access {
-    hosts: Vec<Pattern>,
-    origins: Origins,
+    hosts: Vec<HostPattern>,
+    origins: AllowedOrigins,
     /// Whether the server accepts every IP address as its own, because it listens on all addresses.
     any_address: bool,
 }
 
 impl Default for Access {
     fn default() -> Self {
-        Access { hosts: Vec::new(), origins: Origins::Listed(Vec::new()), any_address: false }
+        Access {
+            hosts: Vec::new(),
+            origins: AllowedOrigins::Listed(Vec::new()),
+            any_address: false,
+        }
     }
 }
 
@@ -111,11 +115,11 @@ impl Access {
     /// # Errors
     /// Returns [`HttpError::Invalid`] if a host or an origin is malformed.
     pub fn new(hosts: &[String], origins: &[String]) -> Result<Self, HttpError> {
-        let hosts = hosts.iter().map(|host| Pattern::parse(host)).collect::<Result<_, _>>()?;
+        let hosts = hosts.iter().map(|host| HostPattern::parse(host)).collect::<Result<_, _>>()?;
         let origins = if origins.iter().any(|origin| origin.trim() == "*") {
-            Origins::Any
+            AllowedOrigins::Any
         } else {
-            Origins::Listed(
+            AllowedOrigins::Listed(
                 origins.iter().map(|text| parse_origin(text)).collect::<Result<_, _>>()?,
             )
         };
@@ -127,7 +131,7 @@ impl Access {
     #[must_use]
     pub fn with_address(mut self, address: IpAddr) -> Self {
         self.any_address |= address.is_unspecified();
-        self.hosts.extend(Pattern::parse(&address.to_string()));
+        self.hosts.extend(HostPattern::parse(&address.to_string()));
         self
     }
 
@@ -185,7 +189,7 @@ impl Access {
             }
         } else if let Some(site) = headers.get("sec-fetch-site")
             && !matches!(site.as_bytes(), b"same-origin" | b"none")
-            && self.origins != Origins::Any
+            && self.origins != AllowedOrigins::Any
         {
             // Browsers send no Origin with a GET request for an image, a script or a page.
             let message = format!(
@@ -232,8 +236,8 @@ impl Access {
     /// Returns whether web pages of an origin can call the server.
     fn allows(&self, origin: &HeaderValue) -> bool {
         match &self.origins {
-            Origins::Any => true,
-            Origins::Listed(origins) => {
+            AllowedOrigins::Any => true,
+            AllowedOrigins::Listed(origins) => {
                 let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
                 origins.contains(&text)
             }
@@ -246,13 +250,15 @@ impl Access {
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
         match &self.origins {
-            Origins::Listed(origins) if origins.is_empty() => return Cors(cors),
-            Origins::Listed(_) => drop(cors.insert(VARY, HeaderValue::from_static("origin"))),
-            Origins::Any => {}
+            AllowedOrigins::Listed(origins) if origins.is_empty() => return Cors(cors),
+            AllowedOrigins::Listed(_) => {
+                drop(cors.insert(VARY, HeaderValue::from_static("origin")))
+            }
+            AllowedOrigins::Any => {}
         }
         let Some(origin) = origin else { return Cors(cors) };
         let any = HeaderValue::from_static("*");
-        let allowed = if self.origins == Origins::Any { any } else { origin.clone() };
+        let allowed = if self.origins == AllowedOrigins::Any { any } else { origin.clone() };
         cors.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
         let Some(request) = preflight else {
             cors.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);

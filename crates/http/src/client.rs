@@ -27,7 +27,7 @@ use crate::{Hosts, HttpError};
 /// Time after which an idle connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-type Connector = HttpsConnector<HttpConnector<Resolver>>;
+type Connector = HttpsConnector<HttpConnector<AddressResolver>>;
 
 /// HTTP client that keeps connections between requests. Clones share the connections.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl Client {
         let config = config.map_err(|error| tls_error(error.to_string()))?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
         let pool = |reach| {
-            let mut http = HttpConnector::new_with_resolver(Resolver(reach));
+            let mut http = HttpConnector::new_with_resolver(AddressResolver(reach));
             http.enforce_http(false);
             let connector = HttpsConnectorBuilder::new().with_tls_config(config.clone());
             let connector = connector.https_or_http().enable_http1().wrap_connector(http);
@@ -140,9 +140,9 @@ pub(crate) fn authority(uri: &Uri) -> String {
 /// connection, because the owner of a name can return a different address every time (DNS
 /// rebinding).
 #[derive(Clone, Copy, Debug)]
-struct Resolver(AddressScope);
+struct AddressResolver(AddressScope);
 
-impl Service<Name> for Resolver {
+impl Service<Name> for AddressResolver {
     type Response = std::vec::IntoIter<SocketAddr>;
     type Error = std::io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;

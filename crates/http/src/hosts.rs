@@ -17,20 +17,20 @@ pub struct Hosts(Option<Arc<HostLists>>);
 
 #[derive(Debug, Clone, Default)]
 struct HostLists {
-    public: Vec<Pattern>,
-    private: Vec<Pattern>,
+    public: Vec<HostPattern>,
+    private: Vec<HostPattern>,
 }
 
 /// A pattern of hosts: one host or all subdomains of a domain, on one port or on any port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pattern {
+pub(crate) struct HostPattern {
     host: String,
     /// Whether the pattern matches subdomains of `host` but not `host` itself.
     subdomains_only: bool,
     port: Option<u16>,
 }
 
-impl Pattern {
+impl HostPattern {
     pub(crate) fn parse(text: &str) -> Result<Self, HttpError> {
         let lowered = text.trim().to_ascii_lowercase();
         if lowered.contains('/') {
@@ -66,7 +66,7 @@ impl Pattern {
         {
             return Err(host_error(text, "the host name is empty or invalid"));
         }
-        Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
+        Ok(HostPattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
 
     pub(crate) fn matches(&self, host: &str, port: u16) -> bool {
@@ -86,9 +86,9 @@ fn host_error(text: &str, why: &str) -> HttpError {
     ))
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pattern { host, subdomains_only, port } = self;
+        let HostPattern { host, subdomains_only, port } = self;
         f.write_str(if *subdomains_only { "*." } else { "" })?;
         f.write_str(host)?;
         port.map_or(Ok(()), |port| write!(f, ":{port}"))
@@ -120,7 +120,7 @@ impl Hosts {
     ) -> Result<Self, HttpError> {
         let public = hosts
             .into_iter()
-            .map(|host| Pattern::parse(host.as_ref()))
+            .map(|host| HostPattern::parse(host.as_ref()))
             .collect::<Result<_, _>>()?;
         Ok(Hosts(Some(Arc::new(HostLists { public, private: Vec::new() }))))
     }
@@ -137,7 +137,7 @@ impl Hosts {
         let Some(lists) = self.0 else { return Ok(Hosts(None)) };
         let mut lists = (*lists).clone();
         for host in hosts {
-            lists.private.push(Pattern::parse(host.as_ref())?);
+            lists.private.push(HostPattern::parse(host.as_ref())?);
         }
         Ok(Hosts(Some(Arc::new(lists))))
     }
@@ -161,7 +161,7 @@ impl Hosts {
         }
         if !lists.public.iter().any(|pattern| pattern.matches(&host, port)) {
             let all: Vec<String> =
-                lists.public.iter().chain(&lists.private).map(Pattern::to_string).collect();
+                lists.public.iter().chain(&lists.private).map(HostPattern::to_string).collect();
             let all = if all.is_empty() {
                 "no host is allowed".to_owned()
             } else {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_only_rejects_malformed_patterns() {
+    fn allow_public_rejects_malformed_hosts() {
         for text in [
             "",
             "http://x.org",

@@ -169,7 +169,7 @@ async fn send_limits_response_time_and_size() {
 }
 
 #[test]
-fn joined_resolves_relative_references() {
+fn resolve_reference_resolves_relative_urls() {
     let from: Uri = "https://a.org:8443/x/y?q=1".parse().unwrap();
     for (to, resolved) in [
         ("https://b.org/z", "https://b.org/z"),
@@ -185,7 +185,7 @@ fn joined_resolves_relative_references() {
 }
 
 #[test]
-fn unpacked_limits_decompressed_size() {
+fn unpack_limits_decompressed_size() {
     use std::io::Write;
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(&[b'x'; 1000]).unwrap();

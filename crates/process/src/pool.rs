@@ -11,7 +11,7 @@ use tracing::warn;
 
 use crate::options::PoolOptions;
 use crate::request::{Request, WorkerError};
-use crate::worker::{Call, Slot, State, Worker};
+use crate::worker::{Call, Slot, Worker, WorkerState};
 
 /// Minimum interval between the failed start of a worker and the next start.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
@@ -64,8 +64,8 @@ impl Pool {
             let slot = self.reserve_slot()?;
             let mut state = slot.worker().state.clone();
             // A worker that has exited is not chosen again.
-            let state = state.wait_for(|state| !matches!(state, State::Starting)).await;
-            if state.is_ok_and(|state| matches!(*state, State::Ready)) {
+            let state = state.wait_for(|state| !matches!(state, WorkerState::Starting)).await;
+            if state.is_ok_and(|state| matches!(*state, WorkerState::Ready)) {
                 return Ok(slot);
             }
         }
@@ -128,14 +128,14 @@ impl Pool {
 }
 
 fn is_ready(worker: &&Arc<Worker>) -> bool {
-    matches!(*worker.state.borrow(), State::Ready)
+    matches!(*worker.state.borrow(), WorkerState::Ready)
 }
 
 impl Workers {
     fn remove_ended(&mut self) {
         let failure = &mut self.failure;
         self.running.retain(|worker| {
-            if let State::Ended { error, was_ready: false } = &*worker.state.borrow() {
+            if let WorkerState::Ended { error, was_ready: false } = &*worker.state.borrow() {
                 warn!(%error, "a worker did not become ready");
                 *failure = Some((Instant::now(), error.clone()));
             }

@@ -70,7 +70,7 @@ impl Supervisor {
     /// Returns an error if the process cannot be spawned. If a supervisor cannot start its program,
     /// the child exits with code 127, and its standard error starts with `cannot start`.
     pub fn start(&self, launch: &Launch, input: Input) -> Result<Child, String> {
-        let order = self.order(launch, &input, false);
+        let order = self.build_order(launch, &input, false);
         let (text, has_more) = match (order, input) {
             (Some(order), input) => (order, input == Input::Piped),
             (None, Input::Text(text)) => (text, false),
@@ -86,7 +86,7 @@ impl Supervisor {
     /// Returns an error if the process cannot be spawned. Errors of the supervisor are written to
     /// the log.
     pub async fn serve(&self, launch: &Launch, log: File) -> Result<Child, String> {
-        let order = self.order(launch, &Input::Piped, true).unwrap_or_default();
+        let order = self.build_order(launch, &Input::Piped, true).unwrap_or_default();
         let mut child = self.spawn(launch, order, false, Some(log))?;
         if let Some(stdin) = &mut child.stdin {
             // If the supervisor has exited, the log contains the reason.
@@ -97,7 +97,7 @@ impl Supervisor {
 
     /// Returns the first input line for the supervisor process, or `None` if programs are started
     /// directly. If `signals_end` is true, each later byte is a request to end the program.
-    fn order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
+    fn build_order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),
             Input::Piped => None,
@@ -121,7 +121,7 @@ impl Supervisor {
             return Err("the command is empty, but must start with a program".into());
         };
         let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(launch.environment()).stdin(Stdio::piped());
+        command.args(arguments).env_clear().envs(launch.build_environment()).stdin(Stdio::piped());
         match log {
             Some(log) => {
                 let other = log
@@ -146,7 +146,7 @@ impl Supervisor {
         })?;
         let group = process.id().filter(|_| is_direct).and_then(|id| Pid::from_raw(id as i32));
         let stdin = process.stdin.take().map(|pipe| Stdin { pipe, pending });
-        Ok(Child { process, stdin, is_piped, group: Group(group) })
+        Ok(Child { process, stdin, is_piped, group: ProcessGroup(group) })
     }
 }
 
@@ -157,7 +157,7 @@ impl Launch {
         Launch { command: command.into_iter().map(Into::into).collect(), ..Launch::default() }
     }
 
-    fn environment(&self) -> Vec<(String, String)> {
+    fn build_environment(&self) -> Vec<(String, String)> {
         child_environment(&self.passes).into_iter().chain(self.variables.iter().cloned()).collect()
     }
 }
@@ -190,14 +190,14 @@ pub struct Child {
     stdin: Option<Stdin>,
     /// Whether the caller writes to the program's standard input.
     is_piped: bool,
-    group: Group,
+    group: ProcessGroup,
 }
 
 /// Process group of a child that is started without a supervisor.
 #[derive(Debug)]
-struct Group(Option<Pid>);
+struct ProcessGroup(Option<Pid>);
 
-impl Group {
+impl ProcessGroup {
     fn kill(&self) {
         if let Some(leader) = self.0 {
             // The call fails if the group is empty.
@@ -206,7 +206,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.kill();
     }
@@ -362,16 +362,16 @@ impl ProgramRun {
             .wait()
             .await
             .map_err(|error| format!("waiting for the program failed: {error}"))?;
-        Ok(self.output(code).await)
+        Ok(self.collect_output(code).await)
     }
 
     /// Terminates the program, and returns its output until now.
     pub async fn stop(&mut self) -> RunOutput {
         self.child.stop().await;
-        self.output(None).await
+        self.collect_output(None).await
     }
 
-    async fn output(&mut self, code: Option<i32>) -> RunOutput {
+    async fn collect_output(&mut self, code: Option<i32>) -> RunOutput {
         let stdout = self.stdout.finish(OUTPUT_TIMEOUT).await;
         RunOutput { code, stdout, stderr: self.stderr.finish(OUTPUT_TIMEOUT).await }
     }

@@ -152,8 +152,8 @@ const MAX_LINE_CHARS: usize = 300;
 pub fn explaining_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);
-    let named = lines[..last].iter().rposition(|line| names_error(line));
-    let is_named_below = lines[last..].iter().any(|line| names_error(line));
+    let named = lines[..last].iter().rposition(|line| mentions_error(line));
+    let is_named_below = lines[last..].iter().any(|line| mentions_error(line));
     match named.filter(|_| !is_named_below) {
         Some(at) => {
             let end = at + MAX_LINES / 2;
@@ -175,7 +175,7 @@ fn indent_excerpt(line: &str) -> String {
 }
 
 /// Returns whether a line mentions an error, as `ValueError: …` and `npm error …` do.
-fn names_error(line: &str) -> bool {
+fn mentions_error(line: &str) -> bool {
     let line = line.trim_start().to_lowercase();
     // Stack frames mention the files of errors.
     if line.starts_with("at ") || line.starts_with("file \"") {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn telling_lines_mark_the_gap_after_an_early_error() {
+    fn explaining_lines_mark_gap_after_early_error() {
         for error in [0, 5, 9] {
             let name = |line: usize| match line {
                 line if line == error => "ValueError: no".to_owned(),

@@ -28,7 +28,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of a worker process.
 #[derive(Debug, Clone)]
-pub(crate) enum State {
+pub(crate) enum WorkerState {
     Starting,
     Ready,
     Ended { error: WorkerError, was_ready: bool },
@@ -55,14 +55,14 @@ impl Drop for CountGuard {
 /// affinity references the worker.
 #[derive(Debug)]
 pub struct Worker {
-    messages: mpsc::UnboundedSender<Message>,
-    pub(crate) state: watch::Receiver<State>,
+    messages: mpsc::UnboundedSender<WorkerMessage>,
+    pub(crate) state: watch::Receiver<WorkerState>,
     /// Number of reserved slots, and of requests without a response.
     busy: Arc<AtomicUsize>,
     affinities: Arc<AtomicUsize>,
 }
 
-enum Message {
+enum WorkerMessage {
     Send { request: Request, open: PendingRequest },
     Cancel(String),
 }
@@ -118,10 +118,11 @@ impl Worker {
         let child = options.supervisor.start(&options.launch, Input::Piped);
         let child = child.map_err(WorkerError::NotStarted)?;
         let (messages, received) = mpsc::unbounded_channel();
-        let first = if options.handshake.is_some() { State::Starting } else { State::Ready };
+        let first =
+            if options.handshake.is_some() { WorkerState::Starting } else { WorkerState::Ready };
         let (state, watched) = watch::channel(first);
         tokio::spawn(
-            Process { options: Arc::clone(options), state, open: HashMap::new() }
+            WorkerProcess { options: Arc::clone(options), state, open: HashMap::new() }
                 .run(child, received),
         );
         Ok(Arc::new(Worker {
@@ -136,7 +137,7 @@ impl Worker {
     /// requests.
     pub fn error(&self) -> Option<WorkerError> {
         match &*self.state.borrow() {
-            State::Ended { error, .. } => Some(error.clone()),
+            WorkerState::Ended { error, .. } => Some(error.clone()),
             _ => self.messages.is_closed().then_some(WorkerError::Closed),
         }
     }
@@ -179,7 +180,7 @@ impl Worker {
             _busy: busy,
             _permit: None,
         };
-        let _ = self.messages.send(Message::Send { request, open });
+        let _ = self.messages.send(WorkerMessage::Send { request, open });
     }
 }
 
@@ -196,7 +197,7 @@ impl Slot {
         let id = request.id.clone();
         let open = PendingRequest { response, until: None, _busy: busy, _permit: permit };
         // If the worker has exited, the call finds the response channel closed.
-        let _ = worker.messages.send(Message::Send { request, open });
+        let _ = worker.messages.send(WorkerMessage::Send { request, open });
         Call { worker, id, response: received }
     }
 }
@@ -215,7 +216,7 @@ impl Call {
     /// Cancels the request, and returns when the worker has responded to it. A worker that does not
     /// respond within the pool's grace period is terminated.
     pub async fn cancel(mut self) {
-        let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
+        let _ = self.worker.messages.send(WorkerMessage::Cancel(self.id.clone()));
         let _ = self.response().await;
     }
 }
@@ -223,22 +224,22 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         // The message has no effect if the worker has responded.
-        let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
+        let _ = self.worker.messages.send(WorkerMessage::Cancel(self.id.clone()));
     }
 }
 
 /// State of the task that owns the process of a worker.
-struct Process {
+struct WorkerProcess {
     options: Arc<PoolOptions>,
-    state: watch::Sender<State>,
+    state: watch::Sender<WorkerState>,
     open: HashMap<String, PendingRequest>,
 }
 
-impl Process {
+impl WorkerProcess {
     /// Handles the messages for a worker from the start of its process to the exit.
-    async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<Message>) {
+    async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<WorkerMessage>) {
         let (to_write, texts) = mpsc::unbounded_channel();
-        let writer = tokio::spawn(write(child.take_unwritten_stdin(), texts));
+        let writer = tokio::spawn(write_texts(child.take_unwritten_stdin(), texts));
         let (read, mut lines) = mpsc::channel(64);
         let reader = tokio::spawn(read_lines(child.take_stdout(), read));
         let stderr = child.read_stderr(Tail::default(), Some(self.options.name.clone()));
@@ -246,21 +247,21 @@ impl Process {
             let _ = to_write.send(format!("{first}\n"));
         }
         let start = tokio::select! {
-            start = self.start(&mut lines) => start,
+            start = self.wait_for_handshake(&mut lines) => start,
             // Before the worker is ready, no request is sent; the channel can only close.
             _ = messages.recv(), if self.options.handshake.is_some() => Err(Some(WorkerError::Closed)),
         };
         let was_ready = start.is_ok();
         let end = match start {
-            Ok(()) => self.serve(&mut lines, &mut messages, &to_write).await,
+            Ok(()) => self.forward_messages(&mut lines, &mut messages, &to_write).await,
             Err(end) => end,
         };
         let error = match end {
             Some(error) => error,
-            None => exit_error(&mut child, &stderr).await,
+            None => read_exit_reason(&mut child, &stderr).await,
         };
         debug!(process = %self.options.name, %error, "worker ended");
-        self.state.send_replace(State::Ended { error: error.clone(), was_ready });
+        self.state.send_replace(WorkerState::Ended { error: error.clone(), was_ready });
         messages.close();
         for (_, open) in self.open.drain() {
             let _ = open.response.send(Err(error.clone()));
@@ -274,41 +275,44 @@ impl Process {
     ///
     /// # Errors
     /// Returns the reason if the worker is not ready, or `None` if the worker's output has ended.
-    async fn start(&self, lines: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Option<WorkerError>> {
+    async fn wait_for_handshake(
+        &self,
+        lines: &mut mpsc::Receiver<Vec<u8>>,
+    ) -> Result<(), Option<WorkerError>> {
         let Some(Handshake { timeout, check }) = &self.options.handshake else { return Ok(()) };
         let line = process_time::with_timeout(*timeout, lines.recv())
             .await
             .ok_or(WorkerError::StartTimeout(*timeout))?;
-        let mut value = parse(&line.ok_or(None)?)?;
+        let mut value = parse_response(&line.ok_or(None)?)?;
         if let Some(error) = value["error"].as_str() {
             return Err(Some(WorkerError::NotReady(error.to_owned())));
         }
         let report = value.get_mut("ready").map(Value::take).unwrap_or_default();
         check(report).map_err(WorkerError::NotReady)?;
-        self.state.send_replace(State::Ready);
+        self.state.send_replace(WorkerState::Ready);
         Ok(())
     }
 
     /// Forwards requests to the worker and responses from it, until the worker ends. Returns the
     /// reason, or `None` if the worker's output has ended.
-    async fn serve(
+    async fn forward_messages(
         &mut self,
         lines: &mut mpsc::Receiver<Vec<u8>>,
-        messages: &mut mpsc::UnboundedReceiver<Message>,
+        messages: &mut mpsc::UnboundedReceiver<WorkerMessage>,
         to_write: &mpsc::UnboundedSender<String>,
     ) -> Option<WorkerError> {
         loop {
             let next = self.open.iter().filter_map(|(id, open)| Some((open.until?, id))).min();
             let next = next.map(|(until, id)| (until, id.clone()));
             tokio::select! {
-                line = lines.recv() => match parse(&line?) {
+                line = lines.recv() => match parse_response(&line?) {
                     Ok(answer) => self.handle_response(answer),
                     // Without a handshake, the worker prints to the same stream.
                     Err(_) if self.options.handshake.is_none() => {}
                     Err(error) => return Some(error),
                 },
                 message = messages.recv() => match message {
-                    Some(message) => if let Some(text) = self.take_message(message) {
+                    Some(message) => if let Some(text) = self.handle_message(message) {
                         let _ = to_write.send(text);
                     },
                     None => return Some(WorkerError::Closed),
@@ -329,15 +333,15 @@ impl Process {
 
     /// Processes a message for the worker. Returns the line to write to the worker, or `None` if
     /// there is nothing to write.
-    fn take_message(&mut self, message: Message) -> Option<String> {
+    fn handle_message(&mut self, message: WorkerMessage) -> Option<String> {
         let key = self.options.id_key;
         match message {
-            Message::Send { request: Request { id, mut body }, open } => {
+            WorkerMessage::Send { request: Request { id, mut body }, open } => {
                 body[key] = json!(id);
                 self.open.insert(id, open);
                 Some(format!("{body}\n"))
             }
-            Message::Cancel(id) => {
+            WorkerMessage::Cancel(id) => {
                 let open = self.open.get_mut(&id).filter(|open| open.until.is_none())?;
                 open.until = Some(Instant::now() + self.options.cancel_grace);
                 Some(format!("{}\n", json!({ (key): id, "stop": true })))
@@ -354,7 +358,7 @@ async fn sleep_until_due(next: Option<(Instant, String)>) -> String {
     id
 }
 
-fn parse(line: &[u8]) -> Result<Value, WorkerError> {
+fn parse_response(line: &[u8]) -> Result<Value, WorkerError> {
     serde_json::from_slice(line).map_err(|error| {
         let line: String = String::from_utf8_lossy(line).trim().chars().take(80).collect();
         WorkerError::InvalidLine(format!("{error} in {line:?}"))
@@ -362,7 +366,7 @@ fn parse(line: &[u8]) -> Result<Value, WorkerError> {
 }
 
 /// Writes texts to a worker's standard input.
-async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
+async fn write_texts(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
     let Some(mut stdin) = stdin else { return };
     while let Some(text) = texts.recv().await {
         if stdin.write(&text).await.is_err() {
@@ -386,7 +390,7 @@ async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
 }
 
 /// Returns the reason why a worker has closed its output: its exit, or that it still runs.
-async fn exit_error(child: &mut Child, stderr: &TailReader) -> WorkerError {
+async fn read_exit_reason(child: &mut Child, stderr: &TailReader) -> WorkerError {
     let Ok(code) = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await else {
         return WorkerError::ClosedOutput;
     };

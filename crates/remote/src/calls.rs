@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 /// Table of sampling calls in flight. Clones share one table.
 #[derive(Clone, Default)]
-pub(crate) struct Calls(Arc<Mutex<CallTable>>);
+pub(crate) struct InFlightCalls(Arc<Mutex<CallTable>>);
 
 #[derive(Default)]
 struct CallTable {
@@ -24,12 +24,12 @@ struct InFlightCall {
 
 /// Guard of a registered call. The call can be aborted until the guard is dropped.
 pub(crate) struct CallGuard {
-    calls: Calls,
+    calls: InFlightCalls,
     number: u64,
 }
 
-impl Calls {
-    fn lock(&self) -> MutexGuard<'_, CallTable> {
+impl InFlightCalls {
+    fn lock_table(&self) -> MutexGuard<'_, CallTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -37,7 +37,7 @@ impl Calls {
     /// that reports whether to abort the call.
     pub fn register(&self, stream: u64) -> (CallGuard, watch::Receiver<bool>) {
         let (abort, aborted) = watch::channel(false);
-        let mut known = self.lock();
+        let mut known = self.lock_table();
         known.count += 1;
         let number = known.count;
         known.calls.insert(number, InFlightCall { stream, abort });
@@ -46,13 +46,13 @@ impl Calls {
 
     /// Returns the number of sampling calls in flight.
     pub fn count(&self) -> usize {
-        self.lock().calls.len()
+        self.lock_table().calls.len()
     }
 
     /// Aborts the calls with the random stream `stream`, or all calls if `stream` is `None`.
     /// Returns the number of calls that had not been aborted before.
     pub fn abort(&self, stream: Option<u64>) -> usize {
-        let known = self.lock();
+        let known = self.lock_table();
         let meant =
             known.calls.values().filter(|call| stream.is_none_or(|stream| stream == call.stream));
         meant.filter(|call| !call.abort.send_replace(true)).count()
@@ -61,6 +61,6 @@ impl Calls {
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        self.calls.lock().calls.remove(&self.number);
+        self.calls.lock_table().calls.remove(&self.number);
     }
 }

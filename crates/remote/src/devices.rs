@@ -34,7 +34,7 @@ pub trait Offload: Send + Sync {
 
 /// Owner of devices that samplers share with it and that it can hand over to sleeping samplers.
 #[async_trait]
-pub(crate) trait Wake: Send + Sync {
+pub(crate) trait SamplerWaker: Send + Sync {
     /// Hands the devices to the samplers, and returns once the samplers have loaded the newest
     /// weights again.
     ///

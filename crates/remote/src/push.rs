@@ -175,13 +175,13 @@ impl WeightBroadcast {
     }
 
     /// Returns whether the weights of version `version` may be pushed.
-    pub(crate) async fn offers(&self, version: u64) -> bool {
+    pub(crate) async fn is_offered(&self, version: u64) -> bool {
         *self.offered.lock().await == Some(version)
     }
 
     /// Waits until no other push is in progress, and returns a permit. Returns `None` if the
     /// weights of version `version` may not be pushed.
-    pub(crate) async fn permit(&self, version: u64) -> Option<BroadcastPermit<'_>> {
+    pub(crate) async fn acquire_permit(&self, version: u64) -> Option<BroadcastPermit<'_>> {
         let offered = self.offered.lock().await;
         (*offered == Some(version)).then_some(BroadcastPermit {
             broadcast: self,
@@ -209,7 +209,7 @@ impl BroadcastPermit<'_> {
     ///
     /// # Errors
     /// Returns an error if the learner rejects the request, fails or is unreachable.
-    pub async fn open(
+    pub async fn open_push_group(
         &self,
         rendezvous: Rendezvous,
         ranks: usize,
@@ -234,12 +234,12 @@ impl BroadcastPermit<'_> {
     ///
     /// # Errors
     /// Returns an error if the learner rejects the request, fails or is unreachable.
-    pub async fn send(&self, group: &str) -> Result<SendReport, PolicyError> {
+    pub async fn send_weights(&self, group: &str) -> Result<SendReport, PolicyError> {
         self.broadcast.learner.send_to(group).await
     }
 
     /// Counts the push as successful if `well` is true, otherwise as failed.
-    pub fn ends(&self, well: bool) {
+    pub fn count_push(&self, well: bool) {
         let count = if well { &self.broadcast.sent } else { &self.broadcast.missed };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -269,20 +269,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn push_excludes_other_pushes_and_weight_changes() {
         let broadcast = Arc::new(WeightBroadcast::new(Arc::new(Mute), GroupBackend::Gloo));
-        assert!(broadcast.permit(1).await.is_none(), "nothing is published yet");
+        assert!(broadcast.acquire_permit(1).await.is_none(), "nothing is published yet");
         broadcast.offer(1).await;
-        assert!(broadcast.permit(2).await.is_none());
-        let permit = broadcast.permit(1).await.unwrap();
-        let (opening, _) = permit.open(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
+        assert!(broadcast.acquire_permit(2).await.is_none());
+        let permit = broadcast.acquire_permit(1).await.unwrap();
+        let (opening, _) =
+            permit.open_push_group(Rendezvous::Store, 2, "h".into(), 5.0).await.unwrap();
         assert_eq!((opening.ranks, opening.version), (3, 1));
         // Neither another push nor a change of the weights starts before this push has ended.
         let wait = Duration::from_secs(60);
-        assert!(tokio::time::timeout(wait, broadcast.permit(1)).await.is_err());
+        assert!(tokio::time::timeout(wait, broadcast.acquire_permit(1)).await.is_err());
         assert!(tokio::time::timeout(wait, broadcast.withdraw()).await.is_err());
-        permit.ends(true);
+        permit.count_push(true);
         drop(permit);
         broadcast.withdraw().await;
-        assert!(broadcast.permit(1).await.is_none());
+        assert!(broadcast.acquire_permit(1).await.is_none());
         assert_eq!(broadcast.counts(), (1, 0));
     }
 

@@ -49,22 +49,22 @@ use levade_policy::{
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::calls::Calls;
-use call::Call;
+use crate::calls::InFlightCalls;
+use call::RoutedCall;
 pub use choice::{Choice, PrefixOptions};
-use gate::Gate;
+use gate::AdmissionGate;
 pub use options::RouterOptions;
-use pool::Pool;
+use pool::ReplicaPool;
 pub use replica::{Health, ReplicaStatus};
-use totals::Totals;
+use totals::ReplicaTotals;
 
 /// A sampler that distributes calls over several samplers of one policy, its replicas. Dropping the
 /// router stops the probes of its replicas; calls in flight continue.
 pub struct Router {
-    pool: Arc<Pool>,
-    gate: Arc<Gate>,
-    calls: Calls,
-    totals: Totals,
+    pool: Arc<ReplicaPool>,
+    gate: Arc<AdmissionGate>,
+    calls: InFlightCalls,
+    totals: ReplicaTotals,
     watches: Mutex<JoinSet<()>>,
     retained: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -81,35 +81,35 @@ impl Router {
         options: RouterOptions,
     ) -> Result<Self, PolicyError> {
         if replicas.is_empty() {
-            return invalid("the router has no replicas; add at least one sampler".into());
+            return invalid_error("the router has no replicas; add at least one sampler".into());
         }
         let mut names = BTreeSet::new();
         if let Some((name, _)) = replicas.iter().find(|(name, _)| !names.insert(name)) {
-            return invalid(format!(
+            return invalid_error(format!(
                 "the router has two replicas with the name {name:?}; give each a different name"
             ));
         }
         let positive = [("tries", options.tries), ("failures", options.failures as usize)];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return invalid(format!("the router has {name} = 0, but it must be at least 1"));
+            return invalid_error(format!("the router has {name} = 0, but it must be at least 1"));
         }
         if options.probe.is_empty() {
-            return invalid(
+            return invalid_error(
                 "the router needs a prompt for its probes; set `probe` to at least one token"
                     .into(),
             );
         }
-        let gate = Gate::new(options.max_running, options.max_waiting);
-        let totals = Totals::new(replicas.len());
-        let pool = Arc::new(Pool::new(replicas, options));
+        let gate = AdmissionGate::new(options.max_running, options.max_waiting);
+        let totals = ReplicaTotals::new(replicas.len());
+        let pool = Arc::new(ReplicaPool::new(replicas, options));
         let mut watches = JoinSet::new();
         for replica in pool.replicas() {
-            watches.spawn(pool.clone().watch(replica));
+            watches.spawn(pool.clone().monitor(replica));
         }
         Ok(Router {
             pool,
             gate,
-            calls: Calls::default(),
+            calls: InFlightCalls::default(),
             totals,
             watches: Mutex::new(watches),
             retained: Vec::new(),
@@ -139,7 +139,7 @@ impl Router {
             )));
         };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.spawn(self.pool.clone().watch(replica));
+        watches.spawn(self.pool.clone().monitor(replica));
         Ok(())
     }
 
@@ -167,8 +167,8 @@ impl Router {
 
     /// Stops probing the replicas until they load weights again, because the replicas have given up
     /// their devices. Calls are still sent to the replicas, and wait there.
-    pub(crate) fn rest(&self) {
-        self.pool.rest();
+    pub(crate) fn pause_probes(&self) {
+        self.pool.pause_probes();
     }
 
     /// Rejects new calls, and waits until all admitted calls have ended.
@@ -181,7 +181,7 @@ impl Router {
     }
 }
 
-fn invalid(why: String) -> Result<Router, PolicyError> {
+fn invalid_error(why: String) -> Result<Router, PolicyError> {
     Err(PolicyError::Invalid(why))
 }
 
@@ -196,11 +196,11 @@ impl Sampler for Router {
             )));
         }
         request.params.validate()?;
-        let ticket = self.gate.enter()?;
+        let ticket = self.gate.join_queue()?;
         let (events, stream) = SampleStream::channel();
         let (accepted, response) = oneshot::channel();
         let (call_guard, aborted) = self.calls.register(request.stream);
-        let call = Call {
+        let call = RoutedCall {
             request,
             events,
             aborted,

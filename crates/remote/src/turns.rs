@@ -48,7 +48,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::devices::{Offload, Wake};
+use crate::devices::{Offload, SamplerWaker};
 use crate::push::WeightBroadcast;
 use crate::router::Router;
 use crate::server::Server;
@@ -58,7 +58,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A party that can own the devices: the learner or the inference servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum DeviceOwner {
     /// The learner owns the devices.
     Learner,
     /// The servers own the devices.
@@ -77,16 +77,16 @@ pub struct ColocatedServer {
 }
 
 /// All servers that share the learner's devices, and the router over them.
-struct Fleet {
+struct ServerFleet {
     router: Arc<Router>,
     servers: Vec<Arc<ColocatedServer>>,
     push: Option<Arc<WeightBroadcast>>,
 }
 
 /// State of colocated devices: their owner, and what is known about the servers.
-struct State {
+struct DeviceState {
     /// Current owner of the devices. `None` during a handoff, and after a failed handoff.
-    holder: Option<Side>,
+    holder: Option<DeviceOwner>,
     /// Newest weights that the servers have loaded. `None` if they have loaded none.
     loaded_weights: Option<WeightsRef>,
     /// Whether all servers that the run manages are known to be asleep since the learner acquired
@@ -101,9 +101,9 @@ pub struct Colocation {
     learner: Arc<dyn Offload>,
     /// Timeout for an unresponsive server to fall asleep.
     sleep_timeout: Duration,
-    fleet: OnceLock<Fleet>,
+    fleet: OnceLock<ServerFleet>,
     /// Locked during a handoff, and by every learner call while it uses the devices.
-    state: Arc<tokio::sync::Mutex<State>>,
+    state: Arc<tokio::sync::Mutex<DeviceState>>,
     starts: watch::Sender<bool>,
     /// Total duration of all handoffs of the devices.
     spent: Mutex<Duration>,
@@ -113,7 +113,11 @@ impl Colocation {
     /// Creates a coordinator for devices that the learner currently owns. A handoff to the learner
     /// fails if a running server does not fall asleep within `sleep_timeout`.
     pub fn new(learner: Arc<dyn Offload>, sleep_timeout: Duration) -> Arc<Self> {
-        let state = State { holder: Some(Side::Learner), loaded_weights: None, is_sure: false };
+        let state = DeviceState {
+            holder: Some(DeviceOwner::Learner),
+            loaded_weights: None,
+            is_sure: false,
+        };
         Arc::new_cyclic(|itself| Colocation {
             itself: itself.clone(),
             learner,
@@ -147,7 +151,7 @@ impl Colocation {
         state.holder = None;
         self.learner.offload(false).await?;
         self.starts.send_replace(true);
-        state.holder = Some(Side::Samplers);
+        state.holder = Some(DeviceOwner::Samplers);
         Ok(())
     }
 
@@ -165,7 +169,7 @@ impl Colocation {
     ) -> Result<(), PolicyError> {
         servers.iter().for_each(|colocated| colocated.server.set_waker(self.itself.clone()));
         let servers = servers.into_iter().map(Arc::new).collect();
-        self.fleet.set(Fleet { router, servers, push }).map_err(|_| {
+        self.fleet.set(ServerFleet { router, servers, push }).map_err(|_| {
             PolicyError::Invalid(
                 "a learner can share its devices with only one set of servers".into(),
             )
@@ -176,10 +180,10 @@ impl Colocation {
     ///
     /// # Errors
     /// Returns an error if a server cannot be put to sleep or the learner cannot be loaded.
-    async fn acquire_for_learner(&self) -> Result<OwnedMutexGuard<State>, PolicyError> {
+    async fn acquire_for_learner(&self) -> Result<OwnedMutexGuard<DeviceState>, PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let colocation = self.itself()?;
-        run_detached(async move { colocation.to_learner(state).await }).await
+        let colocation = self.upgrade_self()?;
+        run_detached(async move { colocation.hand_to_learner(state).await }).await
     }
 
     /// Hands the devices to the servers, and makes the servers load `weights`.
@@ -188,26 +192,26 @@ impl Colocation {
     /// Returns an error if the learner cannot be offloaded or no server loads the weights.
     async fn hand_to_samplers(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let colocation = self.itself()?;
+        let colocation = self.upgrade_self()?;
         let weights = weights.clone();
-        run_detached(async move { colocation.to_samplers(state, weights).await }).await
+        run_detached(async move { colocation.hand_over_and_load(state, weights).await }).await
     }
 
-    async fn to_learner(
+    async fn hand_to_learner(
         &self,
-        mut state: OwnedMutexGuard<State>,
-    ) -> Result<OwnedMutexGuard<State>, PolicyError> {
+        mut state: OwnedMutexGuard<DeviceState>,
+    ) -> Result<OwnedMutexGuard<DeviceState>, PolicyError> {
         let start = Instant::now();
-        let changes = state.holder.take() != Some(Side::Learner);
+        let changes = state.holder.take() != Some(DeviceOwner::Learner);
         if changes {
             self.starts.send_replace(false);
         }
         if let Some(fleet) = self.fleet.get() {
             if changes {
-                fleet.router.rest();
+                fleet.router.pause_probes();
             }
             let is_sure = std::mem::take(&mut state.is_sure) && !changes;
-            self.all_sleep(fleet, is_sure).await?;
+            self.put_all_to_sleep(fleet, is_sure).await?;
             state.is_sure = true;
         }
         if changes {
@@ -218,13 +222,13 @@ impl Colocation {
                 moved.bytes, "handed the devices to the learner"
             );
         }
-        state.holder = Some(Side::Learner);
+        state.holder = Some(DeviceOwner::Learner);
         Ok(state)
     }
 
-    async fn to_samplers(
+    async fn hand_over_and_load(
         &self,
-        mut state: OwnedMutexGuard<State>,
+        mut state: OwnedMutexGuard<DeviceState>,
         weights: WeightsRef,
     ) -> Result<(), PolicyError> {
         let start = Instant::now();
@@ -235,7 +239,7 @@ impl Colocation {
             ));
         };
         if let Some(push) = &fleet.push
-            && push.offers(weights.version).await
+            && push.is_offered(weights.version).await
         {
             self.learner.offload(true).await?;
             let mut calls = JoinSet::new();
@@ -260,27 +264,31 @@ impl Colocation {
             "handed the devices to the samplers"
         );
         state.loaded_weights = Some(weights);
-        state.holder = Some(Side::Samplers);
+        state.holder = Some(DeviceOwner::Samplers);
         Ok(())
     }
 
     /// Puts all reachable servers to sleep. If `is_sure`, skips the servers that the run manages,
     /// because they are known to be asleep.
-    async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
+    async fn put_all_to_sleep(
+        &self,
+        fleet: &ServerFleet,
+        is_sure: bool,
+    ) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
         for colocated in
             fleet.servers.iter().filter(|colocated| !is_sure || colocated.running.is_none())
         {
             let colocated = Arc::clone(colocated);
             let sleep_timeout = self.sleep_timeout;
-            calls.spawn(async move { colocated.sleeps(sleep_timeout).await });
+            calls.spawn(async move { colocated.put_to_sleep(sleep_timeout).await });
         }
         // Waits for all servers even if one fails: the next caller then finds the other servers
         // asleep.
         calls.join_all().await.into_iter().collect()
     }
 
-    fn itself(&self) -> Result<Arc<Self>, PolicyError> {
+    fn upgrade_self(&self) -> Result<Arc<Self>, PolicyError> {
         self.itself.upgrade().ok_or_else(|| PolicyError::Stopped("the run".into()))
     }
 
@@ -290,17 +298,17 @@ impl Colocation {
 }
 
 #[async_trait]
-impl Wake for Colocation {
+impl SamplerWaker for Colocation {
     async fn wake(&self) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        if state.holder == Some(Side::Samplers) {
+        if state.holder == Some(DeviceOwner::Samplers) {
             return Ok(());
         }
         let Some(weights) = state.loaded_weights.clone() else {
             return Err(PolicyError::WeightsNotLoaded("no weights have been published yet".into()));
         };
-        let colocation = self.itself()?;
-        run_detached(async move { colocation.to_samplers(state, weights).await }).await
+        let colocation = self.upgrade_self()?;
+        run_detached(async move { colocation.hand_over_and_load(state, weights).await }).await
     }
 }
 
@@ -311,7 +319,7 @@ impl ColocatedServer {
     /// # Errors
     /// Returns an error if the server rejects the request, or if it is running and does not fall
     /// asleep within `timeout`.
-    async fn sleeps(&self, timeout: Duration) -> Result<(), PolicyError> {
+    async fn put_to_sleep(&self, timeout: Duration) -> Result<(), PolicyError> {
         let mut last = String::new();
         let asleep = with_timeout(timeout, async {
             loop {

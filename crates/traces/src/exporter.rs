@@ -55,7 +55,7 @@ impl ExportReport {
 
 /// State that the exporter and its thread share.
 #[derive(Debug, Default)]
-struct State {
+struct ExporterState {
     report: ExportReport,
     /// Number of attempts in the queue and in the current request.
     pending: usize,
@@ -65,7 +65,7 @@ struct State {
 #[derive(Debug)]
 pub struct Exporter {
     queue: Option<SyncSender<Box<Attempt>>>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ExporterState>>,
     /// Whether [`take_failure`](Exporter::take_failure) has returned the first failure.
     is_failure_taken: bool,
     /// Receiver that is disconnected when the exporter's thread ends.
@@ -136,7 +136,7 @@ impl Exporter {
 
 /// State of the exporter's thread.
 struct SenderState<C> {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ExporterState>>,
     connect: C,
     collector: Option<Collector>,
 }
@@ -207,7 +207,7 @@ impl<C: Fn() -> Result<Collector, CollectorError>> SenderState<C> {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<ExporterState>) -> MutexGuard<'_, ExporterState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -48,7 +48,7 @@ pub struct TraceBuilder {
 }
 
 /// Trace of one attempt under construction: its spans so far.
-struct Trace<'a> {
+struct AttemptTrace<'a> {
     builder: &'a TraceBuilder,
     attempt: &'a Attempt,
     id: [u8; 16],
@@ -63,7 +63,7 @@ impl TraceBuilder {
         let measured = attempt.outcome.timings.find(|part| *part == TimedPart::Attempt);
         let unknown = measured.map_or(self.started_at * 1_000_000_000, |interval| interval.start);
         let id = trace_id(&attempt.id, self.started_at);
-        let mut trace = Trace { builder: self, attempt, id, unknown, spans: Vec::new() };
+        let mut trace = AttemptTrace { builder: self, attempt, id, unknown, spans: Vec::new() };
         trace.add_spans(measured);
         let resource = [
             ("service.name", text("levade")),
@@ -108,7 +108,7 @@ impl TraceBuilder {
     }
 }
 
-impl Trace<'_> {
+impl AttemptTrace<'_> {
     /// Adds the spans of the attempt, its model calls and its tool calls. The root span is first.
     /// `measured` is the time interval of the attempt, if known.
     fn add_spans(&mut self, measured: Option<TimeInterval>) {

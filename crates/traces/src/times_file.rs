@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 /// A line of the timings file: the times of one attempt.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct TimingsLine {
     attempt: AttemptId,
     timings: Vec<Timing>,
 }
@@ -22,7 +22,7 @@ struct Line {
 /// Writer of the timings file of a run, which appends lines in a separate thread. Clones share the
 /// thread, which ends when the last clone is dropped.
 #[derive(Debug, Clone)]
-pub struct TimesFile(Sender<Line>);
+pub struct TimesFile(Sender<TimingsLine>);
 
 impl TimesFile {
     /// Name of the timings file in a run directory.
@@ -49,7 +49,7 @@ impl TimesFile {
     pub fn append(&self, attempt: AttemptId, timings: &Timings) {
         if !timings.0.is_empty() {
             // If the thread has ended, it has logged the reason.
-            let _ = self.0.send(Line { attempt, timings: timings.0.clone() });
+            let _ = self.0.send(TimingsLine { attempt, timings: timings.0.clone() });
         }
     }
 
@@ -65,7 +65,7 @@ impl TimesFile {
         };
         let mut found = HashMap::new();
         for line in BufReader::new(file).split(b'\n') {
-            if let Ok(Line { attempt, timings }) = serde_json::from_slice(&line?) {
+            if let Ok(TimingsLine { attempt, timings }) = serde_json::from_slice(&line?) {
                 found.insert(attempt, Timings(timings));
             }
         }
@@ -75,7 +75,7 @@ impl TimesFile {
 
 /// Writes lines to the timings file until all senders are dropped. Flushes the buffer whenever no
 /// line waits.
-fn write_lines(file: File, lines: &Receiver<Line>) -> io::Result<()> {
+fn write_lines(file: File, lines: &Receiver<TimingsLine>) -> io::Result<()> {
     let mut file = BufWriter::new(file);
     // An incomplete last line of an earlier process must not corrupt the first line of this
     // process.

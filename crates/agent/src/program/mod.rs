@@ -114,7 +114,7 @@ impl OpenProgram<'_> {
     /// Closes the session. Returns the recorded calls and the rewards that the client posted.
     pub(crate) async fn close(&self, gateway: &Gateway) -> (Recording, Vec<Reward>) {
         let recorded = self.session.close(CALL_END_TIMEOUT).await;
-        gateway.forget(&self.session);
+        gateway.forget_session(&self.session);
         recorded
     }
 
@@ -210,9 +210,9 @@ impl Program {
         // count as a turn.
         let max_calls = if is_program { context.limits.max_turns } else { u32::MAX };
         let limits = (max_calls, context.limits.max_tokens);
-        let session = self.gateway.open(SessionOptions {
+        let session = self.gateway.open_session(SessionOptions {
             rollout: percent_encode(&context.task.id),
-            recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),
+            recorder: self.gateway.new_recorder(&attempt, (context.seed, context.stream), limits),
             attempt,
             routes,
             rewards: self.rewards,

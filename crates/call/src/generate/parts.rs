@@ -5,7 +5,7 @@ use super::*;
 /// Sampled tokens of a completion, in parts. Each part has the tokens and the deltas that they
 /// complete. Either all deltas of a part are text of the message, or none.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(super) struct TokenParts {
     parts: Vec<(Vec<CompletionDelta>, Vec<Token>)>,
     /// Tokens that have not completed a delta yet.
     pending: Vec<Token>,
@@ -16,7 +16,7 @@ fn has_text(deltas: &[CompletionDelta]) -> bool {
     deltas.iter().any(|delta| matches!(delta, CompletionDelta::Speech(_)))
 }
 
-impl Parts {
+impl TokenParts {
     /// Parses tokens, and appends them to the parts and to `completion`.
     pub(super) fn add(
         &mut self,
@@ -72,7 +72,7 @@ mod tests {
         let mut parser = CompletionParser::for_chat(&parsing, &[], "");
         let recorded_completion = format!("<think>Hm.</think>One{CALL}Two");
         let ids: Vec<u32> = recorded_completion.bytes().map(u32::from).collect();
-        let mut parts = Parts::default();
+        let mut parts = TokenParts::default();
         let logprobs = vec![-0.5; ids.len()];
         parts.add(&mut parser, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
         let mut tokens = MessageTokens::default();

@@ -69,7 +69,8 @@ impl MatchedRequest {
         let text = &extended.as_ref().unwrap_or(&recorded).content;
         let past = &past;
         let tools = &from.tools;
-        let round = Round { past, completion: &completion, text, rest: &rest, new: &new, tools };
+        let round =
+            CompletionRound { past, completion: &completion, text, rest: &rest, new: &new, tools };
         let following = format.following_tokens(round, max_tokens.saturating_sub(path.len()))?;
         let recorded = path.len();
         path.extend(&following.tokens);

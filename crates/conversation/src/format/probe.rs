@@ -5,7 +5,7 @@ use std::sync::Arc;
 use levade_text::{Message, ToolSpec};
 use serde_json::json;
 
-use super::{Format, Round, abridge, to_messages};
+use super::{CompletionRound, Format, abridge, to_messages};
 
 /// Numbers of user messages before the completion in the probe's conversations.
 const DEPTHS: [usize; 3] = [1, 2, 7];
@@ -73,7 +73,8 @@ fn is_equivalent(
         for text in COMPLETIONS {
             let mut completion = chat.tokenizer().encode(text);
             completion.extend(chat.stop_ids().first());
-            let round = Round { past, completion: &completion, text, rest: "", new, tools };
+            let round =
+                CompletionRound { past, completion: &completion, text, rest: "", new, tools };
             let path = [prompt, &completion, &following.tokens].concat();
             let all = format.full_drift(&path, round);
             let near = format.nearby_drift(round, &following.tokens);

@@ -2,7 +2,7 @@
 
 use levade_text::{Message, Role};
 
-use super::{CompletionRecord, Hit, Index, Node, NodeId, NodeKind, Root, append_text};
+use super::{CompletionRecord, HistoryMatch, Index, Node, NodeId, NodeKind, Root, append_text};
 use crate::canonical::{CanonicalForm, reasoning_key};
 use crate::client_rewrites::{appended_length, same_calls};
 use crate::format::CompletionMatching;
@@ -13,10 +13,14 @@ impl Index {
     /// longest history has the most messages up to a completion. Ties are resolved by the number of
     /// completions with matching tool call ids, then by the number of messages, then by exactness,
     /// then in favor of the latest history.
-    pub(crate) fn search(&self, root: usize, requested: &[(&Message, CanonicalForm)]) -> Hit {
+    pub(crate) fn search(
+        &self,
+        root: usize,
+        requested: &[(&Message, CanonicalForm)],
+    ) -> HistoryMatch {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
-        let start = Hit {
+        let start = HistoryMatch {
             up_to_completion: 0,
             messages: 0,
             by_id: 0,
@@ -70,7 +74,7 @@ impl Index {
                 if found.is_empty() && lenient {
                     (found, length) = (self.match_appended(&hit, message, form), 1);
                 }
-                best = found.iter().copied().fold(best, Hit::max);
+                best = found.iter().copied().fold(best, HistoryMatch::max);
                 // Children of a completion follow its recorded form, not its extended one.
                 found.retain(|hit| hit.rest.0 == 0 || hit.completion != Some(hit.node));
                 fronts[at + length].append(&mut found);
@@ -84,11 +88,11 @@ impl Index {
     /// completion.
     fn match_altered(
         &self,
-        hit: &Hit,
+        hit: &HistoryMatch,
         message: &Message,
         form: &CanonicalForm,
         length: usize,
-    ) -> Vec<Hit> {
+    ) -> Vec<HistoryMatch> {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
         let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
@@ -111,14 +115,19 @@ impl Index {
         );
         let found = same.then(|| self.extend_hit(hit, form, length, caller)).flatten();
         found
-            .map(|hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit })
+            .map(|hit| HistoryMatch { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit })
             .into_iter()
             .collect()
     }
 
     /// Extends a match by a message that starts with the text of a completion, to which the client
     /// has appended text.
-    fn match_appended(&self, hit: &Hit, message: &Message, form: &CanonicalForm) -> Vec<Hit> {
+    fn match_appended(
+        &self,
+        hit: &HistoryMatch,
+        message: &Message,
+        form: &CanonicalForm,
+    ) -> Vec<HistoryMatch> {
         let is_text =
             message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
         if message.role != Role::Assistant || !is_text {
@@ -146,7 +155,7 @@ impl Index {
                     .filter(|_| rest > 0);
                 let node = extension.unwrap_or(completion_id);
                 let reasoning = self.match_reasoning(completion_id, completion, form);
-                let mut hit = Hit { completion: Some(completion_id), node, ..*hit };
+                let mut hit = HistoryMatch { completion: Some(completion_id), node, ..*hit };
                 hit.messages += 1;
                 hit.up_to_completion = hit.messages;
                 hit.trimmed.0 += u32::from(rest == 0);
@@ -168,20 +177,25 @@ impl Index {
 
     /// Extends a match by a canonical form that stands for `length` messages. Returns one match for
     /// each matching node.
-    fn match_repeated(&self, hit: &Hit, form: &CanonicalForm, length: usize) -> Vec<Hit> {
+    fn match_repeated(
+        &self,
+        hit: &HistoryMatch,
+        form: &CanonicalForm,
+        length: usize,
+    ) -> Vec<HistoryMatch> {
         let below = self.matching_nodes(hit.node, form.loose).iter();
         below.filter_map(|&node| self.extend_hit(hit, form, length, node)).collect()
     }
 
     fn extend_hit(
         &self,
-        hit: &Hit,
+        hit: &HistoryMatch,
         form: &CanonicalForm,
         length: usize,
         node: NodeId,
-    ) -> Option<Hit> {
+    ) -> Option<HistoryMatch> {
         let messages = hit.messages + length;
-        let mut hit = Hit { messages, node, ..*hit };
+        let mut hit = HistoryMatch { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
             NodeKind::Root | NodeKind::Extended => return None,
             // The model has seen the white space of such a message, so it must be equal.

@@ -60,8 +60,13 @@ impl FromRequest<Gateway> for IncomingRequest {
                 let named = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
                 let named: Vec<_> = named.collect();
                 let manages_sessions = parts.uri.path().starts_with(SESSIONS);
-                let caller =
-                    caller(gateway, &parts.headers, key.as_deref(), &named, manages_sessions);
+                let caller = identify_caller(
+                    gateway,
+                    &parts.headers,
+                    key.as_deref(),
+                    &named,
+                    manages_sessions,
+                );
                 (named, caller)
             }
             // Without the parameters, the path cannot be compared with the key's attempt.
@@ -92,15 +97,15 @@ impl FromRequest<Gateway> for IncomingRequest {
 /// Identifies the sender of a request by its API key. The parameters of the path must match the
 /// key. If `manages_sessions` is true, the key must be one of the gateway's own, even if calls need
 /// the key of an attempt.
-fn caller(
+fn identify_caller(
     gateway: &Gateway,
     headers: &HeaderMap,
     key: Option<&str>,
     params: &[(String, String)],
     manages_sessions: bool,
 ) -> Result<Caller, ApiError> {
-    let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
-    if let Some(attempt) = param(params, "attempt") {
+    let session = key.map(|key| gateway.find_session_by_key(key)).transpose()?.flatten();
+    if let Some(attempt) = find_param(params, "attempt") {
         let Some(session) = &session else {
             return Err(ApiError::new(
                 ErrorKind::Unauthorized,
@@ -109,7 +114,7 @@ fn caller(
         };
         let options = &session.options;
         if options.attempt != attempt
-            || param(params, "rollout").is_some_and(|rollout| options.rollout != rollout)
+            || find_param(params, "rollout").is_some_and(|rollout| options.rollout != rollout)
         {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
@@ -134,12 +139,13 @@ fn caller(
             return Err(ApiError::new(ErrorKind::Unauthorized, service::WRONG_KEY));
         }
     }
-    let agent = param(params, "agent")
-        .or_else(|| AGENT.iter().find_map(|name| header(headers, name)))
+    let agent = find_param(params, "agent")
+        .or_else(|| AGENT.iter().find_map(|name| find_header(headers, name)))
         .map(str::to_owned);
-    let retries =
-        RETRIES.iter().any(|name| header(headers, name).is_some_and(|count| count.trim() != "0"));
-    let traffic_id = header(headers, TRAFFIC).map(str::to_owned);
+    let retries = RETRIES
+        .iter()
+        .any(|name| find_header(headers, name).is_some_and(|count| count.trim() != "0"));
+    let traffic_id = find_header(headers, TRAFFIC).map(str::to_owned);
     // A key that cannot be read must not be lost: the person could not be found later.
     let person = headers.get(PERSON).map(|value| value.to_str()).transpose().map_err(|_| {
         let message = format!("the header {PERSON} must consist of visible ASCII characters");
@@ -150,16 +156,16 @@ fn caller(
 }
 
 /// Returns the last value of the field `name` in a query string, without decoding it.
-pub(crate) fn query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn find_query_field<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
 }
 
-fn param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {
+fn find_param<'a>(params: &'a [(String, String)], name: &str) -> Option<&'a str> {
     params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
 }
 
-fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn find_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
@@ -175,7 +181,7 @@ pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de
 }
 
 /// Parses a request body as JSON. The error names the invalid field.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse_json_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     service::read_json(body).map_err(|malformed| ApiError {
         param: malformed.field,
         ..ApiError::new(ErrorKind::Invalid, malformed.message)
@@ -184,7 +190,7 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 impl IncomingRequest {
     /// Returns the path parameter `name`, or an empty string if the path has no such parameter.
-    pub(crate) fn part(&self, name: &str) -> String {
+    pub(crate) fn path_param(&self, name: &str) -> String {
         self.named
             .iter()
             .find(|(found, _)| found == name)

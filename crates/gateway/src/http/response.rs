@@ -35,7 +35,7 @@ pub(crate) struct CollectedCompletion {
 }
 
 /// Writer of responses in the format of one API.
-pub(crate) trait Dialect: Send + 'static {
+pub(crate) trait ApiDialect: Send + 'static {
     /// Returns the body of an error response.
     fn error_body(&self, error: &ApiError) -> Value;
 
@@ -47,17 +47,17 @@ pub(crate) trait Dialect: Send + 'static {
 
     /// Returns the frames of a stream that report `event`. Empty if the API does not report this
     /// event.
-    fn event(&mut self, head: &Head, event: &Event) -> String;
+    fn event_frames(&mut self, head: &Head, event: &Event) -> String;
 
     /// Returns a stream frame that keeps the connection of a waiting client alive.
-    fn ping(&self) -> String {
+    fn ping_frame(&self) -> String {
         ": ping\n\n".into()
     }
 }
 
 /// Formats a frame of a server-sent event stream. `name` is the event's name. `None` if the API
 /// does not name events.
-pub(crate) fn frame(name: Option<&str>, data: &Value) -> String {
+pub(crate) fn format_frame(name: Option<&str>, data: &Value) -> String {
     match name {
         Some(name) => format!("event: {name}\ndata: {data}\n\n"),
         None => format!("data: {data}\n\n"),
@@ -65,7 +65,7 @@ pub(crate) fn frame(name: Option<&str>, data: &Value) -> String {
 }
 
 /// Returns an HTTP response with the JSON document `value`.
-pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
     let mut response = Response::new(Body::from(value.to_string()));
     *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");
@@ -89,7 +89,7 @@ pub(super) fn to_api_error(rejection: Rejection) -> ApiError {
 /// Returns an HTTP error response with the JSON body `body`. It has a `retry-after` header if the
 /// gateway is busy.
 pub(crate) fn error_response(error: &ApiError, body: &Value) -> Response {
-    let mut response = json(status(error.kind), body);
+    let mut response = json_response(status_code(error.kind), body);
     if let ErrorKind::Busy(after) = error.kind {
         let seconds = HeaderValue::from(after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
@@ -105,7 +105,7 @@ pub(crate) fn error_response(error: &ApiError, body: &Value) -> Response {
 /// Writes the HTTP response to a call, in the format of `dialect`: as a stream if `streams` is
 /// true, otherwise as one document. If no other data is sent for the duration `ping`, the client
 /// receives a keep-alive message.
-pub(crate) async fn write_response<D: Dialect>(
+pub(crate) async fn write_response<D: ApiDialect>(
     started: Result<Reader, ApiError>,
     mut dialect: D,
     streams: bool,
@@ -126,7 +126,7 @@ pub(crate) async fn write_response<D: Dialect>(
         });
     }
     let mut gathering = CompletionCollector::new(reader);
-    match tokio::time::timeout(ping, gathering.all()).await {
+    match tokio::time::timeout(ping, gathering.read_all()).await {
         Ok(Ok(())) => {
             let completions = gathering.take_completions();
             let bytes = dialect.complete_body(gathering.reader.head(), completions).to_string();
@@ -160,7 +160,7 @@ impl CompletionCollector {
 
     /// Reads the events of a call until its end. Cancel safe: the next call of this function
     /// continues with the next event.
-    async fn all(&mut self) -> Result<(), ApiError> {
+    async fn read_all(&mut self) -> Result<(), ApiError> {
         while let Some(event) = self.reader.next().await {
             match &*event {
                 Event::Prompt { choice, tokens } => {
@@ -197,7 +197,7 @@ impl CompletionCollector {
 /// Returns the error of the call if the call fails.
 async fn gather(reader: Reader) -> Result<(Head, Vec<CollectedCompletion>), ApiError> {
     let mut gathering = CompletionCollector::new(reader);
-    gathering.all().await?;
+    gathering.read_all().await?;
     gathering.reader.mark_received();
     Ok((gathering.reader.head().clone(), gathering.take_completions()))
 }
@@ -226,7 +226,7 @@ async fn start_all(
     let started = join_all(calls.into_iter().enumerate().map(async |(index, call)| {
         // Equal prompts of one body are separate calls, so each gets its own hash.
         let body = caller.body.map(|body| body.wrapping_add(index as u128 + 1));
-        gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
+        gateway.call_in_batch(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     }))
     .await;
     let readers = started.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
@@ -336,7 +336,7 @@ fn full_response(status: StatusCode, text: String, reader: Reader) -> Response {
 
 /// Returns an HTTP response whose body starts with spaces, which JSON permits, until the call has
 /// ended. The status has been sent by then, so an error appears only in the body.
-fn keep_alive_response<D: Dialect>(
+fn keep_alive_response<D: ApiDialect>(
     gathering: CompletionCollector,
     dialect: D,
     ping: Duration,
@@ -348,7 +348,7 @@ fn keep_alive_response<D: Dialect>(
             gathering.reader.mark_received();
             return None;
         }
-        let (text, ended) = match tokio::time::timeout(ping, gathering.all()).await {
+        let (text, ended) = match tokio::time::timeout(ping, gathering.read_all()).await {
             Err(_) => (" ".to_owned(), false),
             Ok(Err(error)) => (dialect.error_body(&error).to_string(), true),
             Ok(Ok(())) => {
@@ -377,9 +377,9 @@ struct StreamWriter<D> {
     ping: Duration,
 }
 
-fn stream_response<D: Dialect>(streaming: StreamWriter<D>) -> Response {
+fn stream_response<D: ApiDialect>(streaming: StreamWriter<D>) -> Response {
     let body = stream::unfold(streaming, |mut streaming| async move {
-        let text = streaming.next().await?;
+        let text = streaming.next_frames().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), streaming))
     });
     let mut response = Response::new(Body::from_stream(body));
@@ -391,10 +391,10 @@ fn stream_response<D: Dialect>(streaming: StreamWriter<D>) -> Response {
     response
 }
 
-impl<D: Dialect> StreamWriter<D> {
+impl<D: ApiDialect> StreamWriter<D> {
     /// Returns the next text of a streamed response: the initial frames, all frames that are ready,
     /// or a keep-alive frame after the ping interval. Returns `None` after the last event.
-    async fn next(&mut self) -> Option<String> {
+    async fn next_frames(&mut self) -> Option<String> {
         if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
             return Some(first);
         }
@@ -404,12 +404,12 @@ impl<D: Dialect> StreamWriter<D> {
                 return None;
             }
             let Ok(event) = tokio::time::timeout(self.ping, self.reader.next()).await else {
-                return Some(self.dialect.ping());
+                return Some(self.dialect.ping_frame());
             };
             let mut text = String::new();
             let mut event: Option<Arc<Event>> = event;
             while let Some(found) = event {
-                text += &self.dialect.event(self.reader.head(), &found);
+                text += &self.dialect.event_frames(self.reader.head(), &found);
                 self.ended |= found.is_last();
                 event = self.reader.try_next();
             }
@@ -422,7 +422,7 @@ impl<D: Dialect> StreamWriter<D> {
 }
 
 /// Returns the HTTP status code of an error. All APIs use the same codes.
-fn status(kind: ErrorKind) -> StatusCode {
+fn status_code(kind: ErrorKind) -> StatusCode {
     match kind {
         // Clients retry other statuses, although a retry would fail in the same way.
         ErrorKind::Invalid | ErrorKind::TooLong | ErrorKind::Limit => StatusCode::BAD_REQUEST,

@@ -6,7 +6,7 @@ use levade_text::Message;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::memory::{Memory, Owner, StoredResponse, response_of};
+use super::memory::{Owner, ResponseMemory, StoredResponse, call_id_of_item};
 use crate::gateway::Gateway;
 use crate::session::Session;
 
@@ -26,9 +26,9 @@ impl CallerMemory {
         CallerMemory { gateway: gateway.clone(), session, owner }
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Memory) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut ResponseMemory) -> T) -> T {
         match &self.session {
-            Some(session) => work(&mut session.state().responses),
+            Some(session) => work(&mut session.lock_state().responses),
             None => {
                 work(&mut self.gateway.0.responses.lock().unwrap_or_else(PoisonError::into_inner))
             }
@@ -53,13 +53,13 @@ impl CallerMemory {
     /// # Errors
     /// Returns the id of the missing response if `id`, or a response that it continues, is not in
     /// memory.
-    pub(super) fn history(&self, id: &str) -> Result<Vec<Message>, String> {
-        self.with(|memory| memory.history(self.owner, id))
+    pub(super) fn read_history(&self, id: &str) -> Result<Vec<Message>, String> {
+        self.with(|memory| memory.read_history(self.owner, id))
     }
 
     /// Returns the output item `id` of a stored response, or `None` if it is not in memory.
-    pub(super) fn item(&self, id: &str) -> Option<Value> {
-        let response = self.get(&format!("resp_{}", response_of(id)?))?;
+    pub(super) fn find_item(&self, id: &str) -> Option<Value> {
+        let response = self.get(&format!("resp_{}", call_id_of_item(id)?))?;
         let items = response.body["output"].as_array()?;
         items.iter().find(|item| item["id"] == id).cloned()
     }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::caller_memory::CallerMemory;
 use super::items::{self, API};
-use super::tools::Tools;
+use super::tools::RequestTools;
 use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::openai;
@@ -18,7 +18,7 @@ use levade_call::{Constraint, Input, SamplingOptions};
 
 /// Body of a request to `/v1/responses`.
 #[derive(Deserialize)]
-struct Request {
+struct ResponsesRequest {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     input: Option<Value>,
@@ -50,7 +50,7 @@ pub(super) struct ParsedRequest {
 
 /// Data of a request to the Responses API that its response repeats or depends on.
 pub(super) struct ReceivedItems {
-    pub tools: Tools,
+    pub tools: RequestTools,
     /// Messages that the request adds to the conversation, without instructions.
     pub input: Vec<Message>,
     /// Id of the response that the request continues. `None` for the start of a conversation.
@@ -74,15 +74,15 @@ pub(super) struct ReceivedItems {
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
-pub(super) fn read(
+pub(super) fn parse_request(
     gateway: &Gateway,
     memory: &CallerMemory,
     body: &[u8],
 ) -> Result<ParsedRequest, ApiError> {
-    let mut request: Request = crate::http::read(body)?;
+    let mut request: ResponsesRequest = crate::http::parse_json_body(body)?;
     check_fields(gateway, &mut request.rest)?;
     let own = request.text.as_ref().map(parse_format).transpose()?.flatten();
-    let constraint = openai::structured::from_request(gateway, own, &mut request.rest)?;
+    let constraint = openai::structured::take_constraint(gateway, own, &mut request.rest)?;
     let requested = openai::take_sampling_fields(&mut request.rest)?;
     if requested.num_completions()? != 1 {
         return Err(ApiError::field(
@@ -92,21 +92,23 @@ pub(super) fn read(
     }
     openai::check_fields(gateway, API, &request.rest)?;
     let include = request.include.clone().unwrap_or_default();
-    let logprobs = logprobs(includes_logprobs(gateway, &include), request.top_logprobs)?;
+    let logprobs = validate_logprobs(includes_logprobs(gateway, &include), request.top_logprobs)?;
 
-    let tools = Tools::read(gateway, request.tools.as_deref().unwrap_or_default())?;
+    let tools = RequestTools::parse_tools(gateway, request.tools.as_deref().unwrap_or_default())?;
     let input = match request.input.as_ref().filter(|input| !input.is_null()) {
-        Some(input) => items::read(gateway, input, |id| memory.item(id))?,
+        Some(input) => items::parse_input(gateway, input, |id| memory.find_item(id))?,
         None => Vec::new(),
     };
     let mut messages: Vec<Message> =
         match request.instructions.as_ref().filter(|present| !present.is_null()) {
             Some(Value::String(text)) => vec![Message::system(text.as_str())],
-            Some(items) => items::read(gateway, items, |id| memory.item(id))?,
+            Some(items) => items::parse_input(gateway, items, |id| memory.find_item(id))?,
             None => Vec::new(),
         };
     if let Some(previous) = &request.previous_response_id {
-        messages.extend(memory.history(previous).map_err(|missing| not_found(previous, &missing))?);
+        messages.extend(
+            memory.read_history(previous).map_err(|missing| not_found_error(previous, &missing))?,
+        );
     }
     messages.extend(input.iter().cloned());
     if messages.is_empty() {
@@ -119,10 +121,13 @@ pub(super) fn read(
             Err(ApiError::field("max_output_tokens", message))
         }
     });
-    let sampling =
-        SamplingOptions { max_tokens: limit.transpose()?, logprobs, ..requested.sampling()? };
+    let sampling = SamplingOptions {
+        max_tokens: limit.transpose()?,
+        logprobs,
+        ..requested.to_sampling_options()?
+    };
     let mut specs = tools.specs.clone();
-    let tool_choice = tools.choice(request.tool_choice.as_ref(), &mut specs)?;
+    let tool_choice = tools.parse_tool_choice(request.tool_choice.as_ref(), &mut specs)?;
     let requested = CallRequest {
         tools: specs,
         strict: tools.strict.clone(),
@@ -138,10 +143,10 @@ pub(super) fn read(
         wanted("summary") || wanted("generate_summary")
     });
     let received = ReceivedItems {
-        echo: echo(&request, &call),
+        echo: echo_fields(&request, &call),
         tools,
         input,
-        items: input_items(request.input.as_ref()),
+        items: normalize_input_items(request.input.as_ref()),
         chat: None,
         store: request.store.unwrap_or(true),
         summary,
@@ -151,7 +156,7 @@ pub(super) fn read(
     Ok(ParsedRequest { call, streams: request.stream.unwrap_or(false), received })
 }
 
-fn not_found(requested: &str, missing: &str) -> ApiError {
+fn not_found_error(requested: &str, missing: &str) -> ApiError {
     let why = if requested == missing {
         String::new()
     } else {
@@ -188,7 +193,7 @@ fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), 
     // Only `max_output_tokens` limits a response. The other names would override it.
     for field in ["max_tokens", "max_completion_tokens"] {
         if rest.remove(field).is_some() {
-            gateway.unknown_field(API, field);
+            gateway.count_unknown_field(API, field);
         }
     }
     Ok(())
@@ -200,7 +205,7 @@ fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), 
 fn includes_logprobs(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
         if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {
-            gateway.unknown_field(API, &format!("include[{what}]"));
+            gateway.count_unknown_field(API, &format!("include[{what}]"));
         }
     }
     include.iter().any(|what| what == LOGPROBS)
@@ -211,7 +216,7 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Returns the number of alternatives per token in the log-probabilities, or `None` if the request
 /// asks for no log-probabilities.
-fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
+fn validate_logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
     const MAX: usize = 20;
     let top = top.map(|top| {
         let count = usize::try_from(top).ok().filter(|count| *count <= MAX);
@@ -227,7 +232,7 @@ fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError>
 }
 
 /// Returns the input items of a request, with plain texts converted to message items.
-fn input_items(input: Option<&Value>) -> Vec<Value> {
+fn normalize_input_items(input: Option<&Value>) -> Vec<Value> {
     match input {
         Some(Value::String(text)) => vec![message_item("user", text)],
         Some(Value::Array(items)) => items
@@ -274,20 +279,21 @@ fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
 }
 
 /// Returns the fields of a response that repeat the options of its request.
-fn echo(request: &Request, call: &Call) -> Map<String, Value> {
+fn echo_fields(request: &ResponsesRequest, call: &Call) -> Map<String, Value> {
     let sampling = &call.request.sampling;
     let echo = json!({
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "metadata": value_or(&request.metadata, json!({})),
+        "metadata": value_or_default(&request.metadata, json!({})),
         "parallel_tool_calls": call.request.parallel_calls,
         "previous_response_id": request.previous_response_id,
-        "reasoning": value_or(&request.reasoning, json!({ "effort": null, "summary": null })),
+        "reasoning":
+            value_or_default(&request.reasoning, json!({ "effort": null, "summary": null })),
         "service_tier": "default",
         "store": request.store.unwrap_or(true),
         "temperature": sampling.temperature.unwrap_or(1.0),
-        "text": value_or(&request.text, json!({ "format": { "type": "text" } })),
-        "tool_choice": value_or(&request.tool_choice, "auto".into()),
+        "text": value_or_default(&request.text, json!({ "format": { "type": "text" } })),
+        "tool_choice": value_or_default(&request.tool_choice, "auto".into()),
         "tools": request.tools.clone().unwrap_or_default(),
         "top_logprobs": sampling.logprobs.unwrap_or(0),
         "top_p": sampling.top_p.unwrap_or(1.0),
@@ -299,7 +305,7 @@ fn echo(request: &Request, call: &Call) -> Map<String, Value> {
     }
 }
 
-fn value_or(value: &Option<Value>, default: Value) -> Value {
+fn value_or_default(value: &Option<Value>, default: Value) -> Value {
     value.clone().unwrap_or(default)
 }
 
@@ -308,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_field_enables_logprobs() {
+    fn include_or_top_logprobs_enables_logprobs() {
         for (included, top, want) in [
             (false, None, None),
             (false, Some(0), None),
@@ -317,11 +323,11 @@ mod tests {
             (true, Some(0), Some(0)),
             (true, Some(20), Some(20)),
         ] {
-            assert_eq!(logprobs(included, top).unwrap(), want, "{included} {top:?}");
+            assert_eq!(validate_logprobs(included, top).unwrap(), want, "{included} {top:?}");
         }
         for wrong in [-1, 21] {
             assert_eq!(
-                logprobs(true, Some(wrong)).unwrap_err().param.as_deref(),
+                validate_logprobs(true, Some(wrong)).unwrap_err().param.as_deref(),
                 Some("top_logprobs")
             );
         }

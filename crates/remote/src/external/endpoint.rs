@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::error::ExternalError;
-use super::limits::jittered;
+use super::limits::add_jitter;
 
 /// Pause after a server has rejected a call as busy for the first time. Doubles with each further
 /// rejection.
@@ -43,9 +43,9 @@ pub struct Endpoint {
 
 /// An API key, which `Debug` output hides.
 #[derive(Clone)]
-struct Key(HeaderValue, String);
+struct ApiKey(HeaderValue, String);
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[key]")
     }
@@ -53,14 +53,14 @@ impl fmt::Debug for Key {
 
 /// A chat API server with its API key and its state, such as its pause and its calls in flight.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct EndpointServer {
     /// Address of the server as the user wrote it, for errors and logs.
     pub name: String,
     pub model: String,
     pub uri: Uri,
     key_env: Option<String>,
-    key: Option<Key>,
-    rest: Mutex<Rest>,
+    key: Option<ApiKey>,
+    rest: Mutex<EndpointPauses>,
     /// Number of calls in flight on the server.
     running: Arc<AtomicUsize>,
 }
@@ -78,7 +78,7 @@ impl Drop for ResponseGuard {
 /// Pauses of a server. After the server rejected calls as busy, it is not called for a while. After
 /// it failed, other servers are preferred for a while.
 #[derive(Debug, Default)]
-struct Rest {
+struct EndpointPauses {
     in_a_row: u32,
     until: Option<Instant>,
     /// Message of the last failure. `None` if no call failed since the last response.
@@ -126,7 +126,7 @@ fn chat_uri(base: &str) -> Result<Uri, String> {
     plain_uri(&format!("{address}{rest}{query}"))
 }
 
-impl Server {
+impl EndpointServer {
     /// Creates the state of an endpoint. `variable` reads an environment variable, from which the
     /// API key is taken.
     ///
@@ -143,14 +143,14 @@ impl Server {
                 endpoint.model
             ))
         })?;
-        let server = Self::at(uri, endpoint.key_env.as_ref(), variable)?;
+        let server = Self::at_uri(uri, endpoint.key_env.as_ref(), variable)?;
         if endpoint.model.is_empty() {
             let name = server.name;
             return Err(ExternalError::Invalid(format!(
                 "the endpoint {name} has no model; set model to one of its models"
             )));
         }
-        Ok(Server { model: endpoint.model.clone(), ..server })
+        Ok(EndpointServer { model: endpoint.model.clone(), ..server })
     }
 
     /// Creates the state of a server at `uri`, whatever its API. `variable` reads an environment
@@ -158,14 +158,14 @@ impl Server {
     ///
     /// # Errors
     /// Returns an error if the key is missing.
-    pub fn at(
+    pub fn at_uri(
         uri: Uri,
         key_env: Option<&String>,
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,
     ) -> Result<Self, ExternalError> {
         let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
         let name = format!("{}://{authority}{}", uri.scheme_str().unwrap_or_default(), uri.path());
-        let key = |name: &String| -> Result<Key, String> {
+        let key = |name: &String| -> Result<ApiKey, String> {
             let key = variable(name).map_err(|error| match error {
                 std::env::VarError::NotPresent => "not set".to_owned(),
                 std::env::VarError::NotUnicode(_) => "not UTF-8".to_owned(),
@@ -174,7 +174,7 @@ impl Server {
             let header = HeaderValue::from_str(&format!("Bearer {key}"));
             let mut header = header.map_err(|_| "not a valid header value".to_owned())?;
             header.set_sensitive(true);
-            if key.is_empty() { Err("empty".into()) } else { Ok(Key(header, key)) }
+            if key.is_empty() { Err("empty".into()) } else { Ok(ApiKey(header, key)) }
         };
         let key = key_env.map(|variable| {
             key(variable).map_err(|found| ExternalError::NoKey {
@@ -183,7 +183,7 @@ impl Server {
                 found,
             })
         });
-        Ok(Server {
+        Ok(EndpointServer {
             name,
             uri,
             model: String::new(),
@@ -213,7 +213,7 @@ impl Server {
 
     /// Returns the value of the `Authorization` header, or `None` if the server has no key.
     pub fn authorization(&self) -> Option<HeaderValue> {
-        self.key.as_ref().map(|Key(header, _)| header.clone())
+        self.key.as_ref().map(|ApiKey(header, _)| header.clone())
     }
 
     /// Returns a hint that names the place where the user can correct the API key, for errors.
@@ -227,18 +227,18 @@ impl Server {
     /// Replaces the API key in a text by `[key]`.
     pub fn without_key(&self, text: &str) -> String {
         match &self.key {
-            Some(Key(_, key)) => text.replace(key.as_str(), "[key]"),
+            Some(ApiKey(_, key)) => text.replace(key.as_str(), "[key]"),
             None => text.to_owned(),
         }
     }
 
-    fn rest(&self) -> MutexGuard<'_, Rest> {
+    fn lock_pauses(&self) -> MutexGuard<'_, EndpointPauses> {
         self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the remaining duration of the server's pause, during which it must not be called.
-    pub fn rests_for(&self) -> Duration {
-        self.rest()
+    pub fn remaining_pause(&self) -> Duration {
+        self.lock_pauses()
             .until
             .map(|until| until.saturating_duration_since(Instant::now()))
             .unwrap_or_default()
@@ -247,25 +247,25 @@ impl Server {
     /// Records the error of a failed call as the cause of the server's pause. Timeouts and errors
     /// of the request itself are not recorded.
     pub fn note_cause(&self, error: &ExternalError) {
-        if !matches!(error, ExternalError::Deadline { .. }) && !error.is_of_request() {
-            self.rest().cause = Some(error.to_string());
+        if !matches!(error, ExternalError::Deadline { .. }) && !error.is_request_error() {
+            self.lock_pauses().cause = Some(error.to_string());
         }
     }
 
     /// Returns the last failure of the server as the end of a sentence, or an empty text if no call
     /// failed since the last response.
-    pub fn cause(&self) -> String {
-        let rest = self.rest();
+    pub fn describe_last_failure(&self) -> String {
+        let rest = self.lock_pauses();
         rest.cause.as_ref().map(|cause| format!(", after a failure: {cause}")).unwrap_or_default()
     }
 
     /// Returns a text that names the server's pause as the event that a call waits for.
     pub fn pause_text(&self) -> String {
-        format!("the pause of {} to end{}", self.name, self.cause())
+        format!("the pause of {} to end{}", self.name, self.describe_last_failure())
     }
 
     /// Returns the number of calls in flight on the server.
-    pub fn running(&self) -> usize {
+    pub fn num_running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
@@ -278,17 +278,17 @@ impl Server {
     /// Records that the server rejected a call as busy. `retry_after` is the pause that the server
     /// requested, if any. Returns the resulting pause, which is at least as long.
     pub fn note_rejection(&self, retry_after: Option<Duration>) -> Duration {
-        let mut rest = self.rest();
+        let mut rest = self.lock_pauses();
         let wait = INITIAL_WAIT.saturating_mul(1 << rest.in_a_row.min(16)).min(MAX_WAIT);
-        let wait = retry_after.unwrap_or_default().max(jittered(wait));
+        let wait = retry_after.unwrap_or_default().max(add_jitter(wait));
         rest.in_a_row += 1;
         rest.until = Some(rest.until.unwrap_or_else(Instant::now).max(Instant::now() + wait));
         wait
     }
 
     /// Records a failure of the server, after which other servers are preferred for a while.
-    pub fn failed(&self) {
-        let mut rest = self.rest();
+    pub fn record_failure(&self) {
+        let mut rest = self.lock_pauses();
         let now = Instant::now();
         // Failures during one pause count once.
         if rest.avoided_until.is_none_or(|until| until <= now) {
@@ -304,9 +304,9 @@ impl Server {
     /// few calls in flight. A server that has not responded since it failed gets one call at a
     /// time.
     pub fn rank(&self) -> (Duration, bool, usize) {
-        let rests_for = self.rests_for();
-        let running = self.running();
-        let rest = self.rest();
+        let rests_for = self.remaining_pause();
+        let running = self.num_running();
+        let rest = self.lock_pauses();
         let is_avoided = rest.avoided_until.is_some_and(|until| until > Instant::now());
         let is_tried = running > 0 && (rest.failures > 0 || rest.in_a_row > 0);
         (rests_for, is_avoided || is_tried, running)
@@ -314,7 +314,7 @@ impl Server {
 
     /// Records that the server responded, which ends its pause and resets its failures.
     pub fn note_success(&self) {
-        *self.rest() = Rest::default();
+        *self.lock_pauses() = EndpointPauses::default();
     }
 }
 
@@ -361,7 +361,7 @@ mod tests {
             key_env: Some("X_KEY".into()),
         };
         let server = |value: Result<&str, VarError>| {
-            Server::new(&endpoint, |name| {
+            EndpointServer::new(&endpoint, |name| {
                 assert_eq!(name, "X_KEY");
                 value.clone().map(str::to_owned)
             })
@@ -383,8 +383,10 @@ mod tests {
             assert!(error.contains(why) && !error.contains("secret"), "{error}");
         }
         assert!(
-            Server::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok("k".into()))
-                .is_err()
+            EndpointServer::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok(
+                "k".into()
+            ))
+            .is_err()
         );
     }
 
@@ -392,19 +394,19 @@ mod tests {
     async fn pauses_double_with_consecutive_rejections() {
         let endpoint =
             Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: None };
-        let server = Server::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
-        assert_eq!(server.rests_for(), Duration::ZERO);
+        let server = EndpointServer::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
+        assert_eq!(server.remaining_pause(), Duration::ZERO);
         for doubled in 0..10 {
             let max_wait = (0.5 * f64::from(1 << doubled)).min(60.0);
             let wait = server.note_rejection(None).as_secs_f64();
             assert!((max_wait / 2.0..=max_wait).contains(&wait), "{wait}");
         }
         server.note_success();
-        assert_eq!(server.rests_for(), Duration::ZERO);
+        assert_eq!(server.remaining_pause(), Duration::ZERO);
         // A server that has failed can be called, after other servers.
         for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
-            server.failed();
-            server.failed();
+            server.record_failure();
+            server.record_failure();
             assert_eq!(server.rank(), (Duration::ZERO, true, 0));
             tokio::time::advance(Duration::from_secs(pause) - Duration::from_millis(1)).await;
             assert!(server.rank().1, "{pause}");
@@ -418,6 +420,6 @@ mod tests {
         drop(call);
         assert_eq!(server.note_rejection(Some(Duration::from_secs(90))), Duration::from_secs(90));
         server.note_rejection(None);
-        assert_eq!(server.rests_for(), Duration::from_secs(90), "the longer wait counts");
+        assert_eq!(server.remaining_pause(), Duration::from_secs(90), "the longer wait counts");
     }
 }

@@ -158,7 +158,7 @@ impl ExternalError {
 
     /// Returns whether the request is the cause of the error. Such an error does not count against
     /// the server.
-    pub(crate) fn is_of_request(&self) -> bool {
+    pub(crate) fn is_request_error(&self) -> bool {
         match self {
             ExternalError::Rejected { status, .. } => matches!(status, 400 | 413 | 414 | 422),
             ExternalError::Invalid(_) => true,
@@ -186,7 +186,7 @@ impl ExternalError {
 
     /// Returns whether the call can safely be retried immediately, because the server cannot have
     /// executed it: the server rejected it as busy, was unreachable, or sent no byte of a response.
-    pub(crate) fn repeats_nothing(&self) -> bool {
+    pub(crate) fn is_safe_to_retry(&self) -> bool {
         match self {
             ExternalError::Busy { .. } | ExternalError::Connect { .. } => true,
             ExternalError::Broken { bytes, .. } => *bytes == 0,
@@ -285,7 +285,7 @@ mod tests {
                 true,
             ),
         ];
-        let of_request = errors.iter().filter(|(error, _)| error.is_of_request());
+        let of_request = errors.iter().filter(|(error, _)| error.is_request_error());
         assert_eq!(
             of_request.map(|(error, _)| error.code()).collect::<Vec<_>>(),
             ["invalid", "refused"]
@@ -295,7 +295,7 @@ mod tests {
             assert_eq!(json["code"], error.code());
             assert_eq!(serde_json::from_value::<ExternalError>(json).unwrap(), error);
             assert_eq!(error.may_pass(), may_pass, "{error}");
-            assert!(!error.repeats_nothing() || error.may_pass());
+            assert!(!error.is_safe_to_retry() || error.may_pass());
         }
     }
 

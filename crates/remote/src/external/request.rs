@@ -41,7 +41,7 @@ const BYTES_OF_A_TOKEN: u64 = 4;
 
 impl ChatRequest {
     /// Builds the JSON body of the request for the model `model`.
-    pub(crate) fn body(&self, model: &str, stream: bool) -> Value {
+    pub(crate) fn to_body(&self, model: &str, stream: bool) -> Value {
         let params = &self.params;
         let mut body = Map::new();
         let mut set = |name: &str, value: Value| {
@@ -55,8 +55,8 @@ impl ChatRequest {
             set("tools", self.tools.iter().map(ToolSpec::to_openai).collect());
         }
         set("max_tokens", json!(params.max_tokens));
-        set("temperature", json!(params.temperature.map(shortest_decimal)));
-        set("top_p", json!(params.top_p.map(shortest_decimal)));
+        set("temperature", json!(params.temperature.map(to_shortest_decimal)));
+        set("top_p", json!(params.top_p.map(to_shortest_decimal)));
         if !params.stop.is_empty() {
             set("stop", json!(params.stop));
         }
@@ -76,14 +76,14 @@ impl ChatRequest {
 
     /// Estimates the number of prompt and completion tokens of a request, for rate limits. The
     /// estimate is replaced when the server reports the token counts.
-    pub(crate) fn tokens(&self, body: &[u8]) -> u64 {
+    pub(crate) fn estimate_tokens(&self, body: &[u8]) -> u64 {
         body.len() as u64 / BYTES_OF_A_TOKEN + self.params.max_tokens.unwrap_or_default() as u64
     }
 }
 
 /// Converts an `f32` to the `f64` with the same shortest decimal representation, so that 0.7 is
 /// sent as 0.7, not as 0.699999988079071.
-fn shortest_decimal(value: f32) -> f64 {
+fn to_shortest_decimal(value: f32) -> f64 {
     value.to_string().parse::<f64>().unwrap_or(f64::from(value))
 }
 
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn body_contains_only_given_fields() {
+    fn chat_request_body_contains_only_set_fields() {
         let plain = ChatRequest { messages: vec![Message::user("hi")], ..ChatRequest::default() };
-        let body = plain.body("m", false);
+        let body = plain.to_body("m", false);
         assert_eq!(
             body,
             json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": false})
@@ -116,7 +116,7 @@ mod tests {
                 .clone(),
             ..ChatParams::default()
         };
-        let body = full.body("m", true);
+        let body = full.to_body("m", true);
         assert_eq!(body["tools"][0]["function"]["name"], "add");
         assert_eq!(body["temperature"].to_string(), "0.7");
         assert_eq!(
@@ -125,6 +125,6 @@ mod tests {
         );
         assert!(body.get("max_tokens").is_none() && body["max_completion_tokens"] == 9);
         assert_eq!(body["stream_options"]["include_usage"], true);
-        assert_eq!(full.tokens(&[0; 400]), 109);
+        assert_eq!(full.estimate_tokens(&[0; 400]), 109);
     }
 }

@@ -131,7 +131,7 @@ fn convert_call((i, call): (usize, &CalledTool)) -> Result<ToolCall, String> {
 
 /// JSON of a complete completion or of one chunk, as servers send it.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Wire {
+pub(crate) struct WireCompletion {
     #[serde(default)]
     choices: Vec<WireChoice>,
     usage: Option<WireUsage>,
@@ -200,7 +200,7 @@ impl From<WireUsage> for Usage {
 
 /// A completion that is assembled from streamed chunks.
 #[derive(Debug, Default)]
-pub(crate) struct Assembly {
+pub(crate) struct CompletionAssembly {
     pub response: ChatResponse,
     /// Index that the server assigned to each tool call. `None` if the server sent no index.
     indices: Vec<Option<u64>>,
@@ -210,10 +210,10 @@ pub(crate) struct Assembly {
     pub has_content: bool,
 }
 
-impl Assembly {
+impl CompletionAssembly {
     /// Adds a chunk to the completion, and appends an event for each of its parts to `events`.
     /// Ignores all choices except the first.
-    pub fn take(&mut self, wire: Wire, events: &mut Vec<ChatEvent>) {
+    pub fn add_chunk(&mut self, wire: WireCompletion, events: &mut Vec<ChatEvent>) {
         if let Some(usage) = wire.usage {
             self.response.usage = Some(usage.into());
         }
@@ -241,13 +241,15 @@ impl Assembly {
                 self.response.content += &content;
                 events.push(ChatEvent::Content(content.to_string()));
             }
-            events.extend(delta.tool_calls.into_iter().flatten().map(|call| self.take_call(call)));
+            events.extend(
+                delta.tool_calls.into_iter().flatten().map(|call| self.add_call_chunk(call)),
+            );
         }
     }
 
     /// Adds a chunk of a tool call. The chunk belongs to the call with its index or, if it has no
     /// index, to the last call. A chunk with another id than this call starts a new call.
-    fn take_call(&mut self, wire: WireCall) -> ChatEvent {
+    fn add_call_chunk(&mut self, wire: WireCall) -> ChatEvent {
         let WireFunction { name, arguments } = wire.function.unwrap_or_default();
         let id = wire.id.unwrap_or_default();
         let known_call = match wire.index {
@@ -295,10 +297,10 @@ mod tests {
     use super::*;
 
     fn assembled(chunks: &[Value]) -> (ChatResponse, Vec<ChatEvent>) {
-        let mut assembly = Assembly::default();
+        let mut assembly = CompletionAssembly::default();
         let mut events = Vec::new();
         for chunk in chunks {
-            assembly.take(serde_json::from_value(chunk.clone()).unwrap(), &mut events);
+            assembly.add_chunk(serde_json::from_value(chunk.clone()).unwrap(), &mut events);
         }
         (assembly.response, events)
     }

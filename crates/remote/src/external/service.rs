@@ -8,10 +8,10 @@ use levade_policy::process_time::sleep;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::endpoint::{Server, plain_uri};
+use super::endpoint::{EndpointServer, plain_uri};
 use super::error::ExternalError;
-use super::http::Http;
-use super::waits::Waits;
+use super::http::EndpointHttp;
+use super::waits::CallDeadline;
 
 /// Options of an HTTP [`Service`].
 #[derive(Debug, Clone, PartialEq)]
@@ -49,13 +49,13 @@ impl ServiceOptions {
 
 /// Client of an idempotent HTTP service, whose requests can safely be retried. Clones share limits.
 #[derive(Debug, Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service(Arc<ServiceInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ServiceInner {
     options: ServiceOptions,
-    server: Server,
-    http: Http,
+    server: EndpointServer,
+    http: EndpointHttp,
     permits: Semaphore,
 }
 
@@ -69,9 +69,15 @@ impl Service {
         let uri = plain_uri(options.url.trim()).map_err(|why| {
             ExternalError::Invalid(format!("the url of a service is invalid: {why}"))
         })?;
-        let server = Server::at(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
+        let server =
+            EndpointServer::at_uri(uri, options.key_env.as_ref(), |name| std::env::var(name))?;
         let permits = Semaphore::new(options.max_running.clamp(1, Semaphore::MAX_PERMITS));
-        Ok(Service(Arc::new(Inner { options, server, http: Http::new(None)?, permits })))
+        Ok(Service(Arc::new(ServiceInner {
+            options,
+            server,
+            http: EndpointHttp::new(None)?,
+            permits,
+        })))
     }
 
     /// Posts a JSON request and returns the JSON response. If a retry may succeed, retries the
@@ -81,8 +87,8 @@ impl Service {
     /// Returns the last error if no response arrives within the deadline and the maximum number of
     /// tries.
     pub async fn send(&self, question: &Value) -> Result<Value, ExternalError> {
-        let Inner { options, server, permits, .. } = &*self.0;
-        let mut waits = Waits::new(options.deadline, server.name.clone());
+        let ServiceInner { options, server, permits, .. } = &*self.0;
+        let mut waits = CallDeadline::new(options.deadline, server.name.clone());
         let what = format!("a permit for one of {} concurrent requests", options.max_running);
         let permit = waits.wait(what, permits.acquire()).await?;
         let _permit = permit.map_err(|_| ExternalError::Invalid("the service is closed".into()))?;
@@ -91,7 +97,7 @@ impl Service {
         loop {
             remaining -= 1;
             // After a failure, all requests wait for the server's pause.
-            waits.wait(server.pause_text(), sleep(server.rests_for())).await?;
+            waits.wait(server.pause_text(), sleep(server.remaining_pause())).await?;
             match self.call_once(body.clone(), &mut waits).await {
                 Ok(response) => {
                     server.note_success();
@@ -106,7 +112,7 @@ impl Service {
                         endpoint = server.name, %error,
                         "retrying a request to a service"
                     );
-                    if server.rests_for() > waits.remaining() {
+                    if server.remaining_pause() > waits.remaining() {
                         return Err(error);
                     }
                 }
@@ -115,8 +121,12 @@ impl Service {
         }
     }
 
-    async fn call_once(&self, body: Bytes, waits: &mut Waits) -> Result<Value, ExternalError> {
-        let Inner { options, server, http, .. } = &*self.0;
+    async fn call_once(
+        &self,
+        body: Bytes,
+        waits: &mut CallDeadline,
+    ) -> Result<Value, ExternalError> {
+        let ServiceInner { options, server, http, .. } = &*self.0;
         let mut response = http.post(server, body, options.max_bytes, waits).await?;
         let bytes = response.collect(waits).await?;
         serde_json::from_slice(&bytes).map_err(|error| ExternalError::Protocol {

@@ -9,7 +9,7 @@
 
 /// Decoder of one stream of server-sent events.
 #[derive(Debug, Default)]
-pub(crate) struct Decoder {
+pub(crate) struct SseDecoder {
     /// Bytes of the line whose end has not arrived.
     line: Vec<u8>,
     /// Data of the event whose end has not arrived. `None` before the event's first data line.
@@ -20,7 +20,7 @@ pub(crate) struct Decoder {
     has_started: bool,
 }
 
-impl Decoder {
+impl SseDecoder {
     /// Decodes bytes of the stream, and appends the data of all completed events to `events`.
     pub fn feed(&mut self, bytes: &[u8], events: &mut Vec<Vec<u8>>) {
         for &byte in bytes {
@@ -34,7 +34,7 @@ impl Decoder {
     }
 
     /// Returns the number of buffered bytes of the event whose end has not arrived.
-    pub fn pending(&self) -> usize {
+    pub fn num_pending_bytes(&self) -> usize {
         self.line.len() + self.data.as_ref().map_or(0, Vec::len)
     }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn decode<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
-        let mut decoder = Decoder::default();
+        let mut decoder = SseDecoder::default();
         let mut events = Vec::new();
         chunks.into_iter().for_each(|chunk| decoder.feed(chunk, &mut events));
         (events, decoder.finish())

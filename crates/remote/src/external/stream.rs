@@ -8,10 +8,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::External;
 use super::endpoint::ResponseGuard;
 use super::error::ExternalError;
-use super::http::{ResponseBody, message_of};
-use super::response::{Assembly, ChatEvent, ChatResponse, Finish, Wire};
-use super::sse::Decoder;
-use super::waits::Waits;
+use super::http::{ResponseBody, extract_message};
+use super::response::{ChatEvent, ChatResponse, CompletionAssembly, Finish, WireCompletion};
+use super::sse::SseDecoder;
+use super::waits::CallDeadline;
 
 /// A streamed chat completion. Dropping the stream closes its connection.
 #[derive(Debug)]
@@ -19,13 +19,13 @@ pub struct ChatStream {
     policy: External,
     /// Index of the server that sends the completion.
     server: usize,
-    waits: Waits,
+    waits: CallDeadline,
     _permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
     response: ResponseBody,
     /// Bytes that have arrived but were not parsed.
     first: Option<Bytes>,
-    decoder: Decoder,
-    assembly: Assembly,
+    decoder: SseDecoder,
+    assembly: CompletionAssembly,
     /// Events to return, in reverse order.
     ready: Vec<ChatEvent>,
     /// Number of tokens that were taken from the rate limit as an estimate, before the server
@@ -48,7 +48,7 @@ impl ChatStream {
     pub(super) fn new(
         policy: External,
         server: usize,
-        waits: Waits,
+        waits: CallDeadline,
         permit: (Arc<OwnedSemaphorePermit>, ResponseGuard),
         start: ResponseStart,
     ) -> Self {
@@ -60,8 +60,8 @@ impl ChatStream {
             _permit: permit,
             response,
             first,
-            decoder: Decoder::default(),
-            assembly: Assembly::default(),
+            decoder: SseDecoder::default(),
+            assembly: CompletionAssembly::default(),
             ready: Vec::new(),
             guessed,
             has_ended: false,
@@ -75,14 +75,14 @@ impl ChatStream {
     /// Returns an error if the response breaks off, is not a chat completion, exceeds its maximum
     /// size, or times out.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, ExternalError>> {
-        if let Err(error) = self.fill().await {
+        if let Err(error) = self.wait_for_event().await {
             return Some(Err(error));
         }
         self.ready.pop().map(Ok)
     }
 
     /// Waits until an event can be returned or the completion has ended.
-    async fn fill(&mut self) -> Result<(), ExternalError> {
+    async fn wait_for_event(&mut self) -> Result<(), ExternalError> {
         while self.ready.is_empty() && !self.has_ended {
             let read = if self.response.is_stream {
                 self.read_events().await
@@ -94,7 +94,7 @@ impl ChatStream {
                 self.has_ended = true;
                 self.ready.clear();
                 if let Some(server) = self.policy.0.servers.get(self.server) {
-                    server.failed();
+                    server.record_failure();
                 }
                 return Err(error);
             }
@@ -107,7 +107,7 @@ impl ChatStream {
     /// # Errors
     /// Returns the errors of [`next`](Self::next).
     pub(super) async fn start_response(mut self) -> Result<Self, ExternalError> {
-        self.fill().await.map(|()| self)
+        self.wait_for_event().await.map(|()| self)
     }
 
     /// Waits for the complete response.
@@ -120,7 +120,7 @@ impl ChatStream {
                 return Ok(response);
             }
         }
-        Err(self.protocol("it is incomplete"))
+        Err(self.protocol_error("it is incomplete"))
     }
 
     /// Waits for the complete response. It must have text or, if `has_tools` is true, text or tool
@@ -154,7 +154,7 @@ impl ChatStream {
             .unwrap_or_default()
     }
 
-    fn protocol(&self, why: &str) -> ExternalError {
+    fn protocol_error(&self, why: &str) -> ExternalError {
         ExternalError::Protocol {
             endpoint: self.waits.endpoint.clone(),
             why: self.without_key(why),
@@ -168,7 +168,7 @@ impl ChatStream {
         let max = options.max_event_bytes;
         let data = match self.first.take() {
             Some(first) => Some(first),
-            None => self.response.next(silence, &mut self.waits).await?,
+            None => self.response.next_bytes(silence, &mut self.waits).await?,
         };
         let mut events = Vec::new();
         let is_last = data.is_none();
@@ -176,7 +176,7 @@ impl ChatStream {
             Some(data) => self.decoder.feed(&data, &mut events),
             None => events.extend(std::mem::take(&mut self.decoder).finish()),
         }
-        if self.decoder.pending() > max || events.iter().any(|event| event.len() > max) {
+        if self.decoder.num_pending_bytes() > max || events.iter().any(|event| event.len() > max) {
             return Err(ExternalError::TooLarge {
                 endpoint: self.waits.endpoint.clone(),
                 what: "an event".into(),
@@ -186,17 +186,17 @@ impl ChatStream {
         }
         for event in events {
             if event.trim_ascii() == b"[DONE]" {
-                return self.end();
+                return self.end_completion();
             }
-            self.take(&event)?;
+            self.parse_chunk(&event)?;
         }
         match is_last {
             // Some servers close the stream without `[DONE]`; a finish reason shows that the reply
             // is complete.
-            true if self.assembly.response.finish.is_some() => self.end(),
+            true if self.assembly.response.finish.is_some() => self.end_completion(),
             true => Err(ExternalError::Broken {
                 endpoint: self.waits.endpoint.clone(),
-                bytes: self.response.bytes(),
+                bytes: self.response.num_bytes(),
                 why: "the stream ended before the completion".into(),
             }),
             false => Ok(()),
@@ -208,32 +208,32 @@ impl ChatStream {
     async fn read_all(&mut self) -> Result<(), ExternalError> {
         let mut all = self.first.take().map(Vec::from).unwrap_or_default();
         all.extend(self.response.collect(&mut self.waits).await?);
-        self.take(&all)?;
-        self.end()
+        self.parse_chunk(&all)?;
+        self.end_completion()
     }
 
     /// Parses the JSON of a complete completion or of one chunk. An error in the JSON makes the
     /// call fail, even if text has arrived.
-    fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
+    fn parse_chunk(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text = std::str::from_utf8(json)
-            .map_err(|error| self.protocol(&format!("the text is not UTF-8: {error}")))?;
+            .map_err(|error| self.protocol_error(&format!("the text is not UTF-8: {error}")))?;
         if text.trim().is_empty() {
             return Ok(());
         }
-        let wire: Wire = serde_json::from_str(text).map_err(|error| {
+        let wire: WireCompletion = serde_json::from_str(text).map_err(|error| {
             let excerpt: String = text.chars().take(80).collect();
-            self.protocol(&format!("{error} in the data that starts with {excerpt:?}"))
+            self.protocol_error(&format!("{error} in the data that starts with {excerpt:?}"))
         })?;
         if let Some(error) = wire.error.as_ref().filter(|error| !error.is_null()) {
-            let message = self.without_key(&message_of(error).unwrap_or_default());
+            let message = self.without_key(&extract_message(error).unwrap_or_default());
             let endpoint = self.waits.endpoint.clone();
             let status = 200;
             return Err(ExternalError::Failed { endpoint, status, message });
         }
-        self.assembly.take(wire, &mut self.ready);
+        self.assembly.add_chunk(wire, &mut self.ready);
         match &self.assembly.response.finish {
             Some(Finish::Other(reason)) if reason == "error" => {
-                Err(self.protocol("the completion ended with an error"))
+                Err(self.protocol_error("the completion ended with an error"))
             }
             _ => Ok(()),
         }
@@ -241,14 +241,14 @@ impl ChatStream {
 
     /// Ends the completion: corrects the rate limit by the actual token counts, and queues the last
     /// event.
-    fn end(&mut self) -> Result<(), ExternalError> {
+    fn end_completion(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
-            return Err(self.protocol("the completion has no choices"));
+            return Err(self.protocol_error("the completion has no choices"));
         }
         let is_short =
             matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));
         if !self.assembly.has_content && !is_short {
-            return Err(self.protocol("the completion has neither content nor tool calls"));
+            return Err(self.protocol_error("the completion has neither content nor tool calls"));
         }
         let response = std::mem::take(&mut self.assembly.response);
         if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, response.usage) {

@@ -8,7 +8,7 @@ use super::error::ExternalError;
 
 /// Remaining time of a call until its deadline, and the endpoint that the call waits for.
 #[derive(Debug, Clone)]
-pub(crate) struct Waits {
+pub(crate) struct CallDeadline {
     watch: Stopwatch,
     limit: Duration,
     /// Address of the endpoint that the call waits for. The addresses of all candidates until an
@@ -16,10 +16,10 @@ pub(crate) struct Waits {
     pub endpoint: String,
 }
 
-impl Waits {
+impl CallDeadline {
     /// Starts measuring the time of a call, whose deadline passes after `limit`.
     pub fn new(limit: Duration, endpoint: String) -> Self {
-        Waits { watch: Stopwatch::start(), limit, endpoint }
+        CallDeadline { watch: Stopwatch::start(), limit, endpoint }
     }
 
     /// Returns the remaining time until the call's deadline.

@@ -52,16 +52,16 @@ pub struct GroupLayout {
     #[serde(default)]
     pub device: String,
     /// Tensor-parallel size.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub tp: u32,
     /// Context-parallel size.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub cp: u32,
     /// Expert-parallel size.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub ep: u32,
     /// Number of pipeline stages.
-    #[serde(default = "one")]
+    #[serde(default = "default_parallel_size")]
     pub pp: u32,
     /// FSDP settings of the group, which determine how weights are sharded.
     #[serde(default)]
@@ -74,7 +74,7 @@ pub struct GroupLayout {
     pub transformers: String,
 }
 
-fn one() -> u32 {
+fn default_parallel_size() -> u32 {
     1
 }
 
@@ -257,7 +257,7 @@ fn describe_adapter(lora: &Option<Adapter>) -> String {
 impl GroupLayout {
     /// Compares a group with its description `before`, from an earlier start. Describes the
     /// difference that prevents the run from continuing, or returns `None` if there is none.
-    pub fn incompatibility(&self, before: &Self) -> Option<String> {
+    pub fn find_incompatibility(&self, before: &Self) -> Option<String> {
         let ranks = |layout: &Self| layout.world_size;
         (ranks(self) != ranks(before)).then(|| {
             format!(
@@ -271,7 +271,7 @@ impl GroupLayout {
 
     /// Compares a group with its description `before`, from an earlier start. Describes the
     /// differences that change the last bits of later results.
-    pub fn changes(&self, before: &Self) -> Vec<String> {
+    pub fn describe_changes(&self, before: &Self) -> Vec<String> {
         let pairs = comparable_facts(before).into_iter().zip(comparable_facts(self));
         pairs
             .filter(|((_, before), (_, now))| before != now)
@@ -417,14 +417,14 @@ mod tests {
         let layout: GroupLayout = serde_json::from_value(described()).unwrap();
         let more = GroupLayout { world_size: 4, ..layout.clone() };
         assert!(
-            more.incompatibility(&layout)
+            more.find_incompatibility(&layout)
                 .unwrap()
                 .contains("has 4 data-parallel ranks, but the run started with 2")
         );
         let newer = GroupLayout { torch: "2.16".into(), dtype: "bf16".into(), ..layout.clone() };
-        assert_eq!(newer.incompatibility(&layout), None);
+        assert_eq!(newer.find_incompatibility(&layout), None);
         assert_eq!(
-            newer.changes(&layout),
+            newer.describe_changes(&layout),
             ["dtype is bf16 and was f32", "torch is 2.16 and was 2.15.0"]
         );
         let text = serde_json::to_string(&layout).unwrap();

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use super::description::Description;
-use super::wait::Progress;
+use super::wait::LearnerProgress;
 
 /// Interval at which deadlines are checked and the learner's progress is queried.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ pub struct Processes {
 }
 
 /// HTTP connection to a group of learners.
-pub(super) struct Link {
+pub(super) struct GroupConnection {
     pub options: LearnerOptions,
     pub client: Client,
     /// Headers that every request contains.
@@ -77,18 +77,18 @@ pub(super) enum CallFailure {
 /// JSON body of an error response: `{"error": …}`.
 #[derive(Deserialize)]
 struct ErrorBody {
-    error: Reason,
+    error: ErrorReason,
 }
 
 #[derive(Deserialize)]
-struct Reason {
+struct ErrorReason {
     #[serde(default)]
     code: String,
     #[serde(default)]
     message: String,
 }
 
-impl Link {
+impl GroupConnection {
     /// Creates a connection to a group of learners, without contacting the group.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Link {
         let client =
             Client::new(Hosts::default(), None).map_err(|error| invalid(error.to_string()))?;
         let (ended, guard) = processes.map(|Processes { ended, guard }| (ended, guard)).unzip();
-        Ok(Link { options, client, headers, ended, _guard: guard })
+        Ok(GroupConnection { options, client, headers, ended, _guard: guard })
     }
 
     /// Waits until the group has started, and returns its description.
@@ -139,14 +139,14 @@ impl Link {
 
     /// Waits for the poll interval, then returns the progress of the group's current call, or
     /// `None` if the group does not report progress.
-    pub async fn progress(&self) -> Option<Progress> {
+    pub async fn progress(&self) -> Option<LearnerProgress> {
         tokio::time::sleep(POLL_INTERVAL).await;
         self.get_json("/v1/progress").await.ok()
     }
 
     /// Gets `path` from the group, and parses the JSON response.
     pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, PolicyError> {
-        let url = self.address(path);
+        let url = self.join_url(path);
         let request = ClientRequest {
             method: Method::GET,
             url: url.clone(),
@@ -175,9 +175,9 @@ impl Link {
         if response.status.is_success() {
             return Ok(response.body);
         }
-        let ErrorBody { error: Reason { code, message } } = serde_json::from_slice(&response.body)
-            .unwrap_or_else(|_| ErrorBody {
-                error: Reason {
+        let ErrorBody { error: ErrorReason { code, message } } =
+            serde_json::from_slice(&response.body).unwrap_or_else(|_| ErrorBody {
+                error: ErrorReason {
                     code: String::new(),
                     message: response.text().chars().take(500).collect(),
                 },
@@ -200,7 +200,7 @@ impl Link {
         }))
     }
 
-    pub fn address(&self, path: &str) -> String {
+    pub fn join_url(&self, path: &str) -> String {
         format!("{}{path}", self.options.url.trim_end_matches('/'))
     }
 

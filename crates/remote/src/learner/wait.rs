@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 /// Progress of a call, as a group of learners reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-pub(super) struct Progress {
+pub(super) struct LearnerProgress {
     /// Id of the call in progress. `None` if no call is in progress.
     #[serde(default)]
     pub call: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct Progress {
 
 /// Timeouts for waiting for a learner call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct CallTimeouts {
     /// Maximum time in which no micro-batch completes.
     pub call: Duration,
     /// Maximum time without any response from the learner.
@@ -27,8 +27,8 @@ pub(super) struct Limits {
 }
 
 /// Wait for the response to a learner call, with its timeouts.
-pub(super) struct Wait<'a> {
-    limits: Limits,
+pub(super) struct LearnerWait<'a> {
+    limits: CallTimeouts,
     /// Describes the operation that the caller waits for, given the number of completed
     /// micro-batches.
     what: &'a (dyn Fn(usize) -> String + Sync),
@@ -42,16 +42,28 @@ pub(super) struct Wait<'a> {
     pub done: usize,
 }
 
-impl<'a> Wait<'a> {
+impl<'a> LearnerWait<'a> {
     /// Starts measuring the time of a learner call. `who` names the learner in errors.
-    pub fn new(limits: Limits, who: String, what: &'a (dyn Fn(usize) -> String + Sync)) -> Self {
+    pub fn new(
+        limits: CallTimeouts,
+        who: String,
+        what: &'a (dyn Fn(usize) -> String + Sync),
+    ) -> Self {
         let watch = Stopwatch::start();
-        Wait { limits, what, who, watch, moved: Duration::ZERO, heard: Duration::ZERO, done: 0 }
+        LearnerWait {
+            limits,
+            what,
+            who,
+            watch,
+            moved: Duration::ZERO,
+            heard: Duration::ZERO,
+            done: 0,
+        }
     }
 
     /// Records the progress that the learner reports. Returns the number of micro-batches of `call`
     /// that completed since the last report.
-    pub fn note_progress(&mut self, call: &str, progress: &Progress) -> usize {
+    pub fn note_progress(&mut self, call: &str, progress: &LearnerProgress) -> usize {
         let now = self.note_contact();
         let of_this = progress.call.as_deref() == Some(call);
         let more = if of_this { progress.micro_batches_done.saturating_sub(self.done) } else { 0 };
@@ -75,7 +87,7 @@ impl<'a> Wait<'a> {
     /// passed.
     pub fn check_deadlines(&mut self) -> Result<(), PolicyError> {
         let now = self.watch.elapsed();
-        let Limits { call, silence } = self.limits;
+        let CallTimeouts { call, silence } = self.limits;
         if now - self.moved > call {
             return Err(PolicyError::Deadline(
                 call,
@@ -99,8 +111,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn progress_extends_and_silence_shortens_deadline() {
-        let limits = Limits { call: Duration::from_secs(30), silence: Duration::from_secs(10) };
-        let mut wait = Wait::new(limits, "the learner".into(), &describe_micro_batch);
+        let limits =
+            CallTimeouts { call: Duration::from_secs(30), silence: Duration::from_secs(10) };
+        let mut wait = LearnerWait::new(limits, "the learner".into(), &describe_micro_batch);
         for second in 1..=25 {
             pass(1).await;
             assert_eq!(
@@ -113,11 +126,11 @@ mod tests {
         assert_eq!(wait.note_progress("a", &progress_of("b", 3)), 0);
         for _ in 0..27 {
             pass(1).await;
-            wait.note_progress("a", &Progress::default());
+            wait.note_progress("a", &LearnerProgress::default());
         }
         let error = wait.check_deadlines().unwrap_err().to_string();
         assert_eq!(error, "waited 30s for the learner: micro-batch 2 of 3");
-        let mut wait = Wait::new(limits, "the learner".into(), &describe_micro_batch);
+        let mut wait = LearnerWait::new(limits, "the learner".into(), &describe_micro_batch);
         for _ in 0..11 {
             pass(1).await;
             wait.watch.elapsed();
@@ -137,7 +150,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(seconds)).await
     }
 
-    fn progress_of(call: &str, micro_batches_done: usize) -> Progress {
-        Progress { call: Some(call.into()), micro_batches_done }
+    fn progress_of(call: &str, micro_batches_done: usize) -> LearnerProgress {
+        LearnerProgress { call: Some(call.into()), micro_batches_done }
     }
 }

@@ -16,7 +16,7 @@ const JSON: &str = "json";
 
 /// One-dimensional array of a request or response body.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Array {
+pub(crate) enum BodyArray {
     /// Ids, indices or counts as `i64`.
     I64(Vec<i64>),
     /// Numbers per token as `f32`.
@@ -30,17 +30,17 @@ pub(crate) enum Array {
 pub(crate) struct Body {
     /// JSON part of the body.
     pub json: Value,
-    arrays: BTreeMap<String, Array>,
+    arrays: BTreeMap<String, BodyArray>,
 }
 
 /// Raw bytes of an array, with its data type and shape.
-struct Raw<'a> {
+struct RawArray<'a> {
     dtype: Dtype,
     shape: [usize; 1],
     bytes: Cow<'a, [u8]>,
 }
 
-impl View for Raw<'_> {
+impl View for RawArray<'_> {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -58,20 +58,20 @@ impl View for Raw<'_> {
     }
 }
 
-impl Array {
-    fn raw(&self) -> Raw<'_> {
+impl BodyArray {
+    fn to_raw(&self) -> RawArray<'_> {
         let (dtype, len, bytes) = match self {
-            Array::I64(values) => {
+            BodyArray::I64(values) => {
                 let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
                 (Dtype::I64, values.len(), Cow::Owned(bytes))
             }
-            Array::F32(values) => {
+            BodyArray::F32(values) => {
                 let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
                 (Dtype::F32, values.len(), Cow::Owned(bytes))
             }
-            Array::U8(values) => (Dtype::U8, values.len(), Cow::Borrowed(&values[..])),
+            BodyArray::U8(values) => (Dtype::U8, values.len(), Cow::Borrowed(&values[..])),
         };
-        Raw { dtype, shape: [len], bytes }
+        RawArray { dtype, shape: [len], bytes }
     }
 }
 
@@ -82,18 +82,19 @@ impl Body {
     }
 
     /// Adds an array of integers to the body.
-    pub fn integers<T: Into<i64>>(&mut self, name: &str, values: impl IntoIterator<Item = T>) {
-        self.arrays.insert(name.into(), Array::I64(values.into_iter().map(Into::into).collect()));
+    pub fn put_integers<T: Into<i64>>(&mut self, name: &str, values: impl IntoIterator<Item = T>) {
+        self.arrays
+            .insert(name.into(), BodyArray::I64(values.into_iter().map(Into::into).collect()));
     }
 
     /// Adds an array of `f32` to the body.
-    pub fn numbers(&mut self, name: &str, values: impl IntoIterator<Item = f32>) {
-        self.arrays.insert(name.into(), Array::F32(values.into_iter().collect()));
+    pub fn put_numbers(&mut self, name: &str, values: impl IntoIterator<Item = f32>) {
+        self.arrays.insert(name.into(), BodyArray::F32(values.into_iter().collect()));
     }
 
     /// Adds an array of flags to the body.
-    pub fn flags(&mut self, name: &str, values: impl IntoIterator<Item = bool>) {
-        self.arrays.insert(name.into(), Array::U8(values.into_iter().map(u8::from).collect()));
+    pub fn put_flags(&mut self, name: &str, values: impl IntoIterator<Item = bool>) {
+        self.arrays.insert(name.into(), BodyArray::U8(values.into_iter().map(u8::from).collect()));
     }
 
     /// Serializes the body in the safetensors format.
@@ -102,7 +103,7 @@ impl Body {
     /// Returns an error message if the body cannot be serialized.
     pub fn to_bytes(&self) -> Result<Bytes, String> {
         let metadata = HashMap::from([(JSON.to_owned(), self.json.to_string())]);
-        let arrays = self.arrays.iter().map(|(name, array)| (name, array.raw()));
+        let arrays = self.arrays.iter().map(|(name, array)| (name, array.to_raw()));
         serialize(arrays, Some(metadata)).map(Bytes::from).map_err(|error| error.to_string())
     }
 
@@ -110,7 +111,7 @@ impl Body {
     ///
     /// # Errors
     /// Returns an error message if the bytes are invalid, or if an array is not one-dimensional or
-    /// has another type than [`Array`] permits.
+    /// has another type than [`BodyArray`] permits.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(read_error)?;
         let file = SafeTensors::deserialize(bytes).map_err(read_error)?;
@@ -127,9 +128,9 @@ impl Body {
                 ));
             }
             let array = match view.dtype() {
-                Dtype::I64 => Array::I64(chunks(view.data(), i64::from_le_bytes)),
-                Dtype::F32 => Array::F32(chunks(view.data(), f32::from_le_bytes)),
-                Dtype::U8 => Array::U8(view.data().to_vec()),
+                Dtype::I64 => BodyArray::I64(convert_chunks(view.data(), i64::from_le_bytes)),
+                Dtype::F32 => BodyArray::F32(convert_chunks(view.data(), f32::from_le_bytes)),
+                Dtype::U8 => BodyArray::U8(view.data().to_vec()),
                 other => {
                     return Err(format!(
                         "the array {name} is of type {other}, but must be I64, F32 or U8"
@@ -147,8 +148,8 @@ impl Body {
     /// Returns an error message if the array is missing or has another length.
     pub fn take_numbers(&mut self, name: &str, len: usize) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
-            Some(Array::F32(values)) if values.len() == len => Ok(values),
-            Some(Array::F32(values)) => {
+            Some(BodyArray::F32(values)) if values.len() == len => Ok(values),
+            Some(BodyArray::F32(values)) => {
                 Err(format!("the array {name} has {} numbers, but must have {len}", values.len()))
             }
             Some(_) => Err(format!("the array {name} is not of type F32")),
@@ -169,7 +170,7 @@ impl Body {
     /// Removes and returns the array of integers `name`.
     #[cfg(test)]
     pub fn take_integers<T: TryFrom<i64>>(&mut self, name: &str) -> Result<Vec<T>, String> {
-        let Some(Array::I64(values)) = self.arrays.remove(name) else {
+        let Some(BodyArray::I64(values)) = self.arrays.remove(name) else {
             return Err(format!("the body has no array of integers {name}"));
         };
         values
@@ -184,7 +185,7 @@ impl Body {
     #[cfg(test)]
     pub fn take_all(&mut self, name: &str) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
-            Some(Array::F32(values)) => Ok(values),
+            Some(BodyArray::F32(values)) => Ok(values),
             _ => Err(format!("the body has no array of numbers {name}")),
         }
     }
@@ -193,7 +194,7 @@ impl Body {
     #[cfg(test)]
     pub fn take_flags(&mut self, name: &str) -> Result<Vec<bool>, String> {
         match self.arrays.remove(name) {
-            Some(Array::U8(values)) => Ok(values.into_iter().map(|value| value != 0).collect()),
+            Some(BodyArray::U8(values)) => Ok(values.into_iter().map(|value| value != 0).collect()),
             _ => Err(format!("the body has no array of flags {name}")),
         }
     }
@@ -204,7 +205,7 @@ fn read_error(error: safetensors::SafeTensorError) -> String {
 }
 
 /// Converts each chunk of `N` little-endian bytes with `value`. The bytes need not be aligned.
-fn chunks<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
+fn convert_chunks<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.chunks_exact(N).filter_map(|chunk| chunk.try_into().ok()).map(value).collect()
 }
 
@@ -217,10 +218,10 @@ mod tests {
     #[test]
     fn bodies_round_trip_through_safetensors() {
         let mut body = Body::new(json!({ "step": { "applied": true }, "n": 3 }));
-        body.integers("tokens", [1u32, u32::MAX]);
-        body.numbers("logprobs", [-0.25, f32::MIN_POSITIVE, 0.0]);
-        body.flags("marked", [true, false, true]);
-        body.integers("none", [0u32; 0]);
+        body.put_integers("tokens", [1u32, u32::MAX]);
+        body.put_numbers("logprobs", [-0.25, f32::MIN_POSITIVE, 0.0]);
+        body.put_flags("marked", [true, false, true]);
+        body.put_integers("none", [0u32; 0]);
         let bytes = body.to_bytes().unwrap();
         let mut read = Body::read(&bytes).unwrap();
         assert_eq!(read, body);
@@ -235,19 +236,22 @@ mod tests {
         assert!(read.take::<u32>("step").unwrap_err().starts_with("step cannot be read"));
         // NaN, which marks an absent number, is preserved.
         let mut body = Body::default();
-        body.numbers("value", [f32::NAN]);
+        body.put_numbers("value", [f32::NAN]);
         let mut read = Body::read(&body.to_bytes().unwrap()).unwrap();
         assert!(read.take_numbers("value", 1).unwrap()[0].is_nan());
     }
 
     #[test]
-    fn read_reports_invalid_files() {
+    fn body_read_reports_invalid_safetensors() {
         assert!(Body::read(b"").unwrap_err().contains("not a safetensors file"));
         assert!(Body::read(b"{\"error\": 1}").unwrap_err().contains("not a safetensors file"));
         let complete = Body::new(json!({})).to_bytes().unwrap();
         assert!(Body::read(&complete[..complete.len() - 1]).is_err());
-        let double = Raw { dtype: Dtype::F64, shape: [1], bytes: Cow::Owned(vec![0; 8]) };
+        let double = RawArray { dtype: Dtype::F64, shape: [1], bytes: Cow::Owned(vec![0; 8]) };
         let bytes = serialize([("x", double)], None).unwrap();
-        assert_eq!(Body::read(&bytes).unwrap_err(), "x is of type F64, but must be I64, F32 or U8");
+        assert_eq!(
+            Body::read(&bytes).unwrap_err(),
+            "the array x is of type F64, but must be I64, F32 or U8"
+        );
     }
 }

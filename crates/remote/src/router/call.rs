@@ -6,12 +6,12 @@ use levade_policy::process_time::with_timeout;
 use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::gate::Ticket;
-use super::pool::{Blame, Pool};
+use super::gate::QueueTicket;
+use super::pool::{ErrorCause, ReplicaPool};
 use super::replica::Replica;
 
 /// A sampling call in flight, which the router can continue on another replica.
-pub(crate) struct Call {
+pub(crate) struct RoutedCall {
     /// Request for the remaining tokens. Tokens that the caller has received are part of its
     /// prompt.
     pub request: SampleRequest,
@@ -31,15 +31,15 @@ pub(crate) struct Call {
 }
 
 /// Waits until the caller aborts the call.
-async fn ended(aborted: &mut watch::Receiver<bool>) {
+async fn wait_for_abort(aborted: &mut watch::Receiver<bool>) {
     if aborted.wait_for(|aborted| *aborted).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-impl Call {
+impl RoutedCall {
     /// Runs the sampling call until it ends or the caller drops its stream.
-    pub async fn run(mut self, pool: Arc<Pool>, ticket: Ticket) {
+    pub async fn run(mut self, pool: Arc<ReplicaPool>, ticket: QueueTicket) {
         let events = self.events.clone();
         let end = tokio::select! {
             biased;
@@ -57,22 +57,22 @@ impl Call {
         }
     }
 
-    fn accepts(&mut self) {
+    fn notify_accepted(&mut self) {
         self.accepted.take().map(|accepted| accepted.send(Ok(())));
     }
 
     async fn serve(
         &mut self,
-        pool: &Pool,
-        mut ticket: Ticket,
+        pool: &ReplicaPool,
+        mut ticket: QueueTicket,
     ) -> Result<FinishReason, PolicyError> {
-        let permit = match ticket.now() {
+        let permit = match ticket.try_take() {
             Some(permit) => permit,
             None => {
-                self.accepts();
+                self.notify_accepted();
                 tokio::select! {
                     biased;
-                    () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+                    () = wait_for_abort(&mut self.aborted) => return Ok(FinishReason::Aborted),
                     turn = ticket.wait_for_permit() => turn?,
                 }
             }
@@ -82,42 +82,42 @@ impl Call {
         end
     }
 
-    async fn try_replicas(&mut self, pool: &Pool) -> Result<FinishReason, PolicyError> {
+    async fn try_replicas(&mut self, pool: &ReplicaPool) -> Result<FinishReason, PolicyError> {
         let mut tried = Vec::new();
         loop {
             let min_version = self.request.min_version;
             let chosen = tokio::select! {
                 biased;
-                () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+                () = wait_for_abort(&mut self.aborted) => return Ok(FinishReason::Aborted),
                 chosen = pool.await_replica(&self.request.prompt, min_version, &tried) => chosen?,
             };
             let replica = &chosen.0;
             let error = match self.sample_from(pool, replica).await {
                 Ok(reason) => {
-                    pool.finishes(replica, &self.request.prompt);
+                    pool.record_completion(replica, &self.request.prompt);
                     return Ok(reason);
                 }
                 // The next replica samples the held token again.
                 Err(_) if *self.aborted.borrow() => return Ok(FinishReason::Aborted),
                 Err(error) => error,
             };
-            let blame = Blame::from_error(&error);
+            let blame = ErrorCause::from_error(&error);
             match &error {
                 PolicyError::PromptTooLong { .. } if self.sampled > 0 => {
                     return Ok(FinishReason::Context);
                 }
                 PolicyError::Behind { version, .. } => pool.note_sampled_version(replica, *version),
-                error => pool.blames(replica, error),
+                error => pool.record_error(replica, error),
             }
             if let Some(reason) = self.finish_reason() {
                 return Ok(reason);
             }
             tried.push(replica.index);
             match blame {
-                Blame::Request => return Err(error),
-                Blame::Neither if !pool.has_other(&tried) => return Err(error),
+                ErrorCause::Request => return Err(error),
+                ErrorCause::Neither if !pool.has_untried_replica(&tried) => return Err(error),
                 _ if tried.len() >= pool.options.tries => return Err(error),
-                Blame::Neither | Blame::Replica => {}
+                ErrorCause::Neither | ErrorCause::Replica => {}
             }
         }
     }
@@ -137,28 +137,28 @@ impl Call {
     /// Samples the remaining tokens of the completion on one replica.
     async fn sample_from(
         &mut self,
-        pool: &Pool,
+        pool: &ReplicaPool,
         replica: &Replica,
     ) -> Result<FinishReason, PolicyError> {
         let options = &pool.options;
         self.retained = None;
         let mut stream = tokio::select! {
             biased;
-            () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
+            () = wait_for_abort(&mut self.aborted) => return Ok(FinishReason::Aborted),
             stream = replica.sampler.sample(self.request.clone()) => stream?,
             () = replica.sleep_unpaused(options.accept, options) => {
                 let what = format!("{} to accept a request", replica.name);
                 return Err(PolicyError::Deadline(options.accept, what));
             }
         };
-        self.accepts();
+        self.notify_accepted();
         let mut is_ending = false;
         let mut read = 0;
         loop {
             let event = tokio::select! {
                 biased;
                 event = stream.next() => event,
-                () = ended(&mut self.aborted), if !is_ending => {
+                () = wait_for_abort(&mut self.aborted), if !is_ending => {
                     is_ending = true;
                     let abort = replica.sampler.abort(Some(self.request.stream));
                     with_timeout(options.response_timeout, abort).await;
@@ -176,20 +176,20 @@ impl Call {
                     return Ok(reason);
                 }
                 Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
-                    replica.progresses();
+                    replica.count_event();
                     let count = logprobs.len();
-                    self.scores(read, logprobs, top);
+                    self.emit_scores(read, logprobs, top);
                     read += count;
                 }
                 Some(Ok(SampleEvent::Tokens { version, tokens, logprobs, top })) => {
-                    replica.progresses();
+                    replica.count_event();
                     let min_version = self.request.min_version;
                     if version < min_version {
                         let policy = options.policy.clone();
                         return Err(PolicyError::Behind { policy, min_version, version });
                     }
                     pool.note_sampled_version(replica, version);
-                    self.takes(SampleEvent::Tokens { tokens, logprobs, top, version });
+                    self.forward_tokens(SampleEvent::Tokens { tokens, logprobs, top, version });
                 }
                 Some(Err(error)) => return Err(error),
                 None => return Err(PolicyError::Stopped(replica.name.clone().into())),
@@ -199,7 +199,7 @@ impl Call {
 
     /// Forwards prompt log-probabilities to the caller, except those that a previous replica has
     /// returned. `read` is the number of log-probabilities that this replica has returned before.
-    fn scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
+    fn emit_scores(&mut self, read: usize, mut logprobs: Vec<f32>, mut top: Vec<TopLogprobs>) {
         let known = self.scored.saturating_sub(read).min(logprobs.len());
         logprobs.drain(..known);
         top.drain(..known.min(top.len()));
@@ -210,7 +210,7 @@ impl Call {
     }
 
     /// Forwards tokens that a replica has sampled to the caller.
-    fn takes(&mut self, tokens: SampleEvent) {
+    fn forward_tokens(&mut self, tokens: SampleEvent) {
         self.emit_retained();
         let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else {
             return;

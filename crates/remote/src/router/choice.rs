@@ -31,7 +31,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    pub(crate) fn make(&self) -> Box<dyn ReplicaSelector> {
+    pub(crate) fn create_selector(&self) -> Box<dyn ReplicaSelector> {
         match self {
             Choice::RoundRobin => Box::new(RoundRobin::default()),
             Choice::LeastLoaded => Box::new(LeastLoaded::default()),
@@ -42,7 +42,7 @@ impl Choice {
 
 /// A replica that is able to take a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct ReplicaCandidate {
     /// Index of the replica in the router.
     pub replica: usize,
     /// Calls of the router that run on the replica.
@@ -53,7 +53,7 @@ pub(crate) struct Candidate {
 pub(crate) trait ReplicaSelector: Send {
     /// Selects the replica for a call with the prompt `prompt`, and returns its index. `candidates`
     /// must not be empty, and must be sorted by index.
-    fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize;
+    fn choose(&mut self, prompt: &[u32], candidates: &[ReplicaCandidate]) -> usize;
 
     /// Records a token sequence that `replica` is computing or has computed, and so has in its
     /// prefix cache.

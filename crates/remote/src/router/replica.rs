@@ -51,7 +51,7 @@ pub(crate) struct Replica {
     pub sampler: Arc<dyn Sampler>,
     /// Notified when the time of the next probe may have been moved forward.
     pub nudged: Notify,
-    state: Mutex<State>,
+    state: Mutex<ReplicaState>,
     /// Number of events that the replica has sent, over all calls.
     progress: AtomicU64,
     /// Whether the replica has left the router permanently.
@@ -71,7 +71,7 @@ impl Drop for WeightUpdateGuard<'_> {
     }
 }
 
-struct State {
+struct ReplicaState {
     status: ReplicaStatus,
     /// Number of consecutive failures of the replica.
     in_a_row: u32,
@@ -102,7 +102,7 @@ impl Replica {
         };
         let due = Instant::now() + options.probe_every;
         let wait = options.initial_wait;
-        let state = State { status, in_a_row: 0, due, wait, is_doubted: false };
+        let state = ReplicaState { status, in_a_row: 0, due, wait, is_doubted: false };
         Replica {
             index,
             name,
@@ -118,7 +118,7 @@ impl Replica {
 
     /// Creates a replica that joins a running router. It is in quarantine until it passes a probe,
     /// which is due immediately.
-    pub fn joining(
+    pub fn new_joining(
         index: usize,
         name: String,
         sampler: Arc<dyn Sampler>,
@@ -126,7 +126,7 @@ impl Replica {
     ) -> Self {
         let replica = Self::new(index, name, sampler, options);
         {
-            let mut state = replica.state();
+            let mut state = replica.lock_state();
             state.status.health = Health::Quarantined;
             state.status.reason = Some("it has just joined".into());
             state.due = Instant::now();
@@ -140,35 +140,35 @@ impl Replica {
     }
 
     /// Marks the replica as having left the router.
-    pub fn leaves(&self) {
+    pub fn mark_left(&self) {
         self.has_left.store(true, Ordering::Relaxed);
         self.nudged.notify_one();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, ReplicaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn status(&self) -> ReplicaStatus {
-        self.state().status.clone()
+        self.lock_state().status.clone()
     }
 
     pub fn health(&self) -> Health {
-        self.state().status.health
+        self.lock_state().status.health
     }
 
     /// Returns the time at which the next probe of the replica is due.
-    pub fn due(&self) -> Instant {
-        self.state().due
+    pub fn next_probe_time(&self) -> Instant {
+        self.lock_state().due
     }
 
     /// Counts an event that the replica has sent.
-    pub fn progresses(&self) {
+    pub fn count_event(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of events that the replica has sent so far.
-    pub fn progress(&self) -> u64 {
+    pub fn num_events(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
@@ -187,15 +187,15 @@ impl Replica {
     }
 
     /// Records the version of the weights that the replica reports.
-    pub fn has_version(&self, version: u64) {
-        self.state().status.version = version;
+    pub fn set_version(&self, version: u64) {
+        self.lock_state().status.version = version;
     }
 
     /// Records the version of the weights from which a token was sampled, possibly a while ago.
     /// `min_version` is the version that all replicas should have by now. If the token's version is
     /// older, schedules a probe immediately.
     pub fn note_sampled_version(&self, version: u64, min_version: u64) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.status.version = state.status.version.max(version);
         if version < min_version && !state.is_doubted && state.status.health != Health::Quarantined
         {
@@ -207,8 +207,8 @@ impl Replica {
 
     /// Returns whether a due probe can be skipped, because the replica serves and has sent events.
     /// In this case, postpones the probe.
-    pub fn may_wait(&self, has_progressed: bool, options: &RouterOptions) -> bool {
-        let mut state = self.state();
+    pub fn postpone_probe(&self, has_progressed: bool, options: &RouterOptions) -> bool {
+        let mut state = self.lock_state();
         let doubted = std::mem::take(&mut state.is_doubted);
         let may = state.status.health == Health::Serving && has_progressed && !doubted;
         if may {
@@ -218,14 +218,14 @@ impl Replica {
     }
 
     /// Counts a call on the replica as started if `is_start` is true, otherwise as ended.
-    pub fn counts(&self, is_start: bool) {
-        let running = &mut self.state().status.running;
+    pub fn count_call(&self, is_start: bool) {
+        let running = &mut self.lock_state().status.running;
         *running = if is_start { *running + 1 } else { *running - 1 };
     }
 
     /// Records a completed call, after which a suspected replica serves again.
-    pub fn finishes(&self, options: &RouterOptions) {
-        let mut state = self.state();
+    pub fn record_completion(&self, options: &RouterOptions) {
+        let mut state = self.lock_state();
         state.status.finished += 1;
         if state.status.health != Health::Quarantined {
             state.serve(options);
@@ -236,8 +236,8 @@ impl Replica {
     /// Records a passed probe. Returns whether the replica serves again after a failure. Only a
     /// completed call resets the failure count. So a replica that passes probes but fails calls
     /// returns to quarantine at its next failed call, for a longer time.
-    pub fn passes(&self, options: &RouterOptions) -> bool {
-        let mut state = self.state();
+    pub fn record_passed_probe(&self, options: &RouterOptions) -> bool {
+        let mut state = self.lock_state();
         let again = state.status.health != Health::Serving;
         state.serve(options);
         state.in_a_row = state.in_a_row.min(options.failures - 1);
@@ -246,8 +246,8 @@ impl Replica {
 
     /// Records a failure of the replica. Returns the resulting health, and whether the health has
     /// changed.
-    pub fn fails(&self, error: &PolicyError, options: &RouterOptions) -> (Health, bool) {
-        let mut state = self.state();
+    pub fn record_failure(&self, error: &PolicyError, options: &RouterOptions) -> (Health, bool) {
+        let mut state = self.lock_state();
         state.in_a_row += 1;
         state.status.failed += 1;
         let before = state.status.health;
@@ -267,8 +267,8 @@ impl Replica {
     }
 
     /// Quarantines the replica. Returns whether it was serving or suspected before.
-    pub fn quarantines(&self, reason: &PolicyError, options: &RouterOptions) -> bool {
-        let mut state = self.state();
+    pub fn start_quarantine(&self, reason: &PolicyError, options: &RouterOptions) -> bool {
+        let mut state = self.lock_state();
         let before = state.status.health;
         state.status.failed += 1;
         state.quarantine(reason, options);
@@ -300,15 +300,15 @@ impl Replica {
             // another machine. A pause that lasts until now, or almost, shows in the rest of the
             // time.
             sleep(limit.mul_f64(0.75)).await;
-            let before = self.paused(options).await;
+            let before = self.query_paused(options).await;
             sleep(limit.mul_f64(0.25)).await;
-            if self.paused(options).await <= before {
+            if self.query_paused(options).await <= before {
                 return;
             }
         }
     }
 
-    async fn paused(&self, options: &RouterOptions) -> Duration {
+    async fn query_paused(&self, options: &RouterOptions) -> Duration {
         let paused = with_timeout(options.response_timeout, self.sampler.paused()).await;
         paused.and_then(Result::ok).unwrap_or_default()
     }
@@ -317,21 +317,21 @@ impl Replica {
     /// `options.silence`, although its weights have version `min_version` or a newer one.
     pub async fn wait_until_silent(&self, min_version: u64, options: &RouterOptions) {
         loop {
-            let before = self.progress();
+            let before = self.num_events();
             self.sleep_unpaused(options.silence, options).await;
             let may_sample = || async {
                 let version = with_timeout(options.response_timeout, self.sampler.version()).await;
                 // A replica that does not report its version counts as silent.
                 version.and_then(Result::ok).is_none_or(|version| version >= min_version)
             };
-            if self.progress() == before && may_sample().await {
+            if self.num_events() == before && may_sample().await {
                 return;
             }
         }
     }
 }
 
-impl State {
+impl ReplicaState {
     fn serve(&mut self, options: &RouterOptions) {
         self.status.health = Health::Serving;
         self.status.reason = None;

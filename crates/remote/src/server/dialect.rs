@@ -15,14 +15,14 @@ use super::receive::ReceiveWeights;
 /// Run of a completion's tokens that were sampled from weights with one label. It starts at the end
 /// of the previous span (or at 0) and ends before the token `end`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct WeightSpan {
     pub label: String,
     pub end: usize,
 }
 
 /// Reason why a server ended a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum CompletionEnd {
     /// The model sampled one of `stop_ids`.
     Stop,
     /// The model sampled this token: one of `stop_ids`, or an end-of-text token of the model's own
@@ -36,36 +36,38 @@ pub(super) enum End {
     Failed(String),
 }
 
-impl End {
+impl CompletionEnd {
     /// Parses the finish reason in a server's response. An unknown reason counts as a failure.
     pub fn from_reason(reason: &str) -> Self {
         match reason {
-            "stop" => End::Stop,
-            "length" => End::Length,
-            "abort" => End::Abort,
-            other => End::Failed(format!("the server ended a completion for the reason {other:?}")),
+            "stop" => CompletionEnd::Stop,
+            "length" => CompletionEnd::Length,
+            "abort" => CompletionEnd::Abort,
+            other => CompletionEnd::Failed(format!(
+                "the server ended a completion for the reason {other:?}"
+            )),
         }
     }
 }
 
 /// Part of a streamed completion, as one event contains it.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Chunk {
+pub(super) struct StreamChunk {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
     /// Most likely tokens at each position, with their log-probabilities. Empty unless requested.
     pub top: Vec<TopLogprobs>,
     /// Weight labels of all tokens so far. `None` if the event contains no labels.
-    pub spans: Option<Vec<Span>>,
-    pub end: Option<End>,
+    pub spans: Option<Vec<WeightSpan>>,
+    pub end: Option<CompletionEnd>,
 }
 
-impl Chunk {
+impl StreamChunk {
     /// Returns a chunk that ends the completion as failed, if the event contains an error.
-    pub fn failed(event: &Value) -> Option<Self> {
+    pub fn from_error_event(event: &Value) -> Option<Self> {
         let error = event.get("error").filter(|error| !error.is_null())?;
         let message = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-        Some(Chunk { end: Some(End::Failed(message)), ..Chunk::default() })
+        Some(StreamChunk { end: Some(CompletionEnd::Failed(message)), ..StreamChunk::default() })
     }
 }
 
@@ -100,7 +102,7 @@ pub(super) struct RequestTarget<'a> {
 
 /// HTTP API of one kind of inference server.
 #[async_trait]
-pub(super) trait Dialect: ReceiveWeights {
+pub(super) trait ServerDialect: ReceiveWeights {
     /// Inspects a server, and checks that it was started with the required options.
     ///
     /// # Errors
@@ -109,11 +111,11 @@ pub(super) trait Dialect: ReceiveWeights {
     async fn inspect(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError>;
 
     /// Returns the URL path of sampling requests.
-    fn route(&self) -> &'static str;
+    fn sampling_route(&self) -> &'static str;
 
     /// Returns the reason why the server cannot serve requests with the sampling parameters
     /// `params`, or `None` if it can. The reason names the parameter.
-    fn rejection(&self, params: &SamplingParams) -> Option<String>;
+    fn rejection_reason(&self, params: &SamplingParams) -> Option<String>;
 
     /// Builds the JSON body of a request for a streamed completion.
     fn generate_body(&self, request: &SampleRequest, target: &RequestTarget<'_>) -> Value;
@@ -123,13 +125,13 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns an error message if the event is malformed.
-    fn chunk(&self, event: &Value, seen: usize, top: usize) -> Result<Chunk, String>;
+    fn parse_chunk(&self, event: &Value, seen: usize, top: usize) -> Result<StreamChunk, String>;
 
     /// Builds the JSON body of a request for the log-probabilities of a prompt. `top` is the number
     /// of alternatives per position.
-    fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value;
+    fn score_body(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value;
 
-    /// Parses the response to a request from [`score`](Self::score).
+    /// Parses the response to a request from [`score_body`](Self::score_body).
     ///
     /// # Errors
     /// Returns an error message if the response is malformed.
@@ -163,14 +165,19 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns an error if the server rejects the weights or is unreachable.
-    async fn read(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError>;
+    async fn load_weights(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError>;
 
     /// Returns the label of the server's weights. For a server without labels, returns a value that
     /// changes when the server is restarted.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
-    async fn label(
+    async fn query_label(
         &self,
         http: &Http,
         facts: &Facts,
@@ -204,7 +211,7 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
-    async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError>;
+    async fn query_load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError>;
 
     /// Returns whether the server reports that a client has paused it.
     async fn is_paused(&self, http: &Http, within: Duration) -> bool;
@@ -240,7 +247,7 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns an error if the server rejects the weights or is unreachable.
-    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
+    async fn load_initial_weights(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 }
 
 /// Label that a server has while its weights are discarded because it sleeps.
@@ -286,7 +293,7 @@ pub(super) struct LoadSpec<'a> {
 
 /// Returns the reason why no supported kind of server can serve requests with the sampling
 /// parameters `params`, or `None` if such a server can. `program` names the server in the reason.
-pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<String> {
+pub(super) fn unservable_reason(params: &SamplingParams, program: &str) -> Option<String> {
     let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
     if params.grammar.is_some() {
         return Some("servers do not support a grammar; remove it from the request".into());
@@ -308,7 +315,7 @@ pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<Strin
 
 /// Returns the logit biases of a request as a JSON object by token id, or `None` if there are no
 /// biases.
-pub(super) fn bias_of(params: &SamplingParams) -> Option<Value> {
+pub(super) fn logit_bias(params: &SamplingParams) -> Option<Value> {
     let bias = params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
     (!params.logit_bias.is_empty()).then(|| bias.collect::<Map<_, _>>().into())
 }
@@ -337,7 +344,7 @@ pub(super) fn compare_context(
 ///
 /// # Errors
 /// Returns an error if the server is unreachable or fails with a 5xx status.
-pub(super) async fn unload(
+pub(super) async fn unload_adapter(
     http: &Http,
     route: &str,
     name: &str,
@@ -381,16 +388,16 @@ pub(super) fn parse_logprob(value: &Value) -> Result<f32, String> {
 ///
 /// # Errors
 /// Returns an error message if the spans are not contiguous.
-pub(super) fn parse_spans(value: &Value) -> Result<Option<Vec<Span>>, String> {
+pub(super) fn parse_spans(value: &Value) -> Result<Option<Vec<WeightSpan>>, String> {
     // Some servers return an empty list if the weights did not change.
     let Some(all) = value.as_array().filter(|all| !all.is_empty()) else { return Ok(None) };
-    let mut spans: Vec<Span> = Vec::new();
+    let mut spans: Vec<WeightSpan> = Vec::new();
     for span in all {
         let number = |key: &str| span[key].as_u64().map(|number| number as usize);
-        let start = spans.last().map_or(0, |before: &Span| before.end);
+        let start = spans.last().map_or(0, |before: &WeightSpan| before.end);
         match (span["version"].as_str(), number("start"), number("end")) {
             (Some(label), Some(from), Some(end)) if from == start && end >= start => {
-                spans.push(Span { label: label.to_owned(), end });
+                spans.push(WeightSpan { label: label.to_owned(), end });
             }
             _ => {
                 return Err(format!(
@@ -434,10 +441,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_of_rejects_noncontiguous_spans() {
+    fn parse_spans_rejects_noncontiguous_spans() {
         let good = json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 3, "end": 5 }]);
         let spans = parse_spans(&good).unwrap().unwrap();
-        assert_eq!(spans[1], Span { label: "b".into(), end: 5 });
+        assert_eq!(spans[1], WeightSpan { label: "b".into(), end: 5 });
         assert_eq!(parse_spans(&Value::Null).unwrap(), None);
         for bad in [
             json!([{ "version": "a", "start": 1, "end": 3 }]),
@@ -455,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn logprob_of_rejects_non_logprobs() {
+    fn parse_logprob_rejects_non_logprobs() {
         assert_eq!(parse_logprob(&json!(-0.5)).unwrap(), -0.5);
         for bad in [json!(-9999.0), json!(0.2), Value::Null] {
             assert!(parse_logprob(&bad).is_err(), "{bad}");

@@ -49,13 +49,13 @@ pub(super) trait ReceiveWeights: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or cannot receive weights over a group.
-    async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError>;
+    async fn count_receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError>;
 
     /// Makes all processes of the server join a process group, and returns when they have joined.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, is unreachable or times out.
-    async fn join(
+    async fn join_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,
@@ -79,7 +79,7 @@ pub(super) trait ReceiveWeights: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
-    async fn leave(
+    async fn leave_group(
         &self,
         http: &Http,
         joint: &JoinedGroup,

@@ -16,12 +16,12 @@ use tracing::{info, warn};
 use super::dialect::{Facts, LoadSpec, Part};
 use super::options::InFlight;
 use super::weight_dir::WeightDir;
-use super::{Inner, Server, format_label, lock};
-use crate::devices::Wake;
+use super::{Server, ServerInner, format_label, lock};
+use crate::devices::SamplerWaker;
 
 /// Parts of a server's device memory that are asleep. Only changed while `update_lock` is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) enum Sleep {
+pub(super) enum SleepState {
     /// No part is asleep. The server has its devices.
     #[default]
     Awake,
@@ -63,18 +63,18 @@ impl Server {
     }
 
     /// Sets the object that wakes the server if it gets a request while asleep.
-    pub(crate) fn set_waker(&self, wakes: Weak<dyn Wake>) {
+    pub(crate) fn set_waker(&self, wakes: Weak<dyn SamplerWaker>) {
         *self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner) = Some(wakes);
     }
 }
 
-impl Inner {
+impl ServerInner {
     /// Returns whether any part of the server's memory is known to be asleep.
-    pub fn sleeps(&self) -> bool {
-        *lock(&self.sleep) != Sleep::Awake
+    pub fn is_partly_asleep(&self) -> bool {
+        *lock(&self.sleep) != SleepState::Awake
     }
 
-    fn set_sleep(&self, sleep: Sleep) {
+    fn set_sleep(&self, sleep: SleepState) {
         *lock(&self.sleep) = sleep;
     }
 
@@ -87,10 +87,10 @@ impl Inner {
         };
         self.close_gate();
         let before = lock(&self.sleep).clone();
-        if before != Sleep::Awake {
+        if before != SleepState::Awake {
             let is_asleep = self.still_sleeps(&before).await?;
             if is_asleep {
-                if before == Sleep::Asleep {
+                if before == SleepState::Asleep {
                     return Ok(());
                 }
                 // Memory must be allocated before it can be released.
@@ -100,13 +100,13 @@ impl Inner {
                 // The server was restarted, perhaps with other options.
                 *self.facts.lock().await = None;
             }
-            self.set_sleep(Sleep::Awake);
+            self.set_sleep(SleepState::Awake);
         }
         let start = Instant::now();
         self.dialect.check_sleeps(&self.http, response_timeout).await?;
         self.dialect.pause(&self.http, InFlight::Recompute, response_timeout).await?;
         self.dialect.sleep(&self.http, timeout).await?;
-        self.set_sleep(Sleep::Asleep);
+        self.set_sleep(SleepState::Asleep);
         info!(
             server = self.http.name,
             seconds = start.elapsed().as_secs_f64(),
@@ -130,24 +130,24 @@ impl Inner {
 
     /// Returns whether the server has not restarted since it fell asleep as in `before`: it still
     /// sleeps, or has the label of the weights that it has loaded since.
-    async fn still_sleeps(&self, before: &Sleep) -> Result<bool, PolicyError> {
+    async fn still_sleeps(&self, before: &SleepState) -> Result<bool, PolicyError> {
         let response_timeout = self.options.response_timeout;
         if self.dialect.is_asleep(&self.http, response_timeout).await? {
             return Ok(true);
         }
         let known = self.facts.lock().await.clone();
-        let (Sleep::Half { holds: Some(label) }, Some(facts)) = (before, known) else {
+        let (SleepState::Half { holds: Some(label) }, Some(facts)) = (before, known) else {
             return Ok(false);
         };
-        Ok(self.dialect.label(&self.http, &facts, response_timeout).await? == *label)
+        Ok(self.dialect.query_label(&self.http, &facts, response_timeout).await? == *label)
     }
 
     /// Detects whether a server that was put to sleep has been restarted, and then treats it as
     /// awake.
     pub async fn recheck_sleep(&self) -> Result<(), PolicyError> {
         let before = lock(&self.sleep).clone();
-        if before != Sleep::Awake && !self.still_sleeps(&before).await? {
-            self.set_sleep(Sleep::Awake);
+        if before != SleepState::Awake && !self.still_sleeps(&before).await? {
+            self.set_sleep(SleepState::Awake);
             *self.facts.lock().await = None;
         }
         Ok(())
@@ -165,11 +165,11 @@ impl Inner {
         if asleep {
             warn!(server = self.http.name, "waking a server that was left asleep");
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
-            self.dialect.read_first(&self.http, update_timeout).await?;
+            self.dialect.load_initial_weights(&self.http, update_timeout).await?;
             self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;
             self.dialect.resume(&self.http, response_timeout).await?;
         }
-        self.set_sleep(Sleep::Awake);
+        self.set_sleep(SleepState::Awake);
         Ok(())
     }
 
@@ -178,11 +178,11 @@ impl Inner {
         let dir = self.checked_dir(weights).await?;
         self.recheck_sleep().await?;
         let known = self.facts.lock().await.clone();
-        let Some(facts) = known.filter(|_| *lock(&self.sleep) == Sleep::Asleep) else {
+        let Some(facts) = known.filter(|_| *lock(&self.sleep) == SleepState::Asleep) else {
             return Ok(());
         };
         self.dialect.wake(&self.http, Part::Weights, self.options.update_timeout).await?;
-        self.set_sleep(Sleep::Half { holds: None });
+        self.set_sleep(SleepState::Half { holds: None });
         let Some(membership) = self.join_group(weights.version, &facts).await else {
             return Ok(());
         };
@@ -193,8 +193,8 @@ impl Inner {
             keeps: true,
             within: self.options.update_timeout,
         };
-        self.take(&dir, &load, Some(membership)).await?;
-        self.set_sleep(Sleep::Half { holds: Some(label) });
+        self.load_into_paused(&dir, &load, Some(membership)).await?;
+        self.set_sleep(SleepState::Half { holds: Some(label) });
         Ok(())
     }
 
@@ -209,18 +209,18 @@ impl Inner {
         let response_timeout = self.options.response_timeout;
         let update_timeout = self.options.update_timeout;
         let before = lock(&self.sleep).clone();
-        if before == Sleep::Asleep {
+        if before == SleepState::Asleep {
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;
-            self.set_sleep(Sleep::Half { holds: None });
+            self.set_sleep(SleepState::Half { holds: None });
         }
-        if before != (Sleep::Half { holds: Some(label.to_owned()) }) {
+        if before != (SleepState::Half { holds: Some(label.to_owned()) }) {
             let load = LoadSpec { facts, label, keeps: true, within: update_timeout };
-            self.set_sleep(Sleep::Half { holds: None });
-            self.take(dir, &load, None).await?;
-            self.set_sleep(Sleep::Half { holds: Some(label.to_owned()) });
+            self.set_sleep(SleepState::Half { holds: None });
+            self.load_into_paused(dir, &load, None).await?;
+            self.set_sleep(SleepState::Half { holds: Some(label.to_owned()) });
         }
         self.dialect.wake(&self.http, Part::Cache, update_timeout).await?;
-        self.set_sleep(Sleep::Awake);
+        self.set_sleep(SleepState::Awake);
         self.dialect.resume(&self.http, response_timeout).await
     }
 }

@@ -71,10 +71,10 @@ impl WeightDir {
             )));
         }
         for name in weights {
-            SafetensorsFile::open(&path.join(name)).map_err(not_loaded)?;
+            SafetensorsFile::open(&path.join(name)).map_err(not_loaded_error)?;
         }
         if is_adapter {
-            AdapterConfig::open(&path).map_err(not_loaded)?;
+            AdapterConfig::open(&path).map_err(not_loaded_error)?;
         } else {
             check_model(&path, vocabulary)?;
         }
@@ -83,7 +83,7 @@ impl WeightDir {
     }
 }
 
-fn not_loaded(error: ModelError) -> PolicyError {
+fn not_loaded_error(error: ModelError) -> PolicyError {
     PolicyError::WeightsNotLoaded(error.to_string())
 }
 
@@ -95,20 +95,20 @@ pub struct DirChecks(Arc<Mutex<CheckCache>>);
 /// Result of the last check, and the number of checks.
 #[derive(Debug, Default)]
 struct CheckCache {
-    last: Option<(Question, Vec<Stamp>, WeightDir)>,
+    last: Option<(DirCheckKey, Vec<FileStamp>, WeightDir)>,
     /// Number of weight directories that were read.
     count: usize,
 }
 
 /// Parameters of a check: the manifest, the required vocabulary size, and whether the weights must
 /// be a LoRA adapter.
-type Question = (Manifest, usize, bool);
+type DirCheckKey = (Manifest, usize, bool);
 
 /// State of a file that changes with each write: its inode, its size, and the time of its last
 /// change (seconds and nanoseconds).
-type Stamp = (u64, u64, i64, i64);
+type FileStamp = (u64, u64, i64, i64);
 
-fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
+fn read_stamps(manifest: &Manifest) -> Option<Vec<FileStamp>> {
     use std::os::unix::fs::MetadataExt;
     let WeightsLocation::Local(dir) = &manifest.location else { return None };
     manifest
@@ -132,7 +132,7 @@ impl DirChecks {
     ) -> Result<WeightDir, PolicyError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let question = (manifest.clone(), vocabulary, adapters);
-        let now = stamps(manifest);
+        let now = read_stamps(manifest);
         if let (Some((last_question, then, dir)), Some(now)) = (&known.last, &now)
             && *last_question == question
             && then == now
@@ -172,19 +172,19 @@ fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
     if !file.exists() {
         return Ok(None);
     }
-    let bytes = std::fs::read(file).map_err(|error| damaged(file, error.to_string()))?;
+    let bytes = std::fs::read(file).map_err(|error| damaged_error(file, error.to_string()))?;
     let probe: ProbeFile =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(file, error.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged_error(file, error.to_string()))?;
     if probe.tokens.len() == probe.logprobs.len() + 1 {
         Ok(Some(probe))
     } else {
-        Err(damaged(
+        Err(damaged_error(
             file,
             "the number of log-probabilities must be one less than the number of tokens".into(),
         ))
     }
 }
 
-fn damaged(file: &Path, why: String) -> PolicyError {
+fn damaged_error(file: &Path, why: String) -> PolicyError {
     PolicyError::WeightsNotLoaded(format!("{}: {why}", file.display()))
 }
