@@ -240,14 +240,13 @@ impl ServerCall {
         let watches = !(keeps && adapters);
         let top = self.request.params.top_logprobs;
         let route = server.dialect.sampling_route();
-        let stream = server.http.stream(route, &body, server.options.silence);
         let mut events = tokio::select! {
             biased;
             // The request may have reached the server, but none of its tokens were returned.
             () = wait_for_weight_change(&mut self.gate, changes) => {
                 return Ok(RequestOutcome::Retry);
             }
-            events = stream => events?,
+            events = server.http.stream(route, &body, server.options.silence) => events?,
         };
         let strings = self.request.params.stop_strings.clone();
         let bytes = server.options.tokens.clone();
