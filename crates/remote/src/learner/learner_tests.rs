@@ -245,7 +245,7 @@ fn null_sums_are_read_as_nan() {
     assert!(
         reported(&|value| value["tokens"] = json!("many")).unwrap_err().contains("cannot be read")
     );
-    let step: Step =
+    let step: OptimStepResult =
         serde_json::from_value(json!({ "grad_norm": null, "applied": false })).unwrap();
     let report = OptimReport::from(step);
     assert!(report.grad_norm.is_nan() && !report.applied);

@@ -99,7 +99,7 @@ async fn random_replica_failures_preserve_completions() {
         let (router, replicas) = router(3, RouterOptions { tries: 12, ..round_robin_options() });
         for (i, replica) in (0..).zip(&replicas) {
             let after = (chance(2 * i) * 20.0) as usize;
-            replica.record_failure(match (chance(2 * i + 1) * 5.0) as usize {
+            replica.fails(match (chance(2 * i + 1) * 5.0) as usize {
                 0 => FailureMode::Never,
                 1 => FailureMode::Rejects(stopped_error()),
                 2 => FailureMode::HangsAfter(after),
@@ -153,9 +153,7 @@ async fn request_errors_are_not_retried_on_other_replicas() {
 #[tokio::test(start_paused = true)]
 async fn tries_limit_replicas_that_a_request_can_fail() {
     let (router, replicas) = router(5, round_robin_options());
-    replicas
-        .iter()
-        .for_each(|replica| replica.record_failure(FailureMode::After(1, stopped_error())));
+    replicas.iter().for_each(|replica| replica.fails(FailureMode::After(1, stopped_error())));
     assert_eq!(complete(&router, request(1, 8)).await.unwrap_err(), stopped_error());
     assert_eq!(replicas.iter().filter(|member| !member.requests().is_empty()).count(), 3);
 }
@@ -222,9 +220,7 @@ async fn replica_that_only_passes_probes_gets_fewer_calls() {
 #[tokio::test(start_paused = true)]
 async fn error_names_all_replicas_if_none_serves() {
     let (router, replicas) = router(2, RouterOptions { failures: 1, ..round_robin_options() });
-    replicas
-        .iter()
-        .for_each(|replica| replica.record_failure(FailureMode::Rejects(stopped_error())));
+    replicas.iter().for_each(|replica| replica.fails(FailureMode::Rejects(stopped_error())));
     let start = Instant::now();
     let error = complete(&router, request(1, 8)).await.unwrap_err();
     let why = "every replica of the router (a: it stopped; see its log for the reason; \
@@ -495,7 +491,7 @@ async fn abort_ends_call_in_every_state() {
     );
     // A waiting call ends without a token; a call on a hanging replica ends once the abort has
     // timed out.
-    replicas.iter().for_each(|replica| replica.record_failure(FailureMode::HangsAfter(2)));
+    replicas.iter().for_each(|replica| replica.fails(FailureMode::HangsAfter(2)));
     let streams =
         [router.sample(request(1, 9)).await.unwrap(), router.sample(request(2, 9)).await.unwrap()];
     let waits = router.sample(request(3, 9)).await.unwrap();
